@@ -1,0 +1,357 @@
+"""Assembly: from the decision's kept passages to those that are served, in presentation order.
+
+It leaves out what cannot be read, repeats a better passage or exceeds the token budget, and puts
+the others in order (DESIGN.md §7). It runs on every request: texts are read, but neither copied,
+hashed nor rendered unless a token budget asks for it. Pure: no I/O of its own, no clock, no
+logging.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.policy import Decision
+from ctxguard.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
+from ctxguard.types import (
+    DropReason,
+    Passage,
+    PassageSource,
+    Ranking,
+    StageFailure,
+    Threshold,
+)
+
+STAGE = "assembly"
+
+_CHARACTERS_PER_TOKEN = 4
+
+# Where two texts are compared before they are compared whole.
+_EDGE_WINDOW = 40
+_EDGE = 16
+
+
+def estimate_tokens(text: str) -> int:
+    """An estimate of a text's tokens without a tokenizer: one for every four characters.
+
+    About right for English and today's tokenizers, too low for code and for scripts other than
+    Latin: where the budget is tight, give ``Assembly`` the model's own tokenizer.
+
+    >>> estimate_tokens("twelve chars")
+    3
+    """
+    return math.ceil(len(text) / _CHARACTERS_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """How kept passages become a context.
+
+    Attributes:
+        order: ``rank`` is best first; ``edges`` puts the best at both ends and the worst in the
+            middle (1, 3, 5, …, 6, 4, 2), where models read least.
+        max_tokens: The most tokens that the rendered text may take, separators included; None
+            for no limit. Setting it renders on the request path.
+        count_tokens: Tokens of a text. Where it raises, the estimate stands in for that text.
+            Passages are counted one by one and added up, which is never fewer than the whole
+            for ``estimate_tokens``, nor in practice for a model's tokenizer.
+        truncate: Cut the passage at the edge of the budget, at white space where there is any,
+            instead of leaving it out.
+        drop_duplicates: Of kept passages whose texts are equal but for case and white space,
+            keep the best one. Passages without text are never duplicates.
+        sanitise: Remove hidden characters and escape delimiters when rendering.
+        template: See ``ctxguard.render.Template``.
+        separator: What stands between two rendered passages.
+
+    Raises:
+        ConfigurationError: at construction, for a setting that cannot work.
+    """
+
+    order: Literal["rank", "edges"] = "rank"
+    max_tokens: int | None = None
+    count_tokens: Callable[[str], int] = estimate_tokens
+    truncate: bool = False
+    drop_duplicates: bool = True
+    sanitise: bool = True
+    template: str = DEFAULT_TEMPLATE
+    separator: str = DEFAULT_SEPARATOR
+    compiled: Template = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.order not in ("rank", "edges"):
+            raise ConfigurationError(f"order {self.order!r} is unknown; use 'rank' or 'edges'")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigurationError(
+                f"max_tokens {self.max_tokens!r} must be at least 1, or None for no limit"
+            )
+        if not callable(self.count_tokens):
+            raise ConfigurationError(
+                f"count_tokens {self.count_tokens!r} must be a function from text to a number"
+            )
+        # Through object.__setattr__, because the settings are frozen and compiled only once.
+        object.__setattr__(self, "compiled", Template(self.template, self.separator))
+
+    def render(self, passages: Sequence[Passage]) -> str:
+        """The text of these passages, in the order given."""
+        return self.compiled.render(passages, clean=self.sanitise)
+
+
+DEFAULT_ASSEMBLY = Assembly()
+
+
+class AssemblyDrop(NamedTuple):
+    """A kept candidate that did not survive assembly.
+
+    Attributes:
+        position: In the ranking.
+        reason: ``duplicate_text``, ``over_budget`` or ``unreadable``.
+        kept_if: The setting and value that would have let it through; empty where none would.
+    """
+
+    position: int
+    reason: DropReason
+    kept_if: tuple[Threshold, ...] = ()
+
+
+class Assembled(NamedTuple):
+    """What assembly made of a decision.
+
+    Attributes:
+        passages: In presentation order.
+        dropped: Kept candidates that are left out, best first within a reason.
+        failures: What went wrong while reading or counting, stage ``assembly``.
+    """
+
+    passages: tuple[Passage, ...]
+    dropped: tuple[AssemblyDrop, ...] = ()
+    failures: tuple[StageFailure, ...] = ()
+
+
+def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assembled:
+    """Passages of a decision in presentation order, and the kept candidates that fell out.
+
+    In this order: passages that cannot be read are left out, each alone; of duplicates the
+    better one stays; then passages are taken best first while they fit the budget. At the first
+    that does not fit it stops, even if a later, shorter one would: so what is served is what the
+    decision put first, and no worse passage takes the place of a better one. Nothing below the
+    decision's cut moves up to replace what is left out.
+
+    A best passage that alone exceeds the budget is cut where ``truncate`` allows; otherwise the
+    context is empty, and ``failures`` says why, because half a passage can mean the opposite of
+    the whole and a prompt over its budget fails at the model.
+
+    Args:
+        decision: Its kept prefix is assembled.
+        assembly: The settings.
+
+    >>> from ctxguard.policy import RatioPolicy, decide
+    >>> from ctxguard.types import Hit, Ranking, ScoreKind
+    >>> hits = [Hit("a", 3.0, "one"), Hit("b", 2.0, " One"), Hit("c", 1.0, "two")]
+    >>> decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
+    >>> assembled = assemble(decision)
+    >>> [passage.passage_id for passage in assembled.passages], assembled.dropped[0].position
+    (['a', 'c'], 1)
+    """
+    positions = decision.kept
+    dropped: list[AssemblyDrop] = []
+    failures: list[StageFailure] = []
+    passages = _read_all(decision.ranking.passages, positions)
+    if passages is None:
+        positions, passages = _read_each(decision.ranking.passages, positions, dropped, failures)
+    if assembly.drop_duplicates:
+        repeated = _repeated([passage.text for passage in passages])
+        if repeated:
+            switch = (Threshold("drop_duplicates", 0.0),)
+            dropped += [
+                AssemblyDrop(positions[index], DropReason.DUPLICATE_TEXT, switch)
+                for index in sorted(repeated)
+            ]
+            rest = [index for index in range(len(passages)) if index not in repeated]
+            positions = [positions[index] for index in rest]
+            passages = [passages[index] for index in rest]
+    if assembly.max_tokens is not None:
+        passages = _within_budget(
+            zip(positions, passages, strict=True), assembly, assembly.max_tokens, dropped, failures
+        )
+    if assembly.order == "edges":
+        passages = passages[::2] + passages[1::2][::-1]
+    return Assembled(tuple(passages), tuple(dropped), tuple(failures))
+
+
+def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
+    """The bare retriever's top k as it gave them, for the modes that change nothing.
+
+    A passage that cannot be read is left out.
+    """
+    positions = range(min(k, len(ranking)))
+    passages = _read_all(ranking.passages, positions)
+    if passages is None:
+        _, passages = _read_each(ranking.passages, positions, [], [])
+    return tuple(passages)
+
+
+def _read_all(source: PassageSource, positions: Sequence[int]) -> list[Passage] | None:
+    """The passages at these positions; None where any of them cannot be read."""
+    try:
+        passages = [source[position] for position in positions]
+        for passage in passages:
+            if not _is_text(passage.text):
+                return None
+    except Exception:
+        return None
+    return passages
+
+
+def _read_each(
+    source: PassageSource,
+    positions: Sequence[int],
+    dropped: list[AssemblyDrop],
+    failures: list[StageFailure],
+) -> tuple[list[int], list[Passage]]:
+    """Those passages that can be read, with their positions; records the others."""
+    readable: list[int] = []
+    passages: list[Passage] = []
+    for position in positions:
+        passage, cause = _read_one(source, position)
+        if passage is None:
+            dropped.append(AssemblyDrop(position, DropReason.UNREADABLE))
+            failures.append(StageFailure(STAGE, f"passage at position {position}: {cause}"))
+        else:
+            readable.append(position)
+            passages.append(passage)
+    return readable, passages
+
+
+def _read_one(source: PassageSource, position: int) -> tuple[Passage | None, str]:
+    try:
+        passage = source[position]
+        text = passage.text
+    except Exception as error:
+        # The type alone: a message may quote the document.
+        return None, type(error).__name__
+    if _is_text(text):
+        return passage, ""
+    return None, f"text is {type(text).__name__}, not str"
+
+
+def _is_text(value: object) -> bool:
+    """Whether a text is one: a source outside our types may hold anything."""
+    return isinstance(value, str)
+
+
+def _repeated(texts: Sequence[str]) -> set[int]:
+    """Indices of texts that equal an earlier one but for case and white space."""
+    heads = ["".join(text[:_EDGE_WINDOW].casefold().split())[:_EDGE] for text in texts]
+    if len(set(heads)) == len(heads) and min(map(len, heads), default=_EDGE) == _EDGE:
+        return set()  # equal texts have equal heads
+    tails = ["".join(text[-_EDGE_WINDOW:].casefold().split())[-_EDGE:] for text in texts]
+    folded: dict[int, list[str]] = {}
+
+    def words(index: int) -> list[str]:
+        if index not in folded:
+            folded[index] = texts[index].casefold().split()
+        return folded[index]
+
+    repeated: set[int] = set()
+    for index, text in enumerate(texts):
+        for earlier in range(index):
+            if earlier in repeated or not (
+                _may_equal(heads[index], heads[earlier])
+                and _may_equal(tails[index], tails[earlier])
+            ):
+                continue
+            same = text == texts[earlier] or words(index) == words(earlier)
+            if same and words(index):
+                repeated.add(index)
+                break
+    return repeated
+
+
+def _may_equal(edge: str, other: str) -> bool:
+    """Whether texts with these edges can be equal; a short edge came of much white space."""
+    return edge == other or len(edge) < _EDGE or len(other) < _EDGE
+
+
+def _within_budget(
+    candidates: Iterable[tuple[int, Passage]],
+    assembly: Assembly,
+    max_tokens: int,
+    dropped: list[AssemblyDrop],
+    failures: list[StageFailure],
+) -> list[Passage]:
+    """The longest prefix that fits, the last one cut where allowed; records the others.
+
+    Args:
+        candidates: Position and passage, best first.
+    """
+    counter = _Counter(assembly, failures)
+    between = counter.count(assembly.separator) if assembly.separator else 0
+    kept: list[Passage] = []
+    total = 0
+    full = False
+    for rank, (position, passage) in enumerate(candidates, start=1):
+        before = total + (between if rank > 1 else 0)
+        total = before + counter.count_passage(passage, rank)
+        if not full and total <= max_tokens:
+            kept.append(passage)
+            continue
+        cut = None
+        if not full and assembly.truncate:
+            cut = _cut(passage, rank, max_tokens - before, counter)
+        full = True
+        if cut is not None:
+            kept.append(cut)
+            continue
+        needed = (Threshold("max_tokens", total),)
+        dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
+        if rank == 1:
+            failures.append(
+                StageFailure(
+                    STAGE,
+                    f"the best passage needs {total} tokens and max_tokens is {max_tokens}",
+                )
+            )
+    return kept
+
+
+class _Counter:
+    """Counts tokens, and falls back to the estimate where the given counter raises."""
+
+    def __init__(self, assembly: Assembly, failures: list[StageFailure]) -> None:
+        self._assembly = assembly
+        self._failures = failures
+        self._failed = False
+
+    def count(self, text: str) -> int:
+        try:
+            return self._assembly.count_tokens(text)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                self._failures.append(
+                    StageFailure(STAGE, f"count_tokens: {type(error).__name__}; estimated")
+                )
+            return estimate_tokens(text)
+
+    def count_passage(self, passage: Passage, rank: int) -> int:
+        template = self._assembly.compiled
+        return self.count(template.render_one(passage, rank, clean=self._assembly.sanitise))
+
+
+def _cut(passage: Passage, rank: int, budget: int, counter: _Counter) -> Passage | None:
+    """The passage with the longest text that fits the budget; None where no word of it does."""
+    fits, too_long = 0, len(passage.text)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if counter.count_passage(replace(passage, text=passage.text[:middle]), rank) <= budget:
+            fits = middle
+        else:
+            too_long = middle
+    if not fits:
+        return None
+    text = passage.text[:fits]
+    if not passage.text[fits].isspace():
+        text = next((text[:end] for end in range(fits, 0, -1) if text[end - 1].isspace()), text)
+    text = text.rstrip()
+    return replace(passage, text=text) if text else None

@@ -1,0 +1,162 @@
+"""The context: what the guard answers to one query, and the record of what it left out.
+
+``ctxguard.assembly`` chooses what is served and ``ctxguard.render`` how it reads. Pure: no I/O,
+no clock, no logging.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ctxguard.assembly import (
+    DEFAULT_ASSEMBLY,
+    Assembled,
+    Assembly,
+    AssemblyDrop,
+    assemble,
+    bare_passages,
+)
+from ctxguard.policy import Decision
+from ctxguard.types import DropReason, Flag, Mode, Passage, Route, StageFailure, Verdict
+
+__all__ = ["Assembled", "Assembly", "AssemblyDrop", "Context", "assemble", "bare_passages"]
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Context:
+    """The guard's answer to one query.
+
+    In mode ``enforce`` the passages are what the decision and assembly kept. In ``shadow`` and
+    ``off`` they are the bare retriever's, and the verdicts say what would become of each.
+
+    Attributes:
+        passages: In presentation order, their texts as the retriever gave them (but for one
+            that ``truncate`` cut): only ``text`` is sanitised.
+        decision: The decision on the whole ranking.
+        dropped_in_assembly: Candidates that the decision kept and assembly did not.
+        flags: What was unusual about the answer.
+        failures: Stages that were left out, and what went wrong in assembly.
+        assembly: How ``text`` is rendered.
+    """
+
+    request_id: str
+    query: str
+    route: Route
+    mode: Mode
+    passages: tuple[Passage, ...]
+    decision: Decision
+    dropped_in_assembly: tuple[AssemblyDrop, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    failures: tuple[StageFailure, ...] = ()
+    assembly: Assembly = DEFAULT_ASSEMBLY
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no passage is served."""
+        return not self.passages
+
+    @cached_property
+    def text(self) -> str:
+        """What to hand to the model: rendered, sanitised, delimiters escaped."""
+        return self.assembly.render(self.passages)
+
+    @cached_property
+    def kept_ids(self) -> tuple[str, ...]:
+        """Ids that the decision and assembly kept, best first."""
+        out = {drop.position for drop in self.dropped_in_assembly}
+        ids = self.decision.ranking.passage_ids
+        return tuple([ids[position] for position in self.decision.kept if position not in out])
+
+    @property
+    def candidates(self) -> int:
+        """How many the retriever returned: the kept, and the dropped by every reason."""
+        return len(self.decision.ranking)
+
+    @cached_property
+    def dropped_by_reason(self) -> dict[DropReason, int]:
+        """How many candidates each reason dropped; with ``kept_ids`` it adds up to all."""
+        counts = dict(self.decision.dropped_by_reason)
+        for drop in self.dropped_in_assembly:
+            counts[drop.reason] = counts.get(drop.reason, 0) + 1
+        return counts
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The decision's verdicts, with what assembly dropped marked as dropped."""
+        verdicts = self.decision.verdicts
+        if not self.dropped_in_assembly:
+            return verdicts
+        overlaid = list(verdicts)
+        index_of = {position: index for index, position in enumerate(self.decision.kept)}
+        for drop in self.dropped_in_assembly:
+            index = index_of[drop.position]
+            overlaid[index] = replace(overlaid[index], reason=drop.reason, kept_if=drop.kept_if)
+        return tuple(overlaid)
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything, ready for JSON: a number that JSON cannot carry is None."""
+        return {
+            "request_id": _json_ready(self.request_id),
+            "query": _json_ready(self.query),
+            "route": self.route.value,
+            "mode": self.mode.value,
+            "flags": [flag.value for flag in self.flags],
+            "failures": [
+                {"stage": failure.stage, "cause": _json_ready(failure.cause)}
+                for failure in self.failures
+            ],
+            "candidates": self.candidates,
+            "kept": len(self.kept_ids),
+            "dropped": {reason.value: n for reason, n in self.dropped_by_reason.items()},
+            "passages": [
+                {
+                    "passage_id": _json_ready(passage.passage_id),
+                    "title": _json_ready(passage.title),
+                    "text": _json_ready(passage.text),
+                    "metadata": _json_ready(passage.metadata),
+                }
+                for passage in self.passages
+            ],
+            "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
+        }
+
+
+def _verdict_to_dict(verdict: Verdict) -> dict[str, object]:
+    return {
+        "passage_id": _json_ready(verdict.passage_id),
+        "rank": verdict.rank,
+        "score": _json_ready(verdict.score),
+        "relative_score": _json_ready(verdict.relative_score),
+        "probability": _json_ready(verdict.probability),
+        "kept": verdict.kept,
+        "reason": None if verdict.reason is None else verdict.reason.value,
+        "kept_if": [
+            {"setting": threshold.setting, "value": _json_ready(threshold.value)}
+            for threshold in verdict.kept_if
+        ],
+    }
+
+
+def _json_ready(value: object) -> object:
+    """A value as JSON carries it everywhere: no NaN, no lone surrogate, no foreign type."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        # Strict readers refuse the escape of half a surrogate pair.
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {str(_json_ready(str(key))): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return _json_ready(str(value))
+    return number if math.isfinite(number) else None

@@ -1,0 +1,106 @@
+"""The error tree: every exception that ctxguard raises on purpose.
+
+    CtxguardError
+    ├── ConfigurationError      a setting or argument that cannot work            (ValueError)
+    ├── DataError               a file of the user's that cannot be read: names file, line, value
+    ├── IndexFolderError        a saved index that is incomplete, foreign or damaged
+    ├── ProfileError            a profile that cannot be used
+    │   ├── ProfileFormatError      not a profile, or of another schema
+    │   └── ProfileMismatchError    made for another system: says what differs
+    ├── StageError              a stage of the request path failed
+    │   └── StageUnavailableError   nothing is left that could answer
+    ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
+    ├── CalibrationError        the labels cannot support what was asked
+    └── MissingExtraError       an optional library is not installed              (ImportError)
+
+Every message says what was wrong, the value seen, and what mends it. Pure: imports nothing
+from the package.
+"""
+
+from pathlib import Path
+
+
+class CtxguardError(Exception):
+    """Base of every error that ctxguard raises on purpose."""
+
+
+class ConfigurationError(CtxguardError, ValueError):
+    """A setting or an argument cannot work as given."""
+
+
+class QueryError(CtxguardError, ValueError):
+    """A query that cannot be searched: empty, white space only, or over the size limit."""
+
+
+class DataError(CtxguardError):
+    """A user's data file cannot be used as it is.
+
+    Attributes:
+        path: The file, or None where the data did not come from one.
+        line: The 1-based line, or None where the fault is not on one line.
+    """
+
+    def __init__(
+        self, message: str, *, path: Path | str | None = None, line: int | None = None
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.line = line
+        where = "" if path is None else f"{path}: " if line is None else f"{path}, line {line}: "
+        super().__init__(where + message)
+
+
+class IndexFolderError(CtxguardError):
+    """A saved index is incomplete, damaged, or was not written by ctxguard."""
+
+
+class ProfileError(CtxguardError):
+    """A calibration profile cannot be used."""
+
+
+class ProfileFormatError(ProfileError):
+    """A file is not a profile, or its schema version is not one that this release reads."""
+
+
+class ProfileMismatchError(ProfileError):
+    """A profile was calibrated on another system.
+
+    Attributes:
+        differences: What differs, one readable line each.
+    """
+
+    def __init__(self, differences: tuple[str, ...]) -> None:
+        self.differences = differences
+        super().__init__(
+            "this profile was calibrated on another system: "
+            + "; ".join(differences)
+            + ". Calibrate again on this one, or leave strict mode to serve top k without it."
+        )
+
+
+class StageError(CtxguardError):
+    """A stage of the request path failed.
+
+    Attributes:
+        stage: The stage's name, such as ``dense`` or ``rerank``.
+    """
+
+    def __init__(self, stage: str, message: str) -> None:
+        self.stage = stage
+        super().__init__(f"{stage}: {message}")
+
+
+class StageUnavailableError(StageError):
+    """No stage is left that could answer: an outage, which must not look like an empty result."""
+
+
+class CalibrationError(CtxguardError):
+    """The labels or the recorded runs cannot support what was asked of them."""
+
+
+class MissingExtraError(CtxguardError, ImportError):
+    """An optional library is needed and absent."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(
+            f'{library} is not installed; it comes with an extra: pip install "ctxguard[{extra}]"'
+        )

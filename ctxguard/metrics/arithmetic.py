@@ -1,0 +1,53 @@
+"""What the measures share: means of defined values, shares, and the logarithmic discount.
+
+Pure: no I/O, no clock, no logging.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ctxguard.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over queries.
+
+    Attributes:
+        value: The mean of the defined values; None where there are none.
+        n: How many were defined.
+    """
+
+    value: float | None
+    n: int
+
+
+def mean(values: Iterable[float | None]) -> Mean:
+    """The mean of the defined values, with their number.
+
+    >>> mean([1.0, None, 0.5])
+    Mean(value=0.75, n=2)
+    >>> mean([None])
+    Mean(value=None, n=0)
+    """
+    defined = [value for value in values if value is not None]
+    if not defined:
+        return Mean(None, 0)
+    return Mean(math.fsum(defined) / len(defined), len(defined))
+
+
+def share(part: float, whole: int) -> float | None:
+    """part / whole; None of nothing."""
+    return part / whole if whole else None
+
+
+def discounted_sum(values: Sequence[float]) -> float:
+    """Σ value_i / log2(i + 1) over the 1-based ranks i."""
+    return math.fsum(value / math.log2(rank + 1) for rank, value in enumerate(values, start=1))
+
+
+def check_k(k: int) -> None:
+    """A cut-off must leave a rank to look at."""
+    if k < 1:
+        raise ConfigurationError(f"k {k!r} must be at least 1: ranks start at 1")

@@ -1,0 +1,372 @@
+"""The decision: which candidates of a ranking are kept. This is where a passage is dropped.
+
+Two policies, one form: a prefix of one order, at most k, at least min(min_keep, n). ``ratio``
+orders by score and compares with the top (DESIGN.md §4); ``expected_utility`` orders by a
+calibrated P(relevant) and compares with what a passage is worth (§5). Pure: no I/O, no clock,
+no logging; called on every request, so verdicts are built only when they are read.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from operator import gt, neg
+from typing import Literal, cast
+
+import numpy as np
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.scores import (
+    INVALID_MAGNITUDE,
+    is_relative,
+    is_valid,
+    relative_score,
+    within_domain,
+)
+from ctxguard.signals import RelevanceModel
+from ctxguard.types import (
+    DEFAULT_K,
+    DropReason,
+    Flag,
+    Leg,
+    Ranking,
+    ScoreKind,
+    Threshold,
+    Verdict,
+)
+
+_UNKNOWN_RANK = 2**62
+_FAISS_PADDING_IDS = ("-1", -1)
+
+
+@dataclass(frozen=True, slots=True)
+class RatioPolicy:
+    """Keep at most ``k`` passages whose score is at least ``min_ratio`` of the best one's.
+
+    Attributes:
+        k: The most passages that a context may hold, ≥ 1.
+        min_ratio: The least relative score that is kept, in [0, 1]; 0 switches the relative
+            filter off.
+        temperature: T of the relative score, > 0.
+        min_keep: The fewest passages kept where that many valid candidates exist, in [0, k].
+    """
+
+    k: int = DEFAULT_K
+    min_ratio: float = 0.0
+    temperature: float = 1.0
+    min_keep: int = 1
+    kind: Literal["ratio"] = "ratio"
+
+    def __post_init__(self) -> None:
+        _check_counts(self.k, self.min_keep)
+        if not 0.0 <= self.min_ratio <= 1.0:
+            raise ConfigurationError(
+                f"min_ratio {self.min_ratio!r} must lie in [0, 1]: it is a share of the top score"
+            )
+        if not 0.0 < self.temperature < float("inf"):
+            raise ConfigurationError(f"temperature {self.temperature!r} must be > 0 and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedUtilityPolicy:
+    """Keep at most ``k`` passages whose expected utility is positive.
+
+    A passage that is relevant with probability P is worth P·gain − (1 − P)·cost, so it is kept
+    while P ≥ cost / (cost + gain).
+
+    Attributes:
+        model: P(relevant) from the legs' scores.
+        k: The most passages that a context may hold, ≥ 1.
+        cost: What a passage that is not relevant costs the reader, ≥ 0.
+        gain: What a relevant passage is worth, > 0.
+        min_keep: The fewest passages kept where that many valid candidates exist, in [0, k].
+    """
+
+    model: RelevanceModel
+    k: int = DEFAULT_K
+    cost: float = 0.5
+    gain: float = 1.0
+    min_keep: int = 1
+    kind: Literal["expected_utility"] = "expected_utility"
+
+    def __post_init__(self) -> None:
+        _check_counts(self.k, self.min_keep)
+        if not 0.0 <= self.cost < float("inf"):
+            raise ConfigurationError(f"cost {self.cost!r} must be ≥ 0 and finite")
+        if not 0.0 < self.gain < float("inf"):
+            raise ConfigurationError(f"gain {self.gain!r} must be > 0 and finite")
+
+    @property
+    def min_probability(self) -> float:
+        """The least P(relevant) at which a passage is worth its place."""
+        return self.cost / (self.cost + self.gain)
+
+
+Policy = RatioPolicy | ExpectedUtilityPolicy
+
+
+def _check_counts(k: int, min_keep: int) -> None:
+    if k < 1:
+        raise ConfigurationError(f"k {k!r} must be at least 1: it is the size of the context")
+    if not 0 <= min_keep <= k:
+        raise ConfigurationError(f"min_keep {min_keep!r} must lie in [0, k = {k}]")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was kept, and on request the verdict on every candidate.
+
+    Attributes:
+        ranking: The ranking that was decided on.
+        policy: The policy that decided.
+        order: Positions in the ranking of the usable candidates, best first.
+        n_kept: How many of ``order`` are kept: a prefix.
+        flags: What was unusual.
+        set_aside: Positions that were never candidates (garbage scores, repeated ids), with
+            the reason.
+        probabilities: P(relevant) in the order of ``order``; None where no model applied.
+    """
+
+    ranking: Ranking
+    policy: Policy
+    order: Sequence[int]
+    n_kept: int
+    flags: tuple[Flag, ...] = ()
+    set_aside: tuple[tuple[int, DropReason], ...] = ()
+    probabilities: Sequence[float] | None = None
+
+    @property
+    def kept(self) -> Sequence[int]:
+        """Positions of the kept candidates, best first."""
+        return self.order[: self.n_kept]
+
+    @property
+    def kept_ids(self) -> tuple[str, ...]:
+        ids = self.ranking.passage_ids
+        return tuple([ids[position] for position in self.kept])
+
+    @cached_property
+    def dropped_by_reason(self) -> dict[DropReason, int]:
+        """How many candidates each reason dropped; with ``n_kept`` it adds up to all of them."""
+        counts: dict[DropReason, int] = {}
+        for _, reason in self.set_aside:
+            counts[reason] = counts.get(reason, 0) + 1
+        # A prefix ends for one reason only; past k every passage is beyond k as well.
+        below = max(min(self.policy.k, len(self.order)) - self.n_kept, 0)
+        beyond = len(self.order) - self.n_kept - below
+        if below:
+            counts[self._threshold_reason] = below
+        if beyond:
+            counts[DropReason.BEYOND_K] = beyond
+        return counts
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """One verdict per candidate: the usable ones best first, then those set aside."""
+        ranking, policy = self.ranking, self.policy
+        relative = self._relative_scores()
+        verdicts = []
+        for rank, position in enumerate(self.order, start=1):
+            r = None if relative is None else relative[rank - 1]
+            p = None if self.probabilities is None else self.probabilities[rank - 1]
+            reason, kept_if = None, list[Threshold]()
+            if rank > self.n_kept:
+                reason = self._threshold_reason
+                if rank > policy.k:
+                    reason = DropReason.BEYOND_K
+                    kept_if.append(Threshold("k", rank))
+                if isinstance(policy, ExpectedUtilityPolicy):
+                    if p is not None and p < policy.min_probability:
+                        kept_if.append(Threshold("min_probability", p))
+                elif r is not None and r < policy.min_ratio:
+                    kept_if.append(Threshold("min_ratio", r))
+            verdicts.append(
+                Verdict(
+                    passage_id=ranking.passage_ids[position],
+                    rank=rank,
+                    score=ranking.scores[position],
+                    relative_score=r,
+                    probability=p,
+                    reason=reason,
+                    kept_if=tuple(kept_if),
+                )
+            )
+        verdicts += [
+            Verdict(
+                ranking.passage_ids[position], None, ranking.scores[position], None, None, reason
+            )
+            for position, reason in self.set_aside
+        ]
+        return tuple(verdicts)
+
+    @property
+    def _threshold_reason(self) -> DropReason:
+        if isinstance(self.policy, ExpectedUtilityPolicy):
+            return DropReason.BELOW_PROBABILITY
+        return DropReason.BELOW_RATIO
+
+    def _relative_scores(self) -> list[float] | None:
+        """r of each candidate in ``order``; None where the scores cannot be compared."""
+        kind = self.ranking.kind
+        if not self.order or not is_relative(kind):
+            return None
+        scores = [cast(float, self.ranking.scores[position]) for position in self.order]
+        top = max(scores)
+        if not within_domain(kind, min(scores), top):
+            return None
+        temperature = self.policy.temperature if isinstance(self.policy, RatioPolicy) else 1.0
+        return [relative_score(kind, top, score, temperature) for score in scores]
+
+
+def decide(ranking: Ranking, policy: Policy) -> Decision:
+    """Apply a policy to one ranking.
+
+    Garbage scores are set aside and counted, never compared with. Candidates are sorted by
+    (score, upstream rank, passage id), and under ``expected_utility`` by probability before
+    that. Where a score lies outside what its kind allows, or a signal is missing, the threshold
+    is skipped, the top k is kept, and the decision says so.
+
+    Args:
+        ranking: Candidates in any order.
+        policy: The calibrated policy for the route that answered.
+
+    Returns:
+        The decision: a prefix of the sorted candidates.
+
+    Raises:
+        ConfigurationError: a relative filter asked of scores that carry rank only.
+
+    >>> from ctxguard.types import Hit
+    >>> hits = [Hit("a", 10.0), Hit("b", 7.0), Hit("c", 6.9)]
+    >>> ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
+    >>> decide(ranking, RatioPolicy(k=5, min_ratio=0.7)).kept_ids
+    ('a', 'b')
+    """
+    if isinstance(policy, ExpectedUtilityPolicy):
+        return _decide_by_utility(ranking, policy)
+    if policy.min_ratio > 0.0 and not is_relative(ranking.kind):
+        relative_score(ranking.kind, 1.0, 0.0)  # raises, and says what to use instead
+    order, set_aside = candidate_order(ranking)
+    n = len(order)
+    flags = _garbage_flags(set_aside)
+    n_kept = min(policy.k, n)
+    if n:
+        scores = cast(Sequence[float], ranking.scores)
+        if not within_domain(ranking.kind, scores[order[-1]], scores[order[0]]):
+            flags += (Flag.DOMAIN_VIOLATION,)
+        elif policy.min_ratio > 0.0:
+            n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
+    return Decision(ranking, policy, order, max(n_kept, min(policy.min_keep, n)), flags, set_aside)
+
+
+def _garbage_flags(set_aside: tuple[tuple[int, DropReason], ...]) -> tuple[Flag, ...]:
+    """A repeated id is set aside too, but its score is in order."""
+    if set_aside and any(reason is DropReason.INVALID_SCORE for _, reason in set_aside):
+        return (Flag.INVALID_SCORES,)
+    return ()
+
+
+def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decision:
+    order, set_aside = candidate_order(ranking)
+    n = len(order)
+    flags = _garbage_flags(set_aside)
+    legs = ranking.legs
+    if not isinstance(order, range):
+        legs = {name: Leg(leg.scores[list(order)], leg.kind) for name, leg in legs.items()}
+    probabilities = policy.model.probabilities(legs) if n else None
+    if probabilities is None:
+        missing = (*flags, Flag.MISSING_SIGNALS) if n else flags
+        return Decision(ranking, policy, order, min(policy.k, n), missing, set_aside)
+    # Stable, so that equal probabilities keep the order of the scores.
+    by_probability = np.argsort(-probabilities, kind="stable")
+    ranked = probabilities[by_probability].tolist()
+    worthwhile = bisect_right(ranked, -policy.min_probability, key=neg)
+    n_kept = max(min(worthwhile, policy.k), min(policy.min_keep, n))
+    return Decision(
+        ranking,
+        policy,
+        [order[index] for index in by_probability.tolist()],
+        n_kept,
+        flags,
+        set_aside,
+        ranked,
+    )
+
+
+def _relative_prefix(
+    kind: ScoreKind, scores: Sequence[float], order: Sequence[int], policy: RatioPolicy
+) -> int:
+    """Length of the longest prefix of ``order`` whose relative scores reach min_ratio."""
+    top, min_ratio, temperature = scores[order[0]], policy.min_ratio, policy.temperature
+    for length, position in enumerate(order):
+        if relative_score(kind, top, scores[position], temperature) < min_ratio:
+            return length
+    return len(order)
+
+
+def candidate_order(
+    ranking: Ranking,
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
+    """Positions of the usable candidates, best first, and those set aside with the reason.
+
+    Sorted by (score, upstream rank, passage id), so that ties never depend on input order. Of
+    candidates with one id the best is kept.
+
+    Raises:
+        ConfigurationError: there is not one score for each passage id.
+    """
+    scores, ids = ranking.scores, ranking.passage_ids
+    n = len(ids)
+    if len(scores) != n:
+        raise ConfigurationError(
+            f"a ranking of {n} passage ids has {len(scores)} scores; give one score for each"
+        )
+    if n == 0:
+        return (), ()
+    # Nearly every ranking arrives strictly descending with distinct ids; one pass in C tells.
+    try:
+        as_given = (
+            all(map(gt, scores, islice(scores, 1, None)))  # type: ignore[arg-type]
+            and scores[-1] > -INVALID_MAGNITUDE  # type: ignore[operator]
+            and scores[0] < INVALID_MAGNITUDE  # type: ignore[operator]
+            and len(distinct := set(ids)) == n
+            and distinct.isdisjoint(_FAISS_PADDING_IDS)
+        )
+    except TypeError:
+        as_given = False
+    if as_given:
+        return range(n), ()
+    return _sorted_candidates(ranking)
+
+
+def _sorted_candidates(
+    ranking: Ranking,
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
+    scores, ids = ranking.scores, ranking.passage_ids
+    ranks = ranking.ranks
+    set_aside: list[tuple[int, DropReason]] = []
+    keyed: list[tuple[float, int, str, int]] = []
+    for position, (passage_id, score) in enumerate(zip(ids, scores, strict=True)):
+        if passage_id in _FAISS_PADDING_IDS or not is_valid(score):
+            set_aside.append((position, DropReason.INVALID_SCORE))
+            continue
+        rank = None if ranks is None else ranks[position]
+        keyed.append(
+            (
+                -float(cast(float, score)),
+                _UNKNOWN_RANK if rank is None else rank,
+                passage_id,
+                position,
+            )
+        )
+    keyed.sort()
+    order: list[int] = []
+    seen: set[str] = set()
+    for _, _, passage_id, position in keyed:
+        if passage_id in seen:
+            set_aside.append((position, DropReason.DUPLICATE_ID))
+        else:
+            seen.add(passage_id)
+            order.append(position)
+    return order, tuple(set_aside)

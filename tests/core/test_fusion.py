@@ -1,0 +1,174 @@
+"""Fusion: reciprocal rank against hand-worked values, convex against what may not change it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.fusion import Fusion, fuse, reciprocal_rank
+from ctxguard.types import Leg, ScoreKind
+
+CONVEX = Fusion("convex", weight=0.5)
+
+bm25 = st.floats(0.0, 40.0, allow_subnormal=False)
+cosine = st.floats(-1.0, 1.0)
+candidates = st.lists(st.tuples(bm25, cosine), min_size=1, max_size=20)
+
+
+def legs(
+    lexical: list[float], dense: list[float], dense_kind: ScoreKind = ScoreKind.COSINE
+) -> dict[str, Leg]:
+    return {
+        "lexical": Leg(np.array(lexical, dtype=float), ScoreKind.RATIO),
+        "dense": Leg(np.array(dense, dtype=float), dense_kind),
+    }
+
+
+def legs_of(pairs: list[tuple[float, float]]) -> dict[str, Leg]:
+    return legs([lexical for lexical, _ in pairs], [dense for _, dense in pairs])
+
+
+def test_reciprocal_rank_by_hand() -> None:
+    fused = fuse(legs([9.0, 3.0, 5.0], [0.1, 0.9, 0.5]), Fusion())
+    assert fused == pytest.approx([1 / 61 + 1 / 63, 1 / 63 + 1 / 61, 1 / 62 + 1 / 62])
+
+
+def test_the_constant_is_a_setting() -> None:
+    fused = fuse(legs([2.0, 1.0], [0.5, 0.1]), Fusion(constant=2))
+    assert fused == pytest.approx([1 / 3 + 1 / 3, 1 / 4 + 1 / 4])
+
+
+def test_ties_share_the_better_rank() -> None:
+    assert reciprocal_rank(np.array([5.0, 7.0, 5.0, 1.0])) == pytest.approx(
+        [1 / 62, 1 / 61, 1 / 62, 1 / 64]
+    )
+
+
+def test_a_zero_bm25_score_is_no_hit_and_has_no_rank() -> None:
+    fused = fuse(legs([4.0, 0.0, 0.0], [0.1, 0.9, 0.5]), Fusion())
+    assert fused == pytest.approx([1 / 61 + 1 / 63, 1 / 61, 1 / 62])
+
+
+def test_a_cosine_of_zero_or_less_still_has_a_rank() -> None:
+    assert fuse(legs([1.0, 2.0], [0.0, -0.5]), Fusion()) == pytest.approx(
+        [1 / 62 + 1 / 61, 1 / 61 + 1 / 62]
+    )
+
+
+def test_a_leg_without_a_score_gives_no_rank() -> None:
+    fused = fuse(legs([math.nan, 2.0], [0.5, math.nan]), Fusion())
+    assert fused == pytest.approx([1 / 61, 1 / 61])
+
+
+def test_convex_by_hand() -> None:
+    fused = fuse(legs([10.0, 5.0, 0.0], [0.0, 0.5, 1.0]), Fusion("convex", weight=0.25))
+    assert fused == pytest.approx([0.25 * 0.5 + 0.75, 0.25 * 0.75 + 0.75 * 0.5, 0.25])
+
+
+def test_convex_takes_a_missing_score_for_the_least_possible() -> None:
+    fused = fuse(legs([math.nan, 2.0], [1.0, math.nan]), CONVEX)
+    assert fused == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("garbage", [math.inf, -math.inf, 3.4e38, -3.4e38])
+@pytest.mark.parametrize("fusion", [Fusion(), CONVEX])
+def test_a_garbage_score_counts_as_missing(fusion: Fusion, garbage: float) -> None:
+    missing = fuse(legs([3.0, 2.0, 1.0], [0.9, math.nan, 0.1]), fusion)
+    assert fuse(legs([3.0, 2.0, 1.0], [0.9, garbage, 0.1]), fusion).tolist() == missing.tolist()
+
+
+def test_a_leg_of_nothing_but_zeros_leaves_the_other() -> None:
+    assert fuse(legs([0.0, 0.0], [1.0, 0.0]), CONVEX).tolist() == [0.5, 0.25]
+    assert fuse(legs([0.0, 0.0], [1.0, 0.0]), Fusion()) == pytest.approx([1 / 61, 1 / 62])
+
+
+@pytest.mark.parametrize("fusion", [Fusion(), CONVEX])
+def test_no_candidates_fuse_to_no_scores(fusion: Fusion) -> None:
+    assert fuse(legs([], []), fusion).shape == (0,)
+
+
+@given(candidates, st.floats(0.0, 1.0))
+def test_convex_scores_lie_in_the_unit_interval(
+    pairs: list[tuple[float, float]], weight: float
+) -> None:
+    fused = fuse(legs_of(pairs), Fusion("convex", weight=weight))
+    assert fused.min() >= 0.0
+    assert fused.max() <= 1.0 + 1e-12
+
+
+@given(candidates, st.floats(0.0, 1.0), st.data())
+def test_a_bad_candidate_at_the_tail_changes_no_other_convex_score(
+    pairs: list[tuple[float, float]], weight: float, data: st.DataObject
+) -> None:
+    worst = (
+        data.draw(st.floats(0.0, min(lexical for lexical, _ in pairs))),
+        data.draw(st.floats(-1.0, min(dense for _, dense in pairs))),
+    )
+    fusion = Fusion("convex", weight=weight)
+    without = fuse(legs_of(pairs), fusion)
+    assert fuse(legs_of([*pairs, worst]), fusion)[:-1].tolist() == without.tolist()
+
+
+@given(candidates)
+def test_a_weight_of_zero_or_one_leaves_one_leg(pairs: list[tuple[float, float]]) -> None:
+    both = legs_of(pairs)
+    lexical, dense = both["lexical"].scores, both["dense"].scores
+    top = lexical.max()
+    only_lexical = fuse(both, Fusion("convex", weight=0.0))
+    assert only_lexical == pytest.approx(lexical / top if top > 0 else lexical)
+    top = dense.max()
+    only_dense = fuse(both, Fusion("convex", weight=1.0))
+    assert only_dense == pytest.approx((dense + 1) / (top + 1) if top > -1 else dense + 1)
+
+
+@given(candidates, st.randoms(use_true_random=False), st.sampled_from([Fusion(), CONVEX]))
+def test_input_order_changes_no_fused_score(
+    pairs: list[tuple[float, float]], rng: object, fusion: Fusion
+) -> None:
+    order = list(range(len(pairs)))
+    rng.shuffle(order)  # type: ignore[attr-defined]
+    fused = fuse(legs_of(pairs), fusion)
+    shuffled = fuse(legs_of([pairs[position] for position in order]), fusion)
+    assert shuffled.tolist() == fused[order].tolist()
+
+
+def test_the_legs_are_left_as_they_were() -> None:
+    both = legs([math.nan, 2.0], [0.5, -3.4e38])
+    fuse(both, CONVEX)
+    fuse(both, Fusion())
+    assert both["lexical"].scores[1] == 2.0
+    assert math.isnan(both["lexical"].scores[0])
+    assert both["dense"].scores.tolist() == [0.5, -3.4e38]
+
+
+def test_a_share_of_the_top_reciprocal_rank_score_measures_the_constant() -> None:
+    scores = reciprocal_rank(np.arange(100.0, 0.0, -1.0))
+    assert int((scores >= 0.7 * scores[0]).sum()) == 27
+
+
+def test_only_convex_scores_can_be_compared_by_ratio() -> None:
+    assert CONVEX.kind is ScoreKind.RATIO
+    assert Fusion().kind is ScoreKind.RANK
+
+
+def test_convex_needs_a_scorer_with_a_minimum() -> None:
+    with pytest.raises(ConfigurationError, match="'inner_product' has none"):
+        fuse(legs([1.0], [3.0], ScoreKind.INNER_PRODUCT), CONVEX)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "borda"},
+        {"weight": 1.5},
+        {"weight": -0.1},
+        {"weight": math.nan},
+        {"constant": 0},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        Fusion(**settings)  # type: ignore[arg-type]

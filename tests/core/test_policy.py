@@ -1,0 +1,465 @@
+"""The decision: every property of the relative filter, and what happens to garbage."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.policy import Decision, RatioPolicy, decide
+from ctxguard.scores import relative_scores
+from ctxguard.types import DropReason, Flag, Hit, Ranking, ScoreKind, Threshold
+
+RANGES = {
+    ScoreKind.RATIO: (0.0, 64.0),
+    ScoreKind.COSINE: (-1.0, 1.0),
+    ScoreKind.INNER_PRODUCT: (-64.0, 64.0),
+    ScoreKind.LOGIT: (-16.0, 16.0),
+    ScoreKind.DISTANCE: (-64.0, 0.0),
+    ScoreKind.PROBABILITY: (0.0, 1.0),
+}
+GARBAGE = [None, math.nan, math.inf, -math.inf, 1e37, -3.4e38, "0.9"]
+
+relative_kinds = st.sampled_from(list(RANGES))
+powers_of_two = st.integers(-4, 4).map(lambda exponent: 2.0**exponent)
+
+
+def scores_of(kind: ScoreKind, min_size: int = 0) -> st.SearchStrategy[list[float]]:
+    """Scores of a kind, with many ties."""
+    low, high = RANGES[kind]
+    coarse = st.integers(0, 8).map(lambda step: low + (high - low) * step / 8)
+    return st.lists(st.one_of(coarse, st.floats(low, high)), min_size=min_size, max_size=25)
+
+
+@st.composite
+def rankings(draw: st.DrawFn, min_size: int = 0) -> Ranking:
+    kind = draw(relative_kinds)
+    scores = draw(scores_of(kind, min_size))
+    with_ranks = draw(st.booleans())
+    return Ranking.from_hits(
+        [
+            Hit(f"p{position:02d}", score, rank=position + 1 if with_ranks else None)
+            for position, score in enumerate(scores)
+        ],
+        kind,
+    )
+
+
+@st.composite
+def policies(draw: st.DrawFn, least_kept: int = 0) -> RatioPolicy:
+    k = draw(st.integers(1, 30))
+    return RatioPolicy(
+        k=k,
+        min_ratio=draw(st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 0.5, 0.75, 1.0]))),
+        temperature=draw(st.one_of(st.just(1.0), st.floats(0.05, 20.0))),
+        min_keep=draw(st.integers(min(least_kept, k), k)),
+    )
+
+
+def ranked(scores: Sequence[float | None], kind: ScoreKind = ScoreKind.RATIO) -> Ranking:
+    """Passages ``a``, ``b``, … with these scores."""
+    return Ranking.from_hits([Hit(chr(97 + i), score) for i, score in enumerate(scores)], kind)
+
+
+def rescored(ranking: Ranking, scores: Sequence[float]) -> Ranking:
+    return replace(ranking, scores=scores)
+
+
+def picked(ranking: Ranking, positions: Sequence[int]) -> Ranking:
+    """The ranking's columns in another order, or a part of them."""
+    ranks = ranking.ranks
+    return replace(
+        ranking,
+        passage_ids=[ranking.passage_ids[position] for position in positions],
+        scores=[ranking.scores[position] for position in positions],
+        ranks=None if ranks is None else [ranks[position] for position in positions],
+    )
+
+
+def outcome(decision: Decision) -> list[tuple[object, ...]]:
+    return [
+        (verdict.passage_id, verdict.rank, verdict.score, verdict.reason, verdict.kept_if)
+        for verdict in decision.verdicts
+    ]
+
+
+class TestProperties:
+    @given(rankings(min_size=1), policies(least_kept=1))
+    def test_never_empty_while_a_valid_candidate_exists(
+        self, ranking: Ranking, policy: RatioPolicy
+    ) -> None:
+        decision = decide(ranking, policy)
+        assert min(policy.min_keep, len(ranking)) <= decision.n_kept <= policy.k
+
+    @given(rankings(), policies())
+    def test_the_kept_set_is_a_prefix_of_the_sorted_candidates(
+        self, ranking: Ranking, policy: RatioPolicy
+    ) -> None:
+        decision = decide(ranking, policy)
+        ranks = ranking.ranks or [0] * len(ranking)
+        expected = sorted(
+            zip([-score for score in ranking.scores], ranks, ranking.passage_ids, strict=True)  # type: ignore[operator]
+        )
+        assert list(decision.kept_ids) == [
+            passage_id for _, _, passage_id in expected[: decision.n_kept]
+        ]
+
+    @given(rankings(min_size=1), policies(), st.data())
+    def test_adding_a_worse_candidate_changes_nothing(
+        self, ranking: Ranking, policy: RatioPolicy, data: st.DataObject
+    ) -> None:
+        low, _ = RANGES[ranking.kind]
+        worse = data.draw(st.floats(low, min(ranking.scores)))  # type: ignore[type-var]
+        with_worse = replace(
+            ranking,
+            passage_ids=(*ranking.passage_ids, "worse"),
+            scores=(*ranking.scores, worse),
+            ranks=None if ranking.ranks is None else (*ranking.ranks, len(ranking) + 1),
+        )
+        before, after = decide(ranking, policy), decide(with_worse, policy)
+        assert [p for p in after.kept_ids if p != "worse"] == list(before.kept_ids)
+        assert outcome(after)[: len(ranking)] == outcome(before)
+
+    @given(rankings(), policies(), st.data())
+    def test_invalid_scores_change_nothing_but_the_count(
+        self, ranking: Ranking, policy: RatioPolicy, data: st.DataObject
+    ) -> None:
+        garbage = data.draw(st.lists(st.sampled_from(GARBAGE), min_size=1, max_size=5))
+        columns = list(zip(ranking.passage_ids, ranking.scores, strict=True))
+        for number, score in enumerate(garbage):
+            place = data.draw(st.integers(0, len(columns)))
+            columns.insert(place, (f"garbage{number}", score))  # type: ignore[arg-type]
+        dirty = replace(
+            ranking,
+            passage_ids=[passage_id for passage_id, _ in columns],
+            scores=[score for _, score in columns],
+            ranks=None,
+        )
+        clean_decision = decide(replace(ranking, ranks=None), policy)
+        decision = decide(dirty, policy)
+        assert outcome(decision)[: len(ranking)] == outcome(clean_decision)
+        assert decision.dropped_by_reason[DropReason.INVALID_SCORE] == len(garbage)
+        assert Flag.INVALID_SCORES in decision.flags
+
+    @given(
+        st.sampled_from([ScoreKind.COSINE, ScoreKind.INNER_PRODUCT, ScoreKind.LOGIT]),
+        st.lists(st.integers(-32, 32), min_size=1, max_size=25),
+        st.integers(-32, 32),
+        policies(),
+    )
+    def test_shifting_every_score_changes_nothing_on_identity_kinds(
+        self, kind: ScoreKind, steps: list[int], shift: int, policy: RatioPolicy
+    ) -> None:
+        # Sixty-fourths are exact, so the gaps are the same to the last bit.
+        before = decide(ranked([step / 64 for step in steps], kind), policy)
+        after = decide(ranked([(step + shift) / 64 for step in steps], kind), policy)
+        assert after.kept_ids == before.kept_ids
+        assert Flag.DOMAIN_VIOLATION not in after.flags
+
+    @given(
+        st.lists(st.integers(-128, 0), min_size=1, max_size=25),
+        st.integers(-64, 0),
+        policies(),
+    )
+    def test_shifting_every_distance_changes_nothing(
+        self, steps: list[int], shift: int, policy: RatioPolicy
+    ) -> None:
+        kind = ScoreKind.DISTANCE
+        before = decide(ranked([step / 64 for step in steps], kind), policy)
+        after = decide(ranked([(step + shift) / 64 for step in steps], kind), policy)
+        assert after.kept_ids == before.kept_ids
+
+    @given(scores_of(ScoreKind.RATIO), powers_of_two, policies())
+    def test_scaling_every_score_changes_nothing_on_ratio_kinds(
+        self, scores: list[float], factor: float, policy: RatioPolicy
+    ) -> None:
+        scores = [score if score >= 1e-200 else 0.0 for score in scores]
+        policy = replace(policy, temperature=1.0)
+        before = decide(ranked(scores), policy)
+        after = decide(ranked([score * factor for score in scores]), policy)
+        assert after.kept_ids == before.kept_ids
+
+    @given(
+        st.sampled_from([ScoreKind.INNER_PRODUCT, ScoreKind.LOGIT, ScoreKind.DISTANCE]),
+        st.lists(st.integers(-1024, 0), min_size=1, max_size=25),
+        powers_of_two,
+        policies(),
+    )
+    def test_scaling_scores_and_temperature_together_changes_nothing(
+        self, kind: ScoreKind, steps: list[int], factor: float, policy: RatioPolicy
+    ) -> None:
+        scores = [step / 64 for step in steps]
+        before = decide(ranked(scores, kind), policy)
+        after = decide(
+            ranked([score * factor for score in scores], kind),
+            replace(policy, temperature=policy.temperature * factor),
+        )
+        assert after.kept_ids == before.kept_ids
+
+    @given(rankings(), policies(), st.floats(0.0, 1.0))
+    def test_a_higher_min_ratio_keeps_a_shorter_prefix(
+        self, ranking: Ranking, policy: RatioPolicy, other: float
+    ) -> None:
+        low, high = sorted([policy.min_ratio, other])
+        lenient = decide(ranking, replace(policy, min_ratio=low)).kept_ids
+        severe = decide(ranking, replace(policy, min_ratio=high)).kept_ids
+        assert severe == lenient[: len(severe)]
+
+    @given(rankings(), policies(), st.integers(0, 20))
+    def test_a_higher_k_keeps_a_longer_prefix(
+        self, ranking: Ranking, policy: RatioPolicy, more: int
+    ) -> None:
+        narrow = decide(ranking, policy).kept_ids
+        wide = decide(ranking, replace(policy, k=policy.k + more)).kept_ids
+        assert narrow == wide[: len(narrow)]
+
+    @given(rankings(), policies())
+    def test_deciding_again_on_what_was_kept_keeps_all_of_it(
+        self, ranking: Ranking, policy: RatioPolicy
+    ) -> None:
+        decision = decide(ranking, policy)
+        again = decide(picked(ranking, decision.kept), policy)
+        assert again.kept_ids == decision.kept_ids
+
+    @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=25), st.integers(1, 30))
+    def test_on_positive_scores_it_is_the_plain_rule_of_seventy_percent(
+        self, scores: list[float], k: int
+    ) -> None:
+        ranking = Ranking.from_hits(
+            [Hit(f"p{i:02d}", score) for i, score in enumerate(scores)], ScoreKind.RATIO
+        )
+        best_first = sorted(ranking.passage_ids, key=lambda p: (-scores[int(p[1:])], p))
+        plain = [p for p in best_first if scores[int(p[1:])] / max(scores) >= 0.7][:k]
+        assert list(decide(ranking, RatioPolicy(k=k, min_ratio=0.7)).kept_ids) == plain
+
+    @given(rankings(), policies(), st.randoms(use_true_random=False))
+    def test_input_order_changes_nothing_even_with_ties(
+        self, ranking: Ranking, policy: RatioPolicy, rng: random.Random
+    ) -> None:
+        order = list(range(len(ranking)))
+        rng.shuffle(order)
+        assert outcome(decide(picked(ranking, order), policy)) == outcome(decide(ranking, policy))
+
+    @given(rankings(), policies())
+    def test_the_thresholds_of_a_verdict_keep_the_passage_and_no_tighter_ones_do(
+        self, ranking: Ranking, policy: RatioPolicy
+    ) -> None:
+        for verdict in decide(ranking, policy).verdicts:
+            if verdict.kept:
+                assert verdict.kept_if == ()
+                continue
+            needed = {threshold.setting: threshold.value for threshold in verdict.kept_if}
+            assert needed
+            if "k" in needed:
+                needed["k"] = int(needed["k"])
+            enough = replace(policy, **needed)  # type: ignore[arg-type]
+            assert verdict.passage_id in decide(ranking, enough).kept_ids
+            for setting, value in needed.items():
+                tighter = value - 1 if setting == "k" else math.nextafter(value, 1.0)
+                too_tight = replace(enough, **{setting: tighter})  # type: ignore[arg-type]
+                assert verdict.passage_id not in decide(ranking, too_tight).kept_ids
+
+    @given(rankings(), policies(), st.data())
+    def test_candidates_are_kept_or_dropped_for_one_reason_each(
+        self, ranking: Ranking, policy: RatioPolicy, data: st.DataObject
+    ) -> None:
+        n = len(ranking)
+        extra = data.draw(st.lists(st.sampled_from([None, math.nan, 0.0]), max_size=4))
+        mixed = replace(
+            ranking,
+            passage_ids=[*ranking.passage_ids, *(["p00"] * len(extra))],
+            scores=[*ranking.scores, *extra],
+            ranks=None,
+        )
+        decision = decide(mixed, policy)
+        verdicts = decision.verdicts
+        assert decision.n_kept + sum(decision.dropped_by_reason.values()) == n + len(extra)
+        assert len(verdicts) == n + len(extra)
+        assert decision.n_kept == sum(verdict.kept for verdict in verdicts)
+        reasons = Counter(verdict.reason for verdict in verdicts if verdict.reason is not None)
+        assert reasons == decision.dropped_by_reason
+
+
+class TestVerdicts:
+    def test_a_dropped_passage_says_which_ratio_would_have_kept_it(self) -> None:
+        decision = decide(ranked([10.0, 8.0, 4.0]), RatioPolicy(k=5, min_ratio=0.7))
+        dropped = decision.verdicts[2]
+        assert dropped.reason is DropReason.BELOW_RATIO
+        assert dropped.relative_score == 0.4
+        assert dropped.kept_if == (Threshold("min_ratio", 0.4),)
+
+    def test_a_passage_beyond_k_says_which_k_would_have_kept_it(self) -> None:
+        decision = decide(ranked([10.0, 9.0, 8.0]), RatioPolicy(k=1, min_ratio=0.7))
+        assert decision.verdicts[2].reason is DropReason.BEYOND_K
+        assert decision.verdicts[2].kept_if == (Threshold("k", 3),)
+
+    def test_a_passage_that_fails_both_names_both(self) -> None:
+        decision = decide(ranked([10.0, 9.0, 1.0]), RatioPolicy(k=2, min_ratio=0.7))
+        assert decision.verdicts[2].kept_if == (Threshold("k", 3), Threshold("min_ratio", 0.1))
+
+    def test_rank_only_scores_have_no_relative_score(self) -> None:
+        decision = decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(k=1))
+        assert [verdict.relative_score for verdict in decision.verdicts] == [None, None]
+        assert decision.verdicts[1].kept_if == (Threshold("k", 2),)
+
+    def test_garbage_has_no_rank_and_no_setting_would_keep_it(self) -> None:
+        decision = decide(ranked([1.0, None]), RatioPolicy())
+        garbage = decision.verdicts[1]
+        assert (garbage.passage_id, garbage.rank, garbage.score) == ("b", None, None)
+        assert garbage.reason is DropReason.INVALID_SCORE
+        assert garbage.kept_if == ()
+
+    def test_min_keep_overrules_the_ratio(self) -> None:
+        decision = decide(ranked([10.0, 1.0, 0.5]), RatioPolicy(k=3, min_ratio=0.9, min_keep=2))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.verdicts[1].relative_score == 0.1
+
+
+class TestDomain:
+    @pytest.mark.parametrize(
+        ("kind", "scores"),
+        [
+            (ScoreKind.RATIO, [3.0, 1.0, -0.5]),
+            (ScoreKind.RATIO, [-1.0, -2.0, -3.0]),
+            (ScoreKind.RATIO, [0.0, -1.0, -2.0]),
+            (ScoreKind.COSINE, [37.0, 12.0, 0.3]),
+            (ScoreKind.PROBABILITY, [2.5, 0.1, -4.0]),
+            (ScoreKind.DISTANCE, [0.9, 0.5, 0.1]),
+        ],
+    )
+    @pytest.mark.parametrize("min_ratio", [0.0, 0.9])
+    def test_scores_outside_their_kind_keep_the_top_k_and_say_so(
+        self, kind: ScoreKind, scores: list[float], min_ratio: float
+    ) -> None:
+        decision = decide(ranked(scores, kind), RatioPolicy(k=2, min_ratio=min_ratio))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == (Flag.DOMAIN_VIOLATION,)
+        assert [verdict.relative_score for verdict in decision.verdicts] == [None] * 3
+        assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
+
+    def test_a_relative_filter_on_rank_only_scores_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="carry order only"):
+            decide(ranked([0.03, 0.02], ScoreKind.RANK), RatioPolicy(min_ratio=0.7))
+
+    def test_only_k_applies_to_rank_only_scores(self) -> None:
+        scores = [1 / (60 + rank) for rank in range(1, 11)]
+        decision = decide(ranked(scores, ScoreKind.RANK), RatioPolicy(k=4))
+        assert decision.kept_ids == ("a", "b", "c", "d")
+        assert decision.flags == ()
+
+    def test_an_all_zero_bm25_ranking_is_cut_by_k_alone(self) -> None:
+        decision = decide(ranked([0.0, 0.0, 0.0]), RatioPolicy(k=2, min_ratio=0.7))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == ()
+
+    def test_negative_logits_are_compared_by_their_gap(self) -> None:
+        scores = [-8.0, -8.1, -12.0]
+        decision = decide(ranked(scores, ScoreKind.LOGIT), RatioPolicy(min_ratio=0.7))
+        assert decision.kept_ids == ("a", "b")
+
+    def test_a_narrow_band_of_cosines_is_separated_by_the_temperature(self) -> None:
+        ranking = ranked([0.82, 0.81, 0.74], ScoreKind.COSINE)
+        assert len(decide(ranking, RatioPolicy(min_ratio=0.7)).kept_ids) == 3
+        assert len(decide(ranking, RatioPolicy(min_ratio=0.7, temperature=0.05)).kept_ids) == 2
+
+
+class TestGarbage:
+    @pytest.mark.parametrize("garbage", GARBAGE)
+    def test_a_garbage_score_is_never_the_top(self, garbage: float | None) -> None:
+        decision = decide(ranked([garbage, 10.0, 8.0]), RatioPolicy(min_ratio=0.7))
+        assert decision.kept_ids == ("b", "c")
+        assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 1}
+        assert decision.flags == (Flag.INVALID_SCORES,)
+
+    @pytest.mark.parametrize("padding_id", ["-1", -1])
+    @pytest.mark.parametrize("padding_score", [-3.4028235e38, 0.1])
+    def test_faiss_padding_is_set_aside(self, padding_id: str | int, padding_score: float) -> None:
+        ranking = replace(
+            ranked([0.9, 0.8, padding_score], ScoreKind.COSINE),
+            passage_ids=("a", "b", padding_id),  # type: ignore[arg-type]
+        )
+        decision = decide(ranking, RatioPolicy())
+        assert decision.kept_ids == ("a", "b")
+        assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 1}
+
+    def test_nothing_but_garbage_keeps_nothing_and_says_so(self) -> None:
+        decision = decide(ranked([None, math.nan]), RatioPolicy())
+        assert decision.kept_ids == ()
+        assert decision.flags == (Flag.INVALID_SCORES,)
+        assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 2}
+        assert len(decision.verdicts) == 2
+
+    def test_an_empty_ranking_is_decided_without_flags(self) -> None:
+        decision = decide(ranked([]), RatioPolicy(min_ratio=0.7))
+        assert (decision.kept_ids, decision.flags, decision.verdicts) == ((), (), ())
+
+    def test_a_repeated_id_is_kept_once_at_its_best_score(self) -> None:
+        ranking = replace(ranked([1.0, 9.0, 8.0]), passage_ids=("a", "a", "b"))
+        decision = decide(ranking, RatioPolicy())
+        assert decision.kept_ids == ("a", "b")
+        assert list(decision.kept) == [1, 2]
+        assert decision.dropped_by_reason == {DropReason.DUPLICATE_ID: 1}
+
+    def test_a_repeated_id_is_not_called_an_invalid_score(self) -> None:
+        ranking = replace(ranked([9.0, 8.0]), passage_ids=("a", "a"))
+        assert decide(ranking, RatioPolicy()).flags == ()
+
+    def test_scores_and_ids_of_different_lengths_are_refused(self) -> None:
+        ranking = replace(ranked([2.0, 1.0]), scores=(2.0,))
+        with pytest.raises(ConfigurationError, match="2 passage ids has 1 scores"):
+            decide(ranking, RatioPolicy())
+
+
+class TestTies:
+    def test_the_upstream_rank_breaks_a_tie_of_scores(self) -> None:
+        hits = [Hit("a", 1.0, rank=2), Hit("b", 1.0, rank=1), Hit("c", 1.0)]
+        decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=3))
+        assert decision.kept_ids == ("b", "a", "c")
+
+    def test_the_passage_id_breaks_what_the_rank_does_not(self) -> None:
+        hits = [Hit("c", 1.0), Hit("a", 1.0), Hit("b", 1.0)]
+        decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy(k=2))
+        assert decision.kept_ids == ("a", "b")
+
+
+@pytest.mark.parametrize("sort", [sorted, lambda scores: sorted(scores, reverse=True)])
+def test_scores_may_be_a_numpy_array(sort: object) -> None:
+    scores = sort([9.0, 8.0, 1.0])  # type: ignore[operator]
+    as_list = decide(ranked(scores), RatioPolicy(min_ratio=0.7))
+    for dtype in (np.float64, np.float32):
+        as_array = rescored(ranked(scores), np.array(scores, dtype=dtype))  # type: ignore[arg-type]
+        assert decide(as_array, RatioPolicy(min_ratio=0.7)).kept_ids == as_list.kept_ids
+
+
+@given(rankings(min_size=1), policies())
+def test_kept_passages_reach_the_ratio_or_are_owed_to_min_keep(
+    ranking: Ranking, policy: RatioPolicy
+) -> None:
+    decision = decide(ranking, policy)
+    scores = [ranking.scores[position] for position in decision.order]
+    relative = relative_scores(ranking.kind, scores, policy.temperature)  # type: ignore[arg-type]
+    reaching = sum(r >= policy.min_ratio for r in relative)
+    assert decision.n_kept == max(min(reaching, policy.k), min(policy.min_keep, len(ranking)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0}, "k 0 must be at least 1"),
+        ({"min_ratio": 70.0}, "min_ratio 70.0 must lie in"),
+        ({"min_ratio": math.nan}, "min_ratio nan"),
+        ({"temperature": 0.0}, "temperature 0.0 must be > 0"),
+        ({"temperature": math.inf}, "temperature inf"),
+        ({"min_keep": -1}, "min_keep -1 must lie in"),
+        ({"k": 2, "min_keep": 3}, "min_keep 3 must lie in"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RatioPolicy(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""Score kinds: which values are scores, and how each kind is compared with its top."""
+
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.scores import (
+    INVALID_MAGNITUDE,
+    is_relative,
+    is_valid,
+    relative_score,
+    relative_scores,
+    within_domain,
+)
+from ctxguard.types import ScoreKind
+
+IDENTITY_KINDS = [
+    ScoreKind.COSINE,
+    ScoreKind.INNER_PRODUCT,
+    ScoreKind.LOGIT,
+    ScoreKind.DISTANCE,
+]
+RANGES = {
+    ScoreKind.RATIO: (0.0, 1e6),
+    ScoreKind.COSINE: (-1.0, 1.0),
+    ScoreKind.INNER_PRODUCT: (-1e3, 1e3),
+    ScoreKind.LOGIT: (-50.0, 50.0),
+    ScoreKind.DISTANCE: (-1e3, 0.0),
+    ScoreKind.PROBABILITY: (0.0, 1.0),
+}
+
+kinds = st.sampled_from(list(RANGES))
+temperatures = st.floats(0.05, 20.0)
+
+
+@pytest.mark.parametrize("score", [0, 1.5, -3.0, True, np.float32(0.5), np.int64(3), Decimal(2)])
+def test_a_finite_number_is_a_score(score: object) -> None:
+    assert is_valid(score)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        None,
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.float32("nan"),
+        -3.4e38,
+        INVALID_MAGNITUDE,
+        -INVALID_MAGNITUDE,
+        10**400,
+        "0.5",
+        b"1",
+        [],
+        1j,
+    ],
+)
+def test_garbage_is_not_a_score(score: object) -> None:
+    assert not is_valid(score)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowest", "highest"),
+    [
+        (ScoreKind.RATIO, -0.1, 3.0),
+        (ScoreKind.COSINE, -1.0, 1.2),
+        (ScoreKind.COSINE, -1.2, 1.0),
+        (ScoreKind.PROBABILITY, -0.5, 0.5),
+        (ScoreKind.PROBABILITY, 0.5, 7.0),
+        (ScoreKind.DISTANCE, -2.0, 0.4),
+    ],
+)
+def test_scores_outside_the_range_of_their_kind_are_noticed(
+    kind: ScoreKind, lowest: float, highest: float
+) -> None:
+    assert not within_domain(kind, lowest, highest)
+
+
+def test_single_precision_rounding_is_not_taken_for_a_violation() -> None:
+    assert within_domain(ScoreKind.COSINE, -1.000001, 1.000001)
+    assert within_domain(ScoreKind.PROBABILITY, -1e-7, 1.0000001)
+    assert within_domain(ScoreKind.DISTANCE, -2.0, 1e-7)
+
+
+@pytest.mark.parametrize("kind", list(RANGES))
+def test_every_kind_accepts_its_own_range(kind: ScoreKind) -> None:
+    assert within_domain(kind, *RANGES[kind])
+    assert is_relative(kind)
+
+
+def test_on_a_ratio_scale_it_is_the_share_of_the_top() -> None:
+    assert relative_score(ScoreKind.RATIO, 8.0, 6.0) == 0.75
+    assert relative_score(ScoreKind.RATIO, 8.0, 2.0, temperature=2.0) == pytest.approx(0.5)
+
+
+def test_an_all_zero_ranking_has_nothing_worse_than_its_top() -> None:
+    assert relative_scores(ScoreKind.RATIO, [0.0, 0.0]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", IDENTITY_KINDS)
+def test_on_an_interval_scale_it_is_the_exponential_of_the_gap(kind: ScoreKind) -> None:
+    assert relative_score(kind, -0.25, -0.75, temperature=0.5) == pytest.approx(math.exp(-1.0))
+
+
+def test_on_logits_and_probabilities_it_is_a_ratio_of_odds() -> None:
+    top, score = 0.8, 0.2
+    odds_ratio = (score / (1 - score)) / (top / (1 - top))
+    assert relative_score(ScoreKind.PROBABILITY, top, score) == pytest.approx(odds_ratio)
+    logits = math.log(top / (1 - top)), math.log(score / (1 - score))
+    assert relative_score(ScoreKind.LOGIT, *logits) == pytest.approx(odds_ratio)
+
+
+def test_probabilities_of_zero_and_one_have_finite_odds() -> None:
+    assert 0.0 < relative_score(ScoreKind.PROBABILITY, 1.0, 0.5) < 1.0
+    assert 0.0 < relative_score(ScoreKind.PROBABILITY, 1.0, 0.0) < 1e-15
+
+
+def test_rank_only_scores_have_no_relative_score() -> None:
+    assert not is_relative(ScoreKind.RANK)
+    with pytest.raises(ConfigurationError, match="min_ratio to 0"):
+        relative_score(ScoreKind.RANK, 0.03, 0.02)
+
+
+@given(kinds, st.data(), temperatures)
+def test_it_lies_in_the_unit_interval_and_keeps_the_order(
+    kind: ScoreKind, data: st.DataObject, temperature: float
+) -> None:
+    scores = data.draw(st.lists(st.floats(*RANGES[kind]), min_size=1, max_size=20))
+    relative = relative_scores(kind, scores, temperature)
+    assert all(0.0 <= r <= 1.0 for r in relative)
+    assert relative[scores.index(max(scores))] == 1.0
+    by_score = [r for _, r in sorted(zip(scores, relative, strict=True))]
+    assert by_score == sorted(by_score)
+
+
+@given(kinds, st.data(), temperatures)
+def test_a_higher_temperature_is_more_forgiving(
+    kind: ScoreKind, data: st.DataObject, temperature: float
+) -> None:
+    low, high = sorted(data.draw(st.tuples(*[st.floats(*RANGES[kind])] * 2)))
+    cool = relative_score(kind, high, low, temperature)
+    assert cool <= relative_score(kind, high, low, 2 * temperature) + 1e-12
+
+
+def test_no_scores_have_no_relative_scores() -> None:
+    assert relative_scores(ScoreKind.LOGIT, []) == []
