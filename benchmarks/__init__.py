@@ -1,0 +1,1 @@
+"""Measurements of the project's claims, each a command: ``python -m benchmarks.<name>``."""

@@ -1,0 +1,386 @@
+"""Does the certificate keep its probability, and what does it cost? A simulation with known truth.
+
+    python -m benchmarks.certificate --repeats 1000 --json results.json
+
+A population of queries is made whose mean risks over a grid of about a hundred settings are
+known. Each repeat labels n of its queries, lets every method choose a setting, and looks the
+chosen one's true risk up. Every method gets all n labels; those that need an order of the
+candidates spend a share of them on it.
+
+Populations:
+    retrieval    rankings with relevant passages and falling scores; the grid is k × min_ratio,
+                 and the promise is recall loss ≤ alpha
+    two risks    the same, with harm ≤ beta, as a share of the largest possible, promised as well
+    boundary     every setting breaks its promise by a hair, with rare, fractional losses:
+                 whatever is certified is a violation
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from calibration.risk import (
+    IntArray,
+    betting_p_value,
+    bonferroni,
+    clt_p_value,
+    conformal_risk_control,
+    fixed_sequence,
+    hoeffding_bentkus_p_value,
+    joint_p_value,
+    pareto_order,
+)
+from ctxguard.types import FloatArray
+
+SUMMARY = "Does the certificate keep its probability? A simulation with known truth."
+POPULATION_SIZE = 20_000
+ALPHA = 0.1
+BETA = 0.85
+DELTA = 0.1
+ORDERING_SHARE = 0.2
+MIN_LABELS = 10
+POOL_SIZE = 60
+KS = (1, 2, 3, 5, 7, 10, 12, 15, 17, 20)
+MIN_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7)
+DISTRACTOR_COST = 0.1
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Losses of every query at every setting, shape (n_queries, n_settings), and their limit."""
+
+    losses: FloatArray
+    limit: float
+
+
+@dataclass(frozen=True)
+class Population:
+    """Queries whose true risks are known, because they are all there is.
+
+    Attributes:
+        risks: The promises.
+        utility: Shape (n_queries, n_settings).
+        fallback: The setting that is served where nothing is certified.
+    """
+
+    name: str
+    risks: tuple[Risk, ...]
+    utility: FloatArray
+    fallback: int
+
+    def broken(self) -> NDArray[np.bool_]:
+        """Which settings truly break a promise, shape (n_settings,)."""
+        limits_passed = [risk.losses.mean(axis=0) > risk.limit for risk in self.risks]
+        return np.asarray(np.any(limits_passed, axis=0))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one repeat labelled: the risks on all labels, on the ordering and on the testing part.
+
+    Attributes:
+        order: Candidates, safest first, from the ordering part.
+        utility: Mean utility of every setting on all labels.
+    """
+
+    whole: tuple[Risk, ...]
+    testing: tuple[Risk, ...]
+    order: IntArray
+    utility: FloatArray
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one method over all repeats of one population at one n.
+
+    Attributes:
+        certified: Share of repeats in which it named a setting.
+        violations: Share of repeats in which the setting that it named breaks a promise.
+        price: Mean utility lost against the best setting that truly keeps every promise, the
+            fallback being served where none was named; None where no setting keeps them.
+    """
+
+    population: str
+    method: str
+    n: int
+    repeats: int
+    certified: float
+    certified_error: float
+    violations: float
+    violations_error: float
+    price: float | None
+    price_error: float | None
+
+
+PValue = Callable[[FloatArray, float], FloatArray]
+Method = Callable[[Sample], IntArray]
+
+
+def retrieval(seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Recall loss, harm (a share of the largest possible) and utility at every (k, min_ratio)."""
+    rng = np.random.default_rng(seed)
+    ranks = np.arange(1, POOL_SIZE + 1)
+    discount = 1.0 / np.log2(ranks + 1)
+    # The easier the query, the nearer to the top its relevant passages.
+    ease = rng.beta(2.0, 1.2, (POPULATION_SIZE, 1))
+    head = rng.uniform(0.3, 0.95, (POPULATION_SIZE, 1)) * ease
+    chance = head * np.exp(-(ranks - 1) / (1.0 + 6.0 * (1.0 - ease))) + 0.002
+    relevant = rng.random(chance.shape) < chance
+    # A query without relevant passages has no recall; it is given one within the largest k.
+    bare = np.flatnonzero(~relevant.any(axis=1))
+    relevant[bare, rng.integers(0, max(KS), bare.size)] = True
+    gaps = rng.exponential(0.05, relevant.shape) * np.where(relevant, 0.7, 1.2)
+    gaps[:, 0] = 0.0
+    ratio = np.exp(-np.cumsum(gaps, axis=1))
+    total = relevant.sum(axis=1)
+    gain = np.where(relevant, discount, 0.0)
+    harm = np.where(relevant, 0.0, DISTRACTOR_COST * discount)
+    recall_losses, harms, utilities = [], [], []
+    for min_ratio in MIN_RATIOS:
+        for k in KS:
+            kept = (ratio >= min_ratio) & (ranks <= k)
+            recall_losses.append(1.0 - (relevant & kept).sum(axis=1) / total)
+            harms.append((harm * kept).sum(axis=1))
+            utilities.append((gain * kept).sum(axis=1) - harms[-1])
+    largest_harm = DISTRACTOR_COST * discount[: max(KS)].sum()
+    return (
+        np.column_stack(recall_losses),
+        np.column_stack(harms) / largest_harm,
+        np.column_stack(utilities),
+    )
+
+
+def boundary(seed: int, alpha: float, n_settings: int = 100) -> tuple[FloatArray, FloatArray]:
+    """Losses whose every mean is just above alpha, from nearly all-or-nothing to mild."""
+    rng = np.random.default_rng(seed)
+    rate = np.linspace(alpha + 0.01, 0.6, n_settings)
+    severity = alpha / rate
+    losses = rng.beta(2.0 * severity, 2.0 * (1.0 - severity), (POPULATION_SIZE, n_settings))
+    losses[rng.random(losses.shape) >= rate] = 0.0
+    # Mixed towards 0 or towards 1, whichever puts the mean where it should be.
+    target, mean = alpha * (1.0 + 1e-6), losses.mean(axis=0)
+    losses = np.where(
+        mean > target, losses * target / mean, 1 - (1 - losses) * (1 - target) / (1 - mean)
+    )
+    return np.clip(losses, 0.0, 1.0), np.tile(
+        np.linspace(0.0, 1.0, n_settings), (POPULATION_SIZE, 1)
+    )
+
+
+def populations(seed: int) -> tuple[Population, ...]:
+    """The three populations, the same for the same seed."""
+    recall_loss, harm, utility = retrieval(seed)
+    bounded_recall = Risk(recall_loss, ALPHA)
+    hair_above, rising = boundary(seed, ALPHA)
+    everything = len(KS) - 1
+    return (
+        Population("retrieval", (bounded_recall,), utility, everything),
+        Population("two risks", (bounded_recall, Risk(harm, BETA)), utility, everything),
+        Population("boundary", (Risk(hair_above, ALPHA),), rising, 0),
+    )
+
+
+def draw(population: Population, n: int, rng: np.random.Generator) -> Sample:
+    """Label n queries, and order the candidates on the first of them."""
+    rows = rng.integers(0, POPULATION_SIZE, n)
+    n_ordering = round(n * ORDERING_SHARE)
+    ordering, testing = rows[:n_ordering], rows[n_ordering:]
+    utility = population.utility[rows].mean(axis=0)
+    estimated_risk = joint_p_values(clt_p_value, _rows(population.risks, ordering))
+    return Sample(
+        whole=_rows(population.risks, rows),
+        testing=_rows(population.risks, testing),
+        order=pareto_order(estimated_risk, population.utility[ordering].mean(axis=0)),
+        utility=utility,
+    )
+
+
+def _rows(risks: Sequence[Risk], rows: IntArray) -> tuple[Risk, ...]:
+    return tuple(Risk(risk.losses[rows], risk.limit) for risk in risks)
+
+
+def joint_p_values(p_value: PValue, risks: Sequence[Risk]) -> FloatArray:
+    """One p-value per setting for all its promises together."""
+    return joint_p_value(*[p_value(risk.losses, risk.limit) for risk in risks])
+
+
+def in_sequence(p_value: PValue) -> Method:
+    """Fixed-sequence testing of the ordered candidates with one kind of p-value."""
+
+    def certify(sample: Sample) -> IntArray:
+        ordered = [Risk(risk.losses[:, sample.order], risk.limit) for risk in sample.testing]
+        return sample.order[: fixed_sequence(joint_p_values(p_value, ordered), DELTA)]
+
+    return certify
+
+
+def all_at_once(sample: Sample) -> IntArray:
+    """Hoeffding–Bentkus with Bonferroni over the grid; needs no order, so tests on all labels."""
+    return bonferroni(joint_p_values(hoeffding_bentkus_p_value, sample.whole), DELTA)
+
+
+def conformal(sample: Sample) -> IntArray:
+    """The prefix of the order that conformal risk control allows for every risk."""
+    return sample.order[
+        : min(
+            conformal_risk_control(risk.losses[:, sample.order], risk.limit)
+            for risk in sample.testing
+        )
+    ]
+
+
+def uncorrected(sample: Sample) -> IntArray:
+    """Whatever kept its promises on the labels themselves."""
+    kept = [risk.losses.mean(axis=0) <= risk.limit for risk in sample.whole]
+    return np.flatnonzero(np.all(kept, axis=0))
+
+
+METHODS: Mapping[str, Method] = {
+    "betting, fixed sequence": in_sequence(betting_p_value),
+    "Hoeffding-Bentkus, fixed sequence": in_sequence(hoeffding_bentkus_p_value),
+    "Hoeffding-Bentkus, Bonferroni": all_at_once,
+    "CLT, fixed sequence": in_sequence(clt_p_value),
+    "conformal risk control": conformal,
+    "uncorrected": uncorrected,
+}
+GUARANTEED = tuple(METHODS)[:3]
+"""The methods that promise at most delta violations at every n."""
+
+
+def simulate(population: Population, n: int, repeats: int, seed: int) -> list[Outcome]:
+    """Every method on the same ``repeats`` samples of n labels."""
+    rng = np.random.default_rng([seed, n])
+    broken = population.broken()
+    utility = population.utility.mean(axis=0)
+    best = None if broken.all() else float(utility[~broken].max())
+    choices: dict[str, list[int]] = {method: [] for method in METHODS}
+    for _ in range(repeats):
+        sample = draw(population, n, rng)
+        for method, certify in METHODS.items():
+            certified = certify(sample)
+            # Every certified setting keeps its promise at once, so any labels may choose.
+            choice = certified[sample.utility[certified].argmax()] if certified.size else -1
+            choices[method].append(int(choice))
+    outcomes = []
+    for method, chosen in choices.items():
+        settings = np.array(chosen)
+        named = settings >= 0
+        served = np.where(named, settings, population.fallback)
+        certified_share, certified_error = _mean_and_error(named)
+        violations, violations_error = _mean_and_error(named & broken[served])
+        price, price_error = (
+            (None, None) if best is None else _mean_and_error(best - utility[served])
+        )
+        outcomes.append(
+            Outcome(
+                population=population.name,
+                method=method,
+                n=n,
+                repeats=repeats,
+                certified=certified_share,
+                certified_error=certified_error,
+                violations=violations,
+                violations_error=violations_error,
+                price=price,
+                price_error=price_error,
+            )
+        )
+    return outcomes
+
+
+def _mean_and_error(values: NDArray[Any]) -> tuple[float, float]:
+    return float(values.mean()), float(values.std() / sqrt(values.size))
+
+
+def guarantee_is_kept(outcome: Outcome) -> bool:
+    """Whether the violations are at most delta, within two Monte Carlo errors at delta itself."""
+    return outcome.violations <= DELTA + 2.0 * sqrt(DELTA * (1.0 - DELTA) / outcome.repeats)
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """The outcomes as a person reads them, each figure with its Monte Carlo error."""
+    result = Table(title=f"alpha {ALPHA}, beta {BETA}, delta {DELTA}; ± one Monte Carlo error")
+    for name in ("population", "n", "method"):
+        result.add_column(name, no_wrap=True)
+    for name in ("certified", "violations", "utility price"):
+        result.add_column(name, justify="right", no_wrap=True)
+    previous = None
+    for outcome in outcomes:
+        if previous not in (None, (outcome.population, outcome.n)):
+            result.add_section()
+        previous = (outcome.population, outcome.n)
+        price = (
+            "no setting is safe"
+            if outcome.price is None
+            else f"{outcome.price:.3f} ± {outcome.price_error:.3f}"
+        )
+        result.add_row(
+            outcome.population,
+            str(outcome.n),
+            outcome.method,
+            f"{outcome.certified:.3f} ± {outcome.certified_error:.3f}",
+            f"{outcome.violations:.3f} ± {outcome.violations_error:.3f}",
+            price,
+        )
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the simulation; the exit status is 1 where a guaranteed method broke its promise."""
+    parser = argparse.ArgumentParser(prog="benchmarks.certificate", description=SUMMARY)
+    parser.add_argument("--repeats", type=int, default=1000, help="samples per n (default 1000)")
+    parser.add_argument("--labels", type=int, nargs="+", default=[50, 100, 200, 400], metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1 or min(options.labels) < MIN_LABELS:
+        parser.error(f"at least 1 repeat and {MIN_LABELS} labels are needed")
+    start = time.perf_counter()
+    outcomes = [
+        outcome
+        for population in populations(options.seed)
+        for n in options.labels
+        for outcome in simulate(population, n, options.repeats, options.seed)
+    ]
+    seconds = time.perf_counter() - start
+    broken = [
+        outcome
+        for outcome in outcomes
+        if outcome.method in GUARANTEED and not guarantee_is_kept(outcome)
+    ]
+    console = Console(width=110)
+    console.print(table(outcomes))
+    console.print(
+        f"{options.repeats} repeats in {seconds:.0f} s. Violations at most delta within two Monte "
+        f"Carlo errors, for {', '.join(GUARANTEED)}: {'no' if broken else 'yes'}."
+    )
+    if options.json is not None:
+        results = {
+            "alpha": ALPHA,
+            "beta": BETA,
+            "delta": DELTA,
+            "ordering_share": ORDERING_SHARE,
+            "population_size": POPULATION_SIZE,
+            "repeats": options.repeats,
+            "seed": options.seed,
+            "seconds": round(seconds, 1),
+            "guarantee_kept": not broken,
+            "outcomes": [asdict(outcome) for outcome in outcomes],
+        }
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""P-values for a bounded mean loss, the tests that certify candidates by them, and their order.
+
+The certificate of DESIGN.md §9 is learn-then-test (Angelopoulos, Bates, Candès, Jordan and Lei,
+2021): each candidate setting has the null hypothesis "its mean loss exceeds alpha"; whatever a
+test with family-wise error delta rejects is certified, so with probability at least 1 − delta
+every certified candidate keeps its promise, whichever of them is chosen afterwards and on
+whatever data. Pure: no I/O, no clock, no random numbers.
+
+A loss lies in [0, 1], one row per query, one column per candidate. The queries must be an
+independent sample of those that the promise is about, in an order fixed without looking at the
+losses (shuffle them by a seed where the file is sorted by topic).
+"""
+
+from math import log, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ctxguard._extras import require
+from ctxguard.errors import CalibrationError
+from ctxguard.types import FloatArray
+
+IntArray = NDArray[np.intp]
+
+DEFAULT_DELTA = 0.1
+
+TRUNCATION = 0.75
+"""The largest share of the wealth that one query can cost; see ``betting_p_value``."""
+
+ROUNDING = 1e-9
+"""How far outside [0, 1] a loss may lie and still be taken for a rounding error."""
+
+LEAST_MARGIN = 1e-6
+"""Below this distance of a mean loss from alpha, no practical number of labels tells them apart."""
+
+
+def betting_p_value(
+    losses: ArrayLike, alpha: float, *, target_delta: float = DEFAULT_DELTA
+) -> FloatArray:
+    """P-value of "the mean loss is at least alpha", by betting against it query by query.
+
+    A gambler with wealth 1 stakes ν_s, chosen from the earlier queries alone, on the next loss
+    being under alpha: W_t = Π_{s≤t} (1 − ν_s (L_s − alpha)). Where the mean is at least alpha
+    each factor has expectation ≤ 1 given the past, since ν_s ≥ 0, and is positive, so W is a
+    non-negative supermartingale and, by Ville's inequality, passes 1/p at any time with
+    probability at most p. Hence p = 1 / max_t W_t is valid at every n, for any distribution.
+
+    The stake is the predictable plug-in √(2 log(1/target_delta) / (n σ̂²_{s−1})), with the
+    running variance started at 1/4, cut at ``TRUNCATION`` / (1 − alpha): so every factor is at
+    least 1 − ``TRUNCATION``, and the p-value never rises with alpha.
+
+    Source: Waudby-Smith and Ramdas, JRSS B 86(1), 2024, §4.2 and Theorem 3, one-sided.
+
+    Args:
+        losses: Shape (n,) or (n, n_candidates), each in [0, 1]; the rows in an order fixed
+            beforehand.
+        alpha: The limit on the mean loss, in (0, 1).
+        target_delta: The level that the stakes are tuned for, in (0, 1), fixed beforehand. The
+            p-value is valid at every level whatever this is.
+
+    Returns:
+        Shape () or (n_candidates,), in [0, 1].
+
+    Raises:
+        CalibrationError: no losses, an undefined one, one outside [0, 1], or a level outside
+            (0, 1).
+
+    >>> betting_p_value([[0.0, 1.0]] * 50, alpha=0.1).round(4).tolist()
+    [0.0188, 1.0]
+    """
+    checked = _check_losses(losses)
+    _check_share("alpha", alpha)
+    _check_share("target_delta", target_delta)
+    n = checked.shape[0]
+    counts = np.arange(2.0, n + 2.0).reshape((n,) + (1,) * (checked.ndim - 1))
+    running_mean = (0.5 + np.cumsum(checked, axis=0)) / counts
+    running_variance = (0.25 + np.cumsum((checked - running_mean) ** 2, axis=0)) / counts
+    known_variance = np.concatenate([np.full_like(checked[:1], 0.25), running_variance[:-1]])
+    stakes = _stakes(known_variance, n, alpha, target_delta)
+    log_wealth = np.cumsum(np.log1p(-stakes * (checked - alpha)), axis=0)
+    return np.asarray(np.exp(-np.maximum(log_wealth.max(axis=0), 0.0)))
+
+
+def _stakes(variance: FloatArray, n: int, alpha: float, target_delta: float) -> FloatArray:
+    stakes: FloatArray = np.sqrt(-2.0 * log(target_delta) / (n * variance))
+    return np.minimum(stakes, TRUNCATION / (1.0 - alpha))
+
+
+def hoeffding_bentkus_p_value(losses: ArrayLike, alpha: float) -> FloatArray:
+    """P-value of "the mean loss is at least alpha", from the mean alone.
+
+    min{ exp(−n h(min(R̂, alpha), alpha)), e · P(Binomial(n, alpha) ≤ ⌈n R̂⌉) }, where h is the
+    relative entropy of two Bernoulli variables: Hoeffding's bound and Bentkus's. Valid at every
+    n; it cannot profit from a small variance, which is why betting certifies more.
+
+    Source: Bates, Angelopoulos, Lei, Malik and Jordan, J. ACM 68(6), 2021, §3.1; Angelopoulos
+    et al., Learn then Test, 2021, Proposition 3.
+
+    Args:
+        losses: Shape (n,) or (n, n_candidates), each in [0, 1].
+        alpha: The limit on the mean loss, in (0, 1).
+
+    Returns:
+        Shape () or (n_candidates,), in [0, 1].
+
+    Raises:
+        CalibrationError: as ``betting_p_value``.
+        MissingExtraError: scipy is not installed.
+
+    >>> hoeffding_bentkus_p_value([0.0] * 50, alpha=0.1).round(4).tolist()
+    0.0052
+    """
+    checked = _check_losses(losses)
+    _check_share("alpha", alpha)
+    special = require("scipy.special", "calibrate")
+    n = checked.shape[0]
+    total = checked.sum(axis=0)
+    low = np.minimum(total / n, alpha)
+    entropy = special.xlogy(low, low / alpha) + special.xlogy(1 - low, (1 - low) / (1 - alpha))
+    # A sum such as 30 × 0.1 lands a rounding error above 3, and must not be taken for 4.
+    successes = np.minimum(np.ceil(total - ROUNDING), n)
+    bentkus = np.e * require("scipy.stats", "calibrate").binom.cdf(successes, n, alpha)
+    return np.asarray(np.minimum(np.exp(-n * entropy), np.minimum(bentkus, 1.0)))
+
+
+def clt_p_value(losses: ArrayLike, alpha: float) -> FloatArray:
+    """P-value of "the mean loss is at least alpha" by the central limit theorem.
+
+    Φ((R̂ − alpha) √n / σ̂). An approximation: too small where few queries carry the loss, and 0
+    where the sample has no variance and a mean under alpha. For comparison and for ordering
+    candidates, not for certificates.
+
+    Args:
+        losses: Shape (n,) or (n, n_candidates), n ≥ 2, each in [0, 1].
+        alpha: The limit on the mean loss, in (0, 1).
+
+    Returns:
+        Shape () or (n_candidates,), in [0, 1].
+
+    Raises:
+        CalibrationError: as ``betting_p_value``, or a single query.
+        MissingExtraError: scipy is not installed.
+
+    >>> clt_p_value([0.0, 0.2, 0.0, 0.2], alpha=0.1).tolist()
+    0.5
+    """
+    checked = _check_losses(losses)
+    _check_share("alpha", alpha)
+    n = checked.shape[0]
+    if n < 2:
+        raise CalibrationError(f"a variance needs at least 2 labelled queries, not {n}")
+    margin = checked.mean(axis=0) - alpha
+    error = checked.std(axis=0, ddof=1) / sqrt(n)
+    # Without spread the sign of the margin decides; ±inf carries it through Φ.
+    certain = np.where(margin < 0.0, -np.inf, np.inf)
+    z = np.divide(margin, error, out=certain, where=error > 0.0)
+    return np.asarray(require("scipy.special", "calibrate").ndtr(z))
+
+
+def joint_p_value(*p_values: ArrayLike) -> FloatArray:
+    """P-value of "at least one of several promises fails": the largest of theirs.
+
+    The null hypothesis of a candidate with two promises (recall loss ≤ alpha and harm ≤ beta)
+    is the union of two nulls. Whichever of them is true, the largest p-value is at least that
+    one's, so it is valid without any correction (intersection-union test: Berger,
+    Technometrics 24(4), 1982). A harm is not bounded by 1: divide it, and beta, by the largest
+    harm that the grid allows, a constant known without the labels.
+
+    Args:
+        p_values: One array per promise, all of one shape.
+
+    Raises:
+        CalibrationError: no p-values, one outside [0, 1], or shapes that differ.
+
+    >>> joint_p_value([0.01, 0.30], [0.04, 0.02]).tolist()
+    [0.04, 0.3]
+    """
+    if not p_values:
+        raise CalibrationError("no p-values were given: a promise needs at least one risk")
+    checked = [_check_p_values(values) for values in p_values]
+    shapes = {values.shape for values in checked}
+    if len(shapes) > 1:
+        raise CalibrationError(
+            f"p-values of shapes {sorted(shapes)} cannot be joined: give every risk the same "
+            "candidates"
+        )
+    return np.asarray(np.maximum.reduce(checked))
+
+
+def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
+    """The candidates worth testing, safest first.
+
+    A candidate is left out where another has less risk and no less benefit; the rest are sorted
+    by risk, and so by benefit as well. Fixed-sequence testing then spends no step on a setting
+    that nobody would choose, its p-values rise slowly along the order, and the last candidate
+    that it certifies is the most beneficial one. Of equal risks, the least beneficial comes
+    first: a few queries show no loss at all for many settings, and of those the modest ones are
+    the likeliest to be truly safe.
+
+    The figures must come from queries that take no part in the test: given them, the order is
+    a constant, which is all that fixed-sequence testing asks of it. A poor order costs power,
+    never validity.
+
+    Args:
+        risk: Shape (n_candidates,), lower is safer: the mean recall loss, or, for two promises,
+            the ``joint_p_value`` of ``clt_p_value`` on the ordering queries.
+        benefit: Shape (n_candidates,), higher is better: mean utility, or the mean harm with
+            its sign turned.
+
+    Returns:
+        Indices of candidates, at least one.
+
+    Raises:
+        CalibrationError: no candidates, an undefined figure, or shapes that differ.
+
+    >>> pareto_order(risk=[0.02, 0.10, 0.05, 0.02], benefit=[0.1, 0.4, 0.0, 0.3]).tolist()
+    [0, 3, 1]
+    """
+    risks = np.asarray(risk, dtype=np.float64)
+    benefits = np.asarray(benefit, dtype=np.float64)
+    if risks.ndim != 1 or risks.shape != benefits.shape or risks.size == 0:
+        raise CalibrationError(
+            f"an order needs one risk and one benefit per candidate, not shapes {risks.shape} "
+            f"and {benefits.shape}"
+        )
+    for name, values in (("risk", risks), ("benefit", benefits)):
+        if np.isnan(values).any():
+            raise CalibrationError(
+                f"the {name} of candidate {int(np.isnan(values).argmax())} is undefined: leave "
+                "out the queries where it has none"
+            )
+    order = np.lexsort((benefits, risks))
+    best = np.maximum.accumulate(benefits[order])
+    better = np.concatenate([[True], best[1:] > best[:-1]])
+    worth_testing: IntArray = order[better]
+    return worth_testing
+
+
+def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
+    """How many candidates are certified when they are tested in order, each at level delta.
+
+    Testing stops at the first that fails; the family-wise error is delta without any
+    correction, because a false certificate needs the first true null of the sequence to pass.
+
+    Source: Angelopoulos et al., Learn then Test, 2021, §3 (fixed-sequence testing).
+
+    Args:
+        p_values_in_order: Shape (n_candidates,), in an order chosen without the tested queries.
+        delta: The probability that any certificate is false, in (0, 1).
+
+    Raises:
+        CalibrationError: a p-value outside [0, 1], or delta outside (0, 1).
+
+    >>> fixed_sequence([0.01, 0.08, 0.30, 0.02], delta=0.1)
+    2
+    """
+    failed = _check_p_values(p_values_in_order, n_dimensions=1) > _check_share("delta", delta)
+    return int(failed.argmax()) if failed.any() else failed.size
+
+
+def bonferroni(p_values: ArrayLike, delta: float) -> IntArray:
+    """Indices of the candidates certified when each is tested at delta / n_candidates.
+
+    Needs no order; pays for every candidate of the grid.
+
+    Args:
+        p_values: Shape (n_candidates,).
+        delta: The probability that any certificate is false, in (0, 1).
+
+    Raises:
+        CalibrationError: a p-value outside [0, 1], or delta outside (0, 1).
+
+    >>> bonferroni([0.01, 0.08, 0.30, 0.02], delta=0.1).tolist()
+    [0, 3]
+    """
+    checked = _check_p_values(p_values, n_dimensions=1)
+    return np.flatnonzero(checked <= _check_share("delta", delta) / max(checked.size, 1))
+
+
+def conformal_risk_control(losses_in_order: ArrayLike, alpha: float) -> int:
+    """How many candidates of an order conformal risk control allows; the last is its choice.
+
+    Candidate j passes where (n R̂_j + 1) / (n + 1) ≤ alpha. This bounds the loss of the next
+    query in expectation, over calibration samples as well: on a large share of samples the
+    risk of its choice may lie above alpha. It is no certificate, and is shown beside one. The
+    method needs losses that rise
+    along the order for every query; each is replaced by its running maximum, which does, and
+    which bounds the loss itself.
+
+    Source: Angelopoulos, Bates, Fisch, Lei and Schuster, ICLR 2024, Theorem 1, with B = 1.
+
+    Args:
+        losses_in_order: Shape (n, n_candidates), each in [0, 1], safest candidate first, in an
+            order chosen without these queries.
+        alpha: The limit on the expected loss, in (0, 1).
+
+    Raises:
+        CalibrationError: as ``betting_p_value``, or losses of another shape.
+
+    >>> conformal_risk_control([[0.0, 0.0, 0.2], [0.0, 0.1, 0.9]] * 50, alpha=0.1)
+    2
+    """
+    checked = _check_losses(losses_in_order)
+    if checked.ndim != 2:
+        raise CalibrationError(
+            f"losses need one row per query and one column per candidate, not shape {checked.shape}"
+        )
+    n = checked.shape[0]
+    rising = np.maximum.accumulate(checked, axis=1)
+    too_high = (rising.sum(axis=0) + 1.0) / (n + 1) > _check_share("alpha", alpha)
+    return int(too_high.argmax()) if too_high.any() else too_high.size
+
+
+def labels_needed(
+    losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA, *, power: float = 0.8
+) -> int | None:
+    """How many labelled queries would certify one candidate by betting, if these are typical.
+
+    An analytic approximation, not a guarantee: the log wealth after n queries is taken as
+    normal, with the growth and spread that the stakes would have on losses like those given; the
+    answer is the least n at which it reaches log(1/delta) with probability ``power``. The sample
+    stands for the population, so a mean that is low by luck gives a number that is low.
+
+    Args:
+        losses: Shape (n,), of the candidate asked about, each in [0, 1].
+        alpha: The limit on the mean loss, in (0, 1).
+        delta: The level of the test, in (0, 1).
+        power: The probability of success to plan for, in (0, 1).
+
+    Returns:
+        A number of labelled queries in the test, those for ordering not counted. None where the
+        mean loss is not below alpha (by ``LEAST_MARGIN``): no number would do.
+
+    Raises:
+        CalibrationError: as ``betting_p_value``, or losses of more than one candidate.
+
+    >>> labels_needed([0.0] * 9 + [0.5], alpha=0.1)
+    115
+    >>> labels_needed([0.0] * 8 + [0.5] * 2, alpha=0.1) is None
+    True
+    """
+    checked = _check_losses(losses)
+    if checked.ndim != 1:
+        raise CalibrationError(
+            f"losses of shape {checked.shape}: ask about one candidate at a time"
+        )
+    for name, value in (("alpha", alpha), ("delta", delta), ("power", power)):
+        _check_share(name, value)
+    if checked.mean() > alpha - LEAST_MARGIN:
+        return None
+    z = NormalDist().inv_cdf(power)
+    sample_variance = checked.var()
+
+    def suffices(n: int) -> bool:
+        variance = (0.25 + n * sample_variance) / (n + 1)  # started at 1/4, as in the test
+        stake = _stakes(np.asarray(variance), n, alpha, delta)
+        growth = np.log1p(-stake * (checked - alpha))
+        return bool(n * growth.mean() - z * sqrt(n) * growth.std() >= -log(delta))
+
+    high = 1
+    while not suffices(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+def _check_losses(losses: ArrayLike) -> FloatArray:
+    values = np.asarray(losses, dtype=np.float64)
+    if values.ndim not in (1, 2) or values.size == 0:
+        raise CalibrationError(
+            f"losses of shape {values.shape}: a risk needs at least one labelled query, one row "
+            "each, and one column per candidate"
+        )
+    # NaN fails both comparisons, so one pass finds every fault.
+    faults = ~((values >= -ROUNDING) & (values <= 1.0 + ROUNDING))
+    if faults.any():
+        row = int(np.argwhere(faults)[0][0])
+        value = float(values[faults][0])
+        if np.isnan(value):
+            raise CalibrationError(
+                f"the loss of query {row} is undefined: leave out the queries where it has none, "
+                "and report how many they were"
+            )
+        raise CalibrationError(
+            f"the loss {value!r} of query {row} lies outside [0, 1]: divide the losses, and their "
+            "limit, by the largest loss possible"
+        )
+    return np.clip(values, 0.0, 1.0)
+
+
+def _check_p_values(p_values: ArrayLike, n_dimensions: int | None = None) -> FloatArray:
+    values = np.asarray(p_values, dtype=np.float64)
+    if n_dimensions is not None and values.ndim != n_dimensions:
+        raise CalibrationError(f"p-values of shape {values.shape}: give one per candidate")
+    faults = ~((values >= 0.0) & (values <= 1.0))
+    if faults.any():
+        raise CalibrationError(f"the p-value {float(values[faults][0])!r} lies outside [0, 1]")
+    return values
+
+
+def _check_share(name: str, value: float) -> float:
+    if not 0.0 < value < 1.0:
+        raise CalibrationError(f"{name} {value!r} must lie strictly between 0 and 1")
+    return value

@@ -1,0 +1,388 @@
+"""The certificate's statistics: worked by hand, by properties, and against a known truth."""
+
+from collections.abc import Callable
+from math import e, exp, log, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from scipy import stats
+
+from calibration.risk import (
+    TRUNCATION,
+    betting_p_value,
+    bonferroni,
+    clt_p_value,
+    conformal_risk_control,
+    fixed_sequence,
+    hoeffding_bentkus_p_value,
+    joint_p_value,
+    labels_needed,
+    pareto_order,
+)
+from ctxguard.errors import CalibrationError
+
+Losses = NDArray[np.float64]
+PValue = Callable[[Losses, float], Losses]
+
+DELTA = 0.1
+VALID_P_VALUES = [betting_p_value, hoeffding_bentkus_p_value]
+ALL_P_VALUES = [*VALID_P_VALUES, clt_p_value]
+
+unit = st.floats(0.0, 1.0)
+level = st.floats(0.01, 0.99)
+loss_columns = arrays(np.float64, st.integers(2, 40), elements=unit)
+
+
+def fractional_losses(
+    rng: np.random.Generator, shape: tuple[int, ...], mean: float, certain: float
+) -> Losses:
+    """Losses with the mean given: 0 or 1 with probability ``certain``, else from a Beta."""
+    between = rng.beta(2.0 * mean, 2.0 * (1.0 - mean), shape)
+    ends = (rng.random(shape) < mean).astype(float)
+    return np.where(rng.random(shape) < certain, ends, between)
+
+
+def allowed(rate: float, repeats: int) -> float:
+    """The rate with three Monte Carlo errors on top."""
+    return rate + 3.0 * sqrt(rate * (1.0 - rate) / repeats)
+
+
+def test_one_query_without_loss_wins_the_truncated_stake() -> None:
+    won = 1.0 + TRUNCATION / 0.9 * 0.1
+    assert betting_p_value([0.0], 0.1) == pytest.approx(1.0 / won)
+
+
+def test_wealth_counts_at_its_height_and_a_later_loss_does_not_take_it_back() -> None:
+    assert betting_p_value([0.0, 1.0], 0.1) == pytest.approx(betting_p_value([0.0], 0.1))
+
+
+def test_a_sample_that_only_loses_gives_a_p_value_of_one() -> None:
+    assert betting_p_value([1.0] * 20, 0.1) == 1.0
+
+
+def test_betting_equals_the_wealth_counted_query_by_query() -> None:
+    rng = np.random.default_rng(3)
+    for n, alpha in ((7, 0.3), (60, 0.15), (300, 0.5)):
+        losses = fractional_losses(rng, (n,), 0.7 * alpha, 0.5)
+        wealth = best = 1.0
+        mean_sum, square_sum, variance = 0.5, 0.25, 0.25
+        for t, loss in enumerate(losses, start=1):
+            stake = min(sqrt(2 * log(10) / (n * variance)), TRUNCATION / (1 - alpha))
+            wealth *= 1 - stake * (loss - alpha)
+            best = max(best, wealth)
+            mean_sum += loss
+            square_sum += (loss - mean_sum / (t + 1)) ** 2
+            variance = square_sum / (t + 1)
+        assert betting_p_value(losses, alpha) == pytest.approx(1 / best)
+
+
+def test_hoeffding_bentkus_agrees_with_its_formula_written_out() -> None:
+    # 30 losses of 0.1: the sum is 3 but for rounding, and Bentkus must count 3, not 4.
+    alpha, n = 0.3, 30
+    relative_entropy = stats.entropy([0.1, 0.9], [alpha, 1 - alpha])
+    bentkus = e * sum(stats.binom.pmf(i, n, alpha) for i in range(4))
+    expected = min(exp(-n * relative_entropy), bentkus)
+    assert bentkus < exp(-n * relative_entropy)
+    assert hoeffding_bentkus_p_value([0.1] * n, alpha) == pytest.approx(expected)
+
+
+def test_hoeffding_bentkus_takes_hoeffding_where_it_is_the_smaller() -> None:
+    expected = exp(-5 * stats.entropy([0.0, 1.0], [0.4, 0.6]))
+    assert hoeffding_bentkus_p_value([0.0] * 5, 0.4) == pytest.approx(expected)
+
+
+def test_clt_p_value_is_the_one_sided_z_test() -> None:
+    losses = np.array([0.0, 0.1, 0.3, 0.0, 0.2])
+    z = (losses.mean() - 0.25) / (losses.std(ddof=1) / sqrt(5))
+    assert clt_p_value(losses, 0.25) == pytest.approx(stats.norm.cdf(z))
+
+
+def test_clt_p_value_without_spread_is_decided_by_the_mean() -> None:
+    assert clt_p_value([[0.0, 0.5]] * 4, 0.1).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+def test_candidates_tested_together_get_what_each_gets_alone(p_value: PValue) -> None:
+    losses = np.random.default_rng(0).random((30, 6)) ** 4
+    alone = [float(p_value(losses[:, j], 0.25)) for j in range(6)]
+    assert p_value(losses, 0.25).tolist() == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+@given(losses=loss_columns, limits=st.tuples(level, level))
+def test_a_looser_limit_never_raises_the_p_value(
+    p_value: PValue, losses: Losses, limits: tuple[float, float]
+) -> None:
+    strict, loose = sorted(limits)
+    assert p_value(losses, loose) <= p_value(losses, strict) + 1e-9
+
+
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+@given(losses=loss_columns, alpha=level)
+def test_a_p_value_lies_between_0_and_1(p_value: PValue, losses: Losses, alpha: float) -> None:
+    assert 0.0 <= p_value(losses, alpha) <= 1.0
+
+
+@pytest.mark.parametrize("p_value", VALID_P_VALUES)
+@given(losses=loss_columns, alpha=level, by=unit)
+def test_losses_that_all_reach_alpha_are_no_evidence_at_all(
+    p_value: PValue, losses: Losses, alpha: float, by: float
+) -> None:
+    above = alpha + (1.0 - alpha) * by * losses
+    assert p_value(np.clip(above, 0.0, 1.0), alpha) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("p_value", VALID_P_VALUES)
+@pytest.mark.parametrize("n", [50, 100, 200, 400])
+@pytest.mark.parametrize("certain", [0.0, 0.6, 1.0])
+def test_a_mean_of_exactly_alpha_is_certified_at_most_delta_of_the_time(
+    p_value: PValue, n: int, certain: float
+) -> None:
+    repeats = 2000
+    for alpha in (0.05, 0.2):
+        losses = fractional_losses(np.random.default_rng(n), (n, repeats), alpha, certain)
+        p_values = p_value(losses, alpha)
+        for delta in (0.05, 0.1, 0.2):
+            assert (p_values <= delta).mean() <= allowed(delta, repeats)
+
+
+def test_betting_is_valid_at_levels_that_its_stakes_were_not_tuned_for() -> None:
+    repeats = 4000
+    losses = fractional_losses(np.random.default_rng(5), (100, repeats), 0.15, 0.6)
+    for target_delta in (0.001, 0.5):
+        p_values = betting_p_value(losses, 0.15, target_delta=target_delta)
+        assert (p_values <= DELTA).mean() <= allowed(DELTA, repeats)
+
+
+def test_the_clt_breaks_its_promise_where_few_queries_carry_the_loss() -> None:
+    losses = fractional_losses(np.random.default_rng(1), (50, 4000), 0.05, 1.0)
+    assert (clt_p_value(losses, 0.05) <= 0.05).mean() > 0.07
+    assert (betting_p_value(losses, 0.05) <= 0.05).mean() <= 0.05
+
+
+def test_betting_profits_from_a_small_variance_as_hoeffding_bentkus_cannot() -> None:
+    losses = np.random.default_rng(2).beta(4.0, 36.0, 200)
+    assert betting_p_value(losses, 0.15) < 0.01 * hoeffding_bentkus_p_value(losses, 0.15)
+
+
+def test_the_p_value_of_two_promises_is_the_larger_one() -> None:
+    assert joint_p_value([0.01, 0.3], [0.2, 0.1]).tolist() == [0.2, 0.3]
+
+
+def test_two_promises_of_which_one_is_broken_are_certified_at_most_delta_of_the_time() -> None:
+    rng, repeats = np.random.default_rng(8), 4000
+    broken = fractional_losses(rng, (100, repeats), 0.15, 0.5)
+    kept = 0.5 * broken
+    joint = joint_p_value(betting_p_value(broken, 0.15), betting_p_value(kept, 0.15))
+    assert (joint <= DELTA).mean() <= allowed(DELTA, repeats)
+
+
+def test_risks_over_different_candidates_are_refused() -> None:
+    with pytest.raises(CalibrationError, match="same candidates"):
+        joint_p_value([0.1, 0.2], [0.1])
+
+
+def test_no_risk_at_all_is_refused() -> None:
+    with pytest.raises(CalibrationError, match="at least one risk"):
+        joint_p_value()
+
+
+def test_of_equal_risks_the_least_beneficial_is_tested_first() -> None:
+    assert pareto_order([0.0, 0.0, 0.0], [0.3, 0.1, 0.2]).tolist() == [1, 2, 0]
+
+
+def test_of_candidates_alike_in_everything_one_is_tested() -> None:
+    assert pareto_order([0.1, 0.1], [0.5, 0.5]).tolist() == [0]
+
+
+@given(figures=st.lists(st.tuples(st.integers(0, 6), st.integers(-6, 6)), min_size=1, max_size=30))
+def test_the_order_rises_in_risk_and_leaves_out_only_what_another_dominates(
+    figures: list[tuple[int, int]],
+) -> None:
+    risk, benefit = np.array(figures).T
+    order = pareto_order(risk, benefit)
+    assert (np.diff(risk[order]) >= 0).all()
+    assert (np.diff(benefit[order]) > 0).all()
+    for left_out in set(range(len(figures))) - set(order.tolist()):
+        dominates = (risk[order] <= risk[left_out]) & (benefit[order] >= benefit[left_out])
+        assert dominates.any()
+
+
+def test_an_undefined_figure_has_no_place_in_an_order() -> None:
+    with pytest.raises(CalibrationError, match="benefit of candidate 1 is undefined"):
+        pareto_order([0.1, 0.2], [0.0, float("nan")])
+
+
+def test_risks_and_benefits_of_different_candidates_have_no_order() -> None:
+    with pytest.raises(CalibrationError, match="one risk and one benefit"):
+        pareto_order([0.1, 0.2], [0.0])
+
+
+def test_fixed_sequence_stops_at_the_first_failure_and_never_looks_beyond() -> None:
+    assert fixed_sequence([0.01, 0.1, 0.11, 0.0001], 0.1) == 2
+
+
+def test_fixed_sequence_certifies_nothing_when_the_safest_candidate_fails() -> None:
+    assert fixed_sequence([0.2, 0.0], 0.1) == 0
+
+
+def test_fixed_sequence_certifies_the_whole_order_when_none_fails() -> None:
+    assert fixed_sequence([0.01, 0.02], 0.1) == 2
+
+
+def test_bonferroni_divides_delta_by_the_number_of_candidates() -> None:
+    assert bonferroni([0.06, 0.04, 0.0], 0.15).tolist() == [1, 2]
+
+
+def test_an_order_from_a_disjoint_split_keeps_the_error_of_the_family_at_delta() -> None:
+    """Twenty candidates on both sides of alpha; one false certificate spoils a repeat."""
+    rng, repeats, n, alpha = np.random.default_rng(11), 400, 100, 0.2
+    means = np.linspace(0.10, 0.30, 20)
+    spoiled = 0
+    for _ in range(repeats):
+        ordering = fractional_losses(rng, (40, 20), means, 0.5)
+        testing = fractional_losses(rng, (n, 20), means, 0.5)
+        order = pareto_order(ordering.mean(axis=0), means)
+        certified = order[: fixed_sequence(betting_p_value(testing[:, order], alpha), DELTA)]
+        spoiled += bool((means[certified] > alpha).any())
+    assert spoiled / repeats <= allowed(DELTA, repeats)
+
+
+def test_betting_in_sequence_reaches_further_than_hoeffding_bentkus_with_bonferroni() -> None:
+    """A hundred nested candidates, 200 labels: the order costs 60, and still pays."""
+    rng, alpha = np.random.default_rng(4), 0.15
+    settings = np.linspace(0.05, 0.9, 100)
+    reach_in_sequence, reach_at_once = [], []
+    for _ in range(50):
+        tolerance = rng.beta(2.0, 2.0, (200, 1))
+        losses = np.clip(settings - tolerance, 0.0, 1.0)
+        order = pareto_order(clt_p_value(losses[:60], alpha), settings)
+        n_certified = fixed_sequence(betting_p_value(losses[60:][:, order], alpha), DELTA)
+        reach_in_sequence.append(settings[order[:n_certified]].max(initial=0.0))
+        at_once = bonferroni(hoeffding_bentkus_p_value(losses, alpha), DELTA)
+        reach_at_once.append(settings[at_once].max(initial=0.0))
+    assert np.mean(reach_in_sequence) > np.mean(reach_at_once) + 0.04
+    true_risk = np.clip(settings - rng.beta(2.0, 2.0, (100_000, 1)), 0.0, 1.0).mean(axis=0)
+    best = settings[true_risk <= alpha].max()
+    assert np.mean(reach_in_sequence) > best - 0.06
+
+
+def test_risk_control_adds_one_query_of_total_loss() -> None:
+    # (9 × 0.1 + 1) / 10 = 0.19
+    losses = np.full((9, 1), 0.1)
+    assert conformal_risk_control(losses, 0.191) == 1
+    assert conformal_risk_control(losses, 0.189) == 0
+
+
+def test_risk_control_judges_a_candidate_by_the_worst_that_came_before_it() -> None:
+    losses = np.array([[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]] * 100)
+    assert conformal_risk_control(losses[:, [0, 2]], 0.3) == 2
+    assert conformal_risk_control(losses, 0.3) == 1
+
+
+def test_risk_control_keeps_the_expected_loss_but_not_with_high_probability() -> None:
+    rng, alpha, settings = np.random.default_rng(6), 0.15, np.linspace(0.05, 0.9, 100)
+    true_risk = np.clip(settings - rng.beta(2.0, 2.0, (100_000, 1)), 0.0, 1.0).mean(axis=0)
+    chosen = []
+    for _ in range(400):
+        losses = np.clip(settings - rng.beta(2.0, 2.0, (100, 1)), 0.0, 1.0)
+        chosen.append(true_risk[conformal_risk_control(losses, alpha) - 1])
+    risks = np.array(chosen)
+    assert risks.mean() <= alpha + 3.0 * risks.std() / sqrt(risks.size)
+    assert (risks > alpha).mean() > 0.2
+
+
+def test_risk_control_needs_an_order_of_candidates() -> None:
+    with pytest.raises(CalibrationError, match="one column per candidate"):
+        conformal_risk_control([0.1, 0.2], 0.1)
+
+
+@pytest.mark.parametrize(
+    ("mean", "certain", "alpha"),
+    [(0.05, 0.5, 0.1), (0.1, 1.0, 0.15), (0.1, 0.0, 0.15), (0.02, 0.8, 0.1), (0.13, 0.3, 0.15)],
+)
+def test_the_labels_needed_certify_about_as_often_as_planned(
+    mean: float, certain: float, alpha: float
+) -> None:
+    rng = np.random.default_rng(9)
+    typical = fractional_losses(rng, (20_000,), mean, certain)
+    n = labels_needed(typical, alpha, DELTA, power=0.8)
+    assert n is not None
+    p_values = betting_p_value(rng.choice(typical, (n, 500)), alpha, target_delta=DELTA)
+    assert 0.7 <= (p_values <= DELTA).mean() <= 0.93
+
+
+def test_no_number_of_labels_would_certify_a_mean_that_is_not_below_alpha() -> None:
+    assert labels_needed([0.0, 0.2], 0.1) is None
+    assert labels_needed([0.0, 0.3], 0.1) is None
+
+
+def test_a_smaller_margin_needs_more_labels() -> None:
+    losses = np.random.default_rng(0).beta(1.0, 9.0, 500)
+    needed = [labels_needed(losses, alpha) for alpha in (0.3, 0.2, 0.15, 0.12)]
+    assert all(n is not None for n in needed)
+    assert needed == sorted(needed)
+    assert len(set(needed)) == 4
+
+
+def test_labels_are_counted_for_one_candidate_at_a_time() -> None:
+    with pytest.raises(CalibrationError, match="one candidate at a time"):
+        labels_needed([[0.0, 0.1]], 0.2)
+
+
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+def test_an_undefined_loss_is_refused_and_the_query_named(p_value: PValue) -> None:
+    losses = np.zeros((5, 3))
+    losses[3, 1] = np.nan
+    with pytest.raises(CalibrationError, match="query 3 is undefined"):
+        p_value(losses, 0.1)
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, float("inf")])
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+def test_a_loss_outside_0_to_1_is_refused_with_its_value(p_value: PValue, value: float) -> None:
+    with pytest.raises(CalibrationError, match=f"{value!r} of query 1 lies outside"):
+        p_value(np.array([0.0, value]), 0.1)
+
+
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+def test_a_rounding_error_outside_0_to_1_is_not_a_fault(p_value: PValue) -> None:
+    rounded = p_value(np.array([1.0 - 10 * 0.1 - 1e-15, 1.0 + 1e-15, 0.2]), 0.5)
+    assert rounded == pytest.approx(float(p_value(np.array([0.0, 1.0, 0.2]), 0.5)))
+
+
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+def test_no_labelled_query_is_refused(p_value: PValue) -> None:
+    with pytest.raises(CalibrationError, match="at least one labelled query"):
+        p_value(np.empty((0, 3)), 0.1)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -1.0, float("nan")])
+@pytest.mark.parametrize("p_value", ALL_P_VALUES)
+def test_a_limit_that_says_nothing_is_refused(p_value: PValue, alpha: float) -> None:
+    with pytest.raises(CalibrationError, match="alpha"):
+        p_value(np.array([0.0, 0.1]), alpha)
+
+
+def test_a_single_query_has_no_variance_for_the_clt() -> None:
+    with pytest.raises(CalibrationError, match="at least 2"):
+        clt_p_value([0.0], 0.1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -0.1, 1.1])
+def test_what_is_not_a_p_value_is_refused(value: float) -> None:
+    for refuses in (lambda p: fixed_sequence(p, 0.1), lambda p: bonferroni(p, 0.1), joint_p_value):
+        with pytest.raises(CalibrationError, match="p-value"):
+            refuses([0.5, value])
+
+
+def test_delta_must_be_a_probability_that_says_something() -> None:
+    for delta in (0.0, 1.0):
+        with pytest.raises(CalibrationError, match="delta"):
+            fixed_sequence([0.5], delta)
+        with pytest.raises(CalibrationError, match="delta"):
+            bonferroni([0.5], delta)
