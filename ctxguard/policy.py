@@ -212,6 +212,8 @@ class Decision:
         if not self.order or not is_relative(kind):
             return None
         scores = [cast(float, self.ranking.scores[position]) for position in self.order]
+        if not all(map(is_valid, scores)):  # mode ``off`` keeps the order as given, garbage and all
+            return None
         top = max(scores)
         if not within_domain(kind, min(scores), top):
             return None

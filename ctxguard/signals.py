@@ -5,6 +5,7 @@ the list, the logarithm of its rank, and the leg's best value; where there are s
 of reciprocal ranks and whether every leg matched (DESIGN.md §5). Pure; numpy alone.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.fusion import RECIPROCAL_RANK_CONSTANT
+from ctxguard.scores import INVALID_MAGNITUDE
 from ctxguard.types import FloatArray, Leg, ScoreKind
 
 PER_LEG = ("value", "gap", "z", "log_rank", "top")
@@ -34,8 +36,9 @@ def signals(legs: Mapping[str, Leg]) -> FloatArray:
     """The signals of every candidate of one ranking.
 
     Args:
-        legs: Each stage's scores, shape (n,) each; NaN where a stage has none makes that
-            candidate's signals NaN: a missing leg is another signal set, with its own model.
+        legs: Each stage's scores, shape (n,) each. One that is missing or garbage makes its
+            leg's gap and top NaN for every candidate, since the leg's best is then unknown: a
+            missing score is another signal set, with its own model.
 
     Returns:
         Shape (n_signals, n), rows in the order of ``signal_names``.
@@ -62,7 +65,8 @@ def signals(legs: Mapping[str, Leg]) -> FloatArray:
         rank = n + 1.0 - np.searchsorted(ascending, value, side="right")
         rows[row] = value
         rows[row + 1] = value - top
-        rows[row + 2] = centred / spread if spread > 0.0 else 0.0
+        # Of equal values, rounding alone would make a spread.
+        rows[row + 2] = centred / spread if top > ascending[0] and spread > 0.0 else 0.0
         rows[row + 3] = np.log(rank)
         rows[row + 4] = top
         reciprocal += 1.0 / (RECIPROCAL_RANK_CONSTANT + rank)
@@ -76,17 +80,18 @@ def signals(legs: Mapping[str, Leg]) -> FloatArray:
 
 
 def _additive(leg: Leg) -> FloatArray:
-    """Scores on a scale where differences mean the same everywhere."""
+    """Scores on a scale where differences mean the same everywhere; NaN for garbage."""
+    scores = np.where(np.abs(leg.scores) < INVALID_MAGNITUDE, leg.scores, np.nan)
     if leg.kind is ScoreKind.RATIO:
-        return np.log1p(np.maximum(leg.scores, 0.0))
+        return np.log1p(np.maximum(scores, 0.0))
     if leg.kind is ScoreKind.PROBABILITY:
-        clipped = np.clip(leg.scores, _PROBABILITY_EDGE, 1.0 - _PROBABILITY_EDGE)
+        clipped = np.clip(scores, _PROBABILITY_EDGE, 1.0 - _PROBABILITY_EDGE)
         return np.log(clipped / (1.0 - clipped))
     if leg.kind is ScoreKind.RANK:
         raise ConfigurationError(
             "scores of kind 'rank' carry order only and give no signal; hand the legs over apart"
         )
-    return leg.scores
+    return scores
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,10 @@ class RelevanceModel:
                 raise ConfigurationError(
                     f"{field} has {len(values)} numbers for {len(names)} signals"
                 )
+            if not np.isfinite(values).all():
+                raise ConfigurationError(f"{field} {values!r} must be finite numbers")
+        if not math.isfinite(self.intercept):
+            raise ConfigurationError(f"intercept {self.intercept!r} must be a finite number")
         if min(self.scales) <= 0.0:
             raise ConfigurationError(f"scale {min(self.scales)!r} must be > 0")
         # The standardisation is folded into the coefficients once, not on every request.
@@ -135,10 +144,12 @@ class RelevanceModel:
         """P(relevant) of every candidate, shape (n,).
 
         Returns:
-            None where the legs are not those that the model was fitted on, or a score is
-            missing: a probability from other signals would be a guess.
+            None where the legs are not those that the model was fitted on, carry rank only, or
+            lack a score: a probability from other signals would be a guess.
         """
         if tuple(sorted(legs)) != self.legs:
+            return None
+        if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
             return None
         log_odds: FloatArray = self._weights @ signals(legs) + self._offset  # type: ignore[attr-defined]
         if not np.isfinite(log_odds).all():

@@ -1,0 +1,232 @@
+"""The expected-utility policy: order by P(relevant), keep what is worth its place."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.policy import ExpectedUtilityPolicy, decide
+from ctxguard.signals import RelevanceModel
+from ctxguard.types import DropReason, Flag, Hit, Leg, Ranking, ScoreKind, Threshold
+
+# Log-odds are the logit leg's own score, so that a test can write probabilities down.
+IDENTITY = RelevanceModel(("rerank",), (1.0, 0, 0, 0, 0), (0.0,) * 5, (1.0,) * 5, 0.0)
+
+
+def log_odds(probability: float) -> float:
+    return math.log(probability / (1.0 - probability))
+
+
+def ranking_of(
+    probabilities: Sequence[float],
+    scores: Sequence[float | None] | None = None,
+    ids: Sequence[str] | None = None,
+) -> Ranking:
+    """Passages a, b, … with these probabilities; their own scores fall from n to 1."""
+    n = len(probabilities)
+    scores = [float(n - i) for i in range(n)] if scores is None else scores
+    ids = [chr(97 + i) for i in range(n)] if ids is None else ids
+    hits = [Hit(passage_id, score) for passage_id, score in zip(ids, scores, strict=True)]
+    odds = np.array([p if math.isnan(p) else log_odds(p) for p in probabilities])
+    return replace(
+        Ranking.from_hits(hits, ScoreKind.RATIO), legs={"rerank": Leg(odds, ScoreKind.LOGIT)}
+    )
+
+
+def policy_of(
+    k: int = 5, cost: float = 1.0, gain: float = 1.0, min_keep: int = 1
+) -> ExpectedUtilityPolicy:
+    return ExpectedUtilityPolicy(IDENTITY, k=k, cost=cost, gain=gain, min_keep=min_keep)
+
+
+shares = st.lists(st.floats(0.01, 0.99), max_size=15)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> ExpectedUtilityPolicy:
+    k = draw(st.integers(1, 10))
+    return policy_of(
+        k,
+        cost=draw(st.floats(0.0, 3.0)),
+        gain=draw(st.floats(0.1, 3.0)),
+        min_keep=draw(st.integers(0, k)),
+    )
+
+
+class TestRule:
+    def test_passages_come_in_the_order_of_their_probability(self) -> None:
+        assert decide(ranking_of([0.6, 0.9, 0.7]), policy_of()).kept_ids == ("b", "c", "a")
+
+    def test_a_passage_is_kept_while_its_expected_utility_is_not_negative(self) -> None:
+        # cost / (cost + gain) = 0.5 / 1.5
+        policy = policy_of(cost=0.5)
+        assert policy.min_probability == pytest.approx(1 / 3)
+        assert decide(ranking_of([0.9, 0.34, 0.33]), policy).kept_ids == ("a", "b")
+
+    def test_an_even_chance_at_equal_stakes_is_kept(self) -> None:
+        assert decide(ranking_of([0.9, 0.5]), policy_of()).kept_ids == ("a", "b")
+
+    def test_at_most_k_are_kept(self) -> None:
+        decision = decide(ranking_of([0.9, 0.8, 0.7]), policy_of(k=2))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
+
+    def test_at_least_min_keep_are_kept_however_unlikely(self) -> None:
+        ranking = ranking_of([0.1, 0.2, 0.05])
+        assert decide(ranking, policy_of()).kept_ids == ("b",)
+        assert decide(ranking, policy_of(min_keep=2)).kept_ids == ("b", "a")
+
+    def test_a_policy_that_may_abstain_can_keep_nothing(self) -> None:
+        decision = decide(ranking_of([0.1, 0.2]), policy_of(min_keep=0))
+        assert decision.kept_ids == ()
+        assert decision.flags == ()
+
+    def test_costless_distractors_leave_only_k(self) -> None:
+        assert decide(ranking_of([0.01, 0.02]), policy_of(cost=0.0)).n_kept == 2
+
+    def test_equal_probabilities_keep_the_order_of_the_scores(self) -> None:
+        ranking = ranking_of([0.7, 0.7, 0.7], scores=[1.0, 3.0, 2.0])
+        assert decide(ranking, policy_of()).kept_ids == ("b", "c", "a")
+
+    def test_scores_that_carry_rank_only_are_no_obstacle(self) -> None:
+        fused = replace(ranking_of([0.6, 0.9]), kind=ScoreKind.RANK)
+        decision = decide(fused, policy_of())
+        assert decision.kept_ids == ("b", "a")
+        assert [verdict.relative_score for verdict in decision.verdicts] == [None, None]
+
+
+class TestProperties:
+    @given(shares, policies())
+    def test_the_kept_are_a_prefix_of_the_order_by_probability(
+        self, probabilities: list[float], policy: ExpectedUtilityPolicy
+    ) -> None:
+        decision = decide(ranking_of(probabilities), policy)
+        order = sorted(range(len(probabilities)), key=lambda i: (-log_odds(probabilities[i]), i))
+        assert list(decision.order) == order
+        assert list(decision.kept) == order[: decision.n_kept]
+
+    @given(shares, policies())
+    def test_exactly_the_worthwhile_within_k_and_min_keep(
+        self, probabilities: list[float], policy: ExpectedUtilityPolicy
+    ) -> None:
+        decision = decide(ranking_of(probabilities), policy)
+        assert decision.probabilities is not None or not probabilities
+        worthwhile = sum(p >= policy.min_probability for p in decision.probabilities or ())
+        n = len(probabilities)
+        assert decision.n_kept == max(min(worthwhile, policy.k), min(policy.min_keep, n))
+
+    @given(shares, policies(), st.floats(0.0, 3.0))
+    def test_a_higher_cost_never_keeps_more(
+        self, probabilities: list[float], policy: ExpectedUtilityPolicy, more: float
+    ) -> None:
+        ranking = ranking_of(probabilities)
+        dearer = replace(policy, cost=policy.cost + more)
+        assert decide(ranking, dearer).n_kept <= decide(ranking, policy).n_kept
+
+    @given(shares, policies(), st.randoms())
+    def test_the_order_of_input_does_not_matter(
+        self, probabilities: list[float], policy: ExpectedUtilityPolicy, random: object
+    ) -> None:
+        ranking = ranking_of(probabilities)
+        order = list(range(len(probabilities)))
+        random.shuffle(order)  # type: ignore[attr-defined]
+        shuffled = replace(
+            ranking,
+            passage_ids=[ranking.passage_ids[i] for i in order],
+            scores=[ranking.scores[i] for i in order],
+            legs={"rerank": Leg(ranking.legs["rerank"].scores[order], ScoreKind.LOGIT)},
+        )
+        assert decide(shuffled, policy).kept_ids == decide(ranking, policy).kept_ids
+
+    @given(shares, policies())
+    def test_every_candidate_has_a_verdict_and_a_count(
+        self, probabilities: list[float], policy: ExpectedUtilityPolicy
+    ) -> None:
+        decision = decide(ranking_of(probabilities), policy)
+        assert len(decision.verdicts) == len(probabilities)
+        assert decision.n_kept + sum(decision.dropped_by_reason.values()) == len(probabilities)
+        for verdict in decision.verdicts:
+            assert verdict.kept == (verdict.passage_id in decision.kept_ids)
+            assert verdict.kept == (not verdict.kept_if)
+
+
+class TestVerdicts:
+    def test_a_dropped_passage_says_which_probability_would_have_kept_it(self) -> None:
+        decision = decide(ranking_of([0.9, 0.25]), policy_of())
+        verdict = decision.verdicts[1]
+        assert verdict.reason is DropReason.BELOW_PROBABILITY
+        assert verdict.probability == pytest.approx(0.25)
+        assert verdict.relative_score == 0.5
+        assert verdict.kept_if == (Threshold("min_probability", verdict.probability),)
+        cheaper = policy_of(cost=0.25 / 0.75 - 1e-9)
+        assert decide(ranking_of([0.9, 0.25]), cheaper).kept_ids == ("a", "b")
+
+    def test_beyond_k_and_below_the_probability_names_both(self) -> None:
+        verdict = decide(ranking_of([0.9, 0.2]), policy_of(k=1)).verdicts[1]
+        assert verdict.reason is DropReason.BEYOND_K
+        assert [threshold.setting for threshold in verdict.kept_if] == ["k", "min_probability"]
+
+
+class TestMissingSignals:
+    @pytest.mark.parametrize(
+        "legs",
+        [
+            {},
+            {"dense": Leg(np.array([0.9, 0.2, 0.1]), ScoreKind.COSINE)},
+            {"rerank": Leg(np.array([0.9, math.nan, 0.1]), ScoreKind.LOGIT)},
+            {"rerank": Leg(np.array([0.9, 0.2, 0.1]), ScoreKind.RANK)},
+        ],
+        ids=["no legs", "another leg", "NaN in a leg", "rank only"],
+    )
+    def test_the_top_k_by_score_is_kept_and_flagged(self, legs: dict[str, Leg]) -> None:
+        ranking = replace(ranking_of([0.1, 0.9, 0.5]), legs=legs)
+        decision = decide(ranking, policy_of(k=2))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == (Flag.MISSING_SIGNALS,)
+        assert decision.probabilities is None
+        assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
+
+    def test_an_empty_ranking_misses_nothing(self) -> None:
+        decision = decide(ranking_of([]), policy_of())
+        assert decision.kept_ids == ()
+        assert decision.flags == ()
+
+
+class TestSetAside:
+    def test_garbage_scores_and_repeated_ids_are_no_candidates(self) -> None:
+        ranking = ranking_of(
+            [0.9, 0.8, 0.7, 0.6], scores=[4.0, math.nan, 2.0, 1.0], ids=["a", "b", "a", "c"]
+        )
+        decision = decide(ranking, policy_of())
+        assert decision.kept_ids == ("a", "c")
+        assert decision.flags == (Flag.INVALID_SCORES,)
+        reasons = {ranking.passage_ids[i]: reason for i, reason in decision.set_aside}
+        assert reasons == {"b": DropReason.INVALID_SCORE, "a": DropReason.DUPLICATE_ID}
+
+    def test_what_is_set_aside_does_not_touch_the_others_signals(self) -> None:
+        with_garbage = ranking_of([0.9, math.nan, 0.6], scores=[3.0, None, 1.0])
+        decision = decide(with_garbage, policy_of())
+        assert decision.flags == (Flag.INVALID_SCORES,)
+        assert decision.probabilities == pytest.approx([0.9, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 0}, "k 0"),
+        ({"min_keep": 6}, "min_keep 6"),
+        ({"cost": -0.1}, "cost -0.1"),
+        ({"cost": math.inf}, "cost inf"),
+        ({"cost": math.nan}, "cost nan"),
+        ({"gain": 0.0}, "gain 0.0"),
+        ({"gain": math.nan}, "gain nan"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        policy_of(**change)  # type: ignore[arg-type]
