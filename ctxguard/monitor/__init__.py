@@ -1,0 +1,1 @@
+"""Watching live traffic: sample, judge, estimate, export. All of it beside the request path."""

@@ -1,0 +1,37 @@
+"""Contexts as the guard would leave them, for the monitor to watch."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ctxguard.context import Context
+from ctxguard.policy import RatioPolicy, decide
+from ctxguard.types import Hit, Mode, Ranking, Route, ScoreKind
+
+
+@pytest.fixture
+def make_context() -> Callable[..., Context]:
+    """Builds a context whose first ``n_kept`` candidates were kept."""
+    return _context
+
+
+def _context(
+    passage_ids: Sequence[str],
+    n_kept: int,
+    *,
+    request_id: str = "r",
+    query: str = "q",
+    mode: Mode = Mode.ENFORCE,
+) -> Context:
+    hits = [Hit(name, 100.0 - rank, text=name) for rank, name in enumerate(passage_ids)]
+    ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
+    decision = decide(ranking, RatioPolicy(k=max(n_kept, 1), min_keep=min(n_kept, 1)))
+    kept = decision.order[:n_kept]
+    return Context(
+        request_id=request_id,
+        query=query,
+        route=Route.EXTERNAL,
+        mode=mode,
+        passages=tuple([ranking.passages[position] for position in kept]),
+        decision=decision,
+    )

@@ -1,0 +1,294 @@
+"""Estimates: what each metric counts, and that the intervals hold what they claim."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.metrics import udcg
+from ctxguard.monitor.estimates import (
+    Estimate,
+    JudgedRequest,
+    Metric,
+    RatioSums,
+    estimate,
+    ratio_sums,
+    t_quantile,
+    term,
+)
+
+
+def request(
+    grades: Sequence[int], dropped: int = 0, *, weight: float = 1.0, session: str | None = None
+) -> JudgedRequest:
+    """A request whose whole pool was judged."""
+    return JudgedRequest(
+        probability=1.0 / weight,
+        grades=tuple(grades),
+        utilities=tuple(1.0 if grade else -0.5 for grade in grades),
+        dropped_relevant=float(dropped),
+        dropped_probability=1.0,
+        pool_relevant=sum(grade > 0 for grade in grades) + dropped,
+        pool_probability=1.0,
+        unanswered_probability=1.0,
+        session_id=session,
+    )
+
+
+def value(metric: Metric, requests: Sequence[JudgedRequest]) -> float | None:
+    return estimate(metric, ratio_sums(metric, requests), min_n=2).value
+
+
+def test_recall_is_taken_over_all_relevant_passages_together() -> None:
+    assert value(Metric.RECALL, [request([1, 1], 0), request([1, 0], 5)]) == 3 / 8
+
+
+def test_recall_per_request_is_the_mean_of_the_requests_own() -> None:
+    requests = [request([1, 1], 0), request([1, 0], 3), request([0], 0)]
+    assert value(Metric.RECALL_PER_REQUEST, requests) == (1.0 + 0.25) / 2
+
+
+def test_a_dropped_relevant_passage_stands_for_those_that_were_not_judged() -> None:
+    sampled = replace(request([1]), dropped_relevant=1 / 0.2, dropped_probability=0.2)
+    assert value(Metric.RECALL, [sampled, sampled]) == pytest.approx(1 / 6)
+
+
+def test_recall_is_undefined_where_no_dropped_passage_got_a_verdict() -> None:
+    assert term(Metric.RECALL, replace(request([1]), dropped_relevant=None)) is None
+
+
+def test_mrr_counts_zero_only_where_the_pool_holds_a_relevant_passage() -> None:
+    requests = [request([0, 1]), request([0, 0], 1), request([0, 0], 0)]
+    assert value(Metric.MRR, requests) == (0.5 + 0.0) / 2
+
+
+def test_a_request_without_a_served_relevant_passage_weighs_by_the_chance_of_its_pool() -> None:
+    audited = replace(request([0], 1), pool_probability=0.25, unanswered_probability=0.25)
+    passed_over = replace(audited, pool_relevant=None)
+    assert term(Metric.MRR, audited) == (0.0, 4.0)
+    assert term(Metric.MRR, passed_over) == (0.0, 0.0)
+    assert value(Metric.MRR, [request([1]), audited]) == 1 / 5
+
+
+def test_without_judged_pools_a_request_that_was_served_nothing_relevant_has_no_rr() -> None:
+    assert term(Metric.MRR, replace(request([0], 1), pool_probability=0.0)) is None
+
+
+def test_udcg_is_gain_minus_harm() -> None:
+    requests = [request([1, 0, 1]), request([0, 0])]
+    gain, harm = value(Metric.GAIN, requests), value(Metric.HARM, requests)
+    assert gain == pytest.approx(udcg([1.0, -0.5, 1.0]).gain / 2)
+    assert value(Metric.UDCG, requests) == pytest.approx(gain - harm)
+
+
+def test_an_empty_context_has_no_precision_and_no_distractor_rate_but_a_udcg() -> None:
+    empty = request([])
+    assert term(Metric.PRECISION, empty) is None
+    assert term(Metric.DISTRACTOR_RATE, empty) is None
+    assert term(Metric.UDCG, empty) == (0.0, 1.0)
+
+
+def test_a_request_weighs_by_the_traffic_it_stands_for() -> None:
+    requests = [request([1], weight=1.0), request([0], weight=9.0)]
+    assert value(Metric.PRECISION, requests) == pytest.approx(0.1)
+
+
+def test_requests_of_one_session_are_one_cluster() -> None:
+    together = [request([1], session="s"), request([0], session="s"), request([1])]
+    sums = ratio_sums(Metric.PRECISION, together)
+    assert (sums.n, sums.a, sums.b, sums.bb) == (2, 2.0, 3.0, 5.0)
+
+
+requests_strategy = st.lists(
+    st.builds(
+        request,
+        st.lists(st.integers(0, 2), max_size=5),
+        st.integers(0, 3),
+        weight=st.sampled_from([1.0, 2.0, 10.0]),
+    ),
+    max_size=12,
+)
+
+
+@given(requests_strategy, requests_strategy, st.sampled_from(list(Metric)))
+def test_sums_of_two_windows_add_up_to_those_of_both(
+    one: list[JudgedRequest], other: list[JudgedRequest], metric: Metric
+) -> None:
+    added = ratio_sums(metric, one) + ratio_sums(metric, other)
+    together = ratio_sums(metric, one + other)
+    for name in RatioSums.__slots__:
+        assert getattr(added, name) == pytest.approx(getattr(together, name))
+
+
+@given(requests_strategy, st.sampled_from(list(Metric)))
+def test_the_value_lies_in_its_interval_and_ratios_lie_between_zero_and_one(
+    requests: list[JudgedRequest], metric: Metric
+) -> None:
+    found = estimate(metric, ratio_sums(metric, requests), min_n=2)
+    if found.value is None:
+        assert found.lower is None
+        assert found.upper is None
+        return
+    assert found.lower <= found.value + 1e-9
+    assert found.value <= found.upper + 1e-9
+    if metric not in {Metric.UDCG, Metric.GAIN, Metric.HARM}:
+        assert found.lower >= 0.0
+        assert found.upper <= 1.0 + 1e-9
+
+
+def test_no_data_is_no_value() -> None:
+    assert estimate(Metric.UDCG, RatioSums()) == Estimate(None, None, None, 0, "none", 30)
+
+
+def test_below_the_least_n_there_is_no_value() -> None:
+    sums = ratio_sums(Metric.PRECISION, [request([1, 0]), request([1, 1])] * 14)
+    assert estimate(Metric.PRECISION, sums).value is None
+    assert estimate(Metric.PRECISION, sums, min_n=28).value is not None
+
+
+def test_an_interval_that_is_too_wide_says_how_many_requests_it_would_take() -> None:
+    rng = random.Random(2)
+
+    def found(n: int) -> Estimate:
+        requests = [request([rng.random() < 0.5 for _ in range(3)]) for _ in range(n)]
+        return estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, requests), max_width=0.1)
+
+    few = found(60)
+    assert few.value is None
+    assert few.n_needed is not None
+    assert found(round(1.3 * few.n_needed)).value is not None
+
+
+def test_where_all_requests_are_alike_a_rare_other_kind_is_still_allowed_for() -> None:
+    found = estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, [request([1])] * 100))
+    # The share of another kind that would go unseen in 100 requests with probability 2.5%.
+    assert found.lower == pytest.approx(0.025 ** (1 / 100))
+    assert (found.value, found.upper) == (1.0, 1.0)
+
+
+def test_a_recall_of_one_allows_for_what_sampling_the_dropped_may_have_missed() -> None:
+    requests = [replace(request([1]), dropped_probability=0.1)] * 100
+    found = estimate(Metric.RECALL, ratio_sums(Metric.RECALL, requests))
+    assert found.lower == pytest.approx(0.025 ** (1 / 10))
+
+
+def test_udcg_without_any_spread_has_no_interval() -> None:
+    sums = ratio_sums(Metric.UDCG, [request([1])] * 100)
+    assert estimate(Metric.UDCG, sums).value is None
+
+
+@pytest.mark.parametrize(
+    "setting", [{"confidence": 1.0}, {"confidence": 0.0}, {"min_n": 1}, {"max_width": 0.0}]
+)
+def test_settings_that_cannot_work_are_refused(setting: dict[str, float]) -> None:
+    sums = ratio_sums(Metric.PRECISION, [request([1, 0]), request([1])] * 30)
+    with pytest.raises(ConfigurationError):
+        estimate(Metric.PRECISION, sums, **setting)
+
+
+@pytest.mark.parametrize(("p", "df"), [(0.975, 6), (0.975, 29), (0.995, 9), (0.95, 1000)])
+def test_the_quantile_of_t_is_scipys(p: float, df: int) -> None:
+    assert t_quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-3)
+
+
+class Traffic:
+    """Requests of easy and hard queries, each with its whole truth."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def draw(self) -> tuple[tuple[int, ...], int]:
+        """Grades of what is served, and how many relevant passages are dropped."""
+        rng = self._rng
+        hard = rng.random() < 0.3
+        served = rng.randint(1, 5)
+        chance = 0.15 if hard else 0.6
+        grades = tuple(
+            int(rng.random() < chance / math.sqrt(rank)) for rank in range(1, served + 1)
+        )
+        dropped = sum(rng.random() < (0.04 if hard else 0.01) for _ in range(20 - served))
+        return grades, dropped
+
+    def judged(self, dropped_rate: float, pool_rate: float) -> JudgedRequest:
+        """The same as the monitor sees it: dropped passages sampled, some pools whole."""
+        grades, dropped = self.draw()
+        pool = pool_rate if any(grades) else 0.5
+        whole = self._rng.random() < pool
+        probability = pool + (1 - pool) * dropped_rate
+        seen = sum(whole or self._rng.random() < dropped_rate for _ in range(dropped))
+        full = request(grades, dropped)
+        return replace(
+            full,
+            dropped_relevant=seen / probability,
+            dropped_probability=probability,
+            pool_relevant=full.pool_relevant if whole else None,
+            pool_probability=pool,
+            unanswered_probability=0.5,
+        )
+
+
+def truths(traffic: Traffic, n: int) -> dict[Metric, float]:
+    requests = [request(*traffic.draw()) for _ in range(n)]
+    sums = {metric: ratio_sums(metric, requests) for metric in Metric}
+    return {metric: sums[metric].a / sums[metric].b for metric in Metric}
+
+
+def coverage(
+    draw: Callable[[], JudgedRequest], truth: dict[Metric, float], *, n: int, repeats: int
+) -> dict[Metric, float]:
+    """Share of the intervals that hold the truth, of those that were given."""
+    held, given_ = dict.fromkeys(Metric, 0), dict.fromkeys(Metric, 0)
+    for _ in range(repeats):
+        requests = [draw() for _ in range(n)]
+        for metric in Metric:
+            found = estimate(metric, ratio_sums(metric, requests))
+            if found.value is not None:
+                given_[metric] += 1
+                held[metric] += found.lower <= truth[metric] <= found.upper
+    return {metric: held[metric] / given_[metric] for metric in Metric if given_[metric]}
+
+
+def test_intervals_cover_the_truth_when_dropped_passages_are_sampled() -> None:
+    truth = truths(Traffic(random.Random(7)), 60_000)
+    traffic = Traffic(random.Random(8))
+    covered = coverage(lambda: traffic.judged(0.2, 0.05), truth, n=150, repeats=400)
+    for metric in (Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM, Metric.PRECISION):
+        assert 0.92 <= covered[metric] <= 0.985, (metric, covered)
+    assert covered[Metric.RECALL] >= 0.91, covered
+
+
+def test_intervals_cover_the_truth_when_whole_pools_are_judged() -> None:
+    truth = truths(Traffic(random.Random(9)), 60_000)
+    traffic = Traffic(random.Random(10))
+    covered = coverage(lambda: request(*traffic.draw()), truth, n=60, repeats=400)
+    assert min(covered.values()) >= 0.91, covered
+
+
+def test_sessions_that_are_ignored_make_intervals_too_narrow_and_clusters_mend_it() -> None:
+    rng = random.Random(11)
+
+    def sessions(name: bool) -> list[JudgedRequest]:
+        requests = []
+        for session in range(40):
+            chance = rng.choice((0.1, 0.9))
+            requests += [
+                request([int(rng.random() < chance)], session=str(session) if name else None)
+                for _ in range(8)
+            ]
+        return requests
+
+    def covered(name: bool) -> float:
+        found = [
+            estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, sessions(name)))
+            for _ in range(300)
+        ]
+        return sum(one.lower <= 0.5 <= one.upper for one in found) / 300
+
+    assert covered(name=False) < 0.8
+    assert covered(name=True) >= 0.91

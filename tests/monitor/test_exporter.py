@@ -1,0 +1,123 @@
+"""What a scrape of the monitor says."""
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ctxguard.context import Context
+from ctxguard.monitor.estimates import Metric
+from ctxguard.monitor.exporter import MonitorCollector
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.judging import JudgingRates
+from ctxguard.monitor.monitor import Monitor, Window
+from ctxguard.monitor.sampler import Sampler
+
+MakeContext = Callable[..., Context]
+QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
+POOL = [f"p{rank}" for rank in range(10)]
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(*registries: CollectorRegistry) -> Samples:
+    """Every sample by name and labels, added up over registries as PromQL's sum does."""
+    found: Samples = {}
+    for registry in registries:
+        for family in text_string_to_metric_families(generate_latest(registry).decode()):
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def one(samples: Samples, name: str, **labels: str) -> float | None:
+    return samples.get((name, frozenset(labels.items())))
+
+
+def watched(
+    make_context: MakeContext, queries: list[str], *, rate: float = 1.0, min_n: int = 2
+) -> tuple[Monitor, CollectorRegistry]:
+    monitor = Monitor(
+        Sampler(rate, capacity=100),
+        LabelJudge(QRELS),
+        rates=JudgingRates(dropped=1.0),
+        min_n=min_n,
+    )
+    registry = CollectorRegistry()
+    MonitorCollector(monitor, registry)
+    for query in queries:
+        monitor.sampler.offer(make_context(POOL, 3, query=query), 0.0)
+    monitor.step()
+    return monitor, registry
+
+
+def test_estimates_are_exported_with_their_intervals(make_context: MakeContext) -> None:
+    monitor, registry = watched(make_context, ["one", "two", "three"])
+    samples = scrape(registry)
+    for window in Window:
+        for metric, found in monitor.estimates(window).items():
+            labels = {"metric": metric.value, "window": window.value}
+            assert one(samples, "ctxguard_estimate", **labels) == found.value
+            assert one(samples, "ctxguard_estimate_lower", **labels) == found.lower
+            assert one(samples, "ctxguard_estimate_upper", **labels) == found.upper
+            assert one(samples, "ctxguard_estimate_requests", **labels) == found.n
+    assert one(samples, "ctxguard_estimate_age_seconds") >= 0.0
+
+
+def test_no_data_is_an_absent_series(make_context: MakeContext) -> None:
+    _, registry = watched(make_context, ["one"], min_n=30)
+    samples = scrape(registry)
+    labels = {"metric": "recall", "window": "recent"}
+    for name in ("ctxguard_estimate", "ctxguard_estimate_lower", "ctxguard_estimate_upper"):
+        assert one(samples, name, **labels) is None
+    assert one(samples, "ctxguard_estimate_requests", **labels) == 1
+    assert one(samples, "ctxguard_estimate_requests_needed", **labels) == 30
+
+
+def test_before_the_first_judged_request_there_is_no_age(make_context: MakeContext) -> None:
+    _, registry = watched(make_context, [])
+    assert one(scrape(registry), "ctxguard_estimate_age_seconds") is None
+
+
+def test_ratios_of_the_counters_are_the_estimates_across_processes(
+    make_context: MakeContext,
+) -> None:
+    _, here = watched(make_context, ["one", "two"], rate=0.5)
+    _, there = watched(make_context, ["three", "one", "two"], rate=0.25)
+    together = scrape(here, there)
+
+    def total(name: str) -> float:
+        return one(together, f"ctxguard_{name}_total")
+
+    # Requests of the second process stand for twice as many as those of the first.
+    assert total("represented_requests") == 2 * 2 + 3 * 4
+    assert total("kept_relevant") / total("relevant") == (2 * 2 + 2 * 4) / (3 * 2 + 4 * 4)
+    mrr = total("reciprocal_rank") / total("answerable_requests")
+    assert mrr == pytest.approx((1.5 * 2 + 1.5 * 4) / (2 * 2 + 3 * 4))
+
+
+def test_the_counters_of_one_process_give_its_all_time_estimates(
+    make_context: MakeContext,
+) -> None:
+    monitor, registry = watched(make_context, ["one", "two", "three"])
+    samples = scrape(registry)
+    estimates = monitor.estimates(Window.ALL_TIME)
+    gain, harm = (one(samples, f"ctxguard_{name}_total") for name in ("gain", "harm"))
+    represented = one(samples, "ctxguard_represented_requests_total")
+    assert (gain - harm) / represented == pytest.approx(estimates[Metric.UDCG].value)
+
+
+def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) -> None:
+    monitor, registry = watched(make_context, ["one", "unknown"])
+    for _ in range(103):
+        monitor.sampler.offer(make_context(POOL, 1), 0.0)
+    samples = scrape(registry)
+    lost = one(samples, "ctxguard_lost_samples_total", reason="queue_full")
+    assert lost == 3
+    assert one(samples, "ctxguard_samples_total") == 105 == 2 + 100 + lost
+    assert one(samples, "ctxguard_drained_samples_total") == 2
+    assert one(samples, "ctxguard_pending_samples") == 100
+    assert one(samples, "ctxguard_judged_samples_total", outcome="judged") == 1
+    assert one(samples, "ctxguard_judged_samples_total", outcome="incomplete") == 1

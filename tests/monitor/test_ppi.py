@@ -1,0 +1,143 @@
+"""Human labels and a judge together: centred where people would put it, and narrower."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.estimates import JudgedRequest, Metric, estimate, ratio_sums
+from ctxguard.monitor.ppi import LabelledRequest, ppi_estimate
+
+METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.RECALL)
+
+
+def request(grades: Sequence[int], dropped: int, session: str | None = None) -> JudgedRequest:
+    return JudgedRequest(
+        probability=1.0,
+        grades=tuple(grades),
+        utilities=tuple(1.0 if grade else -0.5 for grade in grades),
+        dropped_relevant=float(dropped),
+        dropped_probability=1.0,
+        pool_relevant=sum(grades) + dropped,
+        pool_probability=1.0,
+        unanswered_probability=1.0,
+        session_id=session,
+    )
+
+
+class Traffic:
+    """Requests of five served and ten dropped passages, as people and as a judge grade them."""
+
+    def __init__(self, seed: int, *, by_rank: bool = False) -> None:
+        self._rng = random.Random(seed)
+        self._by_rank = by_rank
+
+    def draw(self) -> LabelledRequest:
+        rng = self._rng
+        chance = rng.choice((0.15, 0.6))
+        served = [int(rng.random() < chance / math.sqrt(rank)) for rank in range(1, 6)]
+        dropped = [int(rng.random() < 0.03) for _ in range(10)]
+        seen = [self._judged(grade, rank) for rank, grade in enumerate(served, start=1)]
+        below = [self._judged(grade, 6) for grade in dropped]
+        return LabelledRequest(request(served, sum(dropped)), request(seen, sum(below)))
+
+    def _judged(self, grade: int, rank: int) -> int:
+        """With sensitivity 0.85 and specificity 0.90, or worse the higher the passage ranks."""
+        sensitivity, specificity = 0.85, 0.90
+        if self._by_rank:
+            sensitivity, specificity = 0.70 + 0.03 * rank, 0.80 + 0.03 * rank
+        return int(self._rng.random() < (sensitivity if grade else 1.0 - specificity))
+
+
+@cache
+def truths() -> dict[Metric, float]:
+    traffic = Traffic(99)
+    requests = [traffic.draw().human for _ in range(60_000)]
+    sums = {metric: ratio_sums(metric, requests) for metric in METRICS}
+    return {metric: sums[metric].a / sums[metric].b for metric in METRICS}
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+def test_intervals_cover_the_truth_though_the_judge_is_wrong(by_rank: bool) -> None:
+    truth, traffic, repeats = truths(), Traffic(5, by_rank=by_rank), 100
+    held, width, human_width = (dict.fromkeys(METRICS, 0.0) for _ in range(3))
+    judge_held = dict.fromkeys(METRICS, 0)
+    for _ in range(repeats):
+        pairs = [traffic.draw() for _ in range(1_000)]
+        labelled, unlabelled = pairs[:150], [pair.judge for pair in pairs[150:]]
+        for metric in METRICS:
+            found = ppi_estimate(metric, labelled, unlabelled)
+            alone = ppi_estimate(metric, labelled, [])
+            raw = estimate(metric, ratio_sums(metric, unlabelled))
+            held[metric] += found.lower <= truth[metric] <= found.upper
+            width[metric] += found.upper - found.lower
+            human_width[metric] += alone.upper - alone.lower
+            judge_held[metric] += raw.lower <= truth[metric] <= raw.upper
+    for metric in METRICS:
+        assert held[metric] / repeats >= 0.90, metric
+        assert width[metric] <= human_width[metric], metric
+    # The judge's own interval, which knows nothing of its errors.
+    assert judge_held[Metric.UDCG] / repeats <= 0.3
+    assert width[Metric.UDCG] < 0.8 * human_width[Metric.UDCG]
+
+
+def test_a_judge_that_agrees_with_people_gives_what_labels_on_everything_would() -> None:
+    traffic = Traffic(6)
+    humans = [traffic.draw().human for _ in range(20_000)]
+    labelled = [LabelledRequest(human, human) for human in humans[:200]]
+    found = ppi_estimate(Metric.PRECISION, labelled, humans[200:])
+    whole = estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, humans))
+    assert found.value == pytest.approx(whole.value, abs=2e-3)
+    assert found.upper - found.lower < 1.2 * (whole.upper - whole.lower)
+
+
+def test_a_judge_that_says_nothing_about_the_truth_does_no_harm() -> None:
+    traffic, strangers = Traffic(7), Traffic(8)
+    labelled = [LabelledRequest(traffic.draw().human, strangers.draw().judge) for _ in range(300)]
+    unlabelled = [strangers.draw().judge for _ in range(3_000)]
+    found = ppi_estimate(Metric.UDCG, labelled, unlabelled)
+    alone = ppi_estimate(Metric.UDCG, labelled, [])
+    assert found.upper - found.lower == pytest.approx(alone.upper - alone.lower, rel=0.03)
+
+
+def test_without_unlabelled_requests_it_is_the_mean_of_the_human_labels() -> None:
+    traffic = Traffic(9)
+    labelled = [traffic.draw() for _ in range(100)]
+    alone = ppi_estimate(Metric.PRECISION, labelled, [])
+    humans = estimate(
+        Metric.PRECISION, ratio_sums(Metric.PRECISION, [pair.human for pair in labelled])
+    )
+    assert alone.value == pytest.approx(humans.value)
+    assert alone.upper - alone.lower == pytest.approx(humans.upper - humans.lower, rel=0.02)
+
+
+def test_too_few_labels_are_no_data_however_much_was_judged() -> None:
+    traffic = Traffic(10)
+    labelled = [traffic.draw() for _ in range(10)]
+    found = ppi_estimate(Metric.UDCG, labelled, [traffic.draw().judge for _ in range(1_000)])
+    assert (found.value, found.n, found.n_needed) == (None, 10, 30)
+
+
+def test_labels_without_any_spread_have_no_interval() -> None:
+    labelled = [LabelledRequest(request([1], 0), request([1], 0))] * 50
+    assert ppi_estimate(Metric.PRECISION, labelled, []).value is None
+
+
+def test_requests_of_one_session_count_once() -> None:
+    traffic = Traffic(11)
+    pairs = []
+    for i in range(80):
+        drawn = traffic.draw()
+        name = str(i // 2)
+        pairs.append(LabelledRequest(replace(drawn.human, session_id=name), drawn.judge))
+    assert ppi_estimate(Metric.UDCG, pairs, []).n == 40
+
+
+def test_a_session_that_is_labelled_in_part_is_refused() -> None:
+    pair = LabelledRequest(request([1], 0, "s"), request([1], 0, "s"))
+    with pytest.raises(ConfigurationError, match="session 's'"):
+        ppi_estimate(Metric.UDCG, [pair], [request([0], 0, "s")])
