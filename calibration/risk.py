@@ -31,6 +31,8 @@ TRUNCATION = 0.75
 ROUNDING = 1e-9
 """How far outside [0, 1] a loss may lie and still be taken for a rounding error."""
 
+_BISECTIONS = 30
+
 LEAST_MARGIN = 1e-6
 """Below this distance of a mean loss from alpha, no practical number of labels tells them apart."""
 
@@ -85,6 +87,39 @@ def betting_p_value(
 def _stakes(variance: FloatArray, n: int, alpha: float, target_delta: float) -> FloatArray:
     stakes: FloatArray = np.sqrt(-2.0 * log(target_delta) / (n * variance))
     return np.minimum(stakes, TRUNCATION / (1.0 - alpha))
+
+
+def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
+    """An upper confidence bound of the mean loss: true with probability at least 1 − delta.
+
+    The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
+    alpha and its p-value never rises with alpha, so the alphas that it does not reject hold the
+    true mean with probability 1 − delta (Waudby-Smith and Ramdas, 2024, Theorem 3). The loss
+    must be that of one setting, fixed before these queries were looked at.
+
+    Args:
+        losses: Shape (n,), each in [0, 1], in an order fixed beforehand.
+        delta: The probability that the bound is false, in (0, 1).
+
+    Returns:
+        In [mean of the losses, 1], from below never less than the mean; 1 where the queries
+        are too few to exclude anything.
+
+    Raises:
+        CalibrationError: as ``betting_p_value``, or losses of more than one setting.
+
+    >>> round(betting_upper_bound([0.0] * 100), 3)
+    0.032
+    """
+    checked = _check_losses(losses)
+    if checked.ndim != 1:
+        raise CalibrationError(f"losses of shape {checked.shape}: bound one setting at a time")
+    low, high = float(checked.mean()), 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        rejected = betting_p_value(checked, middle, target_delta=delta) <= delta
+        low, high = (low, middle) if rejected else (middle, high)
+    return high
 
 
 def hoeffding_bentkus_p_value(losses: ArrayLike, alpha: float) -> FloatArray:

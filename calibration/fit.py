@@ -1,0 +1,194 @@
+"""What is fitted before a policy is chosen: fusion weight, temperature, P(relevant)."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from calibration.losses import IntArray, Labels, discounts
+from calibration.replay import Pools
+from ctxguard._extras import require
+from ctxguard.errors import CalibrationError
+from ctxguard.fusion import Fusion, fuse
+from ctxguard.signals import RelevanceModel, signals
+from ctxguard.types import FloatArray, Leg, ScoreKind
+
+WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
+NDCG_CUTOFF = 10
+_TEMPERATURE_RANK = 10
+_TEMPERATURE_SHARE = 0.1
+
+
+def fit_fusion(pools: Pools, labels: Labels, weights: Sequence[float] = WEIGHTS) -> Fusion:
+    """The convex fusion whose order has the highest mean nDCG@10 on these queries.
+
+    Args:
+        pools: A hybrid replay, whose candidates have both legs' scores.
+        labels: Their labels.
+        weights: Candidate weights of the dense leg.
+
+    Returns:
+        Convex fusion. Of equal weights the one nearest the middle of its plateau is taken, so
+        that the choice does not hang on one query.
+
+    Raises:
+        CalibrationError: no query has a relevant passage.
+    """
+    quality = {weight: _mean_ndcg(pools, labels, Fusion("convex", weight)) for weight in weights}
+    best = max(quality.values())
+    plateau = [weight for weight, value in quality.items() if value >= best - 1e-9]
+    return Fusion("convex", plateau[len(plateau) // 2])
+
+
+def _mean_ndcg(pools: Pools, labels: Labels, fusion: Fusion) -> float:
+    discount = discounts(NDCG_CUTOFF)
+    values = []
+    for row, n in enumerate(pools.lengths.tolist()):
+        ideal = sorted(labels.query_grades[row], reverse=True)[:NDCG_CUTOFF]
+        best = float(np.dot(np.maximum(ideal, 0), discount[: len(ideal)]))
+        if best <= 0.0:
+            continue
+        legs = {
+            name: Leg(scores[row, :n], pools.leg_kinds[name]) for name, scores in pools.legs.items()
+        }
+        order = np.argsort(-fuse(legs, fusion), kind="stable")[:NDCG_CUTOFF]
+        grades = labels.grades[row, order]
+        values.append(float(grades @ discount[: grades.size]) / best)
+    if not values:
+        raise CalibrationError(
+            "no calibration query has a relevant passage, so no fusion can be fitted"
+        )
+    return math.fsum(values) / len(values)
+
+
+def fit_temperature(pools: Pools) -> float:
+    """The temperature that makes relative scores of a route spread over (0, 1].
+
+    On a ratio scale it is 1, which keeps the plain meaning "a share of the top score".
+    Elsewhere it is set so that the median query's tenth candidate has r = 0.1, rounded to three
+    digits for people; scaling scores and temperature together changes nothing (DESIGN.md §4).
+    """
+    if pools.kind in (ScoreKind.RATIO, ScoreKind.RANK):
+        return 1.0
+    scores = _log_odds(pools.scores) if pools.kind is ScoreKind.PROBABILITY else pools.scores
+    column = min(_TEMPERATURE_RANK, scores.shape[1]) - 1
+    gaps = scores[:, 0] - scores[:, column]
+    gaps = gaps[~np.isnan(gaps) & (gaps > 0.0)]
+    if gaps.size == 0:
+        return 1.0
+    return float(f"{np.median(gaps) / -math.log(_TEMPERATURE_SHARE):.3g}")
+
+
+def _log_odds(probabilities: FloatArray) -> FloatArray:
+    clipped = np.clip(probabilities, 1e-9, 1.0 - 1e-9)
+    return np.log(clipped / (1.0 - clipped))
+
+
+FOLDS = 5
+_DIGITS = 8
+"""Significant digits that a profile keeps of a coefficient: more than the labels support."""
+
+_REGULARISATION = 1.0
+_MAX_ITERATIONS = 1_000
+
+
+def pool_signals(pools: Pools) -> FloatArray:
+    """The signals of every candidate of every query, shape (n_q, depth, n_signals).
+
+    NaN beyond a pool's end. What the guard computes on a request, by the same function.
+    """
+    rows = [signals(ranking.legs).T for ranking in pools.rankings()]
+    n_signals = rows[0].shape[1] if rows else 0
+    table = np.full((len(pools), pools.scores.shape[1], n_signals), np.nan)
+    for row, values in enumerate(rows):
+        table[row, : values.shape[0]] = values
+    return table
+
+
+def fit_relevance(
+    pools: Pools, labels: Labels, table: FloatArray, rows: IntArray | None = None
+) -> RelevanceModel:
+    """L2 logistic regression of relevance on the signals (DESIGN.md §5).
+
+    Args:
+        pools: The replay of one route, with its legs' scores.
+        labels: Their labels; a candidate without a label counts as not relevant.
+        table: ``pool_signals(pools)``.
+        rows: The queries to fit on; all unless given.
+
+    Raises:
+        CalibrationError: a signal is NaN, or the candidates are all relevant or none is.
+    """
+    if rows is None:
+        rows = np.arange(len(pools))
+    inside = ~np.isnan(pools.scores[rows])
+    features, relevant = table[rows][inside], labels.relevant[rows][inside]
+    if np.isnan(features).any():
+        raise CalibrationError(
+            "a candidate lacks a leg's score, so its signals are undefined: score every "
+            "candidate in every leg, or calibrate with --policy ratio"
+        )
+    if relevant.all() or not relevant.any():
+        raise CalibrationError(
+            f"of {relevant.size} candidates of {len(rows)} queries {int(relevant.sum())} are "
+            "relevant; a model needs both kinds. Use --policy ratio, or label more queries"
+        )
+    means, scales = features.mean(axis=0), features.std(axis=0)
+    scales[scales < 1e-12] = 1.0
+    linear_model = require("sklearn.linear_model", "calibrate")
+    model = linear_model.LogisticRegression(C=_REGULARISATION, max_iter=_MAX_ITERATIONS)
+    # Threads change the order of sums, and with it the last digits of a coefficient.
+    with require("threadpoolctl", "calibrate").threadpool_limits(1):
+        model.fit((features - means) / scales, relevant)
+    return RelevanceModel(
+        legs=tuple(sorted(pools.legs)),
+        coefficients=_rounded(model.coef_[0]),
+        means=_rounded(means),
+        scales=_rounded(scales),
+        intercept=_rounded(model.intercept_)[0],
+    )
+
+
+def probabilities(model: RelevanceModel, pools: Pools, table: FloatArray) -> FloatArray:
+    """P(relevant) of every candidate, shape (n_q, depth), NaN beyond a pool's end."""
+    weights = np.asarray(model.coefficients) / np.asarray(model.scales)
+    offset = model.intercept - float(weights @ np.asarray(model.means))
+    # Not a matrix product, whose order of sums depends on the number of threads.
+    log_odds = np.einsum("qds,s->qd", table, weights) + offset
+    with np.errstate(over="ignore"):
+        values: FloatArray = 1.0 / (1.0 + np.exp(-log_odds))
+    return np.where(np.isnan(pools.scores), np.nan, values)
+
+
+def out_of_fold(pools: Pools, labels: Labels, table: FloatArray) -> FloatArray:
+    """P(relevant) of every candidate from a model that never saw its query.
+
+    A threshold tuned on a model's own training queries is too bold. Folds follow from the query
+    ids alone, so they do not depend on the order of the file. Where a fold leaves nothing to
+    fit on, the model of all queries stands in for it.
+
+    Returns:
+        Shape (n_q, depth), NaN beyond a pool's end.
+    """
+    fold = np.array([fold_of(query_id) for query_id in pools.query_ids])
+    values = np.full(pools.scores.shape, np.nan)
+    for number in range(FOLDS):
+        inside, outside = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        if inside.size == 0:
+            continue
+        try:
+            model = fit_relevance(pools, labels, table, outside)
+        except CalibrationError:
+            model = fit_relevance(pools, labels, table)
+        values[inside] = probabilities(model, pools, table)[inside]
+    return values
+
+
+def fold_of(query_id: str) -> int:
+    """The fold of a query, from its id alone."""
+    return hashlib.sha256(query_id.encode()).digest()[0] % FOLDS
+
+
+def _rounded(values: FloatArray) -> tuple[float, ...]:
+    return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

@@ -1,0 +1,113 @@
+"""A retriever and labelled queries whose truth is known, made from a seed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from calibration.datasets import Dataset, Query
+from calibration.losses import Labels, label
+from calibration.replay import Pools, replay
+from ctxguard.errors import QueryError
+from ctxguard.types import Hit, Leg, Ranking, Route, ScoreKind
+
+
+@dataclass
+class Recorded:
+    """Answers each query's text with a ranking written down beforehand."""
+
+    rankings: Mapping[str, Ranking]
+    identity: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
+        self.asked.append(query)
+        if query not in self.rankings:
+            raise QueryError(f"{query!r} cannot be searched")
+        return self.rankings[query]
+
+    def fingerprint(self) -> dict[str, str]:
+        return self.identity
+
+
+def ranking_of(
+    scores: Sequence[float | None],
+    *,
+    ids: Sequence[str] | None = None,
+    kind: ScoreKind = ScoreKind.RATIO,
+    route: Route = Route.HYBRID,
+    ranks: Sequence[int | None] | None = None,
+    legs: Mapping[str, Leg] | None = None,
+) -> Ranking:
+    """Passages p0, p1, … with these scores."""
+    ids = [f"p{i}" for i in range(len(scores))] if ids is None else ids
+    hits = [Hit(passage_id, score) for passage_id, score in zip(ids, scores, strict=True)]
+    ranking = Ranking.from_hits(hits, kind, route)
+    return replace(ranking, ranks=ranks, legs={} if legs is None else legs)
+
+
+def labelled(
+    rankings: Sequence[Ranking],
+    qrels: Sequence[Mapping[str, int]],
+    *,
+    depth: int = 10,
+    distractors: Sequence[Mapping[str, str]] = (),
+    baseline_k: int | None = None,
+) -> tuple[Pools, Labels]:
+    """Queries q0, q1, … answered by these rankings and labelled so, replayed and looked up."""
+    queries = tuple(Query(f"q{i}", f"question {i}") for i in range(len(rankings)))
+    retriever = Recorded({q.text: r for q, r in zip(queries, rankings, strict=True)})
+    dataset = Dataset(
+        "written down",
+        queries,
+        {f"q{i}": grades for i, grades in enumerate(qrels)},
+        {f"q{i}": kinds for i, kinds in enumerate(distractors)},  # type: ignore[misc]
+    )
+    pools = replay(retriever, queries, depth=depth)
+    return pools, label(pools, dataset, baseline_k=baseline_k)
+
+
+def simulate(
+    n_queries: int,
+    *,
+    seed: int = 0,
+    depth: int = 20,
+    relevant: int = 2,
+    noise: float = 0.15,
+    unanswerable: float = 0.0,
+) -> tuple[Recorded, Dataset]:
+    """A hybrid retriever of two noisy scorers, and the truth about every candidate.
+
+    Args:
+        n_queries: How many.
+        seed: Of everything random.
+        depth: Candidates of each query.
+        relevant: How many of them are relevant.
+        noise: Spread of each scorer around 0.7 for a relevant candidate and 0.3 for others.
+        unanswerable: Share of the queries for which nothing is relevant.
+    """
+    random = np.random.default_rng(seed)
+    rankings, queries, qrels = {}, [], {}
+    for number in range(n_queries):
+        query = Query(f"q{number:05d}", f"question {number}", {"segment": "ab"[number % 2]})
+        truth = np.zeros(depth, dtype=bool)
+        if random.random() >= unanswerable:
+            truth[random.choice(depth, relevant, replace=False)] = True
+        dense, lexical = (
+            np.clip(random.normal(np.where(truth, 0.7, 0.3), noise), 0.0, 1.0) for _ in range(2)
+        )
+        fused = (dense + lexical) / 2.0
+        order = np.argsort(-fused, kind="stable")
+        rankings[query.text] = ranking_of(
+            fused[order].tolist(),
+            ids=[f"{query.query_id}-{position}" for position in order],
+            legs={
+                "dense": Leg(dense[order], ScoreKind.COSINE),
+                "lexical": Leg(10.0 * lexical[order], ScoreKind.RATIO),
+            },
+        )
+        queries.append(query)
+        qrels[query.query_id] = {
+            f"{query.query_id}-{position}": 1 for position in np.flatnonzero(truth)
+        }
+    return Recorded(rankings, {"simulated": str(seed)}), Dataset("simulated", tuple(queries), qrels)
