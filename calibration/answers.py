@@ -1,0 +1,258 @@
+"""Answers that were marked right or wrong, and what the contexts behind them held."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.datasets import Dataset
+from calibration.textfiles import Record, read_records, shown
+from ctxguard.errors import CalibrationError, DataError
+from ctxguard.metrics import Negative
+from ctxguard.types import FloatArray
+
+IntArray = NDArray[np.int64]
+
+TermName = Literal[
+    "relevant", "irrelevant", "hard_negative", "distractor", "position", "completeness"
+]
+COSTS: tuple[TermName, ...] = ("irrelevant", "hard_negative", "distractor")
+TERMS: tuple[TermName, ...] = ("relevant", *COSTS, "position", "completeness")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of a reader, and the context that it was given.
+
+    Attributes:
+        query_id: The question.
+        passage_ids: The context, in the order in which the reader saw it; distinct, at least one.
+        correct: Whether the answer was marked right.
+        pipeline: What made the context; empty where the file does not say.
+    """
+
+    query_id: str
+    passage_ids: tuple[str, ...]
+    correct: bool
+    pipeline: str = ""
+
+
+def read_answers(path: Path | str) -> tuple[Answer, ...]:
+    """The answers of a JSONL file, one object a line, in order.
+
+    Fields: ``query_id``, ``passage_ids`` in context order, ``correct`` (``true`` or ``false``)
+    and, where given, ``pipeline``. One question may have several answers, of several pipelines
+    or of one.
+
+    Raises:
+        DataError: no such file, broken JSON, a missing field, ``correct`` that is not a
+            boolean, an answer without a context, a passage twice in one context, or no answer.
+    """
+    path = Path(path)
+    answers = tuple([_answer(record) for record in read_records(path, Counter())])
+    if not answers:
+        raise DataError("holds no answer; write one JSON object a line", path=path)
+    return answers
+
+
+def _answer(record: Record) -> Answer:
+    query_id = record.identifier("query_id")
+    for name in ("passage_ids", "correct"):
+        if name not in record.fields:
+            raise record.error(
+                f"the field {name} is missing; an answer has query_id, passage_ids and correct"
+            )
+    correct = record.fields["correct"]
+    if not isinstance(correct, bool):
+        raise record.error(f"correct is {shown(correct)}; write true or false")
+    return Answer(query_id, _context(record), correct, record.text("pipeline", default=""))
+
+
+def _context(record: Record) -> tuple[str, ...]:
+    value = record.fields["passage_ids"]
+    if value is None or value == []:
+        raise record.error(
+            f"passage_ids is {shown(value)}: an answer without a context says nothing about what "
+            "passages are worth; leave the line out"
+        )
+    if not isinstance(value, list):
+        raise record.error(f"passage_ids is {shown(value)}; write a list of passage ids")
+    ids = [
+        record._replace(fields={"passage_ids": item}).identifier("passage_ids") for item in value
+    ]
+    repeated = [passage_id for passage_id, n in Counter(ids).items() if n > 1]
+    if repeated:
+        raise record.error(
+            f"passage {shown(repeated[0])} is in the context {ids.count(repeated[0])} times; list "
+            "each passage once, where it first stood"
+        )
+    return tuple(ids)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What one context held, by the labels.
+
+    Attributes:
+        grades: In context order, 0 where not relevant or not judged.
+        negatives: In context order, the label of each passage that is known to mislead.
+        judged: All grades that the labels hold for the question.
+    """
+
+    grades: tuple[int, ...]
+    negatives: tuple[Negative | None, ...]
+    judged: tuple[int, ...]
+
+    @property
+    def n_relevant(self) -> int:
+        return sum(grade > 0 for grade in self.grades)
+
+    @property
+    def n_needed(self) -> int:
+        """All relevant passages of the question, ≥ 1."""
+        return sum(grade > 0 for grade in self.judged)
+
+    @property
+    def first_rank(self) -> int | None:
+        """Of the first relevant passage, 1-based; None where the context holds none."""
+        return next((rank for rank, grade in enumerate(self.grades, start=1) if grade > 0), None)
+
+    def n_irrelevant(self, negative: Negative | None) -> int:
+        """Passages that are not relevant and have exactly this label."""
+        return sum(
+            grade <= 0 and label is negative
+            for grade, label in zip(self.grades, self.negatives, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class MarkedContexts:
+    """The answers that labels can explain: the rows that utilities are fitted to.
+
+    Attributes:
+        contexts: Length n.
+        correct: Shape (n,).
+        question: Shape (n,), which of ``query_ids`` each row answers.
+        query_ids: Length n_q, the questions that have an answer here, sorted.
+        top_grade: The collection's highest grade.
+        n_unknown_queries: Answers left out because the labels do not hold their question.
+        n_unanswerable: Answers left out because their question has no relevant passage, so
+            that shares of it are undefined.
+    """
+
+    contexts: tuple[Context, ...]
+    correct: NDArray[np.bool_]
+    question: IntArray
+    query_ids: tuple[str, ...]
+    top_grade: int
+    n_unknown_queries: int
+    n_unanswerable: int
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, one readable line each."""
+        left_out = (
+            (self.n_unknown_queries, "of questions that the labels do not hold"),
+            (self.n_unanswerable, "of questions without a relevant passage"),
+        )
+        return tuple([f"{n} answers {what} are left out" for n, what in left_out if n])
+
+    def resamples(self, n: int, seed: int) -> IntArray:
+        """How often each question is drawn in ``n`` bootstrap samples of questions.
+
+        Returns:
+            Shape (n, n_q), each row summing to n_q.
+        """
+        n_queries = len(self.query_ids)
+        random = np.random.default_rng(seed)
+        return random.multinomial(n_queries, np.full(n_queries, 1.0 / n_queries), size=n)
+
+
+def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
+    """Look up what every answer's context held.
+
+    Raises:
+        CalibrationError: no answer is left, or the labels hold no relevant passage.
+    """
+    if dataset.max_grade is None:
+        raise CalibrationError(
+            f"{dataset.name}: no passage is labelled relevant, so nothing explains an answer"
+        )
+    known = {query.query_id for query in dataset.queries}
+    answerable = set(dataset.answerable)
+    usable = [answer for answer in answers if answer.query_id in answerable]
+    n_unknown = sum(answer.query_id not in known for answer in answers)
+    if not usable:
+        raise CalibrationError(
+            f"{dataset.name}: of {len(answers)} answers, {n_unknown} are of questions that the "
+            "labels do not hold and the others of questions without a relevant passage; check "
+            "that the answers and the labels (and the split) belong together"
+        )
+    query_ids = tuple(sorted({answer.query_id for answer in usable}))
+    position = {query_id: row for row, query_id in enumerate(query_ids)}
+    return MarkedContexts(
+        contexts=tuple([_look_up(answer, dataset) for answer in usable]),
+        correct=np.array([answer.correct for answer in usable], dtype=bool),
+        question=np.array([position[answer.query_id] for answer in usable], dtype=np.int64),
+        query_ids=query_ids,
+        top_grade=dataset.max_grade,
+        n_unknown_queries=n_unknown,
+        n_unanswerable=len(answers) - len(usable) - n_unknown,
+    )
+
+
+def _look_up(answer: Answer, dataset: Dataset) -> Context:
+    grades = dataset.qrels.get(answer.query_id, {})
+    misleading = dataset.distractors.get(answer.query_id, {})
+    return Context(
+        grades=tuple([max(grades.get(passage_id, 0), 0) for passage_id in answer.passage_ids]),
+        negatives=tuple(
+            [
+                Negative(misleading[passage_id]) if passage_id in misleading else None
+                for passage_id in answer.passage_ids
+            ]
+        ),
+        judged=tuple(grades.values()),
+    )
+
+
+def term_columns(contexts: Sequence[Context]) -> dict[str, FloatArray]:
+    """What each context held, as the columns of a regression, shape (n,) each.
+
+    ``relevant``: log2(1 + relevant passages held) / log2(1 + needed), in [0, 1]: the share of
+    the needed ones with diminishing returns, which is what a rank discount makes of passages
+    at the top. ``irrelevant``, ``hard_negative``, ``distractor``: counts of passages that are
+    not relevant, by label. ``position``: 1 − 1 / log2(1 + rank of the first relevant passage),
+    the share that UDCG's discount takes from it, 0 where there is none. ``completeness``:
+    whether every relevant passage is there. ``needed``: log2(1 + needed), which has no
+    utility: it takes up that questions which need more are harder.
+
+    >>> columns = term_columns([Context((0, 1), (None, None), (1, 2, 1))])
+    >>> {name: round(float(column[0]), 3) for name, column in columns.items()}  # doctest: +ELLIPSIS
+    {'relevant': 0.5, 'irrelevant': 1.0, 'hard_negative': 0.0, 'distractor': 0.0, 'position': ...
+    """
+    held = np.array([context.n_relevant for context in contexts], dtype=np.float64)
+    needed = np.array([context.n_needed for context in contexts], dtype=np.float64)
+    first = np.array([context.first_rank or 1 for context in contexts], dtype=np.float64)
+
+    def count(negative: Negative | None) -> FloatArray:
+        counts = [context.n_irrelevant(negative) for context in contexts]
+        return np.array(counts, dtype=np.float64)
+
+    return {
+        "relevant": np.log2(1.0 + held) / np.log2(1.0 + needed),
+        "irrelevant": count(None),
+        "hard_negative": count(Negative.HARD_NEGATIVE),
+        "distractor": count(Negative.DISTRACTOR),
+        "position": 1.0 - 1.0 / np.log2(1.0 + first),
+        "completeness": (held == needed).astype(np.float64),
+        "needed": np.log2(1.0 + needed),
+    }
