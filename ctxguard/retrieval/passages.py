@@ -1,0 +1,204 @@
+"""The passages of an index: what is let in, and how they are kept and read.
+
+Each passage is one line of JSON in one block of bytes, in memory or mapped from a file, so that a
+search reads only the passages that are kept. Rows are in the order of their ids: a tie broken by
+row is a tie broken by passage id, and an index does not depend on the order it was given.
+"""
+
+import hashlib
+import json
+import mmap
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.errors import DataError
+from ctxguard.retrieval.protocols import RowArray
+from ctxguard.types import Passage
+
+PASSAGES = "passages.jsonl"
+OFFSETS = "passages.offsets.npy"
+IDS = "passages.ids.json"
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What became of the passages that an index was made from.
+
+    Attributes:
+        indexed: Passages in the index.
+        empty: Passages left out because they had neither text nor title.
+        repaired: Passages in which lone surrogates, which no encoder accepts, were replaced by
+            the replacement character.
+    """
+
+    indexed: int
+    empty: int
+    repaired: int
+
+
+def without_surrogates(text: str) -> str:
+    """Text with each lone surrogate replaced by U+FFFD.
+
+    >>> without_surrogates("a\\ud800b")
+    'a\ufffdb'
+    """
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def admit(passages: Iterable[Passage]) -> tuple[list[Passage], BuildReport]:
+    """The passages that can be indexed, in the order of their ids.
+
+    Raises:
+        DataError: an id twice, an empty id, something that is no passage, or nothing left.
+    """
+    admitted: dict[str, Passage] = {}
+    repeated: list[str] = []
+    empty = repaired = total = 0
+    for passage in passages:
+        total += 1
+        _check(passage, total)
+        clean = _repaired(passage)
+        repaired += clean is not passage
+        if not clean.text.strip() and not clean.title.strip():
+            empty += 1
+        elif clean.passage_id in admitted:
+            repeated.append(clean.passage_id)
+        else:
+            admitted[clean.passage_id] = clean
+    if repeated:
+        raise DataError(
+            f"{len(repeated)} of {total} passages repeat the id of another, first "
+            f"{repeated[0]!r}; give each passage an id of its own"
+        )
+    if not admitted:
+        raise DataError(
+            "the corpus is empty: there is nothing to search"
+            if total == 0
+            else f"all {total} passages of the corpus have neither text nor title"
+        )
+    ordered = [admitted[passage_id] for passage_id in sorted(admitted)]
+    return ordered, BuildReport(len(ordered), empty, repaired)
+
+
+def _check(passage: Passage, position: int) -> None:
+    for name in ("passage_id", "text", "title"):
+        value = getattr(passage, name, None)
+        if not isinstance(value, str):
+            raise DataError(f"passage number {position} has {name} {value!r}; it must be a string")
+    if not passage.passage_id:
+        raise DataError(f"passage number {position} has an empty id")
+
+
+def _repaired(passage: Passage) -> Passage:
+    clean = Passage(
+        without_surrogates(passage.passage_id),
+        without_surrogates(passage.text),
+        without_surrogates(passage.title),
+        passage.metadata,
+    )
+    return passage if clean == passage else clean
+
+
+def searchable_text(passage: Passage) -> str:
+    """What both legs index and a reranker reads: title and text."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
+class PassageTable:
+    """Passages by row, each read when it is asked for.
+
+    Attributes:
+        ids: Every passage id, ascending.
+    """
+
+    def __init__(
+        self, lines: bytes | mmap.mmap, offsets: NDArray[np.int64], ids: tuple[str, ...]
+    ) -> None:
+        self._lines = lines
+        self._offsets = offsets
+        self.ids = ids
+        self._ids_by_row = np.array(ids, dtype=object)
+
+    @classmethod
+    def of(cls, passages: Iterable[Passage]) -> "PassageTable":
+        """Keep passages that ``admit`` returned.
+
+        Raises:
+            DataError: metadata that JSON cannot hold.
+        """
+        lines, ids = [], []
+        for passage in passages:
+            lines.append(_line(passage))
+            ids.append(passage.passage_id)
+        offsets = np.cumsum([0, *map(len, lines)], dtype=np.int64)
+        return cls(b"".join(lines), offsets, tuple(ids))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> Passage:
+        record = json.loads(self._lines[self._offsets[row] : self._offsets[row + 1]])
+        return Passage(
+            record["_id"], record["text"], record.get("title", ""), record.get("metadata")
+        )
+
+    def __iter__(self) -> Iterator[Passage]:
+        return (self[row] for row in range(len(self)))
+
+    def ids_of(self, rows: RowArray) -> tuple[str, ...]:
+        """The ids of rows, in their order."""
+        return tuple(self._ids_by_row[rows].tolist())
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """The row of each passage id."""
+        return {passage_id: row for row, passage_id in enumerate(self.ids)}
+
+    def digest(self) -> str:
+        """sha256 over every id, title and text; it does not depend on the order given."""
+        digest = hashlib.sha256()
+        for passage in self:
+            fields = json.dumps([passage.passage_id, passage.title, passage.text])
+            digest.update(fields.encode())
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write the lines, their offsets and the ids."""
+        (folder / PASSAGES).write_bytes(self._lines)
+        np.save(folder / OFFSETS, self._offsets)
+        (folder / IDS).write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> "PassageTable":
+        """Read what ``save`` wrote, the lines memory-mapped."""
+        with (folder / PASSAGES).open("rb") as stream:
+            lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        offsets = np.load(folder / OFFSETS, allow_pickle=False)
+        ids = tuple(json.loads((folder / IDS).read_text(encoding="utf-8")))
+        if offsets.shape != (len(ids) + 1,) or offsets[-1] != len(lines):
+            raise ValueError(f"{PASSAGES}, {OFFSETS} and {IDS} do not belong together")
+        return cls(lines, offsets, ids)
+
+
+def _line(passage: Passage) -> bytes:
+    record: dict[str, object] = {
+        "_id": passage.passage_id,
+        "title": passage.title,
+        "text": passage.text,
+    }
+    try:
+        if passage.metadata is not None:
+            record["metadata"] = dict(passage.metadata)
+        return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"the metadata of passage {passage.passage_id!r} cannot be kept as JSON: {error}"
+        ) from error

@@ -1,0 +1,415 @@
+"""The hybrid retriever: what it returns, what it refuses, and how it answers when a leg fails."""
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ctxguard.errors import (
+    ConfigurationError,
+    DataError,
+    QueryError,
+    StageUnavailableError,
+)
+from ctxguard.fusion import Fusion, fuse
+from ctxguard.retrieval import HybridRetriever, Retriever
+from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.testing import WordHashEmbedder
+from ctxguard.types import FloatArray, Passage, Route, ScoreKind
+
+QUERY = "deserialize a JSON string"
+
+
+class BrokenEmbedder(WordHashEmbedder):
+    """Encodes passages, and fails on queries in a chosen way."""
+
+    def __init__(self, answer: Exception | Float32Array) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def encode_passages(self, texts: Sequence[str], progress: object = None) -> Float32Array:
+        return np.stack([super(BrokenEmbedder, self).encode_query(text) for text in texts])
+
+    def encode_query(self, text: str) -> Float32Array:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class ShortestFirst:
+    """A reranker that prefers short texts."""
+
+    fingerprint = "shortest first"
+
+    def score(self, query: str, texts: Sequence[str]) -> FloatArray:
+        return np.array([-float(len(text)) for text in texts])
+
+
+class TestRanking:
+    def test_a_hybrid_retriever_is_a_retriever(self, retriever: HybridRetriever) -> None:
+        assert isinstance(retriever, Retriever)
+
+    def test_every_candidate_has_the_scores_of_both_legs(self, retriever: HybridRetriever) -> None:
+        ranking = retriever.retrieve(QUERY, depth=3)
+        assert list(ranking.legs) == ["lexical", "dense"]
+        for leg in ranking.legs.values():
+            assert leg.scores.shape == (3,)
+            assert np.isfinite(leg.scores).all()
+        assert ranking.legs["lexical"].kind is ScoreKind.RATIO
+        assert ranking.legs["dense"].kind is ScoreKind.COSINE
+
+    def test_a_candidate_of_one_leg_alone_is_scored_as_the_other_would(
+        self, retriever: HybridRetriever
+    ) -> None:
+        ranking = retriever.retrieve("suspend the JSON queue", depth=8)
+        for route, leg in ((Route.LEXICAL, "lexical"), (Route.DENSE, "dense")):
+            alone = retriever.on_route(route).retrieve("suspend the JSON queue", depth=8)
+            own = dict(zip(alone.passage_ids, alone.legs[leg].scores, strict=True))
+            for passage_id, score in zip(
+                ranking.passage_ids, ranking.legs[leg].scores, strict=True
+            ):
+                assert score == pytest.approx(own.get(passage_id, 0.0), abs=1e-6)
+
+    def test_the_scores_are_the_fusion_of_the_legs(self, retriever: HybridRetriever) -> None:
+        fusion = Fusion("convex", weight=0.7)
+        ranking = retriever.with_fusion(fusion).retrieve(QUERY)
+        assert ranking.scores == pytest.approx(fuse(ranking.legs, fusion).tolist())
+        assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
+        assert ranking.kind is ScoreKind.RATIO
+
+    def test_reciprocal_rank_is_the_default_and_carries_rank_only(
+        self, retriever: HybridRetriever
+    ) -> None:
+        assert retriever.retrieve(QUERY).kind is ScoreKind.RANK
+
+    def test_the_best_match_is_first(self, retriever: HybridRetriever) -> None:
+        assert retriever.retrieve(QUERY).passage_ids[0] == "json.loads"
+
+    def test_depth_bounds_the_ranking_and_may_exceed_the_corpus(
+        self, retriever: HybridRetriever
+    ) -> None:
+        assert len(retriever.retrieve(QUERY, depth=2)) == 2
+        assert len(retriever.retrieve(QUERY, depth=1000)) == len(retriever)
+
+    def test_passages_are_read_by_position(self, retriever: HybridRetriever) -> None:
+        ranking = retriever.retrieve(QUERY)
+        assert ranking.passages[0] == Passage(
+            "json.loads",
+            "Deserialize a string that holds a JSON document.",
+            title="json.loads",
+        )
+
+    def test_ties_are_broken_by_passage_id_whatever_the_order_of_the_corpus(
+        self, embedder: WordHashEmbedder
+    ) -> None:
+        twins = [Passage(f"p{n}", "the very same text") for n in range(9)]
+        rankings = set()
+        for seed in range(5):
+            random.Random(seed).shuffle(twins)
+            retriever = HybridRetriever.build(twins, embedder=embedder)
+            for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
+                ranking = retriever.on_route(route).retrieve("same text")
+                rankings.add(ranking.passage_ids)
+        assert rankings == {tuple(f"p{n}" for n in range(9))}
+
+    def test_a_given_query_vector_is_used_instead_of_encoding(
+        self, corpus: list[Passage], embedder: WordHashEmbedder
+    ) -> None:
+        broken = BrokenEmbedder(RuntimeError("must not be called"))
+        retriever = HybridRetriever.build(corpus, embedder=broken)
+        vector = 5.0 * embedder.encode_query(QUERY)
+        ranking = retriever.retrieve(QUERY, query_vector=vector)
+        assert ranking.failures == ()
+        assert ranking.legs["dense"].scores.max() <= 1.0 + 1e-6
+
+    def test_many_threads_get_the_answers_that_one_gets(self, retriever: HybridRetriever) -> None:
+        queries = [QUERY, "queue for coroutines", "wait with a timeout", "working directory"] * 30
+        alone = [retriever.retrieve(query).passage_ids for query in queries]
+        with ThreadPoolExecutor(16) as threads:
+            together = list(threads.map(retriever.retrieve, queries))
+        assert [ranking.passage_ids for ranking in together] == alone
+
+
+class TestRoutes:
+    def test_the_lexical_route_gives_bm25_scores_and_no_dense_signal(
+        self, retriever: HybridRetriever
+    ) -> None:
+        ranking = retriever.on_route(Route.LEXICAL).retrieve(QUERY)
+        assert (ranking.route, ranking.kind) == (Route.LEXICAL, ScoreKind.RATIO)
+        assert list(ranking.legs) == ["lexical"]
+        assert min(ranking.scores) > 0.0
+
+    def test_the_dense_route_gives_cosines_and_no_lexical_signal(
+        self, retriever: HybridRetriever
+    ) -> None:
+        ranking = retriever.on_route(Route.DENSE).retrieve(QUERY)
+        assert (ranking.route, ranking.kind) == (Route.DENSE, ScoreKind.COSINE)
+        assert list(ranking.legs) == ["dense"]
+
+    def test_reranking_gives_logits_for_the_best_candidates_alone(
+        self, retriever: HybridRetriever
+    ) -> None:
+        reranked = retriever.with_reranker(ShortestFirst(), rerank_depth=3)
+        ranking = reranked.retrieve(QUERY)
+        assert (ranking.route, ranking.kind) == (Route.HYBRID_RERANK, ScoreKind.LOGIT)
+        assert set(ranking.passage_ids) == set(retriever.retrieve(QUERY, depth=3).passage_ids)
+        assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
+        assert list(ranking.legs) == ["lexical", "dense", "rerank"]
+        assert len(reranked.retrieve(QUERY, depth=2)) == 2
+        assert reranked.on_route(Route.HYBRID).retrieve(QUERY).route is Route.HYBRID
+        assert reranked.on_route(Route.LEXICAL_RERANK).retrieve(QUERY).kind is ScoreKind.LOGIT
+
+    def test_a_route_that_cannot_be_taken_is_refused(self, retriever: HybridRetriever) -> None:
+        with pytest.raises(ConfigurationError, match="no reranker was given"):
+            retriever.on_route(Route.HYBRID_RERANK)
+        with pytest.raises(ConfigurationError, match="names no stages"):
+            retriever.on_route(Route.EXTERNAL)
+
+    def test_views_see_what_is_added_to_and_deleted_from_the_original(
+        self, retriever: HybridRetriever
+    ) -> None:
+        view = retriever.on_route(Route.LEXICAL).with_fusion(Fusion("convex"))
+        retriever.delete(["json.loads"])
+        retriever.add([Passage("xml", "Parse a JSON string as if it were XML.")])
+        assert "json.loads" not in view.retrieve(QUERY).passage_ids
+        assert "xml" in view.retrieve(QUERY).passage_ids
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("answer", "cause"),
+        [
+            (RuntimeError("Already borrowed"), "RuntimeError: Already borrowed"),
+            (np.full(64, np.nan, np.float32), "length nan"),
+            (np.full(64, np.inf, np.float32), "length inf"),
+            (np.zeros(64, np.float32), "length 0.0"),
+            (np.ones(32, np.float32), r"shape (32,), the index has (64,)"),
+        ],
+    )
+    def test_a_dead_dense_leg_is_left_out_and_named(
+        self, corpus: list[Passage], answer: Exception | Float32Array, cause: str
+    ) -> None:
+        retriever = HybridRetriever.build(corpus, embedder=BrokenEmbedder(answer))
+        ranking = retriever.retrieve(QUERY)
+        assert (ranking.route, ranking.kind) == (Route.LEXICAL, ScoreKind.RATIO)
+        assert [failure.stage for failure in ranking.failures] == ["dense"]
+        assert cause in ranking.failures[0].cause
+        assert ranking.passage_ids[0] == "json.loads"
+
+    def test_a_dead_lexical_leg_is_left_out_and_named(
+        self, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def search(query: str, k: int) -> None:
+            raise OSError("the postings are gone")
+
+        monkeypatch.setattr(retriever._live.index.lexical, "search", search)
+        ranking = retriever.retrieve(QUERY)
+        assert (ranking.route, ranking.kind) == (Route.DENSE, ScoreKind.COSINE)
+        assert ranking.failures[0].stage == "lexical"
+
+    def test_with_both_legs_dead_nothing_pretends_to_be_an_answer(
+        self, corpus: list[Passage], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        retriever = HybridRetriever.build(corpus, embedder=BrokenEmbedder(RuntimeError("dead")))
+        with pytest.raises(StageUnavailableError, match="dense: RuntimeError: dead"):
+            retriever.on_route(Route.DENSE).retrieve(QUERY)
+        monkeypatch.setattr(retriever._live.index.lexical, "search", None)
+        with pytest.raises(StageUnavailableError, match="lexical and dense"):
+            retriever.retrieve(QUERY)
+
+    @pytest.mark.parametrize("logits", [np.array([1.0]), np.full(8, np.nan), RuntimeError("dead")])
+    def test_a_dead_reranker_leaves_the_fused_order(
+        self, retriever: HybridRetriever, logits: FloatArray | Exception
+    ) -> None:
+        class Broken:
+            fingerprint = "broken"
+
+            def score(self, query: str, texts: Sequence[str]) -> FloatArray:
+                if isinstance(logits, Exception):
+                    raise logits
+                return logits
+
+        ranking = retriever.with_reranker(Broken()).retrieve(QUERY)
+        assert ranking.route is Route.HYBRID
+        assert ranking.failures[0].stage == "rerank"
+        assert ranking.passage_ids == retriever.retrieve(QUERY).passage_ids
+
+
+class TestQueries:
+    @pytest.mark.parametrize("query", ["", "   ", "\n\t", None, 7])
+    def test_an_empty_query_is_refused(self, retriever: HybridRetriever, query: str) -> None:
+        with pytest.raises(QueryError, match="is empty"):
+            retriever.retrieve(query)
+
+    def test_a_megabyte_is_refused_naming_the_limit(self, retriever: HybridRetriever) -> None:
+        with pytest.raises(QueryError, match=r"1,000,000 characters, the limit is 10,000"):
+            retriever.retrieve("x" * 1_000_000)
+
+    def test_unknown_words_are_answered_by_the_dense_leg(self, retriever: HybridRetriever) -> None:
+        ranking = retriever.retrieve("zebra quagga")
+        assert ranking.route is Route.HYBRID
+        assert not ranking.legs["lexical"].scores.any()
+        assert len(ranking) > 0
+
+    def test_on_the_lexical_route_unknown_words_find_nothing_and_that_is_no_failure(
+        self, retriever: HybridRetriever
+    ) -> None:
+        ranking = retriever.on_route(Route.LEXICAL).retrieve("zebra quagga")
+        assert len(ranking) == 0
+        assert ranking.failures == ()
+
+    def test_lone_surrogates_in_a_query_are_replaced(self, retriever: HybridRetriever) -> None:
+        assert retriever.retrieve(f"\ud800 {QUERY}").passage_ids[0] == "json.loads"
+
+    @pytest.mark.parametrize("depth", [0, -1])
+    def test_a_depth_below_one_is_refused(self, retriever: HybridRetriever, depth: int) -> None:
+        with pytest.raises(ConfigurationError, match="depth"):
+            retriever.retrieve(QUERY, depth=depth)
+
+
+class TestBuilding:
+    def test_an_empty_corpus_is_refused(self, embedder: WordHashEmbedder) -> None:
+        with pytest.raises(DataError, match="corpus is empty"):
+            HybridRetriever.build([], embedder=embedder)
+
+    def test_repeated_ids_are_counted_and_named(self, embedder: WordHashEmbedder) -> None:
+        passages = [Passage("a", "one"), Passage("b", "two"), Passage("a", "three")]
+        with pytest.raises(DataError, match="1 of 3 passages repeat the id of another, first 'a'"):
+            HybridRetriever.build(passages, embedder=embedder)
+
+    def test_passages_without_text_are_left_out_and_counted(
+        self, embedder: WordHashEmbedder
+    ) -> None:
+        passages = [Passage("a", "one"), Passage("b", " \n"), Passage("c", "", title="three")]
+        retriever = HybridRetriever.build(passages, embedder=embedder)
+        assert retriever.passage_ids == ("a", "c")
+        assert retriever.report.empty == 1
+        with pytest.raises(DataError, match="all 1 passages"):
+            HybridRetriever.build([Passage("b", "")], embedder=embedder)
+
+    def test_lone_surrogates_are_replaced_and_counted(self, embedder: WordHashEmbedder) -> None:
+        retriever = HybridRetriever.build([Passage("a", "bro\ud800ken")], embedder=embedder)
+        assert retriever.passage("a").text == "bro\ufffdken"
+        assert retriever.report.repaired == 1
+
+    @pytest.mark.parametrize(
+        ("passage", "message"),
+        [
+            (Passage("", "text"), "number 2 has an empty id"),
+            (Passage("b", None), "number 2 has text None"),  # type: ignore[arg-type]
+            (Passage("b", "text", metadata={"when": object()}), "metadata of passage 'b'"),
+        ],
+    )
+    def test_what_is_no_passage_is_named(
+        self, embedder: WordHashEmbedder, passage: Passage, message: str
+    ) -> None:
+        with pytest.raises(DataError, match=message):
+            HybridRetriever.build([Passage("a", "one"), passage], embedder=embedder)
+
+    def test_vectors_that_are_no_numbers_name_the_passage(self) -> None:
+        class Nan(WordHashEmbedder):
+            def encode_passages(
+                self, texts: Sequence[str], progress: object = None
+            ) -> Float32Array:
+                return np.full((len(texts), self.dimension), np.nan, np.float32)
+
+        with pytest.raises(DataError, match="first for passage 'a'"):
+            HybridRetriever.build([Passage("a", "one")], embedder=Nan())
+
+    def test_progress_is_told_the_passages_done(
+        self, corpus: list[Passage], embedder: WordHashEmbedder
+    ) -> None:
+        done: list[int] = []
+        HybridRetriever.build(corpus, embedder=embedder, progress=done.append)
+        assert done[-1] == len(corpus)
+        assert done == sorted(done)
+
+    def test_metadata_comes_back(self, embedder: WordHashEmbedder) -> None:
+        passage = Passage("a", "text", metadata={"year": 2026, "tags": ["x"]})
+        assert HybridRetriever.build([passage], embedder=embedder).passage("a") == passage
+
+
+class TestChanging:
+    def test_adding_and_deleting_give_what_building_anew_gives(
+        self, corpus: list[Passage], embedder: WordHashEmbedder
+    ) -> None:
+        changed = HybridRetriever.build(corpus[:5], embedder=embedder)
+        changed.add(corpus[5:])
+        changed.delete([corpus[1].passage_id])
+        anew = HybridRetriever.build([corpus[0], *corpus[2:]], embedder=embedder)
+        assert changed.passage_ids == anew.passage_ids
+        assert changed.fingerprint() == anew.fingerprint()
+        assert changed.retrieve(QUERY).scores == anew.retrieve(QUERY).scores
+
+    def test_only_new_passages_are_encoded(self, corpus: list[Passage]) -> None:
+        encoded: list[str] = []
+
+        class Recording(WordHashEmbedder):
+            def encode_passages(
+                self, texts: Sequence[str], progress: object = None
+            ) -> Float32Array:
+                encoded.extend(texts)
+                return super().encode_passages(texts)
+
+        retriever = HybridRetriever.build(corpus, embedder=Recording())
+        encoded.clear()
+        retriever.add([Passage("new", "something new")])
+        assert encoded == ["something new"]
+
+    def test_adding_an_id_that_is_there_changes_nothing(self, retriever: HybridRetriever) -> None:
+        before = retriever.fingerprint()
+        with pytest.raises(DataError, match="1 of 2 passages have the id of one in the index"):
+            retriever.add([Passage("json.load", "again"), Passage("new", "text")])
+        assert retriever.fingerprint() == before
+
+    def test_deleting_an_unknown_id_changes_nothing(self, retriever: HybridRetriever) -> None:
+        with pytest.raises(DataError, match="first 'nowhere'; nothing was deleted"):
+            retriever.delete(["json.load", "nowhere"])
+        assert "json.load" in retriever.passage_ids
+
+    def test_deleting_everything_is_refused(self, retriever: HybridRetriever) -> None:
+        with pytest.raises(DataError, match="nothing to search"):
+            retriever.delete(retriever.passage_ids)
+
+    def test_a_ranking_keeps_its_passages_while_the_index_changes(
+        self, retriever: HybridRetriever
+    ) -> None:
+        ranking = retriever.retrieve(QUERY)
+        retriever.delete(["json.loads"])
+        assert ranking.passages[0].passage_id == ranking.passage_ids[0] == "json.loads"
+
+
+class TestFingerprint:
+    KEYS = (
+        "embedder",
+        "embedder_weights",
+        "lexical",
+        "fusion",
+        "reranker",
+        "corpus_size",
+        "corpus_digest",
+    )
+
+    def test_it_names_everything_that_scores_depend_on(self, retriever: HybridRetriever) -> None:
+        assert tuple(retriever.fingerprint()) == self.KEYS
+
+    def test_each_change_changes_its_own_entry_only(
+        self, corpus: list[Passage], embedder: WordHashEmbedder, retriever: HybridRetriever
+    ) -> None:
+        base = retriever.fingerprint()
+
+        def differing(other: HybridRetriever) -> set[str]:
+            return {key for key, value in other.fingerprint().items() if value != base[key]}
+
+        build = HybridRetriever.build
+        assert differing(build(reversed(corpus), embedder=embedder)) == set()
+        assert differing(retriever.with_fusion(Fusion("convex", weight=0.7))) == {"fusion"}
+        assert differing(build(corpus, embedder=embedder, lexical="rank-bm25")) == {"lexical"}
+        assert differing(build(corpus, embedder=WordHashEmbedder(salt="other"))) == {
+            "embedder_weights"
+        }
+        edited = [Passage("json.load", "Another text."), *corpus[1:]]
+        assert differing(build(edited, embedder=embedder)) == {"corpus_digest"}
+        assert differing(retriever.with_reranker(ShortestFirst())) == {"reranker"}

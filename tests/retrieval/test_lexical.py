@@ -1,0 +1,105 @@
+"""Both lexical engines keep one contract; each agrees with its own library."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.analysis import STOP_WORDS, analyse
+from ctxguard.retrieval.lexical import (
+    K1,
+    B,
+    Bm25sIndex,
+    RankBm25Index,
+    build_lexical,
+    load_lexical,
+)
+from ctxguard.testing import LexicalContract
+
+words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])
+texts = st.lists(st.lists(words, max_size=8).map(" ".join), min_size=1, max_size=30)
+
+
+class TestBm25s(LexicalContract):
+    def build(self, texts: Sequence[str]) -> Bm25sIndex:
+        return Bm25sIndex.build(texts)
+
+    def load(self, folder: Path) -> Bm25sIndex:
+        return Bm25sIndex.load(folder)
+
+
+class TestRankBm25(LexicalContract):
+    def build(self, texts: Sequence[str]) -> RankBm25Index:
+        return RankBm25Index.build(texts)
+
+    def load(self, folder: Path) -> RankBm25Index:
+        return RankBm25Index.load(folder)
+
+
+@given(texts=texts, query=st.sampled_from(["red dog", "sun", "red red cat", "fox rose sun"]))
+@settings(max_examples=40, deadline=None)
+def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None:
+    bm25s = pytest.importorskip("bm25s")
+    words = [analyse(text) for text in texts]
+    if not any(words):
+        return
+    engine = bm25s.BM25(k1=K1, b=B, method="lucene")
+    engine.index(words, show_progress=False)
+    known = [word for word in analyse(query) if word in engine.vocab_dict]
+    expected = engine.get_scores(known) if known else np.zeros(len(texts))
+    assert Bm25sIndex.build(texts).search(query, 5).every == pytest.approx(expected, abs=1e-5)
+
+
+@given(texts=texts, k=st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k: int) -> None:
+    hits = Bm25sIndex.build(texts).search("red fox sun", k)
+    everything = sorted((-score, row) for row, score in enumerate(hits.every.tolist()) if score > 0)
+    assert hits.rows.tolist() == [row for _, row in everything[:k]]
+
+
+def test_a_long_posting_list_is_cut_back_many_times_without_losing_the_best() -> None:
+    rng = np.random.default_rng(3)
+    texts = ["red " * int(n) + "dog " * int(m) for n, m in rng.integers(0, 30, (3000, 2))]
+    hits = Bm25sIndex.build(texts).search("red", 10)
+    everything = sorted((-score, row) for row, score in enumerate(hits.every.tolist()) if score > 0)
+    assert hits.rows.tolist() == [row for _, row in everything[:10]]
+
+
+def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None:
+    rank_bm25 = pytest.importorskip("rank_bm25")
+    texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]
+    expected = rank_bm25.BM25Okapi([analyse(text) for text in texts]).get_scores(["red"])
+    assert RankBm25Index.build(texts).search("red", 5).every == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_negative_score_of_rank_bm25_is_no_hit() -> None:
+    texts = ["fox dog", "fox cat", "fox sun"]
+    assert RankBm25Index.build(texts).search("fox", 3).rows.size == 0
+
+
+def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'bm25s' or 'rank-bm25'"):
+        build_lexical("lucene", ["text"])  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="lucene"):
+        load_lexical("lucene", tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_two_engines_have_different_fingerprints() -> None:
+    assert Bm25sIndex.fingerprint != RankBm25Index.fingerprint
+
+
+def test_the_analyser_says_how_many_stop_words_it_has() -> None:
+    from ctxguard.retrieval.analysis import ANALYSER
+
+    assert f"{len(STOP_WORDS)} English stop words" in ANALYSER
+
+
+@given(st.text())
+def test_any_text_can_be_analysed(text: str) -> None:
+    words = analyse(text)
+    assert all(len(word) > 1 and word not in STOP_WORDS for word in words)

@@ -1,0 +1,229 @@
+"""The saved folder: complete or refused, and a good one is never lost."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ctxguard.errors import ConfigurationError, IndexFolderError
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.passages import PassageTable
+from ctxguard.testing import WordHashEmbedder
+from ctxguard.types import Passage, Route
+
+QUERY = "deserialize a JSON string"
+
+
+@pytest.fixture
+def saved(retriever: HybridRetriever, tmp_path: Path) -> Path:
+    folder = tmp_path / "index"
+    retriever.save(folder)
+    return folder
+
+
+def data_file(folder: Path, name: str) -> Path:
+    (file,) = folder.glob(f"generation-*/{name}")
+    return file
+
+
+@pytest.mark.parametrize("lexical", ["bm25s", "rank-bm25"])
+@pytest.mark.parametrize("exact_limit", [1, 1000])
+def test_a_loaded_index_answers_as_the_one_saved(
+    corpus: list[Passage],
+    embedder: WordHashEmbedder,
+    tmp_path: Path,
+    lexical: str,
+    exact_limit: int,
+) -> None:
+    built = HybridRetriever.build(
+        corpus, embedder=embedder, lexical=lexical, exact_limit=exact_limit
+    )
+    built.save(tmp_path / "index")
+    loaded = HybridRetriever.load(tmp_path / "index", embedder=embedder)
+    for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
+        before, after = (
+            built.on_route(route).retrieve(QUERY),
+            loaded.on_route(route).retrieve(QUERY),
+        )
+        assert after.passage_ids == before.passage_ids
+        assert after.scores == pytest.approx(before.scores)
+    assert loaded.fingerprint() == built.fingerprint()
+    assert loaded.report == built.report
+    assert loaded.passage("json.loads") == built.passage("json.loads")
+
+
+def test_the_folder_holds_plain_formats_only(saved: Path) -> None:
+    suffixes = {file.suffix for file in saved.rglob("*") if file.is_file()}
+    assert suffixes == {".json", ".jsonl", ".npy"}
+
+
+def test_the_passages_are_readable_lines_of_json(saved: Path) -> None:
+    lines = data_file(saved, "passages.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["_id"] for line in lines] == sorted(
+        json.loads(line)["_id"] for line in lines
+    )
+
+
+def test_a_folder_without_a_manifest_is_half_an_index(
+    saved: Path, embedder: WordHashEmbedder
+) -> None:
+    (saved / "manifest.json").unlink()
+    with pytest.raises(IndexFolderError, match=r"no manifest\.json"):
+        HybridRetriever.load(saved, embedder=embedder)
+
+
+def test_a_path_that_is_no_folder_is_refused(tmp_path: Path, embedder: WordHashEmbedder) -> None:
+    with pytest.raises(IndexFolderError, match="is not a folder"):
+        HybridRetriever.load(tmp_path / "absent", embedder=embedder)
+
+
+@pytest.mark.parametrize(
+    "name", ["passages.jsonl", "vectors.npy", "lexical.data.npy", "lexical.vocabulary.json"]
+)
+def test_a_missing_file_is_named(saved: Path, embedder: WordHashEmbedder, name: str) -> None:
+    data_file(saved, name).unlink()
+    with pytest.raises(IndexFolderError, match=f"{name} is missing"):
+        HybridRetriever.load(saved, embedder=embedder)
+
+
+def test_a_file_cut_short_is_named_with_both_sizes(saved: Path, embedder: WordHashEmbedder) -> None:
+    file = data_file(saved, "vectors.npy")
+    content = file.read_bytes()
+    file.write_bytes(content[:-10])
+    with pytest.raises(
+        IndexFolderError, match=rf"vectors\.npy has {len(content) - 10} bytes instead of"
+    ):
+        HybridRetriever.load(saved, embedder=embedder)
+
+
+def test_a_changed_byte_is_found_by_the_digest(saved: Path, embedder: WordHashEmbedder) -> None:
+    file = data_file(saved, "vectors.npy")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(IndexFolderError, match="changed or damaged"):
+        HybridRetriever.load(saved, embedder=embedder)
+    HybridRetriever.load(saved, embedder=embedder, verify=False)
+
+
+def test_a_graph_is_never_read_unless_its_digest_is_right(
+    corpus: list[Passage], embedder: WordHashEmbedder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "index"
+    HybridRetriever.build(corpus, embedder=embedder, exact_limit=1).save(folder)
+    file = data_file(folder, "vectors.hnsw")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(IndexFolderError, match=r"vectors\.hnsw was changed"):
+        HybridRetriever.load(folder, embedder=embedder, verify=False)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ("not json", "cannot be read"),
+        ("[]", "not written by ctxguard"),
+        ('{"format": "other"}', "not written by ctxguard"),
+        ('{"format": "ctxguard index", "schema_version": 99}', "schema version 99"),
+        ('{"format": "ctxguard index", "schema_version": 1}', "damaged"),
+        (
+            '{"format": "ctxguard index", "schema_version": 1, "generation": "../x", "files": {}}',
+            "damaged",
+        ),
+    ],
+)
+def test_a_foreign_or_damaged_manifest_is_refused(
+    saved: Path, embedder: WordHashEmbedder, manifest: str, message: str
+) -> None:
+    (saved / "manifest.json").write_text(manifest)
+    with pytest.raises(IndexFolderError, match=message):
+        HybridRetriever.load(saved, embedder=embedder)
+
+
+def test_files_of_two_indexes_do_not_mix(
+    retriever: HybridRetriever, embedder: WordHashEmbedder, tmp_path: Path
+) -> None:
+    retriever.save(tmp_path / "one")
+    retriever.delete(["time.sleep"])
+    retriever.save(tmp_path / "two")
+    name = "vectors.npy"
+    shutil.copy(data_file(tmp_path / "two", name), data_file(tmp_path / "one", name))
+    with pytest.raises(IndexFolderError, match=r"vectors\.npy"):
+        HybridRetriever.load(tmp_path / "one", embedder=embedder)
+
+
+def test_an_index_is_not_saved_over_somebody_elses_files(
+    retriever: HybridRetriever, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(IndexFolderError, match=r"thesis\.txt"):
+        retriever.save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_foreign_manifest_is_not_overwritten(retriever: HybridRetriever, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"name": "a web application"}')
+    with pytest.raises(IndexFolderError, match="not written by ctxguard"):
+        retriever.save(tmp_path)
+
+
+def test_saving_again_replaces_the_index_and_leaves_nothing_behind(
+    retriever: HybridRetriever, saved: Path, embedder: WordHashEmbedder
+) -> None:
+    retriever.delete(["time.sleep"])
+    retriever.save(saved)
+    assert len(HybridRetriever.load(saved, embedder=embedder)) == len(retriever)
+    assert len(list(saved.iterdir())) == 2
+
+
+def test_a_failed_save_leaves_the_good_index_in_place(
+    retriever: HybridRetriever,
+    saved: Path,
+    embedder: WordHashEmbedder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full_disk(table: PassageTable, folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PassageTable, "save", full_disk)
+    with pytest.raises(IndexFolderError, match="No space left"):
+        retriever.save(saved)
+    assert HybridRetriever.load(saved, embedder=embedder).retrieve(QUERY).passage_ids
+    assert len(list(saved.iterdir())) == 2
+
+
+def test_an_interrupted_first_save_can_be_repeated(
+    retriever: HybridRetriever, tmp_path: Path, embedder: WordHashEmbedder
+) -> None:
+    (tmp_path / "generation-00000000").mkdir()
+    (tmp_path / "generation-00000000" / "vectors.npy").write_bytes(b"half")
+    retriever.save(tmp_path)
+    HybridRetriever.load(tmp_path, embedder=embedder)
+    assert not (tmp_path / "generation-00000000").exists()
+
+
+def test_an_index_that_is_in_use_can_be_saved_over(
+    saved: Path, embedder: WordHashEmbedder, corpus: list[Passage]
+) -> None:
+    in_use = HybridRetriever.load(saved, embedder=embedder)
+    in_use.delete(["time.sleep"])
+    in_use.save(saved)
+    assert in_use.passage("json.load").text == corpus[0].text
+    assert "time.sleep" not in HybridRetriever.load(saved, embedder=embedder).passage_ids
+
+
+def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:
+    with pytest.raises(ConfigurationError, match="was built with the embedder 'word-hash'"):
+        HybridRetriever.load(saved, embedder=WordHashEmbedder(salt="another model"))
+
+
+def test_an_index_made_with_another_analyser_is_refused(
+    saved: Path, embedder: WordHashEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ctxguard.retrieval.lexical import Bm25sIndex
+
+    monkeypatch.setattr(Bm25sIndex, "fingerprint", "bm25s with a stemmer")
+    with pytest.raises(IndexFolderError, match="analysed as"):
+        HybridRetriever.load(saved, embedder=embedder)
