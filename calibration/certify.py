@@ -78,6 +78,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.held_out < 1.0:
             raise ConfigurationError(f"held_out {self.held_out!r} must lie in [0, 1): a share")
+        if not 0.0 < self.delta < 1.0:
+            raise ConfigurationError(f"delta {self.delta!r} must lie strictly between 0 and 1")
         if self.depth < 1:
             raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
         if self.baseline_k is not None and self.baseline_k < 1:

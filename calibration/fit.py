@@ -89,7 +89,10 @@ FOLDS = 5
 _DIGITS = 8
 """Significant digits that a profile keeps of a coefficient: more than the labels support."""
 
-_REGULARISATION = 1.0
+_REGULARISATION = 0.1
+"""C of the regression. In nested cross-validation on five collections 0.03 and 0.1 were level, and
+better than 1 by 0.004 to 0.009 strict UDCG on the mean."""
+
 _MAX_ITERATIONS = 1_000
 
 

@@ -257,7 +257,7 @@ def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArr
     if not is_relative(kind):
         return np.where(np.isnan(scores), np.nan, 1.0), np.ones(len(pools), dtype=bool)
     top = scores[:, :1]
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if kind is ScoreKind.RATIO:
             relative = (scores / top) ** (1.0 / temperature) if temperature != 1 else scores / top
         elif kind is ScoreKind.PROBABILITY:
@@ -290,8 +290,16 @@ def grid_means(labels: Labels, survival: Survival) -> Mapping[str, FloatArray]:
 
     Returns:
         Shape (n_k, n_t) each: ``udcg_strict``, ``harm``, ``recall_loss``, ``kept``.
+
+    Raises:
+        CalibrationError: there are no queries.
     """
     n_queries, depth = labels.grades.shape
+    if n_queries == 0:
+        raise CalibrationError(
+            "there is no query to choose on: the retriever answered none of them; see which "
+            "queries were skipped, and why"
+        )
     discounted = labels.utilities * discounts(depth)
     share, defined = labels.recall_shares()
     n_defined = int(defined.sum())

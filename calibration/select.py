@@ -333,7 +333,7 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         n_harm=harm.shape[0],
         tested=len(cells),
         certified=certified,
-        labels_needed=None if certified else _needed(recall_loss, promise),
+        labels_needed=None if certified else _needed(recall_loss, harm / largest, largest, promise),
         alternatives=tuple(alternatives),
     )
 
@@ -368,5 +368,13 @@ def udcg_at(grid: Grid, cells: Sequence[Cell]) -> FloatArray:
     return np.take_along_axis(running, kept, axis=1)
 
 
-def _needed(recall_loss: FloatArray, promise: Promise) -> int | None:
-    return risk.labels_needed(recall_loss[:, 0], promise.alpha, promise.delta)
+def _needed(
+    recall_loss: FloatArray, harm_share: FloatArray, largest: float, promise: Promise
+) -> int | None:
+    """Test queries for every promise; None where one of them cannot be kept."""
+    needed = risk.labels_needed(recall_loss[:, 0], promise.alpha, promise.delta)
+    if needed is None or promise.beta is None or promise.beta >= largest:
+        return needed
+    limit = promise.beta / largest
+    for_harm = risk.labels_needed(harm_share[:, 0], limit, promise.delta)
+    return None if for_harm is None else max(needed, for_harm)

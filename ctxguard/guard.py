@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from ctxguard.context import Assembled, Assembly, Context, assemble, bare_passages
 from ctxguard.errors import (
@@ -60,6 +60,15 @@ class _Plan:
     policy: Policy
     kind: ScoreKind | None
     flags: tuple[Flag, ...]
+
+
+class _Request(NamedTuple):
+    """What is known of a request before it is answered."""
+
+    query: str
+    request_id: str
+    segment: str | None
+    sampled: bool
 
 
 class ContextGuard:
@@ -135,13 +144,18 @@ class ContextGuard:
             raise ProfileMismatchError(self.differences)
         self._bare = RatioPolicy(k=k)
         self._plans = {route: self._plan(route, policy) for route in Route}
+        self._segment_plans = self._plans_of_segments()
 
-    def retrieve(self, query: str, *, request_id: str | None = None) -> Context:
+    def retrieve(
+        self, query: str, *, request_id: str | None = None, segment: str | None = None
+    ) -> Context:
         """Retrieve and filter one query.
 
         Args:
             query: The question as asked.
             request_id: Identifies the request in samples; made up where absent.
+            segment: The segment that the query belongs to, where the profile was calibrated by
+                segments; one without a policy of its own is served by the route's.
 
         Returns:
             The context: kept passages, the verdict on every candidate, and flags that say
@@ -154,7 +168,7 @@ class ContextGuard:
         """
         if self._call is None:
             raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
-        request_id, sampled = self._begin(request_id)
+        request = self._begin(query, request_id, segment)
         start = perf_counter()
         try:
             retrieved = self._call(query, depth=self.depth)
@@ -164,52 +178,53 @@ class ContextGuard:
                 raise ConfigurationError("the retriever is asynchronous: await aretrieve()")
         except Exception as error:
             raise self._failed(error) from error
-        return self._finish(query, retrieved, request_id, sampled, start)
+        return self._finish(request, retrieved, start)
 
-    async def aretrieve(self, query: str, *, request_id: str | None = None) -> Context:
+    async def aretrieve(
+        self, query: str, *, request_id: str | None = None, segment: str | None = None
+    ) -> Context:
         """``retrieve`` without blocking the event loop; the same core, contract and errors."""
         if self._acall is None:
             raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
-        request_id, sampled = self._begin(request_id)
+        request = self._begin(query, request_id, segment)
         start = perf_counter()
         try:
             retrieved = await self._acall(query, depth=self.depth)
         except Exception as error:
             raise self._failed(error) from error
-        return self._finish(query, retrieved, request_id, sampled, start)
+        return self._finish(request, retrieved, start)
 
-    def filter(self, query: str, hits: Retrieval, *, request_id: str | None = None) -> Context:
-        """Decide on results that the caller already has; the same contract as ``retrieve``."""
-        request_id, sampled = self._begin(request_id)
-        return self._finish(query, hits, request_id, sampled, None)
-
-    def _begin(self, request_id: str | None) -> tuple[str, bool]:
-        request_id = os.urandom(8).hex() if request_id is None else request_id
-        sampler = self._sampler
-        if sampler is None:
-            return request_id, False
-        # Selected before retrieval, so that a sample cannot depend on how the request went.
-        try:
-            return request_id, sampler.selects(request_id)
-        except Exception:
-            self._observer_failed("sampler")
-            return request_id, False
-
-    def _finish(
+    def filter(
         self,
         query: str,
-        retrieved: Retrieval,
-        request_id: str,
-        sampled: bool,
-        start: float | None,
+        hits: Retrieval,
+        *,
+        request_id: str | None = None,
+        segment: str | None = None,
     ) -> Context:
+        """Decide on results that the caller already has; the same contract as ``retrieve``."""
+        request = self._begin(query, request_id, segment)
+        return self._finish(request, hits, None)
+
+    def _begin(self, query: str, request_id: str | None, segment: str | None) -> _Request:
+        request_id = os.urandom(8).hex() if request_id is None else request_id
+        sampled = False
+        if self._sampler is not None:
+            # Selected before retrieval, so that a sample cannot depend on how the request went.
+            try:
+                sampled = self._sampler.selects(request_id)
+            except Exception:
+                self._observer_failed("sampler")
+        return _Request(query, request_id, segment, sampled)
+
+    def _finish(self, request: _Request, retrieved: Retrieval, start: float | None) -> Context:
         received = perf_counter()
         try:
             ranking = self._ranking(retrieved)
-            context = self._decide(query, ranking, request_id)
+            context = self._decide(request, ranking)
         except Exception as error:
             raise self._failed(error) from error
-        if sampled:
+        if request.sampled:
             try:
                 cast(Sampler, self._sampler).offer(context, time())
             except Exception:
@@ -227,13 +242,16 @@ class ContextGuard:
         with suppress(Exception):
             self._telemetry.observer_failed(observer)
 
-    def _decide(self, query: str, ranking: Ranking, request_id: str) -> Context:
+    def _decide(self, request: _Request, ranking: Ranking) -> Context:
         if self.mode is Mode.OFF:
             n = len(ranking)
             flags: tuple[Flag, ...] = ()
             decision = Decision(ranking, self._bare, range(n), min(self._bare.k, n))
         else:
-            plan = self._plans[ranking.route]
+            plan = (
+                self._segment_plans.get((ranking.route, request.segment))
+                or self._plans[ranking.route]
+            )
             policy, flags = plan.policy, plan.flags
             if plan.kind is not None and plan.kind is not ranking.kind:
                 # The profile knows this route, but its scores have another meaning here.
@@ -252,8 +270,8 @@ class ContextGuard:
         if not len(ranking):
             flags = (*flags, Flag.EMPTY_RETRIEVAL)
         return Context(
-            request_id=request_id,
-            query=query,
+            request_id=request.request_id,
+            query=request.query,
             route=ranking.route,
             mode=self.mode,
             passages=assembled.passages,
@@ -316,6 +334,15 @@ class ContextGuard:
         if self.differences:
             return _Plan(RatioPolicy(k=calibrated.policy.k), None, (Flag.PROFILE_MISMATCH,))
         return _Plan(calibrated.policy, calibrated.score_kind, ())
+
+    def _plans_of_segments(self) -> dict[tuple[Route, str | None], _Plan]:
+        if self.profile is None or self.differences:
+            return {}
+        return {
+            (route, segment): _Plan(own.policy, calibrated.score_kind, ())
+            for route, calibrated in self.profile.routes.items()
+            for segment, own in calibrated.segments.items()
+        }
 
 
 def _compares_scores(policy: Policy) -> bool:

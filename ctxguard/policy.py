@@ -19,6 +19,7 @@ import numpy as np
 from ctxguard.errors import ConfigurationError
 from ctxguard.scores import (
     INVALID_MAGNITUDE,
+    all_valid,
     is_relative,
     is_valid,
     relative_score,
@@ -164,38 +165,32 @@ class Decision:
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """One verdict per candidate: the usable ones best first, then those set aside."""
-        ranking, policy = self.ranking, self.policy
-        relative = self._relative_scores()
+        ids, scores, policy = self.ranking.passage_ids, self.ranking.scores, self.policy
+        by_utility = isinstance(policy, ExpectedUtilityPolicy)
+        setting, least = (
+            ("min_probability", policy.min_probability)
+            if isinstance(policy, ExpectedUtilityPolicy)
+            else ("min_ratio", policy.min_ratio)
+        )
+        n = len(self.order)
+        relative = self._relative_scores() or (None,) * n
+        probabilities = self.probabilities or (None,) * n
+        below, beyond = self._threshold_reason, DropReason.BEYOND_K
         verdicts = []
-        for rank, position in enumerate(self.order, start=1):
-            r = None if relative is None else relative[rank - 1]
-            p = None if self.probabilities is None else self.probabilities[rank - 1]
-            reason, kept_if = None, list[Threshold]()
+        for rank, position, r, p in zip(
+            range(1, n + 1), self.order, relative, probabilities, strict=True
+        ):
+            reason: DropReason | None = None
+            kept_if: tuple[Threshold, ...] = ()
             if rank > self.n_kept:
-                reason = self._threshold_reason
+                reason, compared = below, p if by_utility else r
+                if compared is not None and compared < least:
+                    kept_if = (Threshold(setting, compared),)
                 if rank > policy.k:
-                    reason = DropReason.BEYOND_K
-                    kept_if.append(Threshold("k", rank))
-                if isinstance(policy, ExpectedUtilityPolicy):
-                    if p is not None and p < policy.min_probability:
-                        kept_if.append(Threshold("min_probability", p))
-                elif r is not None and r < policy.min_ratio:
-                    kept_if.append(Threshold("min_ratio", r))
-            verdicts.append(
-                Verdict(
-                    passage_id=ranking.passage_ids[position],
-                    rank=rank,
-                    score=ranking.scores[position],
-                    relative_score=r,
-                    probability=p,
-                    reason=reason,
-                    kept_if=tuple(kept_if),
-                )
-            )
+                    reason, kept_if = beyond, (Threshold("k", rank), *kept_if)
+            verdicts.append(Verdict(ids[position], rank, scores[position], r, p, reason, kept_if))
         verdicts += [
-            Verdict(
-                ranking.passage_ids[position], None, ranking.scores[position], None, None, reason
-            )
+            Verdict(ids[position], None, scores[position], None, None, reason)
             for position, reason in self.set_aside
         ]
         return tuple(verdicts)
@@ -212,7 +207,7 @@ class Decision:
         if not self.order or not is_relative(kind):
             return None
         scores = [cast(float, self.ranking.scores[position]) for position in self.order]
-        if not all(map(is_valid, scores)):  # mode ``off`` keeps the order as given, garbage and all
+        if not all_valid(scores):  # mode ``off`` keeps the order as given, garbage and all
             return None
         top = max(scores)
         if not within_domain(kind, min(scores), top):
@@ -345,30 +340,30 @@ def candidate_order(
 def _sorted_candidates(
     ranking: Ranking,
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    scores, ids = ranking.scores, ranking.passage_ids
-    ranks = ranking.ranks
+    scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
+    order: Sequence[int] = range(len(ids))
     set_aside: list[tuple[int, DropReason]] = []
-    keyed: list[tuple[float, int, str, int]] = []
-    for position, (passage_id, score) in enumerate(zip(ids, scores, strict=True)):
-        if passage_id in _FAISS_PADDING_IDS or not is_valid(score):
-            set_aside.append((position, DropReason.INVALID_SCORE))
-            continue
-        rank = None if ranks is None else ranks[position]
-        keyed.append(
-            (
-                -float(cast(float, score)),
-                _UNKNOWN_RANK if rank is None else rank,
-                passage_id,
-                position,
-            )
-        )
-    keyed.sort()
-    order: list[int] = []
-    seen: set[str] = set()
-    for _, _, passage_id, position in keyed:
-        if passage_id in seen:
-            set_aside.append((position, DropReason.DUPLICATE_ID))
-        else:
-            seen.add(passage_id)
-            order.append(position)
-    return order, tuple(set_aside)
+    distinct = set(ids)
+    if not (all_valid(scores) and distinct.isdisjoint(_FAISS_PADDING_IDS)):
+        usable = [
+            is_valid(score) and passage_id not in _FAISS_PADDING_IDS
+            for passage_id, score in zip(ids, scores, strict=True)
+        ]
+        set_aside = [(at, DropReason.INVALID_SCORE) for at in order if not usable[at]]
+        order = [at for at in order if usable[at]]
+    best_first = cast(Sequence[float], scores).__getitem__
+    ordered = sorted(order, key=best_first, reverse=True)
+    sorted_scores = [best_first(at) for at in ordered]
+    if not all(map(gt, sorted_scores, islice(sorted_scores, 1, None))):
+        # Sorts are stable, so the least significant key goes first.
+        ordered = sorted(order, key=ids.__getitem__)
+        if ranks is not None:
+            ordered.sort(key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__)
+        ordered.sort(key=best_first, reverse=True)
+    if len(distinct) < len(ids):
+        first_of: dict[str, int] = {}
+        for at in ordered:
+            if first_of.setdefault(ids[at], at) != at:
+                set_aside.append((at, DropReason.DUPLICATE_ID))
+        ordered = list(first_of.values())
+    return ordered, tuple(set_aside)

@@ -151,7 +151,10 @@ class RelevanceModel:
             return None
         if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
             return None
-        log_odds: FloatArray = self._weights @ signals(legs) + self._offset  # type: ignore[attr-defined]
+        weights: FloatArray = self._weights  # type: ignore[attr-defined]
+        # Not a matrix product, which rounds equal candidates apart by where they stand.
+        log_odds: FloatArray = np.einsum("s,sn->n", weights, signals(legs))
+        log_odds += self._offset  # type: ignore[attr-defined]
         if not np.isfinite(log_odds).all():
             return None
         with np.errstate(over="ignore"):

@@ -2,14 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 
+from calibration.calibrate import Calibration, calibrate
+from calibration.certify import Settings
 from calibration.datasets import Dataset, Query
 from calibration.losses import Labels, label
 from calibration.replay import Pools, replay
 from ctxguard.errors import QueryError
 from ctxguard.types import Hit, Leg, Ranking, Route, ScoreKind
+
+DEPTH = 20
 
 
 @dataclass
@@ -71,7 +77,7 @@ def simulate(
     n_queries: int,
     *,
     seed: int = 0,
-    depth: int = 20,
+    depth: int = DEPTH,
     relevant: int = 2,
     noise: float = 0.15,
     unanswerable: float = 0.0,
@@ -111,3 +117,12 @@ def simulate(
             f"{query.query_id}-{position}": 1 for position in np.flatnonzero(truth)
         }
     return Recorded(rankings, {"simulated": str(seed)}), Dataset("simulated", tuple(queries), qrels)
+
+
+@cache
+def calibrated(
+    n: int, *, noise: float = 0.15, unanswerable: float = 0.0, **asked: Any
+) -> Calibration:
+    """A calibration of simulated queries; made once for the same question."""
+    retriever, dataset = simulate(n, noise=noise, unanswerable=unanswerable)
+    return calibrate(retriever, dataset, Settings(depth=DEPTH, **asked))

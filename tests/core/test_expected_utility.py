@@ -106,8 +106,12 @@ class TestProperties:
         self, probabilities: list[float], policy: ExpectedUtilityPolicy
     ) -> None:
         decision = decide(ranking_of(probabilities), policy)
-        order = sorted(range(len(probabilities)), key=lambda i: (-log_odds(probabilities[i]), i))
-        assert list(decision.order) == order
+        order, found = list(decision.order), list(decision.probabilities or ())
+        assert sorted(order) == list(range(len(probabilities)))
+        assert found == pytest.approx([probabilities[position] for position in order])
+        assert list(zip(found, order, strict=True)) == sorted(
+            zip(found, order, strict=True), key=lambda pair: (-pair[0], pair[1])
+        )
         assert list(decision.kept) == order[: decision.n_kept]
 
     @given(shares, policies())

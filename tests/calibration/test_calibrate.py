@@ -1,0 +1,282 @@
+"""Calibration from labels to a profile: bad labels, evidence, routes, reproducibility."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated_pools import DEPTH, Recorded, calibrated, simulate
+
+from calibration.calibrate import Calibration, calibrate
+from calibration.certify import RouteOutcome, Settings
+from calibration.datasets import Dataset, Query
+from calibration.labels import same_text
+from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
+from ctxguard.fusion import Fusion, fuse
+from ctxguard.guard import ContextGuard
+from ctxguard.policy import ExpectedUtilityPolicy
+from ctxguard.profile import Profile
+from ctxguard.types import Leg, Ranking, Route, ScoreKind
+
+
+def outcome_of(result: Calibration) -> RouteOutcome:
+    return result.outcomes[Route.HYBRID]
+
+
+class TestBadLabels:
+    def test_no_relevant_passage_at_all(self) -> None:
+        with pytest.raises(CalibrationError, match="none of the 20 queries to choose on"):
+            calibrated(40, unanswerable=1.0)
+
+    def test_every_candidate_relevant(self) -> None:
+        retriever, dataset = simulate(60, depth=5, relevant=5)
+        with pytest.raises(CalibrationError, match="relevant; a model needs both kinds"):
+            calibrate(retriever, dataset, Settings(depth=5))
+        result = calibrate(retriever, dataset, Settings("ratio", depth=5))
+        assert result.profile.routes[Route.HYBRID].policy.k == 5
+
+    def test_queries_without_a_relevant_passage_count_as_harm_and_are_counted(self) -> None:
+        route = outcome_of(calibrated(200, unanswerable=0.5)).profile
+        assert route.chosen_on is not None
+        assert route.chosen_on.queries == 100
+        assert 30 < route.chosen_on.metrics["recall"].n < 70
+        assert route.chosen_on.metrics["harm"].n == 100
+
+    def test_they_make_the_choice_more_careful(self) -> None:
+        kept = []
+        for unanswerable in (0.0, 0.6):
+            route = outcome_of(calibrated(300, noise=0.3, unanswerable=unanswerable)).profile
+            assert route.chosen_on is not None
+            kept.append(route.chosen_on.metrics["kept"].value)
+        assert kept[1] < kept[0]
+
+    def test_one_query_cannot_be_split(self) -> None:
+        with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
+            calibrated(1)
+
+    def test_one_query_that_is_all_there_is_makes_an_uncertified_profile(self) -> None:
+        route = outcome_of(calibrated(1, held_out=0.0)).profile
+        assert route.certificate is None
+        assert route.chosen_on is not None
+        assert route.chosen_on.queries == 1
+        assert route.chosen_on.metrics["recall"].lower is None
+
+    def test_one_question_under_two_ids_stays_in_one_part(self) -> None:
+        retriever, dataset = simulate(60)
+        twins = tuple(
+            replace(query, query_id=f"twin-{query.query_id}", text=f" {query.text.upper()} ")
+            for query in dataset.queries
+        )
+        qrels = {**dataset.qrels, **{t.query_id: dataset.qrels[t.query_id[5:]] for t in twins}}
+        rankings = {
+            **retriever.rankings,
+            **{
+                t.text: retriever.rankings[q.text]
+                for q, t in zip(dataset.queries, twins, strict=True)
+            },
+        }
+        doubled = Dataset("doubled", (*dataset.queries, *twins), qrels)
+        result = calibrate(Recorded(rankings), doubled, Settings(depth=DEPTH))
+        assert result.held_out is not None
+        assert same_text(result.chosen_on, result.held_out) == ()
+        assert len(result.chosen_on) == len(result.held_out) == 60
+        assert any("60 queries repeat" in note for note in result.chosen_on.notes)
+
+    def test_skipped_queries_are_on_record_in_the_profile(self) -> None:
+        retriever, dataset = simulate(60)
+        refused = dataset.queries[0]
+        rest = {t: ranking for t, ranking in retriever.rankings.items() if t != refused.text}
+        profile = calibrate(Recorded(rest), dataset, Settings(depth=DEPTH)).profile
+        assert f"hybrid: {refused.query_id}: {refused.text!r} cannot be searched" in (
+            profile.provenance.notes
+        )
+
+    def test_where_no_choosing_query_was_answered_there_is_nothing_to_choose_on(self) -> None:
+        retriever, dataset = simulate(60)
+        unasked = {query.text for query in calibrated(60).chosen_on.queries}
+        rest = {t: ranking for t, ranking in retriever.rankings.items() if t not in unasked}
+        with pytest.raises(CalibrationError, match="the retriever answered none of them"):
+            calibrate(Recorded(rest), dataset, Settings("ratio", depth=DEPTH))
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"held_out": 1.0},
+            {"held_out": -0.1},
+            {"depth": 0},
+            {"baseline_k": 0},
+            {"policy": "boosted"},
+            {"delta": 0.0},
+        ],
+    )
+    def test_settings_that_cannot_work_are_refused(self, settings: dict[str, object]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(settings))):
+            Settings(**settings)  # type: ignore[arg-type]
+
+
+class TestEvidence:
+    def test_the_choosing_queries_and_the_held_out_ones_share_none(self) -> None:
+        result = calibrated(60)
+        assert result.held_out is not None
+        ids = [{q.query_id for q in part.queries} for part in (result.chosen_on, result.held_out)]
+        assert not ids[0] & ids[1]
+        assert ids[0] | ids[1] == {q.query_id for q in result.dataset.queries}
+
+    def test_held_out_labels_do_not_move_the_choice(self) -> None:
+        retriever, dataset = simulate(80)
+        result = calibrate(retriever, dataset, Settings(depth=DEPTH))
+        assert result.held_out is not None
+        emptied = {q.query_id: {} for q in result.held_out.queries}
+        other = calibrate(
+            retriever, replace(dataset, qrels={**dataset.qrels, **emptied}), Settings(depth=DEPTH)
+        )
+        route, changed = (r.profile.routes[Route.HYBRID] for r in (result, other))
+        assert route.policy == changed.policy
+        assert route.chosen_on == changed.chosen_on
+        assert route.held_out != changed.held_out
+
+    def test_the_reference_holds_deciles_of_what_needs_no_label(self) -> None:
+        reference = outcome_of(calibrated(60)).profile.reference
+        assert set(reference) == {"top_score", "lead", "kept"}
+        for deciles in reference.values():
+            assert len(deciles) == 11
+            assert list(deciles) == sorted(deciles)
+
+
+@dataclass
+class Switchable:
+    """Two legs whose stages can be switched; the lexical one knows nothing."""
+
+    rankings: dict[str, Ranking]
+    route: Route = Route.HYBRID
+    fusion: Fusion = Fusion()  # noqa: RUF009 - frozen
+    encoded: Sequence[str] = ()
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return (Route.HYBRID, Route.LEXICAL, Route.DENSE)
+
+    def on_route(self, route: Route) -> "Switchable":
+        return replace(self, route=route)
+
+    def with_fusion(self, fusion: Fusion) -> "Switchable":
+        return replace(self, fusion=fusion)
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"fusion": f"{self.fusion.method} {self.fusion.weight}"}
+
+    def encode_query(self, query: str) -> str:
+        if query not in self.rankings:
+            raise QueryError("cannot be encoded")
+        return query.upper()
+
+    def retrieve(self, query: str, *, depth: int = 100, query_vector: str | None = None) -> Ranking:
+        if query not in self.rankings:
+            raise QueryError("cannot be searched")
+        assert query_vector == query.upper()
+        full = self.rankings[query]
+        if self.route is not Route.HYBRID:
+            leg = full.legs[self.route.value]
+            return replace(
+                full,
+                scores=leg.scores.tolist(),
+                kind=leg.kind,
+                route=self.route,
+                legs={self.route.value: leg},
+            )
+        return replace(full, scores=fuse(full.legs, self.fusion).tolist(), kind=self.fusion.kind)
+
+
+@pytest.fixture(scope="module")
+def result() -> Calibration:
+    """Of a retriever with routes, and one query that it refuses."""
+    retriever, dataset = simulate(80)
+    random = np.random.default_rng(0)
+    rankings = {}
+    for text, ranking in retriever.rankings.items():
+        noise = Leg(random.exponential(3.0, DEPTH), ScoreKind.RATIO)
+        rankings[text] = replace(ranking, legs={**ranking.legs, "lexical": noise})
+    unknown = replace(dataset, queries=(*dataset.queries, Query("odd", "never seen")))
+    return calibrate(Switchable(rankings), unknown, Settings(depth=DEPTH))
+
+
+class TestRoutes:
+    def test_every_route_is_calibrated_from_the_same_labels(self, result: Calibration) -> None:
+        routes = result.profile.routes
+        assert set(routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
+        assert routes[Route.HYBRID].policy.kind == "expected_utility"
+        assert routes[Route.LEXICAL].policy.kind == "ratio"
+        assert routes[Route.DENSE].score_kind is ScoreKind.COSINE
+
+    def test_the_fusion_is_fitted_and_is_part_of_what_the_profile_is_for(
+        self, result: Calibration
+    ) -> None:
+        assert result.profile.fusion.method == "convex"
+        assert result.profile.fusion.weight > 0.6
+        assert result.profile.fingerprint == {"fusion": f"convex {result.profile.fusion.weight}"}
+
+    def test_a_query_that_cannot_be_encoded_is_skipped_on_every_route(
+        self, result: Calibration
+    ) -> None:
+        notes = result.profile.provenance.notes
+        assert sum("odd: cannot be searched" in note for note in notes) == 3
+
+    def test_the_guard_takes_the_profile_as_it_is(
+        self, result: Calibration, tmp_path: Path
+    ) -> None:
+        result.profile.save(tmp_path / "profile.json")
+        guard = ContextGuard(Switchable({}), profile=tmp_path / "profile.json", strict=True)
+        assert guard.differences == ()
+        assert isinstance(guard.retriever, Switchable)
+        assert guard.retriever.fusion == result.profile.fusion
+        (ranking,) = result.pools[Route.HYBRID].subset(["q00000"]).rankings()
+        context = guard.filter("?", ranking)
+        assert context.flags == ()
+        assert isinstance(context.decision.policy, ExpectedUtilityPolicy)
+
+
+SCRIPT = """
+from simulated_pools import simulate
+from calibration.calibrate import calibrate
+from calibration.certify import Settings
+from calibration.select import Promise
+
+retriever, dataset = simulate(100)
+for promise in (None, Promise()):
+    settings = Settings(depth=20, promise=promise, allow_uncertified=True)
+    print(calibrate(retriever, dataset, settings).profile.to_json())
+"""
+
+
+class TestReproducibility:
+    def test_the_same_labels_and_seed_give_the_same_bytes(self) -> None:
+        first, second = (calibrate(*simulate(60), Settings(depth=DEPTH)) for _ in range(2))
+        assert first.profile.to_json() == second.profile.to_json()
+
+    def test_another_seed_splits_otherwise(self) -> None:
+        assert calibrated(60).profile != calibrated(60, seed=1).profile
+
+    def test_the_profile_survives_the_disk_byte_for_byte(self, tmp_path: Path) -> None:
+        profile = calibrated(60).profile
+        profile.save(tmp_path / "profile.json")
+        assert Profile.load(tmp_path / "profile.json").to_json() == profile.to_json()
+
+    def test_the_number_of_threads_does_not_show(self) -> None:
+        printed = []
+        for threads in ("1", "4"):
+            limits = dict.fromkeys(
+                ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads
+            )
+            run = subprocess.run(
+                [sys.executable, "-c", SCRIPT],
+                capture_output=True,
+                check=True,
+                env={**os.environ, **limits, "PYTHONPATH": str(Path(__file__).parent)},
+            )
+            printed.append(run.stdout)
+        assert printed[0] == printed[1]
+        assert b'"kind": "expected_utility"' in printed[0]

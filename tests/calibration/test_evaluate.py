@@ -1,0 +1,180 @@
+"""Evaluation: hand-made contexts with known metrics, and intervals with the coverage they claim."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_pools import labelled, ranking_of
+
+from calibration.evaluate import DESCRIPTIONS, bootstrap_interval, per_query, resampled_means
+from ctxguard.policy import RatioPolicy
+from ctxguard.types import ScoreKind
+
+LOG = math.log2
+K2 = RatioPolicy(k=2)
+
+
+def metrics(
+    scores: list[float | None],
+    qrels: dict[str, int],
+    policy: RatioPolicy = K2,
+    *,
+    kind: ScoreKind = ScoreKind.RATIO,
+    distractors: dict[str, str] | None = None,
+    baseline_k: int | None = None,
+) -> dict[str, float]:
+    """Of passages p0, p1, … for one query, beside one that gives the labels a relevant grade."""
+    pools, labels = labelled(
+        [ranking_of(scores, kind=kind), ranking_of([1.0], kind=kind)],
+        [qrels, {"p0": 1}],
+        distractors=[distractors or {}],
+        baseline_k=baseline_k,
+    )
+    found = per_query(pools, labels, policy)
+    assert found.query_ids == ("q0", "q1")
+    assert found.values.keys() == DESCRIPTIONS.keys()
+    return {name: float(values[0]) for name, values in found.values.items()}
+
+
+class TestHandMade:
+    def test_a_context_of_one_relevant_and_one_irrelevant_passage(self) -> None:
+        found = metrics([10.0, 8.0, 5.0, 1.0], {"p1": 1, "p2": 1, "p0": 0, "far": 1})
+        assert found["recall"] == pytest.approx(1 / 3)
+        assert found["precision"] == 0.5
+        assert found["mrr"] == 0.5
+        assert found["udcg_strict"] == pytest.approx(-0.5 + 1 / LOG(3))
+        assert found["udcg"] == pytest.approx(-0.5 + 1 / LOG(3))
+        assert found["harm"] == 0.5
+        assert found["distractor_rate"] == 0.5
+        assert found["kept"] == 2.0
+        assert found["recall_loss"] == 0.5
+        assert found["recall_at_depth"] == pytest.approx(2 / 3)
+        assert found["judged"] == 1.0
+        ideal = 1 + 1 / LOG(3) + 1 / LOG(4)
+        assert found["ndcg"] == pytest.approx(1 / LOG(3) / ideal)
+        assert found["ndcg_at_10"] == pytest.approx((1 / LOG(3) + 1 / LOG(4)) / ideal)
+
+    def test_the_threshold_changes_the_context_but_not_the_retrievers_own_metrics(self) -> None:
+        qrels = {"p0": 1, "p2": 1}
+        loose = metrics([10.0, 8.0, 5.0], qrels, RatioPolicy(k=3))
+        tight = metrics([10.0, 8.0, 5.0], qrels, RatioPolicy(k=3, min_ratio=0.7))
+        assert (loose["kept"], tight["kept"]) == (3.0, 2.0)
+        assert (loose["recall"], tight["recall"]) == (1.0, 0.5)
+        for name in ("recall_at_depth", "ndcg_at_10"):
+            assert loose[name] == tight[name]
+
+    def test_known_distractors_cost_what_their_label_says(self) -> None:
+        found = metrics([3.0, 2.0], {"p0": 1}, distractors={"p1": "distractor"})
+        assert found["harm"] == pytest.approx(1 / LOG(3))
+        assert found["judged"] == 1.0
+
+    def test_a_long_tail_of_junk_costs_the_strict_form_and_not_the_heuristic_one(self) -> None:
+        found = metrics([10.0, 1.0, 1.0, 1.0, 1.0, 1.0], {"p0": 1}, RatioPolicy(k=6))
+        tail = sum(0.5 / LOG(rank + 1) for rank in range(2, 7))
+        assert found["udcg_strict"] == pytest.approx(1.0 - tail)
+        # Ranks 2 and 3 are suspected by their rank alone.
+        assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
+
+    def test_scores_that_carry_rank_only_leave_the_score_rule_out(self) -> None:
+        found = metrics([0.9, 0.8, 0.7, 0.6], {"p0": 1}, RatioPolicy(k=4), kind=ScoreKind.RANK)
+        assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.5])
+    def test_scores_outside_their_kinds_domain_leave_it_out_too(self, temperature: float) -> None:
+        policy = RatioPolicy(k=4, min_ratio=0.5, temperature=temperature)
+        found = metrics([0.0, -1.0, -2.0, -3.0], {"p0": 1}, policy)
+        assert found["kept"] == 4.0
+        assert found["udcg"] == pytest.approx(1.0 - 0.5 / LOG(3) - 0.5 / LOG(4))
+
+    def test_recall_loss_is_against_what_the_baseline_would_have_served(self) -> None:
+        qrels = {"p0": 1, "p2": 1}
+        assert metrics([3.0, 2.0, 1.0], qrels)["recall_loss"] == 0.5
+        assert metrics([3.0, 2.0, 1.0], qrels, baseline_k=3)["recall_loss"] == 0.5
+        assert metrics([3.0, 2.0, 1.0], qrels, baseline_k=1)["recall_loss"] == 0.0
+
+
+class TestUndefined:
+    def test_a_query_without_relevant_passages_has_no_recall_but_does_have_harm(self) -> None:
+        found = metrics([3.0, 2.0], {})
+        for name in ("recall", "mrr", "ndcg", "recall_loss", "recall_at_depth", "ndcg_at_10"):
+            assert math.isnan(found[name]), name
+        assert found["harm"] == pytest.approx(0.5 + 0.5 / LOG(3))
+        assert found["precision"] == 0.0
+        assert found["judged"] == 0.0
+
+    def test_recall_loss_is_undefined_where_the_pool_holds_nothing_relevant(self) -> None:
+        found = metrics([3.0], {"far": 1})
+        assert math.isnan(found["recall_loss"])
+        assert found["recall"] == 0.0
+        assert found["mrr"] == 0.0
+
+    def test_an_empty_context_has_no_precision_and_is_worth_nothing(self) -> None:
+        found = metrics([], {"far": 1})
+        for name in ("precision", "distractor_rate", "judged"):
+            assert math.isnan(found[name]), name
+        assert found["udcg"] == found["udcg_strict"] == found["harm"] == found["kept"] == 0.0
+
+    def test_a_mean_says_over_how_many_queries_it_is_defined(self) -> None:
+        pools, labels = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])
+        evidence = per_query(pools, labels, K2).evidence()
+        assert evidence.queries == 3
+        assert evidence.metrics["recall"].n == 2
+        assert evidence.metrics["recall"].value == 0.5
+        assert evidence.metrics["recall_loss"].n == 1
+        assert evidence.metrics["kept"].n == 3
+
+
+class TestBootstrap:
+    def test_undefined_values_are_left_out_and_counted(self) -> None:
+        interval = bootstrap_interval(np.array([np.nan, 1.0, 0.0, np.nan]))
+        assert (interval.value, interval.n) == (0.5, 2)
+
+    def test_of_nothing_everything_is_undefined(self) -> None:
+        interval = bootstrap_interval(np.array([np.nan]))
+        assert (interval.value, interval.lower, interval.upper, interval.n) == (None, None, None, 0)
+        assert bootstrap_interval(np.array([])) == interval
+
+    def test_one_value_has_no_spread_to_resample(self) -> None:
+        interval = bootstrap_interval(np.array([0.3]))
+        assert (interval.value, interval.lower, interval.upper, interval.n) == (0.3, None, None, 1)
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.floats(-5.0, 5.0), min_size=2, max_size=30))
+    def test_the_interval_holds_the_mean_and_stays_within_the_values(
+        self, values: list[float]
+    ) -> None:
+        interval = bootstrap_interval(np.array(values), resamples=200)
+        assert interval.value is not None
+        assert interval.lower is not None
+        assert interval.upper is not None
+        assert min(values) - 1e-9 <= interval.lower <= interval.value + 1e-9
+        assert interval.value - 1e-9 <= interval.upper <= max(values) + 1e-9
+
+    def test_a_seed_gives_the_same_interval(self) -> None:
+        values = np.random.default_rng(0).random(40)
+        assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
+        assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+
+    def test_columns_are_resampled_together(self) -> None:
+        first = np.random.default_rng(0).random(30)
+        means = resampled_means(np.column_stack([first, first + 1.0]))
+        assert means[:, 1] - means[:, 0] == pytest.approx(1.0)
+
+    @pytest.mark.parametrize(
+        ("n", "least"), [(50, 0.90), (200, 0.92)], ids=["50 queries", "200 queries"]
+    )
+    def test_it_covers_the_truth_about_as_often_as_it_claims(self, n: int, least: float) -> None:
+        """On a skewed metric: mostly 1, sometimes a fraction, as recall is."""
+        random = np.random.default_rng(1)
+        truth = 0.8 + 0.2 * 0.5
+        covered = 0
+        repeats = 300
+        for repeat in range(repeats):
+            values = np.where(random.random(n) < 0.8, 1.0, random.random(n))
+            interval = bootstrap_interval(values, seed=repeat, resamples=400)
+            assert interval.lower is not None
+            assert interval.upper is not None
+            covered += interval.lower <= truth <= interval.upper
+        assert least <= covered / repeats <= 0.99

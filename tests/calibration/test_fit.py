@@ -1,0 +1,207 @@
+"""Fitting: fusion weight, temperature, P(relevant); what they find, and what they refuse."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulated_pools import labelled, ranking_of, simulate
+
+from calibration.datasets import Dataset
+from calibration.fit import (
+    FOLDS,
+    fit_fusion,
+    fit_relevance,
+    fit_temperature,
+    fold_of,
+    out_of_fold,
+    pool_signals,
+    probabilities,
+)
+from calibration.losses import Labels, label
+from calibration.replay import Pools, replay
+from ctxguard.errors import CalibrationError
+from ctxguard.policy import ExpectedUtilityPolicy, decide
+from ctxguard.types import Leg, Ranking, ScoreKind
+
+
+def replayed(n: int, **settings: object) -> tuple[Pools, Labels]:
+    retriever, dataset = simulate(n, **settings)  # type: ignore[arg-type]
+    pools = replay(retriever, dataset.queries, depth=20)
+    return pools, label(pools, dataset)
+
+
+def two_legs(dense: list[float], lexical: list[float]) -> Ranking:
+    return ranking_of(
+        [float(len(dense) - i) for i in range(len(dense))],
+        legs={
+            "dense": Leg(np.array(dense), ScoreKind.COSINE),
+            "lexical": Leg(np.array(lexical), ScoreKind.RATIO),
+        },
+    )
+
+
+class TestFusion:
+    def test_the_weight_goes_to_the_leg_that_ranks_better(self) -> None:
+        right, wrong = [0.9, 0.1, 0.0], [0.0, 1.0, 5.0]
+        good_dense = [two_legs(right, wrong)] * 3
+        pools, labels = labelled(good_dense, [{"p0": 1}] * 3)
+        assert fit_fusion(pools, labels).weight > 0.5
+        good_lexical = [two_legs([-0.5, 0.1, 0.9], [5.0, 1.0, 0.0])] * 3
+        pools, labels = labelled(good_lexical, [{"p0": 1}] * 3)
+        assert fit_fusion(pools, labels).weight < 0.5
+
+    def test_of_equal_weights_the_middle_of_the_plateau_is_taken(self) -> None:
+        agreeing = two_legs([0.9, 0.1], [5.0, 1.0])
+        pools, labels = labelled([agreeing], [{"p0": 1}])
+        assert fit_fusion(pools, labels).weight == 0.5
+
+    def test_it_is_convex(self) -> None:
+        pools, labels = replayed(20)
+        assert fit_fusion(pools, labels).method == "convex"
+
+    def test_queries_without_a_relevant_passage_have_no_say(self) -> None:
+        good_dense, good_lexical = (
+            two_legs([0.9, 0.1, 0.0], [0.0, 1.0, 5.0]),
+            two_legs([-0.5, 0.1, 0.9], [5.0, 1.0, 0.0]),
+        )
+        pools, labels = labelled([good_dense, *[good_lexical] * 5], [{"p0": 1}, *[{}] * 5])
+        assert fit_fusion(pools, labels).weight > 0.5
+
+    def test_without_any_there_is_nothing_to_fit(self) -> None:
+        pools, labels = labelled([two_legs([0.9], [1.0])] * 2, [{"p0": 1}, {}])
+        with pytest.raises(CalibrationError, match="no fusion can be fitted"):
+            fit_fusion(pools.subset(["q1"]), labels.rows(np.array([1])))
+
+
+class TestTemperature:
+    @pytest.mark.parametrize("kind", [ScoreKind.RATIO, ScoreKind.RANK])
+    def test_a_share_of_the_top_keeps_its_plain_meaning(self, kind: ScoreKind) -> None:
+        pools, _ = labelled([ranking_of([9.0, 2.0], kind=kind)], [{"p0": 1}])
+        assert fit_temperature(pools) == 1.0
+
+    def test_the_median_tenth_candidate_has_a_relative_score_of_a_tenth(self) -> None:
+        rankings = [
+            ranking_of([10.0 - gap * i / 9 for i in range(10)], kind=ScoreKind.LOGIT)
+            for gap in (2.0, 3.0, 50.0)
+        ]
+        pools, _ = labelled(rankings, [{"p0": 1}] * 3)
+        assert math.exp(-3.0 / fit_temperature(pools)) == pytest.approx(0.1, rel=0.01)
+
+    def test_scaling_the_scores_scales_the_temperature(self) -> None:
+        scores = [4.0 - 0.3 * i for i in range(10)]
+        one, _ = labelled([ranking_of(scores, kind=ScoreKind.LOGIT)], [{"p0": 1}])
+        ten, _ = labelled([ranking_of([10 * s for s in scores], kind=ScoreKind.LOGIT)], [{"p0": 1}])
+        assert fit_temperature(ten) == pytest.approx(10 * fit_temperature(one), rel=0.01)
+
+    def test_probabilities_are_measured_in_log_odds(self) -> None:
+        odds = [4.0 - 0.3 * i for i in range(10)]
+        logits, _ = labelled([ranking_of(odds, kind=ScoreKind.LOGIT)], [{"p0": 1}])
+        shares, _ = labelled(
+            [ranking_of([1 / (1 + math.exp(-o)) for o in odds], kind=ScoreKind.PROBABILITY)],
+            [{"p0": 1}],
+        )
+        assert fit_temperature(shares) == fit_temperature(logits)
+
+    @pytest.mark.parametrize("scores", [[], [0.5], [0.5] * 10])
+    def test_without_any_gap_it_is_one(self, scores: list[float]) -> None:
+        pools, _ = labelled([ranking_of(scores, kind=ScoreKind.COSINE)], [{"p0": 1}])
+        assert fit_temperature(pools) == 1.0
+
+
+class TestRelevance:
+    def test_it_tells_relevant_from_irrelevant_on_queries_it_never_saw(self) -> None:
+        pools, labels = replayed(100)
+        model = fit_relevance(pools, labels, pool_signals(pools))
+        fresh, truth = replayed(100, seed=1)
+        found = probabilities(model, fresh, pool_signals(fresh))
+        assert found[truth.relevant].mean() > 0.8
+        assert found[~truth.relevant].mean() < 0.05
+
+    def test_on_average_it_is_right_about_how_many_are_relevant(self) -> None:
+        pools, labels = replayed(200, noise=0.3)
+        fresh, truth = replayed(400, seed=1, noise=0.3)
+        model = fit_relevance(pools, labels, pool_signals(pools))
+        found = probabilities(model, fresh, pool_signals(fresh))
+        for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 1.0)):
+            inside = (found >= low) & (found < high)
+            assert truth.relevant[inside].mean() == pytest.approx(found[inside].mean(), abs=0.05)
+
+    def test_the_same_probabilities_as_on_the_request_path(self) -> None:
+        pools, labels = replayed(30)
+        model = fit_relevance(pools, labels, pool_signals(pools))
+        found = probabilities(model, pools, pool_signals(pools))
+        for row, ranking in enumerate(pools.rankings()):
+            decision = decide(ranking, ExpectedUtilityPolicy(model))
+            assert decision.probabilities == pytest.approx(
+                np.sort(found[row, : len(ranking)])[::-1], abs=1e-12
+            )
+
+    def test_beyond_a_pools_end_there_is_no_probability(self) -> None:
+        rankings = [two_legs([0.9, 0.1], [5.0, 1.0]), two_legs([], []), two_legs([0.5], [2.0])]
+        pools, labels = labelled(rankings, [{"p0": 1}, {}, {}], depth=3)
+        table = pool_signals(pools)
+        found = probabilities(fit_relevance(pools, labels, table), pools, table)
+        assert np.isnan(found).tolist() == [[False, False, True], [True] * 3, [False, True, True]]
+
+    def test_coefficients_are_short_enough_to_read(self) -> None:
+        pools, labels = replayed(30)
+        model = fit_relevance(pools, labels, pool_signals(pools))
+        for value in (*model.coefficients, *model.means, *model.scales, model.intercept):
+            assert value == float(f"{value:.8g}")
+
+    def test_a_missing_signal_is_refused_with_the_way_out(self) -> None:
+        lacking = two_legs([0.9, math.nan], [5.0, 1.0])
+        pools, labels = labelled([lacking], [{"p0": 1}])
+        with pytest.raises(CalibrationError, match=r"lacks a leg's score.*--policy ratio"):
+            fit_relevance(pools, labels, pool_signals(pools))
+
+    @pytest.mark.parametrize(("qrels", "count"), [({"p0": 1, "p1": 1}, 2), ({"far": 1}, 0)])
+    def test_all_relevant_or_none_is_refused_with_the_numbers(
+        self, qrels: dict[str, int], count: int
+    ) -> None:
+        pools, labels = labelled([two_legs([0.9, 0.2], [5.0, 1.0])], [qrels])
+        with pytest.raises(CalibrationError, match=f"of 2 candidates of 1 queries {count} are"):
+            fit_relevance(pools, labels, pool_signals(pools))
+
+
+class TestOutOfFold:
+    def test_a_querys_own_labels_do_not_move_its_probabilities(self) -> None:
+        retriever, dataset = simulate(40)
+        pools = replay(retriever, dataset.queries, depth=20)
+        table = pool_signals(pools)
+        before = out_of_fold(pools, label(pools, dataset), table)
+        query_id = pools.query_ids[7]
+        flipped = Dataset(
+            dataset.name, dataset.queries, {**dataset.qrels, query_id: {f"{query_id}-0": 1}}
+        )
+        after = out_of_fold(pools, label(pools, flipped), table)
+        same_fold = [
+            row for row, q in enumerate(pools.query_ids) if fold_of(q) == fold_of(query_id)
+        ]
+        assert np.array_equal(before[same_fold], after[same_fold])
+        assert not np.array_equal(before, after)
+
+    def test_every_candidate_has_one(self) -> None:
+        pools, labels = replayed(15)
+        found = out_of_fold(pools, labels, pool_signals(pools))
+        assert np.array_equal(np.isnan(found), np.isnan(pools.scores))
+
+    def test_where_a_fold_leaves_nothing_to_fit_on_the_model_of_all_stands_in(self) -> None:
+        pools, labels = replayed(1)
+        table = pool_signals(pools)
+        expected = probabilities(fit_relevance(pools, labels, table), pools, table)
+        assert np.array_equal(out_of_fold(pools, labels, table), expected)
+
+    def test_the_order_of_the_queries_does_not_matter(self) -> None:
+        retriever, dataset = simulate(30)
+        backwards = replace(dataset, queries=dataset.queries[::-1])
+        results = []
+        for queries in (dataset, backwards):
+            pools = replay(retriever, queries.queries, depth=20)
+            results.append(out_of_fold(pools, label(pools, queries), pool_signals(pools)))
+        assert results[0] == pytest.approx(results[1][::-1], abs=1e-6)
+
+    def test_folds_are_of_similar_size(self) -> None:
+        sizes = np.bincount([fold_of(f"query {i}") for i in range(5000)], minlength=FOLDS)
+        assert sizes.min() > 900

@@ -1,0 +1,772 @@
+"""The guard: what it wraps, what it answers, what it counts, and what can never fail a request."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from ctxguard.context import Assembly, Context
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    ProfileFormatError,
+    ProfileMismatchError,
+    QueryError,
+    StageUnavailableError,
+)
+from ctxguard.fusion import Fusion
+from ctxguard.guard import ContextGuard
+from ctxguard.policy import ExpectedUtilityPolicy, Policy, RatioPolicy, decide
+from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.signals import RelevanceModel, signal_names
+from ctxguard.telemetry import Telemetry, default_telemetry
+from ctxguard.types import (
+    DropReason,
+    Flag,
+    Hit,
+    Leg,
+    Mode,
+    Ranking,
+    Route,
+    ScoreKind,
+    StageFailure,
+)
+
+HITS = [
+    Hit("a", 10.0, "The first."),
+    Hit("b", 8.0, "The second."),
+    Hit("c", 7.0, "The third."),
+    Hit("d", 2.0, "The fourth."),
+    Hit("e", 1.0, "The fifth."),
+    Hit("f", 0.5, "The sixth."),
+]
+RANKING = Ranking.from_hits(HITS, ScoreKind.RATIO)
+SEVENTY = RatioPolicy(k=5, min_ratio=0.7)
+
+
+@dataclass
+class Answering:
+    """A retriever that answers every query with one ranking."""
+
+    answer: object = field(default_factory=lambda: RANKING)
+    depths: list[int] = field(default_factory=list)
+
+    def retrieve(self, query: str, *, depth: int = 100) -> object:
+        self.depths.append(depth)
+        return self.answer
+
+
+class Identified(Answering):
+    def fingerprint(self) -> dict[str, str]:
+        return {"embedder": "mini", "corpus_size": "6"}
+
+
+@dataclass
+class Failing:
+    error: BaseException
+
+    def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
+        raise self.error
+
+
+@dataclass
+class Sampled:
+    """A sampler that takes every request, and notes when it was asked what."""
+
+    events: list[str] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)
+    takes: bool = True
+
+    def selects(self, request_id: str, /) -> bool:
+        self.events.append(f"selects {request_id}")
+        return self.takes
+
+    def offer(self, context: Context, time_seconds: float, /, *, forced: bool = False) -> object:
+        self.events.append(f"offer {context.request_id}")
+        self.contexts.append(context)
+        return True
+
+
+class Counted:
+    """The guard's own metrics in a registry of their own, read back as people's tools do."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.telemetry = Telemetry(self.registry)
+
+    def __getitem__(self, name: str) -> int:
+        """The sum of a counter over all its labels."""
+        return sum(self.by_label(name).values())
+
+    def by_label(self, name: str) -> dict[tuple[str, ...], int]:
+        return {
+            tuple(sample.labels.values()): int(sample.value)
+            for metric in self.registry.collect()
+            for sample in metric.samples
+            if sample.name == f"ctxguard_{name}_total" and sample.value
+        }
+
+    def requests(self, outcome: str) -> int:
+        return sum(n for labels, n in self.by_label("requests").items() if labels[2] == outcome)
+
+    def dropped(self) -> dict[DropReason, int]:
+        return {
+            DropReason(labels[0]): n for labels, n in self.by_label("dropped_candidates").items()
+        }
+
+
+@pytest.fixture
+def counted() -> Counted:
+    return Counted()
+
+
+def guard_of(retriever: object = None, **settings: object) -> ContextGuard:
+    """A guard that counts in a registry of its own."""
+    settings.setdefault("telemetry", Telemetry(CollectorRegistry()))
+    return ContextGuard(Answering() if retriever is None else retriever, **settings)  # type: ignore[arg-type]
+
+
+def profile_of(
+    policy: Policy = SEVENTY,
+    *,
+    route: Route = Route.EXTERNAL,
+    kind: ScoreKind = ScoreKind.RATIO,
+    fingerprint: dict[str, str] | None = None,
+    fusion: Fusion | None = None,
+) -> Profile:
+    return Profile(
+        routes={route: RouteProfile(policy=policy, score_kind=kind)},
+        fingerprint={} if fingerprint is None else fingerprint,
+        fusion=Fusion() if fusion is None else fusion,
+        provenance=Provenance(
+            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
+        ),
+    )
+
+
+def served(context: Context) -> list[str]:
+    return [passage.passage_id for passage in context.passages]
+
+
+class TestWhatItWraps:
+    def test_an_object_with_retrieve_is_asked_for_the_candidate_depth(self) -> None:
+        retriever = Answering()
+        context = guard_of(retriever, policy=SEVENTY, depth=37).retrieve("q?")
+        assert served(context) == ["a", "b", "c"]
+        assert retriever.depths == [37]
+
+    def test_a_plain_callable(self) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            return RANKING
+
+        assert served(guard_of(search, policy=SEVENTY).retrieve("q?")) == ["a", "b", "c"]
+
+    def test_plain_hits_with_a_score_kind(self) -> None:
+        guard = guard_of(Answering(HITS), policy=SEVENTY, score_kind="ratio")
+        assert served(guard.retrieve("q?")) == ["a", "b", "c"]
+
+    def test_hits_from_a_generator(self) -> None:
+        def search(query: str, depth: int) -> Iterator[Hit]:
+            yield from HITS[:depth]
+
+        guard = guard_of(search, policy=SEVENTY, score_kind=ScoreKind.RATIO, depth=2)
+        assert served(guard.retrieve("q?")) == ["a", "b"]
+
+    def test_hits_of_a_subclass(self) -> None:
+        class Own(Hit):
+            pass
+
+        guard = guard_of(Answering([Own("a", 1.0, "text")]), score_kind="ratio")
+        assert served(guard.retrieve("q?")) == ["a"]
+
+    @pytest.mark.parametrize("form", ["method", "function", "callable object", "awaitable"])
+    def test_asynchronous_retrievers(self, form: str) -> None:
+        async def search(query: str, *, depth: int) -> Ranking:
+            await asyncio.sleep(0)
+            return RANKING
+
+        class WithMethod:
+            async def aretrieve(self, query: str, *, depth: int) -> Ranking:
+                return await search(query, depth=depth)
+
+            retrieve = Answering().retrieve
+
+        class Callable_:  # noqa: N801 - Callable is taken
+            async def __call__(self, query: str, *, depth: int) -> Ranking:
+                return await search(query, depth=depth)
+
+        retriever: object = {
+            "method": WithMethod(),
+            "function": search,
+            "callable object": Callable_(),
+            "awaitable": lambda query, depth: search(query, depth=depth),
+        }[form]
+        guard = guard_of(retriever, policy=SEVENTY)
+        assert served(asyncio.run(guard.aretrieve("q?"))) == ["a", "b", "c"]
+
+    def test_an_asynchronous_retriever_cannot_be_called_from_plain_code(
+        self, counted: Counted
+    ) -> None:
+        async def search(query: str, *, depth: int) -> Ranking:
+            return RANKING
+
+        with pytest.raises(ConfigurationError, match="await aretrieve"):
+            guard_of(search, telemetry=counted.telemetry).retrieve("q?")
+        assert counted["failed_requests"] == 1
+
+    def test_a_synchronous_retriever_does_not_block_the_event_loop(self) -> None:
+        released = asyncio.Event()
+
+        async def main() -> Context:
+            loop = asyncio.get_running_loop()
+
+            def search(query: str, depth: int) -> Ranking:
+                # Only a loop that still runs can set the event that this waits for.
+                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=10)
+                return RANKING
+
+            answer = asyncio.create_task(guard_of(search).aretrieve("q?"))
+            await asyncio.sleep(0)
+            released.set()
+            return await answer
+
+        assert len(asyncio.run(main())) == 5
+
+    @given(st.data())
+    def test_aretrieve_equals_retrieve(self, data: st.DataObject) -> None:
+        guard = guard_of(Answering(data.draw(rankings())), policy=SEVENTY)
+        waited = asyncio.run(guard.aretrieve("q?", request_id="r"))
+        assert waited.to_dict() == guard.retrieve("q?", request_id="r").to_dict()
+
+    def test_results_at_hand_are_filtered_without_a_retriever(self) -> None:
+        guard = ContextGuard(policy=SEVENTY, telemetry=Telemetry(CollectorRegistry()))
+        assert served(guard.filter("q?", RANKING)) == ["a", "b", "c"]
+        with pytest.raises(ConfigurationError, match="no retriever"):
+            guard.retrieve("q?")
+        with pytest.raises(ConfigurationError, match="no retriever"):
+            asyncio.run(guard.aretrieve("q?"))
+
+    def test_filter_equals_retrieve(self) -> None:
+        guard = guard_of(policy=SEVENTY)
+        expected = guard.retrieve("q?", request_id="r").to_dict()
+        assert guard.filter("q?", RANKING, request_id="r").to_dict() == expected
+
+    def test_what_is_no_retriever_is_refused_at_start(self) -> None:
+        with pytest.raises(ConfigurationError, match="a str is no retriever"):
+            guard_of("a retriever's name")
+
+
+class TestModes:
+    def test_enforce_serves_what_the_policy_keeps(self) -> None:
+        context = guard_of(policy=SEVENTY).retrieve("q?")
+        assert context.mode is Mode.ENFORCE
+        assert served(context) == list(context.kept_ids) == ["a", "b", "c"]
+
+    def test_shadow_serves_the_bare_top_k_and_records_what_would_be_dropped(self) -> None:
+        context = guard_of(policy=SEVENTY, mode="shadow", k=4).retrieve("q?")
+        assert served(context) == ["a", "b", "c", "d"]
+        assert context.kept_ids == ("a", "b", "c")
+        assert context.verdicts[3].reason is DropReason.BELOW_RATIO
+
+    def test_shadow_leaves_the_retrievers_own_order_alone(self) -> None:
+        backwards = Ranking.from_hits(HITS[::-1], ScoreKind.RATIO)
+        context = guard_of(Answering(backwards), policy=SEVENTY, mode="shadow", k=2).retrieve("q?")
+        assert served(context) == ["f", "e"]
+        assert context.kept_ids == ("a", "b", "c")
+
+    def test_off_decides_nothing(self) -> None:
+        context = guard_of(policy=SEVENTY, mode="off", k=4).retrieve("q?")
+        assert served(context) == list(context.kept_ids) == ["a", "b", "c", "d"]
+        assert context.flags == ()
+
+    def test_an_unknown_mode_is_refused_with_the_known_ones(self) -> None:
+        with pytest.raises(ConfigurationError, match="'enforced' is unknown; use one of enforce"):
+            guard_of(mode="enforced")
+
+    @given(st.data())
+    def test_shadow_and_off_equal_the_bare_retriever_on_any_ranking(
+        self, data: st.DataObject
+    ) -> None:
+        ranking = data.draw(rankings())
+        for mode in (Mode.SHADOW, Mode.OFF):
+            context = guard_of(Answering(ranking), policy=SEVENTY, mode=mode).retrieve("q?")
+            readable = [ranking.passages[i] for i in range(min(5, len(ranking)))]
+            assert list(context.passages) == [p for p in readable if p.text is not None]
+
+
+class TestSettings:
+    def test_a_profile_and_a_policy_compete(self) -> None:
+        with pytest.raises(ConfigurationError, match="not both"):
+            guard_of(profile=profile_of(), policy=SEVENTY)
+
+    def test_a_depth_below_one_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="depth 0"):
+            guard_of(depth=0)
+
+    def test_an_unknown_score_kind_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="score_kind 'bm25' is unknown"):
+            guard_of(score_kind="bm25")
+
+    def test_a_relative_filter_on_scores_declared_rank_only_is_refused_at_start(self) -> None:
+        with pytest.raises(ConfigurationError, match="min_ratio"):
+            guard_of(policy=SEVENTY, score_kind="rank")
+
+
+class TestErrors:
+    def test_a_failing_retriever_is_an_outage_with_its_cause(self, counted: Counted) -> None:
+        cause = ConnectionError("refused")
+        guard = guard_of(Failing(cause), telemetry=counted.telemetry)
+        with pytest.raises(StageUnavailableError, match="ConnectionError: refused") as caught:
+            guard.retrieve("q?")
+        assert caught.value.__cause__ is cause
+        assert caught.value.stage == "retriever"
+        assert counted["failed_requests"] == 1
+
+    def test_the_same_when_awaited(self, counted: Counted) -> None:
+        guard = guard_of(Failing(TimeoutError("slow")), telemetry=counted.telemetry)
+        with pytest.raises(StageUnavailableError, match="TimeoutError: slow"):
+            asyncio.run(guard.aretrieve("q?"))
+        assert counted["failed_requests"] == 1
+
+    def test_a_retriever_that_fails_while_its_hits_are_read(self) -> None:
+        def search(query: str, depth: int) -> Iterator[Hit]:
+            yield HITS[0]
+            raise ConnectionError("reset")
+
+        with pytest.raises(StageUnavailableError, match="reset"):
+            guard_of(search, score_kind="ratio").retrieve("q?")
+
+    def test_a_refused_query_passes_through_as_it_is(self, counted: Counted) -> None:
+        error = QueryError("the query is empty")
+        guard = guard_of(Failing(error), telemetry=counted.telemetry)
+        with pytest.raises(QueryError) as caught:
+            guard.retrieve("")
+        assert caught.value is error
+        assert counted["failed_requests"] == 1
+
+    @pytest.mark.parametrize("answer", [None, 3, "abc", "", b"", {}, {"a": 1.0}, ["a"], [("a", 1)]])
+    def test_a_wrong_return_type_says_what_to_return(
+        self, answer: object, counted: Counted
+    ) -> None:
+        guard = guard_of(Answering(answer), score_kind="ratio", telemetry=counted.telemetry)
+        with pytest.raises(ConfigurationError, match=f"a {type(answer).__name__}; return a Rank"):
+            guard.retrieve("q?")
+        assert counted["failed_requests"] == 1
+
+    def test_plain_hits_without_a_score_kind_say_which_there_are(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"score_kind.*ratio, cosine"):
+            guard_of(Answering(HITS)).retrieve("q?")
+
+    def test_a_ranking_with_too_few_scores_is_a_typed_error(self) -> None:
+        broken = replace(RANKING, scores=(1.0,))
+        with pytest.raises(CtxguardError, match="6 passage ids has 1 scores"):
+            guard_of(Answering(broken)).retrieve("q?")
+
+    def test_an_interrupt_is_never_swallowed(self) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            guard_of(Failing(KeyboardInterrupt())).retrieve("q?")
+
+    def test_an_empty_result_is_an_answer_and_is_flagged(self, counted: Counted) -> None:
+        empty = Ranking.from_hits([], ScoreKind.RATIO)
+        guard = guard_of(Answering(empty), policy=SEVENTY, telemetry=counted.telemetry)
+        context = guard.retrieve("q?")
+        assert context.empty
+        assert context.text == ""
+        assert Flag.EMPTY_RETRIEVAL in context.flags
+        assert counted.requests("ok") == 1
+        assert counted["failed_requests"] == 0
+
+    def test_no_hits_at_all_are_an_empty_result_too(self) -> None:
+        context = guard_of(Answering([]), score_kind="ratio").retrieve("q?")
+        assert Flag.EMPTY_RETRIEVAL in context.flags
+
+    def test_rank_only_scores_fail_open_to_the_top_k_and_say_so(self) -> None:
+        fused = replace(RANKING, kind=ScoreKind.RANK)
+        policy = RatioPolicy(k=4, min_ratio=0.7)
+        context = guard_of(Answering(fused), policy=policy).retrieve("q?")
+        assert served(context) == ["a", "b", "c", "d"]
+        assert Flag.RANK_ONLY in context.flags
+
+
+class TestCalibration:
+    def test_without_a_profile_the_top_k_is_served_and_flagged(self) -> None:
+        context = guard_of(k=3).retrieve("q?")
+        assert served(context) == ["a", "b", "c"]
+        assert context.flags == (Flag.UNCALIBRATED,)
+
+    def test_a_policy_set_by_hand_is_uncalibrated(self) -> None:
+        assert guard_of(policy=SEVENTY).retrieve("q?").flags == (Flag.UNCALIBRATED,)
+
+    def test_a_profile_for_this_system_is_applied_without_a_flag(self) -> None:
+        profile = profile_of(fingerprint={"embedder": "mini", "corpus_size": "6"})
+        context = guard_of(Identified(), profile=profile, strict=True).retrieve("q?")
+        assert served(context) == ["a", "b", "c"]
+        assert context.flags == ()
+
+    def test_a_wrapped_system_can_be_identified_by_hand(self) -> None:
+        profile = profile_of(fingerprint={"index": "v3"})
+        guard = guard_of(profile=profile, fingerprint={"index": "v3"}, strict=True)
+        assert guard.retrieve("q?").flags == ()
+
+    def test_strict_mode_refuses_a_profile_of_another_system(self) -> None:
+        profile = profile_of(fingerprint={"embedder": "large", "corpus_size": "6"})
+        with pytest.raises(ProfileMismatchError, match="embedder is 'mini', was 'large'") as caught:
+            guard_of(Identified(), profile=profile, strict=True)
+        assert caught.value.differences == ("embedder is 'mini', was 'large'",)
+
+    def test_otherwise_its_k_is_kept_without_its_thresholds_and_every_answer_says_so(
+        self, counted: Counted
+    ) -> None:
+        profile = profile_of(
+            RatioPolicy(k=4, min_ratio=0.9), fingerprint={"embedder": "large", "corpus_size": "6"}
+        )
+        guard = guard_of(Identified(), profile=profile, telemetry=counted.telemetry)
+        for _ in range(2):
+            context = guard.retrieve("q?")
+            assert served(context) == ["a", "b", "c", "d"]
+            assert context.flags == (Flag.PROFILE_MISMATCH,)
+        assert counted.by_label("flags") == {("profile_mismatch",): 2}
+
+    def test_a_route_that_was_not_calibrated_gets_the_top_k(self) -> None:
+        guard = guard_of(profile=profile_of(route=Route.HYBRID), k=2)
+        context = guard.retrieve("q?")
+        assert served(context) == ["a", "b"]
+        assert context.flags == (Flag.ROUTE_UNCALIBRATED,)
+
+    def test_each_route_has_its_own_policy(self) -> None:
+        routes = {
+            Route.HYBRID: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO),
+            Route.LEXICAL: RouteProfile(policy=RatioPolicy(k=1), score_kind=ScoreKind.RATIO),
+        }
+        guard = guard_of(profile=profile_of().model_copy(update={"routes": routes}))
+        assert served(guard.filter("q?", replace(RANKING, route=Route.HYBRID))) == ["a", "b", "c"]
+        assert served(guard.filter("q?", replace(RANKING, route=Route.LEXICAL))) == ["a"]
+
+    def test_scores_of_another_kind_than_calibrated_are_never_compared(self) -> None:
+        profile = profile_of(RatioPolicy(k=4, min_ratio=0.7), kind=ScoreKind.LOGIT)
+        context = guard_of(profile=profile).retrieve("q?")
+        assert served(context) == ["a", "b", "c", "d"]
+        assert context.flags == (Flag.PROFILE_MISMATCH,)
+
+    def test_the_profiles_fusion_is_set_on_a_retriever_that_can(self) -> None:
+        @dataclass
+        class Fusing(Answering):
+            fusion: Fusion = field(default_factory=Fusion)
+
+            def with_fusion(self, fusion: Fusion) -> "Fusing":
+                return replace(self, fusion=fusion)
+
+        original = Fusing()
+        guard = guard_of(original, profile=profile_of(fusion=Fusion("convex", 0.3)))
+        assert isinstance(guard.retriever, Fusing)
+        assert guard.retriever.fusion == Fusion("convex", 0.3)
+        assert original.fusion == Fusion()
+
+    def test_a_profile_is_read_from_its_path(self, tmp_path: object) -> None:
+        file = f"{tmp_path}/profile.json"
+        profile_of().save(file)
+        assert served(guard_of(profile=file).retrieve("q?")) == ["a", "b", "c"]
+        with pytest.raises(ProfileFormatError, match="absent"):
+            guard_of(profile=f"{tmp_path}/absent.json")
+
+    def test_expected_utility_through_the_guard(self) -> None:
+        names = signal_names(["dense"])
+        model = RelevanceModel(("dense",), (10.0, 0, 0, 0, 0), (0.0,) * 5, (1.0,) * 5, -7.0)
+        assert names[0] == "dense.value"
+        cosines = np.array([0.2, 0.9, 0.8, 0.1, 0.3, 0.0])
+        ranking = replace(RANKING, legs={"dense": Leg(cosines, ScoreKind.COSINE)})
+        profile = profile_of(ExpectedUtilityPolicy(model=model, k=5))
+        context = guard_of(Answering(ranking), profile=profile).retrieve("q?")
+        assert served(context) == ["b", "c"]
+        missing = guard_of(profile=profile).retrieve("q?")
+        assert served(missing) == ["a", "b", "c", "d", "e"]
+        assert missing.flags == (Flag.MISSING_SIGNALS,)
+
+
+class TestDegradation:
+    FAILURE = (StageFailure("dense", "timed out"),)
+
+    def test_an_answer_without_a_stage_is_degraded_and_names_it(self, counted: Counted) -> None:
+        ranking = replace(RANKING, failures=self.FAILURE)
+        context = guard_of(Answering(ranking), telemetry=counted.telemetry).retrieve("q?")
+        assert Flag.DEGRADED in context.flags
+        assert context.failures == self.FAILURE
+        assert counted.requests("degraded") == 1
+        assert counted.requests("ok") == 0
+        assert counted.by_label("stage_failures") == {("dense",): 1}
+
+    def test_a_failure_in_assembly_is_counted_but_the_answer_is_not_degraded(
+        self, counted: Counted
+    ) -> None:
+        unreadable = [replace(HITS[0], text=None), *HITS[1:]]  # type: ignore[arg-type]
+        ranking = Ranking.from_hits(unreadable, ScoreKind.RATIO)
+        context = guard_of(Answering(ranking), telemetry=counted.telemetry).retrieve("q?")
+        assert served(context) == ["b", "c", "d", "e"]
+        assert Flag.DEGRADED not in context.flags
+        assert counted.requests("ok") == 1
+        assert counted.by_label("stage_failures") == {("assembly",): 1}
+
+    def test_a_stage_of_an_unknown_name_is_counted_as_other(self, counted: Counted) -> None:
+        ranking = replace(RANKING, failures=(StageFailure("tenant-417", "gone"),))
+        guard_of(Answering(ranking), telemetry=counted.telemetry).retrieve("q?")
+        assert counted.by_label("stage_failures") == {("other",): 1}
+
+
+GARBAGE = st.sampled_from([None, math.nan, math.inf, -math.inf, 1e37, -3.4e38, "0.9"])
+
+
+@st.composite
+def rankings(draw: st.DrawFn) -> Ranking:
+    """Any candidates: garbage scores, repeated ids, repeated and unreadable texts, dead stages."""
+    n = draw(st.integers(0, 12))
+    scores = st.one_of(st.floats(0.0, 50.0), st.sampled_from([0.0, 1.0, 5.0]), GARBAGE)
+    hits = [
+        Hit(
+            draw(st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "h", "-1"])),
+            draw(scores),  # type: ignore[arg-type]
+            draw(st.sampled_from(["", "one", "One ", "two words", "three", None])),  # type: ignore[arg-type]
+            rank=draw(st.one_of(st.none(), st.integers(1, 9))),
+        )
+        for _ in range(n)
+    ]
+    ranking = Ranking.from_hits(hits, draw(st.sampled_from([ScoreKind.RATIO, ScoreKind.LOGIT])))
+    failures = draw(st.lists(st.just(StageFailure("dense", "down")), max_size=2))
+    return replace(ranking, failures=tuple(failures), route=draw(st.sampled_from(list(Route))))
+
+
+POLICIES = st.sampled_from(
+    [SEVENTY, RatioPolicy(), RatioPolicy(k=2, min_ratio=0.2), RatioPolicy(k=3, min_keep=0)]
+)
+ASSEMBLIES = st.sampled_from(
+    [
+        Assembly(),
+        Assembly(max_tokens=4),
+        Assembly(max_tokens=4, truncate=True),
+        Assembly(order="edges", drop_duplicates=False),
+    ]
+)
+
+
+class TestAccounting:
+    @given(
+        st.lists(st.one_of(rankings(), st.just(None), st.just("no result")), max_size=6),
+        POLICIES,
+        ASSEMBLIES,
+        st.sampled_from(list(Mode)),
+    )
+    def test_every_request_and_every_candidate_is_counted_once(
+        self, answers: list[object], policy: RatioPolicy, assembly: Assembly, mode: Mode
+    ) -> None:
+        counted = Counted()
+        remaining = iter(answers)
+        guard = guard_of(
+            lambda query, depth: next(remaining),
+            policy=policy,
+            assembly=assembly,
+            mode=mode,
+            telemetry=counted.telemetry,
+        )
+        contexts = []
+        for _ in answers:
+            try:
+                contexts.append(guard.retrieve("q?"))
+            except CtxguardError:
+                continue
+        ok, degraded = counted.requests("ok"), counted.requests("degraded")
+        assert ok + degraded + counted["failed_requests"] == len(answers)
+        assert counted["failed_requests"] == sum(not isinstance(a, Ranking) for a in answers)
+        assert degraded == sum(bool(a.failures) for a in answers if isinstance(a, Ranking))
+        candidates = sum(len(answer) for answer in answers if isinstance(answer, Ranking))
+        assert counted["kept_candidates"] + sum(counted.dropped().values()) == candidates
+        assert counted["kept_candidates"] == sum(len(context.kept_ids) for context in contexts)
+        for reason in DropReason:
+            told = sum(v.reason is reason for context in contexts for v in context.verdicts)
+            if mode is not Mode.OFF:
+                assert counted.dropped().get(reason, 0) == told
+
+    def test_requests_are_counted_by_mode_and_route(self, counted: Counted) -> None:
+        answer = replace(RANKING, route=Route.LEXICAL)
+        guard_of(Answering(answer), mode="shadow", telemetry=counted.telemetry).retrieve("q?")
+        assert counted.by_label("requests") == {("shadow", "lexical", "ok"): 1}
+
+    def test_times_and_sizes_are_observed_once_a_request(self, counted: Counted) -> None:
+        guard = guard_of(policy=SEVENTY, telemetry=counted.telemetry)
+        guard.retrieve("q?")
+        guard.filter("q?", RANKING)
+        value = counted.registry.get_sample_value
+        assert value("ctxguard_guard_seconds_count") == 2
+        assert value("ctxguard_retrieve_seconds_count") == 1
+        assert value("ctxguard_context_passages_sum") == 6
+
+    def test_guards_of_one_process_share_one_set_of_metrics(self) -> None:
+        registry = CollectorRegistry()
+        assert default_telemetry(registry) is default_telemetry(registry)
+
+    def test_many_threads_lose_no_count(self, counted: Counted) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            if query == "fail":
+                raise OSError("down")
+            return RANKING
+
+        sampler = Sampled()
+        guard = guard_of(search, policy=SEVENTY, telemetry=counted.telemetry, sampler=sampler)
+
+        def ask(number: int) -> list[str] | None:
+            try:
+                return served(guard.retrieve("fail" if number % 5 == 0 else "q?"))
+            except StageUnavailableError:
+                return None
+
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(ask, range(500)))
+        assert answers.count(None) == counted["failed_requests"] == 100
+        assert answers.count(["a", "b", "c"]) == counted.requests("ok") == 400
+        assert counted["kept_candidates"] == counted["dropped_candidates"] == 1200
+        assert len({context.request_id for context in sampler.contexts}) == 400
+
+
+class TestSampling:
+    def test_a_request_is_selected_before_retrieval_and_offered_once_after(self) -> None:
+        sampler = Sampled()
+
+        def search(query: str, depth: int) -> Ranking:
+            sampler.events.append("retrieval")
+            return RANKING
+
+        context = guard_of(search, sampler=sampler).retrieve("q?", request_id="r7")
+        assert sampler.events == ["selects r7", "retrieval", "offer r7"]
+        assert sampler.contexts == [context]
+
+    def test_the_same_when_awaited_and_when_filtering(self) -> None:
+        sampler = Sampled()
+        guard = guard_of(sampler=sampler)
+        asyncio.run(guard.aretrieve("q?", request_id="r1"))
+        guard.filter("q?", RANKING, request_id="r2")
+        assert sampler.events == ["selects r1", "offer r1", "selects r2", "offer r2"]
+
+    def test_what_is_not_selected_is_not_offered(self) -> None:
+        sampler = Sampled(takes=False)
+        guard_of(sampler=sampler).retrieve("q?")
+        assert sampler.contexts == []
+
+    def test_a_failed_request_is_not_offered(self) -> None:
+        sampler = Sampled()
+        with pytest.raises(StageUnavailableError):
+            guard_of(Failing(OSError()), sampler=sampler).retrieve("q?")
+        assert sampler.contexts == []
+
+    def test_requests_without_an_id_get_distinct_ones(self) -> None:
+        guard = guard_of()
+        assert len({guard.retrieve("q?").request_id for _ in range(100)}) == 100
+
+    @pytest.mark.parametrize("method", ["selects", "offer"])
+    def test_a_sampler_that_raises_fails_no_request_and_is_counted(
+        self, method: str, counted: Counted
+    ) -> None:
+        class Broken(Sampled):
+            pass
+
+        def broken(*_: object, **__: object) -> bool:
+            raise RuntimeError("disk full")
+
+        setattr(Broken, method, broken)
+        guard = guard_of(policy=SEVENTY, sampler=Broken(), telemetry=counted.telemetry)
+        assert served(guard.retrieve("q?")) == ["a", "b", "c"]
+        assert served(asyncio.run(guard.aretrieve("q?"))) == ["a", "b", "c"]
+        assert counted.by_label("observer_failures") == {("sampler",): 2}
+        assert counted.requests("ok") == 2
+
+    def test_telemetry_that_raises_fails_no_request_and_is_counted(self) -> None:
+        class Broken(Telemetry):
+            def answered(self, *_: object) -> None:
+                raise RuntimeError("broken")
+
+        registry = CollectorRegistry()
+        assert len(guard_of(policy=SEVENTY, telemetry=Broken(registry)).retrieve("q?")) == 3
+        labels = {"observer": "telemetry"}
+        assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 1
+
+    def test_where_nothing_can_be_counted_any_more_the_answer_still_comes(self) -> None:
+        class Broken(Telemetry):
+            def answered(self, *_: object) -> None:
+                raise RuntimeError("broken")
+
+            failed = observer_failed = answered
+
+        broken = Broken(CollectorRegistry())
+        assert len(guard_of(policy=SEVENTY, telemetry=broken).retrieve("q?")) == 3
+        with pytest.raises(StageUnavailableError, match="down"):
+            guard_of(Failing(OSError("down")), telemetry=broken).retrieve("q?")
+
+
+class TestVerdicts:
+    """Every dropped passage is on record, with what would have kept it."""
+
+    def test_a_dropped_passage_says_which_settings_would_have_kept_it(self) -> None:
+        context = guard_of(policy=SEVENTY).retrieve("q?")
+        last = context.verdicts[5]
+        assert last.reason is DropReason.BEYOND_K
+        assert last.relative_score == 0.05
+        assert {t.setting: t.value for t in last.kept_if} == {"k": 6, "min_ratio": 0.05}
+
+    @given(rankings(), POLICIES)
+    def test_those_settings_keep_it(self, ranking: Ranking, policy: RatioPolicy) -> None:
+        context = guard_of(Answering(ranking), policy=policy).retrieve("q?")
+        assert len(context.verdicts) == len(ranking)
+        for verdict in context.verdicts:
+            if verdict.reason not in (DropReason.BELOW_RATIO, DropReason.BEYOND_K):
+                continue
+            assert verdict.rank is not None
+            assert Flag.DOMAIN_VIOLATION in context.flags or verdict.relative_score is not None
+            changes = {threshold.setting: threshold.value for threshold in verdict.kept_if}
+            changed = replace(
+                policy,
+                k=int(changes.pop("k", policy.k)),
+                min_ratio=changes.pop("min_ratio", policy.min_ratio),
+            )
+            assert not changes
+            assert changed != policy
+            assert verdict.passage_id in decide(ranking, changed).kept_ids
+
+    def test_what_was_set_aside_is_on_record_with_its_reason(self) -> None:
+        hits = [*HITS[:2], Hit("nan", math.nan), Hit("a", 1.0)]
+        context = guard_of(Answering(Ranking.from_hits(hits, ScoreKind.RATIO))).retrieve("q?")
+        reasons = {(v.passage_id, v.score): v.reason for v in context.verdicts if not v.kept}
+        assert DropReason.INVALID_SCORE in reasons.values()
+        assert reasons["a", 1.0] is DropReason.DUPLICATE_ID
+        assert Flag.INVALID_SCORES in context.flags
+
+
+class TestAssemblyThroughTheGuard:
+    def ask(self, assembly: Assembly, hits: Sequence[Hit] = HITS) -> Context:
+        ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
+        return guard_of(Answering(ranking), policy=RatioPolicy(k=5), assembly=assembly).retrieve("")
+
+    def test_the_token_budget_drops_the_rest_and_says_what_would_have_sufficed(self) -> None:
+        one: Callable[[str], int] = lambda text: 1  # noqa: E731
+        assembly = Assembly(max_tokens=5, count_tokens=one)
+        context = self.ask(assembly)
+        assert served(context) == ["a", "b", "c"]
+        assert context.dropped_by_reason[DropReason.OVER_BUDGET] == 2
+        (needed,) = context.verdicts[3].kept_if
+        assert (needed.setting, needed.value) == ("max_tokens", 7)
+        assert served(self.ask(replace(assembly, max_tokens=7))) == ["a", "b", "c", "d"]
+
+    def test_edges_puts_the_best_at_both_ends(self) -> None:
+        context = self.ask(Assembly(order="edges"))
+        assert served(context) == ["a", "c", "e", "d", "b"]
+        assert context.kept_ids == ("a", "b", "c", "d", "e")
+
+    def test_of_equal_texts_the_better_passage_stays(self) -> None:
+        hits = [*HITS[:2], replace(HITS[2], text="the  FIRST.")]
+        context = self.ask(Assembly(), hits)
+        assert served(context) == ["a", "b"]
+        assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
+        assert served(self.ask(Assembly(drop_duplicates=False), hits)) == ["a", "b", "c"]
