@@ -1,0 +1,99 @@
+"""The demonstration corpus: read from the running interpreter, the same on every supported one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ctxguard.demo import corpus, passages, questions
+
+
+@pytest.fixture(scope="module")
+def entries() -> list[corpus.StdlibEntry]:
+    return list(corpus.passages())
+
+
+def test_it_holds_a_few_thousand_passages(entries: list[corpus.StdlibEntry]) -> None:
+    assert 2_000 <= len(entries) <= 4_000
+
+
+def test_every_name_is_there_once_and_in_a_listed_module(
+    entries: list[corpus.StdlibEntry],
+) -> None:
+    names = [entry.qualified_name for entry in entries]
+    assert len(set(names)) == len(names)
+    prefixes = tuple(f"{module}." for module in corpus.MODULES)
+    assert all(f"{name}.".startswith(prefixes) for name in names)
+
+
+def test_every_passage_says_something_and_not_too_much(entries: list[corpus.StdlibEntry]) -> None:
+    assert all(entry.text.strip() and entry.title.strip() for entry in entries)
+    assert max(len(entry.text) for entry in entries) <= corpus.MAX_CHARACTERS
+
+
+def test_plausible_distractors_stand_side_by_side(entries: list[corpus.StdlibEntry]) -> None:
+    names = {entry.qualified_name for entry in entries}
+    assert {"json.load", "json.loads", "asyncio.wait", "asyncio.wait_for"} <= names
+    assert {"queue.Queue", "asyncio.Queue", "multiprocessing.Queue"} <= names
+
+
+def test_another_process_reads_the_same_text() -> None:
+    program = (
+        "import hashlib; from ctxguard.demo import corpus; "
+        "print(hashlib.sha256(repr(list(corpus.passages())).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_passages_carry_the_names_as_ids(entries: list[corpus.StdlibEntry]) -> None:
+    assert [passage.passage_id for passage in passages()] == [e.qualified_name for e in entries]
+
+
+class TestQuestions:
+    def test_there_are_at_least_150_and_some_have_no_answer(self) -> None:
+        dataset = questions()
+        assert len(dataset) >= 150
+        assert 5 <= len(dataset) - len(dataset.answerable) <= 30
+
+    def test_no_question_is_lost_on_this_python(self) -> None:
+        """Labels of names that a version lacks are counted; whole questions must survive."""
+        assert not any("questions have no answer" in note for note in questions().notes)
+
+    def test_every_label_names_a_passage_of_this_python(
+        self, entries: list[corpus.StdlibEntry]
+    ) -> None:
+        names = {entry.qualified_name for entry in entries}
+        dataset = questions()
+        labelled = {name for grades in dataset.qrels.values() for name in grades}
+        labelled |= {name for found in dataset.distractors.values() for name in found}
+        assert labelled <= names
+
+    def test_few_labels_name_what_this_python_lacks(self) -> None:
+        lacking = [note for note in questions().notes if "not in this Python" in note]
+        assert sum(int(note.split()[0]) for note in lacking) <= 40
+
+    def test_grades_are_one_or_two_and_no_distractor_is_relevant(self) -> None:
+        dataset = questions()
+        for query in dataset.queries:
+            relevant = dataset.relevant(query.query_id)
+            assert set(relevant.values()) <= {1, 2}
+            assert not relevant.keys() & dataset.distractors[query.query_id].keys()
+
+    def test_they_are_spread_over_the_modules(self) -> None:
+        topics = {(query.metadata or {})["topic"] for query in questions().queries}
+        assert len(topics) >= 40
+
+    def test_what_was_judged_irrelevant_is_known_and_not_merely_unjudged(self) -> None:
+        dataset = questions()
+        zeros = [list(grades.values()).count(0) for grades in dataset.qrels.values()]
+        assert min(zeros) >= 10
