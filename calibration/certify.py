@@ -54,7 +54,7 @@ class Settings:
             highest strict UDCG, and the certificate says what it costs in recall.
         delta: The probability that the certificate of a policy's cost may be false, in (0, 1).
         baseline_k: Recall loss is relative to the retriever's first this many; None: the pool.
-        allow_uncertified: Take the best policy where none keeps the promise.
+        allow_uncertified: Take the best policy where nothing can be certified.
         segment_by: Column of the queries whose values get policies of their own.
         held_out: Share of the queries that takes no part in any choice, in [0, 1).
         depth: Candidates per query.
@@ -176,6 +176,12 @@ def calibrate_route(
         held_out_metrics = per_query(*part(held_out), policy, settings.utilities)
         if settings.promise is None:
             certificate = _cost_certificate(held_out_metrics, settings)
+    if certificate is None and not settings.allow_uncertified:
+        raise CalibrationError(
+            f"route {pools.route.value}: no query with a relevant passage is held out, so what "
+            "the policy costs cannot be certified; raise --held-out, label more queries, or "
+            "accept an uncertified profile with --allow-uncertified"
+        )
     profile = RouteProfile(
         policy=policy,
         score_kind=pools.kind,

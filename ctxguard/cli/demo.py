@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     *,
     index: Annotated[
-        Path | None, typer.Option(help="Where the index is kept. [default: the user's cache]")
+        Path | None, typer.Option(help="Where the index is kept. (default: the user's cache)")
     ] = None,
     serve: Annotated[
         bool, typer.Option("--serve", help="Keep /metrics open until Ctrl-C.")

@@ -59,7 +59,7 @@ class TestBadLabels:
             calibrated(1)
 
     def test_one_query_that_is_all_there_is_makes_an_uncertified_profile(self) -> None:
-        route = outcome_of(calibrated(1, held_out=0.0)).profile
+        route = outcome_of(calibrated(1, held_out=0.0, allow_uncertified=True)).profile
         assert route.certificate is None
         assert route.chosen_on is not None
         assert route.chosen_on.queries == 1
@@ -128,12 +128,11 @@ class TestEvidence:
 
     def test_held_out_labels_do_not_move_the_choice(self) -> None:
         retriever, dataset = simulate(80)
-        result = calibrate(retriever, dataset, Settings(depth=DEPTH))
+        asked = Settings(depth=DEPTH, allow_uncertified=True)
+        result = calibrate(retriever, dataset, asked)
         assert result.held_out is not None
         emptied = {q.query_id: {} for q in result.held_out.queries}
-        other = calibrate(
-            retriever, replace(dataset, qrels={**dataset.qrels, **emptied}), Settings(depth=DEPTH)
-        )
+        other = calibrate(retriever, replace(dataset, qrels={**dataset.qrels, **emptied}), asked)
         route, changed = (r.profile.routes[Route.HYBRID] for r in (result, other))
         assert route.policy == changed.policy
         assert route.chosen_on == changed.chosen_on

@@ -123,7 +123,8 @@ class TestFamily:
         holed_retriever = Recorded({**retriever.rankings, text: holed})
         with pytest.raises(CalibrationError, match=r"lacks a leg's score.*--policy ratio"):
             calibrate(holed_retriever, dataset, Settings(depth=DEPTH, held_out=0.0))
-        calibrate(holed_retriever, dataset, Settings("ratio", depth=DEPTH, held_out=0.0))
+        asked = Settings("ratio", depth=DEPTH, held_out=0.0, allow_uncertified=True)
+        calibrate(holed_retriever, dataset, asked)
 
 
 class TestCostOfTheChoice:
@@ -151,17 +152,20 @@ class TestCostOfTheChoice:
         assert certificate is not None
         assert certificate.baseline == "pool"
 
-    def test_where_nothing_was_held_out_nothing_is_claimed(self) -> None:
-        route = outcome_of(calibrated(60, held_out=0.0)).profile
+    def test_where_nothing_is_held_out_an_uncertified_profile_must_be_asked_for(self) -> None:
+        with pytest.raises(CalibrationError, match=r"held out.*--allow-uncertified"):
+            calibrated(60, held_out=0.0)
+        route = outcome_of(calibrated(60, held_out=0.0, allow_uncertified=True)).profile
         assert route.certificate is None
         assert route.held_out is None
 
     def test_where_no_held_out_query_is_answerable_nothing_is_claimed(self) -> None:
         retriever, dataset = simulate(40)
-        probe = calibrate(retriever, dataset, Settings("ratio", depth=DEPTH))
+        asked = Settings("ratio", depth=DEPTH, allow_uncertified=True)
+        probe = calibrate(retriever, dataset, asked)
         answerable = {q.query_id for q in probe.chosen_on.queries}
         qrels = {q: grades for q, grades in dataset.qrels.items() if q in answerable}
-        result = calibrate(retriever, replace(dataset, qrels=qrels), Settings("ratio", depth=DEPTH))
+        result = calibrate(retriever, replace(dataset, qrels=qrels), asked)
         route = outcome_of(result).profile
         assert route.certificate is None
         assert route.held_out is not None

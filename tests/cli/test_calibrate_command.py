@@ -1,0 +1,193 @@
+"""`ctxguard calibrate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from household import write_collection, write_jsonl
+from running import Run
+
+from ctxguard.profile import Profile
+from ctxguard.types import Route
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough questions for a certificate."""
+    return write_collection(tmp_path_factory.mktemp("many") / "household", copies=2)
+
+
+def test_the_profile_has_a_policy_for_every_route(profile: Path) -> None:
+    assert set(Profile.load(profile).routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
+
+
+def test_a_certificate_is_stated_in_words(
+    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
+        *("--alpha", "0.3", "--held-out", "0.3", "--cache", cache),
+    )
+    assert result.exit_code == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    assert "With probability at least 0.9, mean recall loss against the" in words
+    assert "What each rule would choose" in words
+    for part in ("chosen on", "held out", "udcg_strict", "expected_utility:", "route lexical"):
+        assert part in words
+    certificate = Profile.load(tmp_path / "p.json").routes[Route.HYBRID].certificate
+    assert certificate is not None
+    assert certificate.alpha == 0.3
+
+
+def test_nothing_certified_is_a_finding_and_writes_nothing(
+    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.json"
+    result = run(
+        *("calibrate", "--index", index, "--data", collection, "--out", out),
+        *("--alpha", "0.01", "--cache", cache, "--json"),
+    )
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "CalibrationError"
+    assert "no policy could be certified" in error["message"]
+    assert "--allow-uncertified" in result.stderr
+    assert not out.exists()
+
+
+def test_an_uncertified_profile_is_written_only_when_asked_for_and_says_so(
+    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
+        *("--alpha", "0.01", "--allow-uncertified", "--cache", cache, "--json"),
+    )
+    assert result.exit_code == 0, result.stderr
+    route = json.loads(result.stdout)["routes"]["hybrid"]
+    assert route["certificate"] is None
+    assert route["promise"].startswith("no certificate: none of")
+
+
+def test_json_counts_the_queries_and_has_both_halves(
+    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
+        *("--policy", "ratio", "--cache", cache, "--json"),
+    )
+    document = json.loads(result.stdout)
+    assert document["split"] == "train"
+    assert document["queries"] == 25
+    assert document["answerable"] == 24
+    assert document["without_relevant"] == 1
+    assert document["unknown_passages"] == 0
+    assert document["chosen_on"] + document["held_out"] == 25
+    assert document["profile_id"] == Profile.load(tmp_path / "p.json").profile_id
+    route = document["routes"]["hybrid"]
+    assert route["kind"] == "ratio"
+    for part in ("chosen_on", "held_out"):
+        assert set(route[part]["metrics"]["recall"]) == {"value", "lower", "upper", "n"}
+
+
+def test_the_only_split_serves_where_there_is_no_train_and_that_is_said(
+    run: Run, index: Path, cache: Path, tmp_path: Path
+) -> None:
+    data = write_collection(tmp_path / "d")
+    (data / "qrels" / "train.tsv").unlink()
+    result = run(
+        *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
+        *("--cache", cache),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "has no split 'train'; 'test', its only one, is used" in " ".join(result.stdout.split())
+
+
+def test_questions_that_another_split_asks_too_are_told(
+    run: Run, index: Path, cache: Path, tmp_path: Path
+) -> None:
+    data = write_collection(tmp_path / "d")
+    with (data / "queries.jsonl").open("a") as queries:
+        leaked = {"_id": "leaked", "text": "What is the right way to clean my  BICYCLE"}
+        queries.write(json.dumps(leaked) + "\n")
+    with (data / "qrels" / "test.tsv").open("a") as qrels:
+        qrels.write("leaked\tclean-bicycle\t2\n")
+    result = run(
+        *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
+        *("--cache", cache, "--json"),
+    )
+    notes = json.loads(result.stdout)["notes"]
+    assert any("1 of 25 questions are in d/test too" in note for note in notes)
+
+
+def test_queries_may_come_from_one_jsonl_file(
+    run: Run, index: Path, cache: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"query_id": "1", "text": "wiping a piano", "relevant": ["clean-piano"]},
+        {"query_id": "2", "text": "camera in winter", "relevant": {"store-camera": 2}},
+        {"query_id": "3", "text": "submarines", "relevant": []},
+    ]
+    result = run(
+        *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
+        *("--out", tmp_path / "p.json", "--allow-uncertified", "--held-out", "0"),
+        *("--cache", cache, "--json"),
+    )
+    document = json.loads(result.stdout)
+    assert document["answerable"] == 2
+    assert document["split"] is None
+    assert document["routes"]["hybrid"]["held_out"] is None
+
+
+def test_segments_come_from_a_metadata_column(
+    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
+        *("--alpha", "0.4", "--delta", "0.5", "--held-out", "0.1", "--segment-by", "task"),
+        *("--cache", cache, "--json"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert Profile.load(tmp_path / "p.json").segment_by == "task"
+    assert json.loads(result.stdout)["routes"]["hybrid"]["segments"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--alpha", "1.5"), "alpha 1.5"),
+        (("--baseline", "k=0"), "'k=0'"),
+        (("--held-out", "1"), "held_out 1.0"),
+        (("--segment-by", "task"), "--segment-by"),
+        (("--split", "dev"), "'dev'"),
+        (("--policy", "magic"), "magic"),
+        (("--reranker", "no/such-model"), "no/such-model"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(
+    run: Run,
+    index: Path,
+    collection: Path,
+    tmp_path: Path,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    named: str,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    out = tmp_path / "p.json"
+    result = run("calibrate", "--index", index, "--data", collection, "--out", out, *options)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert not out.exists()
+
+
+def test_a_profile_that_could_not_be_written_is_refused_before_the_work(
+    run: Run, index: Path, collection: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "p.json", tmp_path):
+        result = run("calibrate", "--index", index, "--data", collection, "--out", out)
+        assert result.exit_code == 2
+        assert "encoding" not in result.stderr

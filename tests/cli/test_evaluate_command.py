@@ -1,0 +1,167 @@
+"""`ctxguard evaluate`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from household import write_collection, write_jsonl
+from running import Run
+
+from ctxguard.profile import Profile
+
+pytestmark = pytest.mark.model
+
+METRICS = {
+    *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
+    *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
+}
+
+
+def test_json_has_every_metric_with_its_interval_and_n(
+    run: Run, index: Path, collection: Path
+) -> None:
+    result = run("evaluate", "--index", index, "--data", collection, "--k", "3", "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert set(document["metrics"]) == METRICS
+    assert set(document["metrics"]["recall"]) == {"value", "lower", "upper", "n"}
+    assert document["metrics"]["recall"]["n"] == 12
+    assert document["metrics"]["kept"]["n"] == 13
+    assert document["metrics"]["kept"]["value"] == 3.0
+    assert document["metrics"]["recall_at_depth"]["value"] == 1.0
+    assert (document["queries"], document["split"]) == (13, "test")
+    assert (document["profile_id"], document["route"], document["k"]) == (None, "hybrid", 3)
+
+
+def test_a_profile_brings_its_policy_and_its_fusion(
+    run: Run, index: Path, collection: Path, profile: Path
+) -> None:
+    result = run(
+        *("evaluate", "--index", index, "--data", collection, "--profile", profile, "--json")
+    )
+    document = json.loads(result.stdout)
+    calibrated = Profile.load(profile)
+    assert document["profile_id"] == calibrated.profile_id
+    assert document["fusion"]["method"] == calibrated.fusion.method == "convex"
+    assert document["depth"] == calibrated.provenance.depth
+
+
+def test_the_table_shows_each_metric_with_n(run: Run, index: Path, collection: Path) -> None:
+    result = run("evaluate", "--index", index, "--data", collection, "--route", "lexical")
+    assert result.exit_code == 0
+    assert "route        lexical, 100 candidates a query" in result.stdout
+    assert "the first 5 passages" in result.stdout
+    for name in METRICS:
+        assert name in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_queries_that_the_profile_was_calibrated_on_are_told(
+    run: Run, index: Path, collection: Path, profile: Path
+) -> None:
+    arguments = (
+        *("evaluate", "--index", index, "--data", collection, "--profile", profile),
+        *("--route", "lexical", "--json"),
+    )
+    on_train = json.loads(run(*arguments, "--split", "train").stdout)
+    assert any("calibrated on these very queries" in note for note in on_train["notes"])
+    assert json.loads(run(*arguments, "--split", "test").stdout)["notes"] == []
+
+
+def test_a_profile_of_another_index_is_a_finding_that_says_what_differs(
+    run: Run, collection: Path, profile: Path, tmp_path: Path
+) -> None:
+    other = write_collection(tmp_path / "other")
+    with (other / "corpus.jsonl").open("a") as corpus:
+        corpus.write('{"_id": "more", "text": "one more passage"}\n')
+    assert run("index", other, "--out", tmp_path / "i").exit_code == 0
+    result = run(
+        *("evaluate", "--index", tmp_path / "i", "--data", other, "--profile", profile, "--json")
+    )
+    assert result.exit_code == 1
+    assert "corpus_size is '37', was '36'" in result.stderr
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "ProfileMismatchError"
+    assert len(error["differences"]) == 2
+
+
+def test_labels_without_any_relevant_passage_are_a_finding(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [{"query_id": "1", "text": "submarines", "relevant": []}]
+    data = write_jsonl(tmp_path / "q.jsonl", rows)
+    result = run("evaluate", "--index", index, "--data", data)
+    assert result.exit_code == 1
+    assert "none of the 1 queries has a relevant passage" in result.stderr
+
+
+def test_labelled_passages_that_the_index_lacks_are_counted(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"query_id": "1", "text": "clean a piano", "relevant": ["clean-piano", "gone"]}
+    ]
+    data = write_jsonl(tmp_path / "q.jsonl", rows)
+    result = run("evaluate", "--index", index, "--data", data, "--json")
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["unknown_passages"] == 1
+    assert document["metrics"]["recall_at_depth"]["value"] == 0.5
+
+
+def test_labels_of_another_corpus_are_refused(run: Run, index: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"query_id": "1", "text": "a", "relevant": ["gone"]}]
+    data = write_jsonl(tmp_path / "q.jsonl", rows)
+    result = run("evaluate", "--index", index, "--data", data)
+    assert result.exit_code == 2
+    assert "none of the 1 labelled passages, first 'gone'" in result.stderr
+
+
+def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(
+    run: Run, index: Path, collection: Path
+) -> None:
+    result = run("evaluate", "--index", index, "--data", collection, "--k", "500", "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert document["depth"] == 500
+    assert document["metrics"]["kept"]["value"] == 36.0
+    assert document["notes"] == ["k = 500 is more than the index's 36 passages"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--k", "0"), "--k"),
+        (("--k", "20", "--depth", "10"), "--depth 10"),
+        (("--route", "sideways"), "sideways"),
+        (("--route", "hybrid+rerank"), "no reranker was given"),
+        (("--split", "dev"), "'dev'"),
+        (("--frobnicate",), "--frobnicate"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(
+    run: Run, index: Path, collection: Path, options: tuple[str, ...], named: str
+) -> None:
+    result = run("evaluate", "--index", index, "--data", collection, *options)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_a_profile_and_a_k_contradict_each_other(
+    run: Run, index: Path, collection: Path, profile: Path
+) -> None:
+    arguments = ("evaluate", "--index", index, "--data", collection, "--profile", profile)
+    result = run(*arguments, "--k", "3")
+    assert result.exit_code == 2
+    assert "not both" in result.stderr
+
+
+def test_an_index_of_which_half_was_copied_is_refused(
+    run: Run, index: Path, collection: Path, tmp_path: Path
+) -> None:
+    half = shutil.copytree(index, tmp_path / "half")
+    next(half.rglob("vectors.npy")).unlink()
+    result = run("evaluate", "--index", half, "--data", collection)
+    assert result.exit_code == 2
+    assert "vectors.npy is missing" in result.stderr

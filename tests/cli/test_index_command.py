@@ -1,0 +1,70 @@
+"""`ctxguard index`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from household import SUBJECTS, TASKS, write_jsonl
+from running import Run
+
+from ctxguard.retrieval.hybrid import HybridRetriever
+
+pytestmark = pytest.mark.model
+
+N_PASSAGES = len(SUBJECTS) * len(TASKS)
+
+
+def test_an_indexed_corpus_can_be_searched(index: Path) -> None:
+    retriever = HybridRetriever.load(index)
+    assert len(retriever) == N_PASSAGES
+    assert retriever.retrieve("clean a violin").passage_ids[0] == "clean-violin"
+
+
+def test_json_is_the_only_thing_on_standard_output(
+    run: Run, collection: Path, index: Path, tmp_path: Path
+) -> None:
+    result = run("index", collection, "--out", tmp_path / "i", "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert document["passages"] == N_PASSAGES
+    assert document["vectors"] == {"dimension": 384, "search": "exact"}
+    assert document["fingerprint"] == HybridRetriever.load(index).fingerprint()
+    assert document["size_bytes"] > 0
+    assert document["passages_per_second"] > 0
+    assert "encoding passages" in result.stderr
+
+
+def test_passages_that_are_left_out_are_counted_with_the_reason(run: Run, tmp_path: Path) -> None:
+    rows = [{"_id": "a", "text": "a kettle"}, {"_id": "b", "text": " "}]
+    corpus = write_jsonl(tmp_path / "c.jsonl", rows)
+    result = run("index", corpus, "--out", tmp_path / "i")
+    assert result.exit_code == 0
+    assert "1 (neither title nor text)" in result.stdout
+
+
+def test_the_lexical_engine_and_the_graph_can_be_chosen(
+    run: Run, collection: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("rank_bm25")
+    result = run(
+        *("index", collection, "--out", tmp_path / "i", "--lexical", "rank-bm25"),
+        *("--exact-limit", "10", "--json"),
+    )
+    document = json.loads(result.stdout)
+    assert document["fingerprint"]["lexical"].startswith("rank-bm25")
+    assert document["vectors"]["search"] == "graph"
+
+
+def test_an_index_is_replaced_by_a_new_one(run: Run, tmp_path: Path) -> None:
+    for passage_id in ("old", "new"):
+        corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": passage_id, "text": "a kettle"}])
+        assert run("index", corpus, "--out", tmp_path / "i").exit_code == 0
+    assert HybridRetriever.load(tmp_path / "i").passage_ids == ("new",)
+
+
+def test_a_failed_build_leaves_the_old_index_as_it_was(run: Run, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "old", "text": "a kettle"}])
+    run("index", corpus, "--out", tmp_path / "i")
+    corpus.write_text("{broken")
+    assert run("index", corpus, "--out", tmp_path / "i").exit_code == 2
+    assert HybridRetriever.load(tmp_path / "i").passage_ids == ("old",)

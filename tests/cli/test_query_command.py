@@ -1,0 +1,129 @@
+"""`ctxguard query`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from household import write_jsonl
+from running import Run
+
+pytestmark = pytest.mark.model
+
+QUESTION = "how do I clean a violin"
+
+
+def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
+    run: Run, index: Path
+) -> None:
+    result = run("query", "--index", index, "--k", "2", QUESTION)
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "kept 2 of 36 candidates" in words
+    assert "clean-violin" in words
+    assert "dropped: beyond k; kept if k ≥ 3" in words
+    assert "24 more dropped; --all shows them" in words
+    assert "note: uncalibrated: no profile" in words
+
+
+def test_what_candidates_were_compared_by_has_a_column_where_there_is_such_a_thing(
+    run: Run, index: Path, profile: Path
+) -> None:
+    def header(*options: object) -> list[str]:
+        lines = run("query", "--index", index, QUESTION, *options).stdout.splitlines()
+        return next(line.split() for line in lines if "verdict" in line)
+
+    assert header() == ["#", "score", "verdict", "passage"]
+    assert header("--route", "lexical") == ["#", "score", "r", "verdict", "passage"]
+    assert header("--profile", profile)[2] in ("r", "P")
+
+
+def test_all_dropped_candidates_are_shown_on_request(run: Run, index: Path) -> None:
+    result = run("query", "--index", index, "--all", QUESTION)
+    assert result.stdout.count("dropped:") == 31
+    assert "more dropped" not in result.stdout
+
+
+def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
+    result = run("query", "--index", index, "--profile", profile, QUESTION, "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert document["query"] == QUESTION
+    assert document["flags"] == []
+    assert document["candidates"] == len(document["verdicts"]) == 36
+    assert document["kept"] == len(document["passages"])
+    assert document["passages"][0]["passage_id"] == "clean-violin"
+
+
+def test_text_is_what_the_model_is_handed_and_nothing_else(run: Run, index: Path) -> None:
+    result = run("query", "--index", index, "--k", "1", "--text", QUESTION)
+    assert "wipe the violin with a damp cloth" in result.stdout
+    assert "dropped" not in result.stdout
+    assert "uncalibrated" in result.stderr
+
+
+def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
+    run: Run, profile: Path, tmp_path: Path
+) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "a", "text": "clean a violin"}])
+    run("index", corpus, "--out", tmp_path / "i")
+    result = run("query", "--index", tmp_path / "i", "--profile", profile, QUESTION, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["flags"] == ["profile_mismatch"]
+    assert "corpus_size is '1', was '36'" in result.stderr
+
+
+def test_shadow_shows_the_decision_and_says_what_is_served(
+    run: Run, index: Path, profile: Path
+) -> None:
+    result = run("query", "--index", index, "--profile", profile, "--mode", "shadow", QUESTION)
+    assert "shadow: the model is handed the retriever's first 5 instead" in result.stdout
+
+
+def test_one_route_can_be_asked_for(run: Run, index: Path) -> None:
+    result = run("query", "--index", index, "--route", "dense", QUESTION, "--json")
+    assert json.loads(result.stdout)["route"] == "dense"
+
+
+def test_unknown_words_only_are_answered_by_the_dense_leg(run: Run, index: Path) -> None:
+    assert run("query", "--index", index, "zzqx wvkj").exit_code == 0
+    lexical = run("query", "--index", index, "--route", "lexical", "zzqx wvkj")
+    assert lexical.exit_code == 0
+    assert "empty_retrieval" in lexical.stdout
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [("", "is empty"), (" \n\t", "is empty"), ("a" * 2**20, "1,048,576 characters")],
+)
+def test_a_query_that_cannot_be_searched_is_refused(
+    run: Run, index: Path, question: str, said: str
+) -> None:
+    result = run("query", "--index", index, question)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr) < 1000
+
+
+def test_lone_surrogates_in_a_query_do_no_harm(run: Run, index: Path) -> None:
+    for option in ((), ("--json",), ("--text",)):
+        assert run("query", "--index", index, "clean \udcff violin", *option).exit_code == 0
+
+
+def test_control_characters_of_a_passage_never_reach_the_terminal(run: Run, tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"_id": "a\x1b]0;owned\x07", "title": "violin \x1b[31mred", "text": "[bold]\u202eevil"},
+        {"_id": "[red]b[/red]", "text": "violin \x1b[2J [/] [link=x]"},
+    ]
+    corpus = write_jsonl(tmp_path / "c.jsonl", rows)
+    run("index", corpus, "--out", tmp_path / "i")
+    for options in ((), ("--text",), ("--k", "1")):
+        result = run("query", "--index", tmp_path / "i", "violin \x1b[5m", *options)
+        assert result.exit_code == 0
+        assert not {"\x1b", "\x07", "\u202e"} & set(result.output)
+    assert "[red]b[/red]" in run("query", "--index", tmp_path / "i", "violin").stdout
+
+
+def test_text_and_json_contradict_each_other(run: Run, index: Path) -> None:
+    result = run("query", "--index", index, "--text", "--json", QUESTION)
+    assert result.exit_code == 2
+    assert "not both" in result.stderr
