@@ -4,10 +4,16 @@ import pytest
 
 from ctxguard.metrics import Negative
 from ctxguard.monitor.judges import Judgment, LabelJudge, Unjudged
+from ctxguard.testing import JudgeContract
 from ctxguard.types import Passage
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}
 PASSAGES = [Passage(name, "") for name in "abczx"]
+
+
+class TestLabelJudge(JudgeContract):
+    def judge(self) -> LabelJudge:
+        return LabelJudge({self.QUERY: {self.RELEVANT.passage_id: 2}})
 
 
 def test_labels_are_the_verdicts_in_the_order_of_the_passages() -> None:

@@ -1,49 +1,11 @@
-"""Judges: who says whether a passage answers a query. One protocol, and the judge by labels."""
+"""Judging by labels that are known beforehand."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from ctxguard.metrics import Negative
+from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.types import Passage
-
-
-@dataclass(frozen=True, slots=True)
-class Judgment:
-    """One judge's verdict on one passage for one query.
-
-    Attributes:
-        passage_id: The passage.
-        grade: 0 for irrelevant, higher for more relevant.
-        negative: How it is known to mislead, for a grade of 0; None where it is not.
-    """
-
-    passage_id: str
-    grade: int
-    negative: Negative | None = None
-
-
-class Judge(Protocol):
-    """Grades passages for a query.
-
-    ``name`` and ``version`` pin the judge: another version is another series of estimates.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> str: ...
-
-    @property
-    def max_grade(self) -> int:
-        """The highest grade that this judge gives."""
-        ...
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> Sequence[Judgment | None]:
-        """One verdict per passage, in their order; None where no valid verdict was reached."""
-        ...
 
 
 class Unjudged(StrEnum):

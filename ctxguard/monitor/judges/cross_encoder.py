@@ -1,0 +1,107 @@
+"""Judging by a cross-encoder that is not the guard's own reranker."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.judges.accounts import InvalidReason, JudgeAccounts, Ledger, RejectedReply
+from ctxguard.monitor.judges.protocol import Judgment
+from ctxguard.render import sanitise
+from ctxguard.retrieval.embedder import model_folder, portable_name, weights_digest
+from ctxguard.retrieval.passages import searchable_text
+from ctxguard.retrieval.protocols import Reranker
+from ctxguard.retrieval.reranker import CrossEncoderReranker
+from ctxguard.types import Passage
+
+if TYPE_CHECKING:
+    from ctxguard.guard import ContextGuard
+
+
+class CrossEncoderJudge:
+    """Grades 1 where a cross-encoder's logit reaches a threshold, else 0.
+
+    A verdict is what the model thinks, uncorrected: it repeats the model's errors however many
+    samples it grades. Threshold and model are to be checked against human labels, and estimates
+    corrected with them (``ctxguard.monitor.ppi``), before a figure is believed.
+
+    The guard's own reranker would agree with itself on what it ranked, so it is refused: name
+    it, or the guard, and the weights are compared, also under another name.
+
+    Args:
+        name_or_path: A CrossEncoder with one output, by folder or hub name.
+        min_logit: The least logit of a relevant passage; 0 is even odds to a model that was
+            trained with a logistic loss.
+        reranker: What the guard reranks with.
+        guard: The guard that is watched.
+
+    Raises:
+        ConfigurationError: the reranker's own weights, a threshold that is not finite, or a
+            model that cannot be had.
+        MissingExtraError: the extra ``embedded`` is not installed.
+    """
+
+    name = "cross-encoder"
+    max_grade = 1
+
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        *,
+        min_logit: float = 0.0,
+        reranker: Reranker | None = None,
+        guard: "ContextGuard | None" = None,
+    ) -> None:
+        if not np.isfinite(min_logit):
+            raise ConfigurationError(f"min_logit {min_logit!r} must be finite")
+        self._model = CrossEncoderReranker(name_or_path)
+        weights = weights_digest(model_folder(self._model.name))
+        for used in _fingerprints(reranker, guard):
+            if weights in used:
+                raise ConfigurationError(
+                    f"the cross-encoder {self._model.name!r} has the weights of the guard's own "
+                    f"reranker ({used}), which cannot judge itself; take another model"
+                )
+        self.min_logit = float(min_logit)
+        self.version = f"{portable_name(self._model.name)} {weights[:12]} logit>={min_logit:g}"
+        self._ledger = Ledger()
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        """One verdict per passage, in their order; None where the logit is not finite."""
+        if not passages:
+            return []
+        # A tokenizer refuses a lone surrogate, and the whole batch with it.
+        texts = [sanitise(searchable_text(passage)) for passage in passages]
+        self._ledger.called()
+        logits = self._model.score(sanitise(query), texts)
+        return [
+            self._verdict(passage, float(logit))
+            for passage, logit in zip(passages, logits, strict=True)
+        ]
+
+    def accounts(self) -> JudgeAccounts:
+        """What it has done so far; a call is one list of passages."""
+        return self._ledger.snapshot()
+
+    def rejected(self) -> tuple[RejectedReply, ...]:
+        """The last hundred scores that gave no verdict, oldest first."""
+        return self._ledger.rejected()
+
+    def _verdict(self, passage: Passage, logit: float) -> Judgment | None:
+        if not np.isfinite(logit):
+            self._ledger.invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(logit))
+            return None
+        self._ledger.valid()
+        return Judgment(passage.passage_id, int(logit >= self.min_logit))
+
+
+def _fingerprints(reranker: Reranker | None, guard: "ContextGuard | None") -> list[str]:
+    """Whatever the system says of its models."""
+    found = [] if reranker is None else [reranker.fingerprint]
+    if guard is not None:
+        own = getattr(guard.retriever, "fingerprint", None)
+        found += map(str, own().values()) if callable(own) else []
+        found += [] if guard.profile is None else guard.profile.fingerprint.values()
+    return found

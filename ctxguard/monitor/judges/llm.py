@@ -1,0 +1,334 @@
+"""Judging by a language model, behind any endpoint that speaks the chat completions protocol.
+
+One passage per call. In a list, a grade depends on the passages beside it, so that a dropped
+passage would be graded in other company than a served one and their comparison, recall, would be
+off; one passage could speak for another; and one bad reply would cost every verdict in it. The
+price is the prompt once per passage, which endpoints cache.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from ctxguard._extras import require
+from ctxguard.errors import ConfigurationError, StageUnavailableError
+from ctxguard.monitor.forks import start_afresh_in_children
+from ctxguard.monitor.judges.accounts import (
+    UNAVAILABLE,
+    InvalidReason,
+    JudgeAccounts,
+    Ledger,
+    RejectedReply,
+)
+from ctxguard.monitor.judges.prompt import (
+    MAX_GRADE,
+    TEMPERATURE,
+    messages,
+    prompt_digest,
+    response_format,
+)
+from ctxguard.monitor.judges.protocol import Judgment
+from ctxguard.monitor.judges.reply import read_reply
+from ctxguard.retrieval.passages import searchable_text
+from ctxguard.types import Passage
+
+_DENIED = (401, 403, 404)
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrices:
+    """What a million tokens cost, in any one currency.
+
+    Attributes:
+        input_per_million: Of the prompt, ≥ 0.
+        output_per_million: Of the reply, ≥ 0.
+    """
+
+    input_per_million: float
+    output_per_million: float
+
+    def __post_init__(self) -> None:
+        for price in astuple(self):
+            if not 0.0 <= price < math.inf:
+                raise ConfigurationError(f"token price {price!r} must be finite and at least 0")
+
+
+class Pacer:
+    """Spaces calls out evenly, over all threads.
+
+    Args:
+        per_second: The most calls in a second, > 0; None for no limit.
+        clock: Monotonic seconds.
+        sleep: Waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        per_second: float | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._interval_seconds = 0.0 if per_second is None else 1.0 / per_second
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at = -math.inf
+
+    def wait(self) -> None:
+        """Return when the next call may be sent."""
+        if self._interval_seconds == 0.0:
+            return
+        with self._lock:
+            now = self._clock()
+            mine = max(now, self._free_at)
+            self._free_at = mine + self._interval_seconds
+        if mine > now:
+            self._sleep(mine - now)
+
+
+class LLMJudge:
+    """Grades 0 to 3 by a language model's structured output, at temperature 0.
+
+    Passages leave this machine for the endpoint: redact them first where they may not. They are
+    sent as data, hidden characters removed and delimiters escaped, and the model is told to
+    follow nothing that stands in them. That keeps a passage from changing the protocol; it
+    cannot keep it from persuading the model, which only human labels can tell.
+
+    A reply that is malformed, refused, truncated, off the schema or out of range is no verdict:
+    counted by reason, kept for inspection, never imputed. The client library repeats what may
+    pass (408, 409, 429, 5xx, timeouts, broken connections), waiting as long as ``Retry-After``
+    asks, up to its own bound, or else exponentially longer with jitter.
+
+    Threads may share a judge. A forked child starts with a client and counts of its own.
+
+    Args:
+        model: As the endpoint names it. Give a dated snapshot: an alias moves without notice.
+        base_url: The endpoint; None for the client library's (``OPENAI_BASE_URL``).
+        api_key: None takes ``OPENAI_API_KEY``; a local server takes any text.
+        max_passage_chars: Title and text beyond this are cut, and counted, ≥ 1.
+        max_reply_tokens: Bounds what a model that ignores the schema can cost, ≥ 1; a model that
+            reasons aloud needs more.
+        concurrency: Calls at once within one ``judge``, ≥ 1.
+        max_calls_per_second: Over all threads of this process, retries included, > 0; None for
+            no limit.
+        timeout_seconds: For connecting, and for each silence while a reply is awaited, > 0.
+        retries: How often a failed call is repeated, ≥ 0.
+        prices: Of tokens, to count the cost.
+
+    Raises:
+        ConfigurationError: a setting out of its range, or no API key.
+        MissingExtraError: the extra ``judge`` is not installed.
+    """
+
+    name = "llm"
+    max_grade = MAX_GRADE
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        max_passage_chars: int = 8000,
+        max_reply_tokens: int = 256,
+        concurrency: int = 4,
+        max_calls_per_second: float | None = None,
+        timeout_seconds: float = 30.0,
+        retries: int = 3,
+        prices: TokenPrices | None = None,
+    ) -> None:
+        for setting, value, least in (
+            ("max_passage_chars", max_passage_chars, 1),
+            ("max_reply_tokens", max_reply_tokens, 1),
+            ("concurrency", concurrency, 1),
+            ("retries", retries, 0),
+        ):
+            if value < least:
+                raise ConfigurationError(f"judge {setting} {value!r} must be at least {least}")
+        for setting, seconds in (
+            ("timeout_seconds", timeout_seconds),
+            ("max_calls_per_second", max_calls_per_second),
+        ):
+            if seconds is not None and not 0.0 < seconds < math.inf:
+                raise ConfigurationError(f"judge {setting} {seconds!r} must be finite and > 0")
+        self.model = model
+        self.version = f"{model} {prompt_digest(max_passage_chars, max_reply_tokens)}"
+        self._base_url = base_url
+        self._api_key = api_key
+        self._max_passage_chars = max_passage_chars
+        self._max_reply_tokens = max_reply_tokens
+        self._concurrency = concurrency
+        self._max_calls_per_second = max_calls_per_second
+        self._timeout_seconds = timeout_seconds
+        self._retries = retries
+        self._prices = prices
+        self._ledger = Ledger()
+        self._library = require("openai", "judge")
+        self.start_afresh()
+        self._connected()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Drop the connections, without closing them; for a forked child."""
+        self._client: Any = None
+        self._connecting = threading.Lock()
+        self._pacer = Pacer(self._max_calls_per_second)
+        self._this_thread = threading.local()
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        """One verdict per passage, in their order; None where no valid one was reached.
+
+        Raises:
+            StageUnavailableError: the endpoint could not be asked about any of them, after all
+                retries: an outage, which must not look like replies that were no verdicts.
+        """
+        if not passages:
+            return []
+        client = self._connected()
+        verdicts = _in_threads(
+            lambda passage: self._ask(client, query, passage), passages, self._concurrency
+        )
+        if all(verdict in UNAVAILABLE for verdict in verdicts):
+            reasons = ", ".join(sorted({str(verdict) for verdict in verdicts}))
+            raise StageUnavailableError(
+                "judge",
+                f"{self.model} at {client.base_url.host} answered for none of {len(passages)} "
+                f"passages ({reasons}); see rejected() for what it said",
+            )
+        return [
+            None if isinstance(verdict, InvalidReason) else Judgment(passage.passage_id, verdict)
+            for passage, verdict in zip(passages, verdicts, strict=True)
+        ]
+
+    def accounts(self) -> JudgeAccounts:
+        """What it has done so far in this process."""
+        prices = self._prices
+        return self._ledger.snapshot(
+            None if prices is None else (prices.input_per_million, prices.output_per_million)
+        )
+
+    def rejected(self) -> tuple[RejectedReply, ...]:
+        """The last hundred replies that gave no verdict, oldest first."""
+        return self._ledger.rejected()
+
+    def close(self) -> None:
+        """Close the connections; judging again opens new ones."""
+        with self._connecting:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _connected(self) -> Any:
+        with self._connecting:
+            if self._client is None:
+                try:
+                    self._client = self._library.OpenAI(
+                        base_url=self._base_url,
+                        api_key=self._api_key,
+                        timeout=self._timeout_seconds,
+                        max_retries=self._retries,
+                        http_client=self._library.DefaultHttpxClient(
+                            event_hooks={"request": [self._before_each_call]}
+                        ),
+                    )
+                except self._library.OpenAIError as error:
+                    raise ConfigurationError(
+                        f"the judge's client cannot be made: {error} (a local server takes any "
+                        "api_key)"
+                    ) from error
+            return self._client
+
+    def _before_each_call(self, _request: object) -> None:
+        """Sees every call, the client's own retries too: they are paced and counted as well."""
+        self._pacer.wait()
+        self._ledger.called(again=self._this_thread.called)
+        self._this_thread.called = True
+
+    def _ask(self, client: Any, query: str, passage: Passage) -> int | InvalidReason:
+        text = searchable_text(passage)
+        if len(text) > self._max_passage_chars:
+            text = text[: self._max_passage_chars]
+            self._ledger.cut()
+        self._this_thread.called = False
+        verdict, body = self._complete(client, messages(query, text))
+        if isinstance(verdict, InvalidReason):
+            self._ledger.invalid(passage.passage_id, verdict, body)
+        else:
+            self._ledger.valid()
+        return verdict
+
+    def _complete(
+        self, client: Any, conversation: list[dict[str, str]]
+    ) -> tuple[int | InvalidReason, str]:
+        """A grade or why there is none, and the reply as it came."""
+        library = self._library
+        try:
+            # The raw reply, because the library fits whatever comes into its own types.
+            response = client.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=conversation,
+                temperature=TEMPERATURE,
+                max_tokens=self._max_reply_tokens,
+                response_format=response_format(),
+            )
+        except library.APIStatusError as error:
+            return _of_status(error.status_code), error.response.text
+        except library.APITimeoutError as error:
+            return InvalidReason.TIMED_OUT, repr(error.__cause__)
+        except library.APIConnectionError as error:
+            return InvalidReason.UNREACHABLE, repr(error.__cause__)
+        body: str = response.http_response.text
+        reply = read_reply(body)
+        self._ledger.used(reply.input_tokens, reply.output_tokens)
+        return reply.verdict, body
+
+
+def _of_status(status_code: int) -> InvalidReason:
+    if status_code == _TOO_MANY_REQUESTS:
+        return InvalidReason.RATE_LIMITED
+    if status_code >= _SERVER_ERROR:
+        return InvalidReason.SERVER_ERROR
+    return InvalidReason.DENIED if status_code in _DENIED else InvalidReason.REJECTED
+
+
+def _in_threads(
+    ask: Callable[[Passage], int | InvalidReason], passages: Sequence[Passage], n_threads: int
+) -> list[int | InvalidReason]:
+    """What ``ask`` says of each passage, in their order.
+
+    On daemon threads rather than in a pool, whose threads the interpreter waits for at its end:
+    a hanging endpoint would hold a process for as long as it hangs.
+    """
+    answers: dict[int, int | InvalidReason] = {}
+    errors: list[Exception] = []
+    waiting = deque(enumerate(passages))
+
+    def work() -> None:
+        while not errors:
+            try:
+                position, passage = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                answers[position] = ask(passage)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, name="ctxguard-judge", daemon=True)
+        for _ in range(min(n_threads, len(passages)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [answers[position] for position in range(len(passages))]

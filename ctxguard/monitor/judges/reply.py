@@ -1,0 +1,95 @@
+"""What a language model answered: a grade, or the reason why it is none.
+
+The reply is read strictly, as text from a stranger: a server may ignore the schema, and a verdict
+that has to be guessed at is no verdict. Pure: no I/O, no clock, no logging.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ctxguard.monitor.judges.accounts import InvalidReason
+from ctxguard.monitor.judges.prompt import MAX_GRADE
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply, read.
+
+    Attributes:
+        verdict: A grade in 0..3, or why there is none.
+        input_tokens: None where the reply does not say.
+        output_tokens: None where the reply does not say.
+    """
+
+    verdict: int | InvalidReason
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _RepeatedKeyError(ValueError):
+    pass
+
+
+def read_reply(body: str) -> Reply:
+    """Read the body of a chat completion.
+
+    >>> read_reply('{"choices": [{"message": {"content": "{\\\\"grade\\\\": 2}"}}]}').verdict
+    2
+    >>> read_reply("<html>").verdict.value
+    'malformed'
+    """
+    try:
+        completion = json.loads(body)
+    except (ValueError, RecursionError):
+        return Reply(InvalidReason.MALFORMED)
+    usage = _field(completion, "usage")
+    return Reply(
+        _verdict(_field(completion, "choices")),
+        _tokens(_field(usage, "prompt_tokens")),
+        _tokens(_field(usage, "completion_tokens")),
+    )
+
+
+def _verdict(choices: object) -> int | InvalidReason:
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = _field(choice, "message")
+    if _field(choice, "finish_reason") == "content_filter" or _field(message, "refusal"):
+        return InvalidReason.REFUSED
+    if _field(choice, "finish_reason") == "length":
+        return InvalidReason.TRUNCATED
+    content = _field(message, "content")
+    if not isinstance(content, str) or not content.strip():
+        return InvalidReason.EMPTY
+    return _grade(content)
+
+
+def _grade(content: str) -> int | InvalidReason:
+    try:
+        verdict = json.loads(content, object_pairs_hook=_unrepeated)
+    except _RepeatedKeyError:
+        return InvalidReason.OFF_SCHEMA
+    except (ValueError, RecursionError):
+        return InvalidReason.MALFORMED
+    if not isinstance(verdict, dict) or verdict.keys() != {"grade"}:
+        return InvalidReason.OFF_SCHEMA
+    grade = verdict["grade"]
+    if type(grade) is not int:  # true is an int to Python, and no grade
+        return InvalidReason.OFF_SCHEMA
+    return grade if 0 <= grade <= MAX_GRADE else InvalidReason.OUT_OF_RANGE
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object that names a grade twice names none: the last one must not win unseen."""
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        raise _RepeatedKeyError
+    return read
+
+
+def _field(thing: object, name: str) -> object:
+    return thing.get(name) if isinstance(thing, dict) else None
+
+
+def _tokens(count: object) -> int | None:
+    return count if type(count) is int and count >= 0 else None
