@@ -102,14 +102,14 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
         delta: The probability that the bound is false, in (0, 1).
 
     Returns:
-        In [mean of the losses, 1], from below never less than the mean; 1 where the queries
-        are too few to exclude anything.
+        In [mean of the losses, 1]: never below the mean, whatever luck the order had; 1 where
+        the queries are too few to exclude anything.
 
     Raises:
         CalibrationError: as ``betting_p_value``, or losses of more than one setting.
 
     >>> round(betting_upper_bound([0.0] * 100), 3)
-    0.032
+    0.03
     """
     checked = _check_losses(losses)
     if checked.ndim != 1:

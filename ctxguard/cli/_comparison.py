@@ -11,10 +11,10 @@ from rich.text import Text
 from ctxguard.cli._console import NO_DATA, Output, number, one_line, print_json, table
 
 if TYPE_CHECKING:
-    from calibration.compare import Compared, Comparison, Curve, CurvePoint
-    from calibration.differences import Difference
-    from calibration.regression import Check
-    from calibration.runstore import Run, RunStore
+    from calibration.comparing.compare import Compared, Comparison, Curve, CurvePoint
+    from calibration.comparing.differences import Difference
+    from calibration.comparing.regression import Check
+    from calibration.comparing.runstore import Run, RunStore
     from ctxguard.profile import Interval
 
 _NAME_WIDTH = 18
@@ -284,7 +284,7 @@ def list_runs(store: "RunStore", output: Output, *, as_json: bool) -> None:
 
 def diff_runs(older: "Run", newer: "Run", output: Output, *, seed: int, as_json: bool) -> None:
     """What the second run changed."""
-    from calibration.runstore import diff_runs as diff
+    from calibration.comparing.runstore import diff_runs as diff
 
     found = diff(newer, older, seed=seed)
     if as_json:

@@ -17,10 +17,10 @@ from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.types import DEFAULT_DEPTH, DEFAULT_K, Route
 
 if TYPE_CHECKING:
-    from calibration.candidates import Candidate
-    from calibration.compare import Comparison
-    from calibration.runstore import Run, RunStore
-    from calibration.verdict import VerdictRule
+    from calibration.comparing.candidates import Candidate
+    from calibration.comparing.compare import Comparison
+    from calibration.comparing.runstore import Run, RunStore
+    from calibration.comparing.verdict import VerdictRule
     from ctxguard.cli._inputs import Labelled
     from ctxguard.metrics import Utilities
     from ctxguard.profile import Profile
@@ -109,16 +109,16 @@ def compare(
     Runs are kept, so that a later one can be compared with them: --list, --diff, --against,
     --fail-on-regression.
     """
-    from calibration.runstore import RunStore
+    from calibration.comparing.runstore import RunStore
 
     output, runs = Output(as_json=as_json), RunStore(store)
     if list_runs or diff is not None:
         return _show(runs, diff, output, both=list_runs, seed=seed, as_json=as_json)
     if index is None or data is None:
         raise typer.BadParameter("is needed to compare", param_hint="--index and --data")
-    from calibration.compare import check_candidates
-    from calibration.regression import Check, earlier_run, watched_metrics
-    from calibration.verdict import VerdictRule
+    from calibration.comparing.compare import check_candidates
+    from calibration.comparing.regression import Check, earlier_run, watched_metrics
+    from calibration.comparing.verdict import VerdictRule
     from ctxguard.profile import Profile
 
     watched, rule = watched_metrics(regression_metric or []), VerdictRule(safe, dangerous)
@@ -218,7 +218,7 @@ def _measure(
     settings: _Settings,
     output: Output,
 ) -> "Comparison":
-    from calibration.compare import compare as run
+    from calibration.comparing.compare import compare as run
 
     queries = labelled.dataset.queries
     with output.passes() as begin:
@@ -253,7 +253,7 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
 def _candidates(
     specs: Sequence[str], profiles: "dict[str, Profile]", ks: Sequence[int], *, reranked: bool
 ) -> "list[Candidate]":
-    from calibration.candidates import (
+    from calibration.comparing.candidates import (
         at_each_k,
         default_candidates,
         from_profile,
@@ -331,7 +331,7 @@ class _Views:
 def _runs(
     found: "Comparison", views: _Views, labelled: "Labelled", settings: _Settings
 ) -> "list[Run]":
-    from calibration.runstore import Run, commit_of
+    from calibration.comparing.runstore import Run, commit_of
 
     commit, digest = commit_of(Path.cwd()), labelled.dataset.digest()
     return [

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from calibration.concordance import MetricConcordance
-    from calibration.utilities import ReaderFit
+    from calibration.reader.concordance import MetricConcordance
+    from calibration.reader.utilities import ReaderFit
 
 
 def register(app: typer.Typer) -> None:
@@ -34,10 +34,10 @@ def fit_utilities(
     Says which costs the answers identify and which they cannot, and how well each metric tells
     right answers from wrong ones.
     """
-    from calibration.answers import read_answers
-    from calibration.concordance import concordance
     from calibration.datasets import read_beir
-    from calibration.utilities import fit_utilities as fit_reader
+    from calibration.reader.answers import read_answers
+    from calibration.reader.concordance import concordance
+    from calibration.reader.utilities import fit_utilities as fit_reader
 
     given, dataset = read_answers(answers), read_beir(data, split)
     fit = fit_reader(given, dataset, seed=seed)
@@ -49,7 +49,7 @@ def fit_utilities(
 
 
 def _document(fit: "ReaderFit", metrics: "dict[str, MetricConcordance]") -> dict[str, object]:
-    from calibration.utilities import RULES
+    from calibration.reader.utilities import RULES
 
     return {
         "fit": asdict(fit),
@@ -60,7 +60,7 @@ def _document(fit: "ReaderFit", metrics: "dict[str, MetricConcordance]") -> dict
 
 
 def _print(fit: "ReaderFit", metrics: "dict[str, MetricConcordance]", console: Console) -> None:
-    from calibration import concordance, utilities
+    from calibration.reader import concordance, utilities
 
     console.print(
         f"{fit.n_answers} answers to {fit.n_queries} questions; intervals of {fit.confidence:.0%}, "

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.answers import Answer, mark, term_columns
 from calibration.datasets import Dataset, Query
+from calibration.reader.answers import Answer, mark, term_columns
 
 
 @dataclass(frozen=True)

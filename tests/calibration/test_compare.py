@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.candidates import (
+from calibration.comparing.candidates import (
     Candidate,
     at_each_k,
     default_candidates,
     from_profile,
     parse_candidates,
 )
-from calibration.compare import Comparison, check_candidates, compare
+from calibration.comparing.compare import Comparison, check_candidates, compare
+from calibration.comparing.differences import BETTER_WHEN, differences, paired_difference
+from calibration.comparing.verdict import VerdictRule, harm_share
 from calibration.datasets import Dataset, Query
-from calibration.differences import BETTER_WHEN, differences, paired_difference
 from calibration.evaluate import QueryMetrics
-from calibration.verdict import VerdictRule, harm_share
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.fusion import Fusion
 from ctxguard.metrics import RELAXED_UTILITIES

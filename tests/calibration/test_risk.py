@@ -14,6 +14,7 @@ from scipy import stats
 from calibration.risk import (
     TRUNCATION,
     betting_p_value,
+    betting_upper_bound,
     bonferroni,
     clt_p_value,
     conformal_risk_control,
@@ -78,6 +79,34 @@ def test_betting_equals_the_wealth_counted_query_by_query() -> None:
             square_sum += (loss - mean_sum / (t + 1)) ** 2
             variance = square_sum / (t + 1)
         assert betting_p_value(losses, alpha) == pytest.approx(1 / best)
+
+
+@pytest.mark.parametrize("n", [20, 60, 200])
+@pytest.mark.parametrize("mean", [0.02, 0.15, 0.5])
+def test_the_upper_bound_misses_the_true_mean_at_most_delta_of_the_time(
+    n: int, mean: float
+) -> None:
+    rng = np.random.default_rng(n)
+    repeats = 150
+    samples = fractional_losses(rng, (repeats, n), mean, certain=0.5)
+    missed = np.mean([betting_upper_bound(sample, DELTA) < mean for sample in samples])
+    assert missed <= allowed(DELTA, repeats)
+
+
+@given(arrays(np.float64, st.integers(1, 40), elements=unit))
+def test_the_upper_bound_lies_between_the_mean_and_1(losses: Losses) -> None:
+    assert losses.mean() - 1e-9 <= betting_upper_bound(losses) <= 1.0
+
+
+def test_more_queries_tighten_the_upper_bound() -> None:
+    bounds = [betting_upper_bound([0.0, 0.2] * n) for n in (10, 100, 1_000)]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[-1] < 0.12
+
+
+def test_an_upper_bound_is_of_one_setting() -> None:
+    with pytest.raises(CalibrationError, match="one setting at a time"):
+        betting_upper_bound([[0.0, 1.0]])
 
 
 def test_hoeffding_bentkus_agrees_with_its_formula_written_out() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.comparing.regression import Check, earlier_run, watched_metrics
+from calibration.comparing.runstore import Commit, Run, RunStore, commit_of, diff_runs
 from calibration.evaluate import QueryMetrics
-from calibration.regression import Check, earlier_run, watched_metrics
-from calibration.runstore import Commit, Run, RunStore, commit_of, diff_runs
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.metrics import DEFAULT_UTILITIES, STRICT_UTILITIES, Utilities
 

@@ -13,10 +13,10 @@ import typer
 from simulated_readers import Reader, simulate
 from typer.testing import CliRunner
 
-from calibration.answers import Answer, mark, read_answers, term_columns
-from calibration.concordance import DESCRIPTIONS, concordance
 from calibration.datasets import Dataset, Query, read_beir
-from calibration.utilities import TERMS, ReaderFit, fit_utilities
+from calibration.reader.answers import Answer, mark, read_answers, term_columns
+from calibration.reader.concordance import DESCRIPTIONS, concordance
+from calibration.reader.utilities import TERMS, ReaderFit, fit_utilities
 from ctxguard.cli.utilities import register
 from ctxguard.errors import CalibrationError, DataError
 from ctxguard.metrics import DEFAULT_UTILITIES
@@ -336,7 +336,7 @@ app(["--answers", sys.argv[1] + "/answers.jsonl", "--data", *sys.argv[1:]])
 
 def run_command(folder: Path, *options: str, n_threads: int = 1) -> bytes:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(n_threads))
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), *options],
         env={**os.environ, **threads, "COLUMNS": "200"},
         capture_output=True,

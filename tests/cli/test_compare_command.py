@@ -12,8 +12,8 @@ from household import write_jsonl
 from running import Result
 from typer.testing import CliRunner
 
+from calibration.comparing.runstore import Commit, Run, RunStore
 from calibration.evaluate import QueryMetrics
-from calibration.runstore import Commit, Run, RunStore
 from ctxguard.cli import compare
 from ctxguard.cli._console import Command
 from ctxguard.metrics import DEFAULT_UTILITIES

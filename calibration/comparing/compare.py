@@ -11,13 +11,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from calibration.candidates import Candidate
+from calibration.comparing.candidates import Candidate
+from calibration.comparing.differences import BETTER_WHEN, Difference, differences
+from calibration.comparing.verdict import (
+    DEFAULT_RULE,
+    Verdict,
+    VerdictRule,
+    harm_share,
+    interval_bounds,
+)
 from calibration.datasets import Dataset
-from calibration.differences import BETTER_WHEN, Difference, differences
 from calibration.evaluate import QueryMetrics, per_query, resampled_means
 from calibration.losses import Labels, discounts, label
 from calibration.replay import Pools, Progress, Replayable, replay
-from calibration.verdict import DEFAULT_RULE, Verdict, VerdictRule, harm_share, interval_bounds
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.policy import Policy, decide

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.answers import (
+from calibration.datasets import Dataset
+from calibration.evaluate import CONFIDENCE, RESAMPLES
+from calibration.reader.answers import (
     COSTS,
     TERMS,
     Answer,
@@ -20,15 +22,13 @@ from calibration.answers import (
     mark,
     term_columns,
 )
-from calibration.datasets import Dataset
-from calibration.evaluate import CONFIDENCE, RESAMPLES
-from calibration.identification import (
+from calibration.reader.identification import (
     MIN_CARRYING_QUESTIONS,
     MIN_OWN_VARIATION,
     unidentified,
     varies,
 )
-from calibration.logistic import fit_logistic, probability, separated
+from calibration.reader.logistic import fit_logistic, probability, separated
 from ctxguard.errors import CalibrationError
 from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.types import FloatArray

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.answers import Answer, Context, IntArray, MarkedContexts, mark
 from calibration.datasets import Dataset
 from calibration.evaluate import CONFIDENCE, RESAMPLES
-from calibration.utilities import Model, ReaderFit, penalties
+from calibration.reader.answers import Answer, Context, IntArray, MarkedContexts, mark
+from calibration.reader.utilities import Model, ReaderFit, penalties
 from ctxguard.metrics import (
     DEFAULT_UTILITIES,
     Utilities,

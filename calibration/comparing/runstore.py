@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from calibration.differences import Difference, differences
+from calibration.comparing.differences import Difference, differences
 from calibration.evaluate import QueryMetrics
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.metrics import Utilities

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from calibration.differences import BETTER_WHEN, Difference
-from calibration.runstore import Run, RunStore, diff_runs
+from calibration.comparing.differences import BETTER_WHEN, Difference
+from calibration.comparing.runstore import Run, RunStore, diff_runs
 from ctxguard.errors import ConfigurationError
 
 WATCHED = ("udcg_strict", "recall")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calibration.answers import COSTS, TERMS, IntArray, TermName
+from calibration.reader.answers import COSTS, TERMS, IntArray, TermName
 from ctxguard.types import FloatArray
 
 MIN_OWN_VARIATION = 0.05

@@ -1,0 +1,1 @@
+"""Ranking profiles side by side: candidates, paired differences, verdicts, kept runs."""

@@ -1,0 +1,1 @@
+"""What passages are worth to one reader, fitted from its answers marked right or wrong."""

@@ -1,0 +1,156 @@
+"""Whether P(relevant) is true: shares by bin, expected calibration error, ratios over queries.
+
+Candidates of one query resemble each other, so every interval here allows for that: n is the
+number of candidates, but the information is that of fewer. Pure.
+"""
+
+from itertools import pairwise
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.evaluate import CONFIDENCE, RESAMPLES, resampled_means
+from calibration.losses import IntArray
+from calibration.report.data import ReliabilityBin
+from ctxguard.profile import Interval
+from ctxguard.types import FloatArray
+
+EDGES: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Bins of P: finer below 0.1, where rare relevance puts most candidates."""
+
+
+def reliability_bins(
+    probabilities: FloatArray, relevant: NDArray[np.bool_]
+) -> tuple[ReliabilityBin, ...]:
+    """What the model said and what the labels say, by bin of P.
+
+    Args:
+        probabilities: Shape (n_q, depth), NaN beyond each query's candidates.
+        relevant: Shape (n_q, depth).
+
+    Returns:
+        One bin for each interval of ``EDGES``; the last includes 1.
+    """
+    inside = ~np.isnan(probabilities)
+    where = np.clip(np.digitize(probabilities, EDGES) - 1, 0, len(EDGES) - 2)
+    bins = []
+    for number, (lower, upper) in enumerate(pairwise(EDGES)):
+        members = inside & (where == number)
+        counts = members.sum(axis=1)
+        total = int(counts.sum())
+        bins.append(
+            ReliabilityBin(
+                lower=lower,
+                upper=upper,
+                mean_probability=float(probabilities[members].mean()) if total else None,
+                relevant=clustered_share((members & relevant).sum(axis=1), counts),
+                queries=int((counts > 0).sum()),
+            )
+        )
+    return tuple(bins)
+
+
+def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
+    """A share over candidates, with an interval that treats each query as one cluster.
+
+    Wilson's score interval at the effective sample size n / design effect, where the design
+    effect is the variance of the ratio over clusters against that of independent candidates
+    (Kish, Survey Sampling, 1965, §8.2; Korn and Graubard, Survey Methodology 24, 1998). Where
+    all candidates agree the design effect cannot be seen, and each query counts once.
+
+    Args:
+        successes: Shape (n_q,).
+        counts: Shape (n_q,); queries with 0 have no part in it.
+
+    Returns:
+        The share, its interval, and n = the number of candidates; all None where there is none.
+
+    >>> share = clustered_share(np.array([1, 0, 1, 0]), np.array([1, 1, 1, 1]))
+    >>> share.value, round(share.lower, 2), round(share.upper, 2)
+    (0.5, 0.13, 0.87)
+    """
+    n, clusters = int(counts.sum()), int((counts > 0).sum())
+    if n == 0:
+        return Interval(value=None, lower=None, upper=None, n=0)
+    share = float(successes.sum()) / n
+    effective = float(clusters)
+    if clusters > 1 and 0.0 < share < 1.0:
+        residuals = successes - share * counts
+        variance = clusters / (clusters - 1) * float((residuals**2).sum()) / n**2
+        independent = share * (1.0 - share) / n
+        # Luck may make few clusters look more informative than independent candidates.
+        effective = n / max(variance / independent, 1.0)
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
+    shrunk = 1.0 + z * z / effective
+    centre = (share + z * z / (2.0 * effective)) / shrunk
+    half = z / shrunk * sqrt(share * (1.0 - share) / effective + z * z / (4.0 * effective**2))
+    return Interval(
+        value=share,
+        lower=min(max(centre - half, 0.0), share),
+        upper=max(min(centre + half, 1.0), share),
+        n=n,
+    )
+
+
+def expected_calibration_error(
+    probabilities: FloatArray,
+    relevant: NDArray[np.bool_],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Interval:
+    """Mean distance of P from the share relevant over the bins, weighted by candidates.
+
+    Noise alone makes it positive: a perfect model on few queries does not reach 0. The interval
+    is a percentile bootstrap over queries.
+
+    Args:
+        probabilities: Shape (n_q, depth), NaN beyond each query's candidates.
+        relevant: Shape (n_q, depth).
+        seed: Of the bootstrap.
+        resamples: Of the bootstrap.
+
+    Returns:
+        In [0, 1]; its n counts queries that have a candidate.
+    """
+    inside = ~np.isnan(probabilities)
+    where = np.clip(np.digitize(probabilities, EDGES) - 1, 0, len(EDGES) - 2)
+    excess = np.where(inside, probabilities - relevant, 0.0)
+    some = inside.any(axis=1)
+    # |Σ P − Σ relevant| of a bin is its weight times the distance of its means.
+    by_bin = np.stack(
+        [np.where(where == b, excess, 0.0).sum(axis=1) for b in range(len(EDGES) - 1)], axis=1
+    )[some]
+    counts = inside.sum(axis=1)[some]
+    if not some.any():
+        return Interval(value=None, lower=None, upper=None, n=0)
+    value = float(np.abs(by_bin.sum(axis=0)).sum() / counts.sum())
+    if by_bin.shape[0] == 1:
+        return Interval(value=value, lower=None, upper=None, n=1)
+    means = resampled_means(np.column_stack([by_bin, counts]), seed=seed, resamples=resamples)
+    errors = np.abs(means[:, :-1]).sum(axis=1) / means[:, -1]
+    tail = (1.0 - CONFIDENCE) / 2.0
+    lower, upper = np.quantile(errors, [tail, 1.0 - tail])
+    return Interval(value=value, lower=float(lower), upper=float(upper), n=by_bin.shape[0])
+
+
+def ratio_interval(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> Interval:
+    """Σ parts / Σ wholes with a percentile bootstrap over queries; its n counts queries.
+
+    >>> ratio = ratio_interval(np.array([1.0, 0.0]), np.array([2.0, 2.0]))
+    >>> ratio.value, ratio.n
+    (0.25, 2)
+    """
+    some = wholes > 0
+    n = int(some.sum())
+    if n == 0:
+        return Interval(value=None, lower=None, upper=None, n=0)
+    value = float(parts[some].sum() / wholes[some].sum())
+    if n == 1:
+        return Interval(value=value, lower=None, upper=None, n=1)
+    means = resampled_means(np.column_stack([parts[some], wholes[some]]), seed=seed)
+    tail = (1.0 - CONFIDENCE) / 2.0
+    lower, upper = np.quantile(means[:, 0] / means[:, 1], [tail, 1.0 - tail])
+    return Interval(value=value, lower=float(lower), upper=float(upper), n=n)

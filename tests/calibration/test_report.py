@@ -1,0 +1,461 @@
+"""The report of a calibration: its figures, its statistics, its page, in a browser as well."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_pools import DEPTH, calibrated, simulate
+
+from calibration.calibrate import Calibration, calibrate
+from calibration.certify import Settings
+from calibration.report import ReportData, report, write_html, write_json
+from calibration.report.page import page
+from calibration.report.reliability import (
+    clustered_share,
+    expected_calibration_error,
+    ratio_interval,
+    reliability_bins,
+)
+from calibration.select import Promise
+from ctxguard.errors import ConfigurationError, MissingExtraError
+from ctxguard.profile import Interval
+from ctxguard.types import Passage, Route
+
+HOSTILE = '</script><script>fetch("https://example.invalid/")</script><b onclick="x()">&'
+
+
+def hostile_passage(passage_id: str) -> Passage:
+    return Passage(passage_id, f"{HOSTILE} \x1b[31m\u202e text of {passage_id}", f"T {HOSTILE}")
+
+
+@cache
+def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> ReportData:
+    asked = {"allow_uncertified": True, **asked}
+    found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
+    return report(found, hostile_passage, promise=promise)
+
+
+@cache
+def hostile_calibration() -> Calibration:
+    """Queries and segments that try to be markup."""
+    retriever, dataset = simulate(80, noise=0.25)
+    hostile = tuple(
+        replace(query, text=f"{query.text} {HOSTILE}", metadata={"topic": HOSTILE})
+        for query in dataset.queries
+    )
+    rankings = {f"{text} {HOSTILE}": ranking for text, ranking in retriever.rankings.items()}
+    dataset = replace(dataset, name=f"set {HOSTILE}", queries=hostile, notes=(HOSTILE,))
+    return calibrate(replace(retriever, rankings=rankings), dataset, Settings(depth=DEPTH))
+
+
+class TestFigures:
+    def test_every_figure_after_the_choice_is_measured_on_queries_held_out(self) -> None:
+        found = calibrated(120, noise=0.25, unanswerable=0.1, allow_uncertified=True, promise=None)
+        route = reported().routes[0]
+        evidence = found.outcomes[Route.HYBRID].profile.held_out
+        assert evidence is not None
+        assert route.held_out
+        assert route.queries == 60
+        for row in route.comparison:
+            assert row.chosen.value == pytest.approx(evidence.metrics[row.metric].value, rel=1e-5)
+            assert row.chosen.n == evidence.metrics[row.metric].n
+
+    def test_differences_are_paired(self) -> None:
+        for row in reported().routes[0].comparison:
+            if row.first_k.n == row.chosen.n:
+                assert row.against_first_k.value == pytest.approx(
+                    (row.chosen.value or 0.0) - (row.first_k.value or 0.0), abs=1e-5
+                )
+
+    def test_gain_and_harm_add_up_at_every_k(self) -> None:
+        rows = reported().routes[0].by_k
+        assert [row.k for row in rows] == list(range(1, DEPTH + 1))
+        for row in rows:
+            assert row.gain.value is not None
+            assert row.harm.value is not None
+            assert row.first_k.value == pytest.approx(row.gain.value - row.harm.value, abs=1e-5)
+
+    def test_the_policy_at_its_own_k_is_the_policy(self) -> None:
+        route = reported().routes[0]
+        at_k = next(row for row in route.by_k if row.k == route.policy.k)
+        assert at_k.chosen.value == pytest.approx(route.metric("udcg_strict").chosen.value)
+
+    def test_no_candidate_beats_the_front_in_both(self) -> None:
+        found = reported().routes[0].frontier
+        assert found.n_candidates >= len(found.candidates)
+        for loss, harm in found.front_line:
+            assert not any(
+                x <= loss and y <= harm and (x < loss - 1e-4 or y < harm - 1e-4)
+                for x, y, _ in found.candidates
+            )
+
+    def test_a_certificate_without_a_promise_is_the_betting_bound(self) -> None:
+        route = reported().routes[0]
+        assert route.certificate is not None
+        assert route.price is not None
+        assert route.price.rules == ()
+        betting = next(bound for bound in route.price.bounds if bound.method == "betting")
+        assert route.certificate.alpha == pytest.approx(betting.bound, abs=1.1e-4)
+        assert all(bound.bound >= (route.price.observed.value or 0) for bound in route.price.bounds)
+
+    def test_a_promise_has_a_price_against_the_choice_without_it(self) -> None:
+        promise = Promise(0.2, None, 0.1)
+        route = reported(400, promise).routes[0]
+        assert route.certificate is not None
+        assert route.certificate.alpha == 0.2
+        assert route.price is not None
+        rules = {rule.rule: rule for rule in route.price.rules}
+        assert set(rules) == {
+            "none",
+            "betting",
+            "hoeffding_bentkus",
+            "clt",
+            "conformal_risk_control",
+            "uncorrected",
+        }
+        assert [rule.rule for rule in route.price.rules if rule.chosen] == ["betting"]
+        assert rules["none"].policy == route.without_promise
+        assert rules["none"].price == Interval(value=0.0, lower=0.0, upper=0.0, n=200)
+        chosen = rules["betting"]
+        assert chosen.udcg_strict is not None
+        measured = route.metric("udcg_strict").chosen
+        assert chosen.udcg_strict.value == pytest.approx(measured.value, abs=1e-4)
+
+    def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
+        route = reported(60, Promise(0.02, 0.5, 0.1)).routes[0]
+        assert route.certificate is None
+        assert route.no_certificate is not None
+        assert (
+            "mean recall loss ≤ 0.02 and mean harm ≤ 0.5 with probability 0.9"
+            in route.no_certificate
+        )
+        assert re.search(r"About \d+ answerable test queries|No number", route.no_certificate)
+        assert route.price is not None
+        assert [rule.rule for rule in route.price.rules if rule.chosen] == ["none"]
+
+    def test_without_queries_held_out_it_says_that_the_figures_are_optimistic(self) -> None:
+        data = reported(60, held_out=0.0)
+        route = data.routes[0]
+        assert not route.held_out
+        assert route.reliability is None
+        assert route.price is None
+        assert "no query was held out" in (route.no_certificate or "")
+        assert "is optimistic" in page(data)
+
+    def test_a_policy_without_a_model_has_no_reliability_and_says_why(self) -> None:
+        route = reported(120, policy="ratio").routes[0]
+        assert route.reliability is None
+        assert "has no probability" in (route.no_reliability or "")
+
+    def test_the_baseline_of_recall_loss_is_the_one_that_was_asked_for(self) -> None:
+        assert reported().baseline == "k=10"
+        assert reported(120, baseline_k=None).baseline == "pool"
+        assert reported(60, baseline_k=7, held_out=0.0).baseline == "k=7"
+
+    def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
+        promise = Promise(0.3, None, 0.1)
+        found = calibrated(400, noise=0.25, promise=promise, segment_by="segment")
+        table = report(found, promise=promise).routes[0].segments
+        own = found.outcomes[Route.HYBRID].profile.segments
+        assert table is not None
+        assert table.column == "segment"
+        assert {row.segment: row.own_policy for row in table.rows} == {
+            name: name in own for name in "ab"
+        }
+        assert own
+        assert sum(row.queries for row in table.rows) == 200
+
+    def test_small_segments_share_a_row(self) -> None:
+        retriever, dataset = simulate(80, noise=0.25)
+        queries = tuple(
+            replace(query, metadata={"topic": "common" if row % 2 else f"rare {row}"})
+            for row, query in enumerate(dataset.queries)
+        )
+        found = calibrate(retriever, replace(dataset, queries=queries), Settings(depth=DEPTH))
+        table = report(found).routes[0].segments
+        assert table is not None
+        assert table.rows[0].segment == "common"
+        assert table.rows[-1].segment == f"{table.gathered} with fewer than 5 queries each"
+
+    def test_queries_without_segments_are_said_to_have_none(self) -> None:
+        route = reported().routes[0]
+        assert route.segments is None
+        assert "no column was named" in (route.no_segments or "")
+
+    def test_labels_are_counted(self) -> None:
+        labels = reported().labels
+        assert labels.queries == labels.answerable + labels.unanswerable == 120
+        assert labels.unanswerable > 0
+        assert labels.chosen_on[0] + labels.held_out[0] == 120
+        assert labels.grades == {"1": 2 * labels.answerable}
+
+
+class TestDropped:
+    def test_counts_and_shares_agree(self) -> None:
+        route = reported().routes[0]
+        for found in (route.dropped_irrelevant, route.dropped_relevant):
+            assert 0 < found.dropped <= found.total
+            assert found.share.value == pytest.approx(found.dropped / found.total, rel=1e-4)
+
+    def test_what_is_lost_is_relevant_and_what_is_kept_out_is_not(self) -> None:
+        route = reported().routes[0]
+        assert {e.label for e in route.dropped_relevant.shown} == {"relevant, grade 1 of 1"}
+        assert {e.label for e in route.dropped_irrelevant.shown} == {"not judged"}
+        assert all(example.retrieved_rank <= 5 for example in route.dropped_irrelevant.shown)
+
+    def test_each_example_says_which_setting_would_have_kept_it(self) -> None:
+        route = reported().routes[0]
+        for example in (*route.dropped_irrelevant.shown, *route.dropped_relevant.shown):
+            assert example.kept_if
+            for setting in example.kept_if:
+                if setting.setting == "k":
+                    assert setting.value == example.rank > route.policy.k
+                else:
+                    assert setting.value <= (example.probability or 0.0) < route.policy.threshold
+
+    def test_a_query_has_at_most_one_example_of_a_sort(self) -> None:
+        route = reported().routes[0]
+        for found in (route.dropped_irrelevant, route.dropped_relevant):
+            ids = [example.query_id for example in found.shown]
+            assert len(ids) == len(set(ids))
+
+    def test_a_passage_that_is_gone_is_shown_by_its_id(self) -> None:
+        def gone(passage_id: str) -> Passage:
+            raise KeyError(passage_id)
+
+        found = calibrated(120, noise=0.25, unanswerable=0.1, allow_uncertified=True, promise=None)
+        example = report(found, gone).routes[0].dropped_irrelevant.shown[0]
+        assert example.passage_id
+        assert example.snippet is None
+
+
+class TestReliability:
+    def test_the_interval_of_a_share_covers_the_truth_under_clustering(self) -> None:
+        random = np.random.default_rng(0)
+        covered, runs, truth = 0, 400, 0.3
+        for _ in range(runs):
+            counts = random.integers(1, 12, size=60)
+            # Candidates of one query share its rate: beta-binomial with mean ``truth``.
+            rates = random.beta(truth * 2.0, (1.0 - truth) * 2.0, size=60)
+            share = clustered_share(random.binomial(counts, rates), counts)
+            assert share.lower is not None
+            assert share.upper is not None
+            covered += share.lower <= truth <= share.upper
+        assert covered / runs >= 0.92
+
+    def test_a_bin_without_a_relevant_candidate_still_has_a_wide_interval(self) -> None:
+        share = clustered_share(np.zeros(3, dtype=int), np.array([40, 40, 40]))
+        assert share.value == 0.0
+        assert share.upper is not None
+        assert share.upper > 0.3
+
+    def test_a_true_probability_lies_in_its_bins(self) -> None:
+        random = np.random.default_rng(1)
+        probabilities = random.beta(1, 4, size=(400, 20))
+        relevant = random.random((400, 20)) < probabilities
+        bins = [b for b in reliability_bins(probabilities, relevant) if b.relevant.n > 50]
+        inside = [
+            b.relevant.lower <= b.mean_probability <= b.relevant.upper  # type: ignore[operator]
+            for b in bins
+        ]
+        assert sum(inside) >= len(inside) - 1
+        assert sum(b.relevant.n for b in reliability_bins(probabilities, relevant)) == 8000
+
+    def test_a_model_that_is_off_by_a_tenth_has_an_error_of_a_tenth(self) -> None:
+        random = np.random.default_rng(2)
+        truth = random.uniform(0.1, 0.9, size=(500, 20))
+        relevant = random.random((500, 20)) < truth
+        error = expected_calibration_error(np.clip(truth + 0.1, 0.0, 1.0), relevant)
+        assert error.value == pytest.approx(0.1, abs=0.02)
+        exact = expected_calibration_error(truth, relevant)
+        assert exact.value is not None
+        assert exact.value < 0.03
+
+    def test_candidates_beyond_the_pool_do_not_count(self) -> None:
+        probabilities = np.array([[0.5, np.nan]])
+        found = reliability_bins(probabilities, np.array([[True, False]]))
+        assert sum(b.relevant.n for b in found) == 1
+        assert expected_calibration_error(probabilities, np.array([[True, False]])).value == 0.5
+
+    def test_a_ratio_without_a_whole_is_undefined(self) -> None:
+        assert ratio_interval(np.zeros(2), np.zeros(2)).value is None
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page, as far as it matters here."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.headings: list[int] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        found = dict(attrs)
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if tag == "a":
+            self.links.append(str(found["href"]))
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """A page with a promise that is kept."""
+    pytest.importorskip("plotly")
+    return page(reported(400, Promise(0.2, None, 0.1)))
+
+
+class TestPage:
+    def test_the_same_data_gives_the_same_bytes(self, text: str, tmp_path: Path) -> None:
+        data = reported(400, Promise(0.2, None, 0.1))
+        again = ReportData.model_validate_json(data.model_dump_json())
+        assert page(again) == text
+        write_json(data, tmp_path / "a.json")
+        write_json(again, tmp_path / "b.json")
+        assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+    def test_the_json_is_the_data(self, tmp_path: Path) -> None:
+        write_json(reported(), tmp_path / "deep" / "report.json")
+        read = json.loads((tmp_path / "deep" / "report.json").read_text())
+        assert ReportData.model_validate(read) == reported()
+
+    def test_headings_go_down_one_level_at_a_time(self, text: str) -> None:
+        headings = Page(text).headings
+        assert headings.count(1) == 1
+        assert headings[0] == 1
+        assert all(after <= before + 1 for before, after in pairwise(headings))
+
+    def test_every_entry_of_the_contents_leads_somewhere_and_ids_are_distinct(
+        self, text: str
+    ) -> None:
+        found = Page(text)
+        assert len(found.ids) == len(set(found.ids))
+        assert len(found.links) > 8
+        assert all(link.removeprefix("#") in found.ids for link in found.links)
+
+    def test_the_library_is_there_once_and_nothing_is_loaded_from_elsewhere(
+        self, text: str
+    ) -> None:
+        found = Page(text)
+        assert text.count("plotly.js v") == 1
+        assert not {"img", "iframe", "object", "embed", "base"} & set(found.tags)
+        sources = [value for name, value in found.attributes if name in ("src", "href", "action")]
+        assert all(str(source).startswith(("#", "data:")) for source in sources)
+        assert "default-src 'none'" in text
+
+    def test_every_chart_stands_beside_a_table(self, text: str) -> None:
+        tags = Page(text).tags
+        assert tags.count("figure") == 5
+        assert tags.count("table") >= tags.count("figure")
+        assert tags.count("caption") == tags.count("table")
+
+    def test_each_part_has_its_n(self, text: str) -> None:
+        for words in ("n = 200", "(n = ", "200 held-out queries", "policies were weighed"):
+            assert words in text
+
+    def test_hostile_text_is_shown_and_never_run(self) -> None:
+        pytest.importorskip("plotly")
+        plain, hostile = (
+            Page(page(report(found, hostile_passage)))
+            for found in (
+                calibrated(80, noise=0.25),
+                hostile_calibration(),
+            )
+        )
+        assert hostile.tags.count("script") == 2 + hostile.tags.count("figure")
+        assert plain.tags.count("script") == 2 + plain.tags.count("figure")
+        assert "onclick" not in {name for name, _ in hostile.attributes}
+        assert "b" not in hostile.tags
+        text = page(report(hostile_calibration(), hostile_passage))
+        assert HOSTILE not in text
+        assert "&lt;/script&gt;&lt;script&gt;fetch(" in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+    def test_a_path_that_cannot_be_written_is_refused_with_the_mend(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for path in (tmp_path / "file" / "report.json", tmp_path):
+            with pytest.raises(ConfigurationError, match="name a file in a folder that can be"):
+                write_json(reported(), path)
+        assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
+
+    def test_without_plotly_the_extra_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("plotly", "plotly.offline", "plotly.io", "plotly.graph_objects"):
+            monkeypatch.setitem(__import__("sys").modules, name, None)
+        with pytest.raises(MissingExtraError, match=r"ctxguard\[report\]"):
+            write_html(reported(), tmp_path / "report.html")
+        assert not (tmp_path / "report.html").exists()
+
+
+def _browser() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if (found := shutil.which(name)) is not None:
+            return found
+    pytest.skip("no chromium is installed, so the page cannot be looked at in a browser")
+
+
+_LOOK = """
+<script>
+addEventListener("securitypolicyviolation", (e) => {
+  document.body.dataset.refused = (document.body.dataset.refused || "") + e.blockedURI + " ";
+});
+addEventListener("load", () => setTimeout(() => {
+  const charts = [...document.querySelectorAll(".plotly-graph-div")];
+  document.body.dataset.charts = charts.length;
+  document.body.dataset.drawn = charts.filter((c) => c.querySelector(".main-svg .trace")).length;
+  document.body.dataset.fetched = performance.getEntriesByType("resource")
+    .filter((entry) => !entry.name.startsWith("data:")).length;
+  document.body.dataset.wide = document.documentElement.scrollWidth;
+}, 1000));
+</script>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1200, 420])
+def test_a_browser_draws_every_chart_and_fetches_nothing(width: int, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    browser, file = _browser(), tmp_path / "report.html"
+    write_html(report(hostile_calibration(), hostile_passage), file)
+    # The page itself has nothing that tells; a copy of it does.
+    watched = tmp_path / "watched.html"
+    watched.write_text(file.read_text("utf-8").replace("<title>", f"{_LOOK}<title>", 1), "utf-8")
+    done = subprocess.run(
+        [
+            browser,
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},2000",
+            *("--virtual-time-budget=8000", "--dump-dom", watched.as_uri()),
+        ],
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    body = re.search(r"<body[^>]*>", done.stdout.decode())
+    assert body is not None
+    seen = dict(re.findall(r'data-(\w+)="([^"]*)"', body[0]))
+    assert seen["charts"] == seen["drawn"] == "5"
+    assert seen["fetched"] == "0"
+    assert "refused" not in seen
+    if width >= 500:  # a headless window is never narrower than 500
+        assert int(seen["wide"]) <= width
