@@ -43,6 +43,8 @@ def policy_in_words(policy: "Policy") -> str:
     'the first 5 passages'
     """
     at_least = f", and at least {policy.min_keep}" if policy.min_keep else ""
+    if policy.kind == "expected_utility" and policy.min_keep == policy.k:
+        return "the most probable passage" + ("" if policy.k == 1 else f"s, {policy.k} of them")
     if policy.kind == "expected_utility":
         return (
             f"at most {policy.k} passages, each relevant with probability at least "
@@ -50,7 +52,7 @@ def policy_in_words(policy: "Policy") -> str:
             f"gains {policy.gain:.3g}){at_least}"
         )
     if policy.min_ratio == 0.0:
-        return f"the first {policy.k} passages"
+        return "the first passage" if policy.k == 1 else f"the first {policy.k} passages"
     if policy.temperature == 1.0:
         threshold = f"at least {policy.min_ratio:g} of the top score"
     else:

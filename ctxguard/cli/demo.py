@@ -28,12 +28,18 @@ from ctxguard.types import Passage, Route
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.context import Context
-    from ctxguard.demo.loop import BeforeAfter, Watched
-    from ctxguard.profile import Evidence
+    from ctxguard.demo.loop import BeforeAfter, Tradeoff, Watched
+    from ctxguard.profile import Evidence, Interval
     from ctxguard.retrieval.protocols import Progress
 
-_COMPARED = ("udcg_strict", "harm", "distractor_rate", "precision", "recall", "mrr", "kept")
-_SCRAPED = ("ctxguard_requests_total", "ctxguard_dropped_candidates_total", "ctxguard_estimate{")
+_COMPARED = ("udcg_strict", "harm", "precision", "recall", "mrr", "kept")
+_SCRAPED = (
+    "ctxguard_requests_total",
+    "ctxguard_dropped_candidates_total",
+    'ctxguard_estimate{metric="recall",window="recent"',
+    'ctxguard_estimate{metric="mrr",window="recent"',
+    'ctxguard_estimate{metric="udcg",window="recent"',
+)
 _WORTH = {2: "answers", 1: "helps", 0: "irrelevant", -1: "distractor"}
 _STYLE = {2: "green", 1: "green", 0: "dim", -1: "red"}
 
@@ -78,6 +84,7 @@ def demo(
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages, {how} in {folder}")
             _show_evidence(output, evidence)
+            _show_tradeoffs(output, loop.tradeoffs(calibration))
             _show_question(output, shown)
             _show_watching(output, watched, _scrape(url))
             _show_next(output, folder)
@@ -150,9 +157,30 @@ def _show_evidence(output: Output, evidence: "Mapping[str, Evidence]") -> None:
     output.heading(f"   What each policy gives on {n} questions that took no part in the choice")
     names = list(evidence)
     shown = table("metric", *[f"{name}>" for name in names])
+    shown.columns[0].no_wrap = True
     for metric in _COMPARED:
         cells = [evidence[name].metrics[metric] for name in names]
-        shown.add_row(metric, *[f"{number(cell.value)} {interval(cell)}" for cell in cells])
+        shown.add_row(metric, *map(_short, cells))
+    output.out.print(shown)
+
+
+def _short(cell: "Interval") -> str:
+    """A mean and its interval in two decimals, so that three fit side by side in 80 columns."""
+    if cell.value is None or cell.lower is None or cell.upper is None:
+        return number(cell.value)
+    return f"{cell.value:.2f} [{cell.lower:.2f}, {cell.upper:.2f}]"
+
+
+def _show_tradeoffs(output: Output, tradeoffs: "list[Tradeoff]") -> None:
+    output.heading("   If recall matters more: what a promise (calibrate --alpha) would cost")
+    shown = table("recall loss at most>", "recall loss>", "udcg_strict>", "kept>")
+    for found in tradeoffs:
+        shown.add_row(
+            f"{found.most_recall_loss:g}",
+            number(found.recall_loss),
+            number(found.udcg_strict),
+            number(found.kept),
+        )
     output.out.print(shown)
 
 

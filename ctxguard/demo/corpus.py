@@ -22,6 +22,7 @@ import builtins
 import importlib
 import inspect
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ MODULES: Final[tuple[str, ...]] = (
     "zoneinfo",
 )
 
-MAX_CHARACTERS: Final = 1500
+MAX_CHARACTERS: Final = 1000
 """Longest text of an entry, in characters; a longer one is cut at a line or sentence end."""
 
 # `socket.socket` inherits its documentation from this alias, which no user writes.
@@ -212,11 +213,17 @@ def _exported(module: types.ModuleType) -> Iterator[tuple[str, object]]:
             continue
         # `concurrent.futures` lists names that only its module-level `__getattr__` can provide.
         value = vars(module)[name] if name in vars(module) else getattr(module, name)
-        if inspect.ismodule(value) or _is_builtin_class(value):
+        if inspect.ismodule(value) or _is_builtin_class(value) or _is_grafted(value):
             continue
         if listed is None and not _is_home_of(module, value):
             continue
         yield name, value
+
+
+def _is_grafted(value: object) -> bool:
+    """Tell what another library has put into the standard one, such as more logger methods."""
+    home = getattr(value, "__module__", None)
+    return isinstance(home, str) and home.partition(".")[0] not in sys.stdlib_module_names
 
 
 def _is_builtin_class(value: object) -> bool:
@@ -303,6 +310,8 @@ def _members(
             overridden.add(name)
             identity = _identity(value)
             if part not in lineage or name.startswith("_") or id(identity) in seen:
+                continue
+            if _is_grafted(identity):
                 continue
             kind, signature = _member_kind(owner, name, value)
             if not kind:

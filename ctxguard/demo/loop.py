@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
@@ -41,7 +42,7 @@ from ctxguard.telemetry import Telemetry
 from ctxguard.types import DEFAULT_K, Route
 
 SAMPLING_RATE = 0.5
-REQUESTS = 400
+REQUESTS = 300
 SEED = 7
 
 
@@ -54,10 +55,12 @@ def open_index(folder: Path, progress: Progress | None = None) -> tuple[HybridRe
     corpus = list(passages())
     try:
         retriever = HybridRetriever.load(folder)
-        if list(retriever.passage_ids) == sorted(passage.passage_id for passage in corpus):
+        if len(retriever) == len(corpus) and all(
+            retriever.passage(passage.passage_id) == passage for passage in corpus
+        ):
             return retriever, False
-    except IndexFolderError:
-        pass
+    except (IndexFolderError, KeyError):
+        pass  # none yet, or that of another Python or another release
     retriever = HybridRetriever.build(corpus, progress=progress)
     retriever.save(folder)
     return retriever, True
@@ -77,12 +80,51 @@ def held_out_evidence(calibration: Calibration) -> dict[str, Evidence]:
     labels = label(pools, calibration.dataset, baseline_k=BASELINE_K)
     policies: dict[str, Policy] = {
         f"top {DEFAULT_K}": RatioPolicy(k=DEFAULT_K),
-        "top 3, at least 70%": RatioPolicy(k=3, min_ratio=0.7),
+        "top 3 at 70%": RatioPolicy(k=3, min_ratio=0.7),
         "calibrated": calibration.profile.routes[Route.HYBRID].policy,
     }
     return {
         name: per_query(pools, labels, policy).evidence(SEED) for name, policy in policies.items()
     }
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """The best policy that loses at most a given share of recall, on the choosing questions.
+
+    Attributes:
+        most_recall_loss: Against the retriever's first ten.
+        udcg_strict: Its mean.
+        kept: Its mean number of passages.
+    """
+
+    most_recall_loss: float
+    recall_loss: float
+    udcg_strict: float
+    kept: float
+
+
+def tradeoffs(
+    calibration: Calibration, limits: Sequence[float] = (0.1, 0.25, 0.5, 1.0)
+) -> list[Tradeoff]:
+    """What more recall would cost: uncertified means of the whole grid, to choose a promise by."""
+    means = calibration.outcomes[Route.HYBRID].chosen_grid.means
+    found = []
+    for limit in limits:
+        allowed = means.recall_loss <= limit
+        if allowed.any():
+            cell = np.unravel_index(
+                np.argmax(np.where(allowed, means.udcg_strict, -np.inf)), allowed.shape
+            )
+            found.append(
+                Tradeoff(
+                    limit,
+                    float(means.recall_loss[cell]),
+                    float(means.udcg_strict[cell]),
+                    float(means.kept[cell]),
+                )
+            )
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,9 +157,10 @@ class BeforeAfter:
 def before_and_after(
     retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
 ) -> BeforeAfter:
-    """The held-out, answerable question whose gain from the guard is the median one.
+    """Of the held-out questions whose answer the bare top k holds, the one of median gain.
 
-    Not the best: the one in the middle says what to expect.
+    Not the best: the one in the middle says what to expect. Where the retriever found nothing
+    there is nothing for a guard to show.
     """
     bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_uncounted())
     guarded = ContextGuard(retriever, profile=calibration.profile, telemetry=_uncounted())
@@ -131,7 +174,9 @@ def before_and_after(
             **dict.fromkeys(held_out.distractors.get(query.query_id, {}), -1),
         }
         pair = BeforeAfter(query, bare.retrieve(query.text), guarded.retrieve(query.text), labels)
-        shown.append((pair.udcg(pair.guarded) - pair.udcg(pair.bare), query.query_id, pair))
+        if any(labels.get(passage.passage_id, 0) > 1 for passage in pair.bare.passages):
+            gain = pair.udcg(pair.guarded) - pair.udcg(pair.bare)
+            shown.append((gain, query.query_id, pair))
     shown.sort(key=lambda entry: entry[:2])
     return shown[len(shown) // 2][2]
 

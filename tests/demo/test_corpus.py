@@ -1,5 +1,6 @@
 """The demonstration corpus: read from the running interpreter, the same on every supported one."""
 
+import logging
 import subprocess
 import sys
 
@@ -53,6 +54,16 @@ def test_another_process_reads_the_same_text() -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+def test_what_other_libraries_graft_on_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warning_once(self: logging.Logger) -> None:
+        """A method that some library adds to every logger."""
+
+    warning_once.__module__ = "transformers.utils.logging"
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    names = {entry.qualified_name for entry in corpus.passages()}
+    assert "logging.Logger.warning_once" not in names
 
 
 def test_passages_carry_the_names_as_ids(entries: list[corpus.StdlibEntry]) -> None:
