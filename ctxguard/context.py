@@ -7,7 +7,7 @@ no clock, no logging.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from ctxguard.assembly import (
@@ -97,7 +97,7 @@ class Context:
         index_of = {position: index for index, position in enumerate(self.decision.kept)}
         for drop in self.dropped_in_assembly:
             index = index_of[drop.position]
-            overlaid[index] = replace(overlaid[index], reason=drop.reason, kept_if=drop.kept_if)
+            overlaid[index] = overlaid[index]._replace(reason=drop.reason, kept_if=drop.kept_if)
         return tuple(overlaid)
 
     def to_dict(self) -> dict[str, object]:

@@ -321,49 +321,58 @@ def candidate_order(
         )
     if n == 0:
         return (), ()
-    # Nearly every ranking arrives strictly descending with distinct ids; one pass in C tells.
-    try:
-        as_given = (
-            all(map(gt, scores, islice(scores, 1, None)))  # type: ignore[arg-type]
-            and scores[-1] > -INVALID_MAGNITUDE  # type: ignore[operator]
-            and scores[0] < INVALID_MAGNITUDE  # type: ignore[operator]
-            and len(distinct := set(ids)) == n
-            and distinct.isdisjoint(_FAISS_PADDING_IDS)
-        )
-    except TypeError:
-        as_given = False
-    if as_given:
-        return range(n), ()
+    distinct = set(ids)
+    if len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS):
+        # Nearly every ranking is strictly descending, as given or once sorted, and then it holds
+        # neither garbage nor ties; a pass in C tells.
+        try:
+            if _strictly_descending(scores):
+                return range(n), ()
+            order = sorted(range(n), key=scores.__getitem__, reverse=True)  # type: ignore[arg-type]
+            if _strictly_descending([scores[position] for position in order]):
+                return order, ()
+        except TypeError:
+            pass
     return _sorted_candidates(ranking)
+
+
+def _strictly_descending(scores: Sequence[float | None]) -> bool:
+    """Whether each score is valid and below the one before it.
+
+    Raises:
+        TypeError: some are not numbers.
+    """
+    first, last = cast(float, scores[0]), cast(float, scores[-1])
+    return (
+        all(map(gt, scores, islice(scores, 1, None)))  # type: ignore[arg-type]
+        and first < INVALID_MAGNITUDE
+        and last > -INVALID_MAGNITUDE
+    )
 
 
 def _sorted_candidates(
     ranking: Ranking,
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
     scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
-    order: Sequence[int] = range(len(ids))
+    order = list(range(len(ids)))
     set_aside: list[tuple[int, DropReason]] = []
     distinct = set(ids)
     if not (all_valid(scores) and distinct.isdisjoint(_FAISS_PADDING_IDS)):
         usable = [
             is_valid(score) and passage_id not in _FAISS_PADDING_IDS
-            for passage_id, score in zip(ids, scores, strict=True)
+            for score, passage_id in zip(scores, ids, strict=True)
         ]
         set_aside = [(at, DropReason.INVALID_SCORE) for at in order if not usable[at]]
         order = [at for at in order if usable[at]]
-    best_first = cast(Sequence[float], scores).__getitem__
-    ordered = sorted(order, key=best_first, reverse=True)
-    sorted_scores = [best_first(at) for at in ordered]
-    if not all(map(gt, sorted_scores, islice(sorted_scores, 1, None))):
-        # Sorts are stable, so the least significant key goes first.
-        ordered = sorted(order, key=ids.__getitem__)
-        if ranks is not None:
-            ordered.sort(key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__)
-        ordered.sort(key=best_first, reverse=True)
+    # Sorts are stable, so the least significant key goes first.
+    order.sort(key=ids.__getitem__)
+    if ranks is not None:
+        order.sort(key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__)
+    order.sort(key=cast(Sequence[float], scores).__getitem__, reverse=True)
     if len(distinct) < len(ids):
-        first_of: dict[str, int] = {}
-        for at in ordered:
-            if first_of.setdefault(ids[at], at) != at:
+        best: dict[str, int] = {}
+        for at in order:
+            if best.setdefault(ids[at], at) != at:
                 set_aside.append((at, DropReason.DUPLICATE_ID))
-        ordered = list(first_of.values())
-    return ordered, tuple(set_aside)
+        order = list(best.values())
+    return order, tuple(set_aside)

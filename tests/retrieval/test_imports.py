@@ -8,7 +8,7 @@ import pytest
 
 
 def run(program: str) -> str:
-    finished = subprocess.run(  # noqa: S603
+    finished = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
