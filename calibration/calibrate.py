@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from calibration.certify import RouteOutcome, Settings, calibrate_route
-from calibration.datasets import Dataset, split_by_query
 from calibration.fit import fit_fusion
+from calibration.labelling.datasets import Dataset, split_by_query
 from calibration.losses import label
 from calibration.replay import Pools, Progress, Replayable, replay
 from ctxguard.errors import CalibrationError, QueryError

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 
 from calibration import risk
-from calibration.datasets import Dataset, split_by_query
 from calibration.evaluate import QueryMetrics, per_query
 from calibration.fit import (
     fit_relevance,
@@ -17,6 +16,7 @@ from calibration.fit import (
     pool_signals,
     probabilities,
 )
+from calibration.labelling.datasets import Dataset, split_by_query
 from calibration.losses import IntArray, Labels, label
 from calibration.replay import Pools
 from calibration.select import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.datasets import Dataset
+from calibration.labelling.datasets import Dataset
 from calibration.replay import Pools
 from ctxguard.errors import CalibrationError
 from ctxguard.metrics import DEFAULT_UTILITIES, Negative, Utilities, strict_utilities

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from calibration.datasets import Query
+from calibration.labelling.datasets import Query
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 from ctxguard.policy import candidate_order
 from ctxguard.types import (

@@ -82,22 +82,13 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
         return fusion.weight * _unit_interval(legs["dense"]) + (
             1.0 - fusion.weight
         ) * _unit_interval(legs["lexical"])
-    return reciprocal_rank(_matched(legs["lexical"]), fusion.constant) + reciprocal_rank(
-        _matched(legs["dense"]), fusion.constant
-    )
+    return _ranked(legs["lexical"], fusion.constant) + _ranked(legs["dense"], fusion.constant)
 
 
-def _matched(leg: Leg) -> FloatArray:
-    """Scores with NaN where nothing matched: a BM25 score of zero is no hit, so it has no rank."""
-    scores = _usable(leg.scores)
-    if leg.kind is ScoreKind.RATIO:
-        return np.where(scores > 0.0, scores, np.nan)
-    return scores
-
-
-def _usable(scores: FloatArray) -> FloatArray:
-    """NaN for garbage: fusion would turn an infinite score into a plausible top."""
-    return np.where(np.abs(scores) < INVALID_MAGNITUDE, scores, np.nan)
+def _ranked(leg: Leg, constant: int) -> FloatArray:
+    """A BM25 score of zero is no hit, so it has no rank; nor has garbage."""
+    least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
+    return reciprocal_rank(leg.scores, constant, above=least)
 
 
 def _unit_interval(leg: Leg) -> FloatArray:
@@ -108,26 +99,34 @@ def _unit_interval(leg: Leg) -> FloatArray:
             f"convex fusion needs scores with a theoretical minimum; {leg.kind.value!r} has "
             "none: use reciprocal_rank fusion"
         )
-    shifted: FloatArray = _usable(leg.scores) - minimum
-    if shifted.size == 0:
-        return shifted
-    np.nan_to_num(shifted, copy=False, nan=0.0)
-    np.maximum(shifted, 0.0, out=shifted)
-    span = float(shifted.max())
+    scores = leg.scores
+    # NaN fails both comparisons; an infinite score must not become a plausible top.
+    usable = (scores > minimum) & (scores < INVALID_MAGNITUDE)
+    shifted = np.where(usable, scores - minimum, 0.0)
+    span = float(shifted.max(initial=0.0))
     return shifted / span if span > 0.0 else shifted
 
 
-def reciprocal_rank(scores: FloatArray, constant: int = RECIPROCAL_RANK_CONSTANT) -> FloatArray:
-    """1 / (constant + rank) for each score's 1-based rank; 0 where the score is NaN.
+def reciprocal_rank(
+    scores: FloatArray,
+    constant: int = RECIPROCAL_RANK_CONSTANT,
+    *,
+    above: float = -INVALID_MAGNITUDE,
+) -> FloatArray:
+    """1 / (constant + rank) for each score's 1-based rank; 0 where a score is NaN or garbage.
 
     Equal scores share the better rank, so that the result does not depend on input order.
+
+    Args:
+        scores: Shape (n,).
+        constant: > 0.
+        above: A score must exceed this to have a rank.
 
     >>> reciprocal_rank(np.array([3.0, np.nan, 5.0]), 60).round(5).tolist()
     [0.01613, 0.0, 0.01639]
     """
-    present = ~np.isnan(scores)
-    ascending = np.sort(scores[present])
-    result = np.zeros(scores.shape)
-    better = ascending.size - np.searchsorted(ascending, scores[present], side="right")
-    result[present] = 1.0 / (constant + better + 1)
-    return result
+    # NaN fails both comparisons.
+    ranked = (scores > above) & (scores < INVALID_MAGNITUDE)
+    keys = np.where(ranked, scores, -np.inf)
+    better = keys.size - np.sort(keys).searchsorted(keys, side="right")
+    return ranked / (constant + 1.0 + better)

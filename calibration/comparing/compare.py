@@ -20,8 +20,8 @@ from calibration.comparing.verdict import (
     harm_share,
     interval_bounds,
 )
-from calibration.datasets import Dataset
 from calibration.evaluate import QueryMetrics, per_query, resampled_means
+from calibration.labelling.datasets import Dataset
 from calibration.losses import Labels, discounts, label
 from calibration.replay import Pools, Progress, Replayable, replay
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.datasets import Dataset
-from calibration.textfiles import Record, read_records, shown
+from calibration.labelling.datasets import Dataset
+from calibration.labelling.textfiles import Record, read_records, shown
 from ctxguard.errors import CalibrationError, DataError
 from ctxguard.metrics import Negative
 from ctxguard.types import FloatArray

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.datasets import Dataset
 from calibration.evaluate import CONFIDENCE, RESAMPLES
+from calibration.labelling.datasets import Dataset
 from calibration.reader.answers import Answer, Context, IntArray, MarkedContexts, mark
 from calibration.reader.utilities import Model, ReaderFit, penalties
 from ctxguard.metrics import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.datasets import Dataset
 from calibration.evaluate import CONFIDENCE, RESAMPLES
+from calibration.labelling.datasets import Dataset
 from calibration.reader.answers import (
     COSTS,
     TERMS,

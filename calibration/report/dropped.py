@@ -9,7 +9,7 @@ from math import floor
 
 import numpy as np
 
-from calibration.labels import Dataset
+from calibration.labelling.labels import Dataset
 from calibration.losses import Labels
 from calibration.replay import Pools
 from calibration.report.data import Example, Examples, KeptIf

@@ -22,7 +22,7 @@ from calibration.evaluate import (
     per_query,
 )
 from calibration.fit import fit_temperature, pool_signals, probabilities
-from calibration.labels import Dataset, Query
+from calibration.labelling.labels import Dataset, Query
 from calibration.losses import Labels, label
 from calibration.replay import Pools
 from calibration.report.data import (

@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from ctxguard import __version__
-from ctxguard.cli import calibrate, compare, demo, evaluate, index, query, report, utilities
+from ctxguard.cli import (
+    calibrate,
+    compare,
+    demo,
+    evaluate,
+    golden,
+    index,
+    query,
+    report,
+    train,
+    utilities,
+)
 from ctxguard.cli._console import Command
 
 app = typer.Typer(
@@ -40,7 +51,9 @@ def _application(
     pass
 
 
-for _module in (demo, index, calibrate, evaluate, query, compare, report, utilities):
+_COMMANDS = (demo, index, calibrate, evaluate, query, compare, report, utilities, golden, train)
+
+for _module in _COMMANDS:
     _module.register(app)
 for _command in app.registered_commands:
     _command.cls = Command

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
-    from calibration.datasets import Dataset
+    from calibration.labelling.datasets import Dataset
     from ctxguard.profile import Profile
     from ctxguard.retrieval.hybrid import HybridRetriever
 
@@ -50,7 +50,7 @@ class Labelled:
         Raises:
             DataError: the index holds none of the labelled passages.
         """
-        from calibration.datasets import unknown_passages
+        from calibration.labelling.datasets import unknown_passages
 
         dataset = self.dataset
         labelled = {passage for grades in dataset.qrels.values() for passage in grades}
@@ -98,7 +98,7 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
         DataError: what cannot be read, with file and line.
         ConfigurationError: no split is named and there are several, or a file has none.
     """
-    from calibration.datasets import read_beir, read_jsonl, splits
+    from calibration.labelling.datasets import read_beir, read_jsonl, splits
 
     if not data.is_dir():
         if split is not None:
@@ -133,7 +133,7 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
 
 def shared_questions(labelled: Labelled) -> tuple[str, ...]:
     """Which other splits ask questions of this one, one readable line each."""
-    from calibration.datasets import same_text
+    from calibration.labelling.datasets import same_text
 
     lines = []
     for other in labelled.others:
@@ -149,7 +149,7 @@ def shared_questions(labelled: Labelled) -> tuple[str, ...]:
 
 def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ...]:
     """Whether a profile was calibrated on some of these questions, as far as that can be known."""
-    from calibration.datasets import same_text
+    from calibration.labelling.datasets import same_text
 
     made_on = profile.provenance.dataset_digest
     if labelled.dataset.digest() == made_on:

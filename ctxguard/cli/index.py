@@ -47,7 +47,7 @@ def index(
     _refuse_other_content(out)
     start = perf_counter()
     with output.doing("reading the corpus"):
-        from calibration.datasets import read_corpus
+        from calibration.labelling.datasets import read_corpus
 
         reader = read_corpus(corpus)
         passages = list(reader)

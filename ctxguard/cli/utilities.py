@@ -34,7 +34,7 @@ def fit_utilities(
     Says which costs the answers identify and which they cannot, and how well each metric tells
     right answers from wrong ones.
     """
-    from calibration.datasets import read_beir
+    from calibration.labelling.datasets import read_beir
     from calibration.reader.answers import read_answers
     from calibration.reader.concordance import concordance
     from calibration.reader.utilities import fit_utilities as fit_reader

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from importlib.resources import files
 
-from calibration.labels import Dataset, Query
+from calibration.labelling.labels import Dataset, Query
 from ctxguard.demo import corpus
 from ctxguard.types import Passage
 

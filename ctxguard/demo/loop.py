@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.certify import BASELINE_K, Settings
 from calibration.evaluate import per_query
-from calibration.labels import Dataset, Query
+from calibration.labelling.labels import Dataset, Query
 from calibration.losses import label
 from ctxguard.context import Context
 from ctxguard.demo.labels import passages

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.certify import Settings
-from calibration.datasets import Dataset, Query
+from calibration.labelling.datasets import Dataset, Query
 from calibration.losses import Labels, label
 from calibration.replay import Pools, replay
 from ctxguard.errors import QueryError

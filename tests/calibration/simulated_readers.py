@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.datasets import Dataset, Query
+from calibration.labelling.datasets import Dataset, Query
 from calibration.reader.answers import Answer, mark, term_columns
 
 

@@ -13,8 +13,8 @@ from simulated_pools import DEPTH, Recorded, calibrated, simulate
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.certify import RouteOutcome, Settings
-from calibration.datasets import Dataset, Query
-from calibration.labels import same_text
+from calibration.labelling.datasets import Dataset, Query
+from calibration.labelling.labels import same_text
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.fusion import Fusion, fuse
 from ctxguard.guard import ContextGuard

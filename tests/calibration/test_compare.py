@@ -18,8 +18,8 @@ from calibration.comparing.candidates import (
 from calibration.comparing.compare import Comparison, check_candidates, compare
 from calibration.comparing.differences import BETTER_WHEN, differences, paired_difference
 from calibration.comparing.verdict import VerdictRule, harm_share
-from calibration.datasets import Dataset, Query
 from calibration.evaluate import QueryMetrics
+from calibration.labelling.datasets import Dataset, Query
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.fusion import Fusion
 from ctxguard.metrics import RELAXED_UTILITIES

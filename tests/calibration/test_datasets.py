@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.datasets import (
+from calibration.labelling.datasets import (
     Dataset,
     Query,
     read_beir,

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from simulated_pools import labelled, ranking_of, simulate
 
-from calibration.datasets import Dataset
 from calibration.fit import (
     FOLDS,
     fit_fusion,
@@ -18,6 +17,7 @@ from calibration.fit import (
     pool_signals,
     probabilities,
 )
+from calibration.labelling.datasets import Dataset
 from calibration.losses import Labels, label
 from calibration.replay import Pools, replay
 from ctxguard.errors import CalibrationError

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulated_pools import labelled, ranking_of
 
-from calibration.datasets import Dataset, Query
 from calibration.fit import pool_signals, probabilities
+from calibration.labelling.datasets import Dataset, Query
 from calibration.losses import (
     Labels,
     Survival,

