@@ -1,0 +1,210 @@
+"""The policies that are compared: each fitted on some queries and applied to others.
+
+Every policy keeps a prefix of one order. Those with settings take the ones of highest mean strict
+UDCG on the queries that they are fitted on, over contexts of at most ``MAX_K`` passages; no
+certificate takes part. All but perfect knowledge keep at least one passage.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from benchmarks._boosted import boosted_out_of_fold, boosted_probabilities
+from benchmarks._collection import View
+from calibration.fit import fit_relevance, out_of_fold
+from calibration.losses import IntArray, Labels, Survival, grid_means
+from calibration.select import MAX_K, PROBABILITIES, RATIOS, GridMeans, ratio_grid, utility_grid
+from ctxguard.policy import ExpectedUtilityPolicy, decide
+from ctxguard.types import FloatArray
+
+SCORES: FloatArray = np.round(np.arange(0, 101) / 100, 2)
+"""Thresholds on the fused score, which lies in [0, 1]."""
+
+MASSES: FloatArray = np.round(1.0 - np.arange(99, 0, -1) / 100, 2)
+"""1 − p for the masses p of top-p, ascending."""
+
+TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
+"""Of the softmax over fused scores."""
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What a policy keeps of every query.
+
+    Attributes:
+        order: Shape (n_q, depth), columns of the pools, best first.
+        kept: Shape (n_q,), how many of them are kept.
+        choice: The settings that were chosen, for people.
+    """
+
+    order: IntArray
+    kept: IntArray
+    choice: str
+
+
+Rule = Callable[[View, View], Contexts]
+
+
+def _as_ranked(view: View) -> IntArray:
+    n, depth = view.pools.scores.shape
+    return np.tile(np.arange(depth), (n, 1))
+
+
+def _capped(view: View, kept: IntArray, choice: str, k: int = MAX_K) -> Contexts:
+    return Contexts(_as_ranked(view), np.minimum(np.minimum(kept, k), view.pools.lengths), choice)
+
+
+def fixed(k: int) -> Rule:
+    """The first k, whatever their scores."""
+    return lambda _fitted, applied: _capped(
+        applied, np.full(len(applied.pools), k, dtype=np.int64), f"k={k}", k
+    )
+
+
+def ratio(ks: tuple[int, ...] | None = None, ratios: FloatArray = RATIOS) -> Rule:
+    """(k, min_ratio), each calibrated unless given."""
+
+    def rule(fitted: View, applied: View) -> Contexts:
+        cell = ratio_grid(fitted.pools, fitted.labels, ks=ks, ratios=ratios).means.best()
+        grid = ratio_grid(applied.pools, applied.labels, ks=ks, ratios=ratios)
+        choice = f"k={grid.survival.ks[cell[0]]} min_ratio={grid.survival.thresholds[cell[1]]:g}"
+        return Contexts(_as_ranked(applied), grid.survival.kept([cell])[:, 0], choice)
+
+    return rule
+
+
+def _tuned(
+    labels: Labels, values: FloatArray, thresholds: FloatArray
+) -> tuple[float, tuple[int, int]]:
+    """Mean strict UDCG of the best (k, threshold) on values in rank order, and its cell."""
+    survival = Survival.of(values, range(1, MAX_K + 1), thresholds)
+    found = grid_means(labels, survival)
+    means = GridMeans(found["udcg_strict"], found["harm"], found["recall_loss"], found["kept"])
+    cell = means.best()
+    return float(means.udcg_strict[cell]), cell
+
+
+def _applied(values: FloatArray, thresholds: FloatArray, cell: tuple[int, int]) -> IntArray:
+    return Survival.of(values, range(1, MAX_K + 1), thresholds).kept([cell])[:, 0]
+
+
+def absolute(fitted: View, applied: View) -> Contexts:
+    """(k, least fused score), both calibrated."""
+    _, cell = _tuned(fitted.labels, fitted.pools.scores, SCORES)
+    kept = _applied(applied.pools.scores, SCORES, cell)
+    return _capped(applied, kept, f"k={cell[0] + 1} min_score={SCORES[cell[1]]:g}")
+
+
+def top_p(fitted: View, applied: View) -> Contexts:
+    """The fewest passages whose softmax mass reaches p; k, p and the temperature calibrated."""
+    best = max(
+        (*_tuned(fitted.labels, _mass_left(fitted, temperature), MASSES), temperature)
+        for temperature in TEMPERATURES
+    )
+    _, cell, temperature = best
+    kept = _applied(_mass_left(applied, temperature), MASSES, cell)
+    choice = f"k={cell[0] + 1} p={1.0 - MASSES[cell[1]]:.2g} T={temperature:g}"
+    return _capped(applied, kept, choice)
+
+
+def _mass_left(view: View, temperature: float) -> FloatArray:
+    """Softmax mass of a candidate and all below it: above 1 − p while p is not reached yet."""
+    scores = view.pools.scores
+    weights = np.exp((np.nan_to_num(scores, nan=-np.inf) - scores[:, :1]) / temperature)
+    weights /= weights.sum(axis=1, keepdims=True)
+    left = weights[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return np.where(np.isnan(scores), np.nan, left)
+
+
+def autocut(_fitted: View, applied: View) -> Contexts:
+    """Cut at the first jump, as Weaviate's autocut with limit 1.
+
+    Scores and ranks are both scaled to [0, 1] over the list; a jump is a local maximum of the
+    fall of the score beyond the straight line.
+    """
+    kept = [
+        first_jump(row[:n])
+        for row, n in zip(applied.pools.scores, applied.pools.lengths, strict=True)
+    ]
+    return _capped(applied, np.array(kept, dtype=np.int64), "first jump")
+
+
+def first_jump(scores: FloatArray) -> int:
+    """How many candidates lie before the first jump of scores in descending order.
+
+    >>> first_jump(np.array([0.9, 0.88, 0.5, 0.49, 0.48]))
+    2
+    >>> first_jump(np.array([0.5, 0.5])), first_jump(np.array([0.5]))
+    (2, 1)
+    """
+    n = scores.size
+    if n < 3 or scores[0] == scores[-1]:
+        return n
+    fall = (scores[0] - scores) / (scores[0] - scores[-1]) - np.linspace(0.0, 1.0, n)
+    peaks = np.flatnonzero((fall[1:-1] > fall[:-2]) & (fall[1:-1] > fall[2:])) + 1
+    return int(peaks[0]) if peaks.size else n
+
+
+def largest_gap(_fitted: View, applied: View) -> Contexts:
+    """Cut at the largest fall of the score among the best ``MAX_K`` + 1 (Adaptive-k)."""
+    gaps = -np.diff(applied.pools.scores[:, : MAX_K + 1], axis=1)
+    kept = np.nan_to_num(gaps, nan=-1.0).argmax(axis=1) + 1
+    return _capped(applied, kept, "largest gap")
+
+
+def expected_utility(fitted: View, applied: View) -> Contexts:
+    """Logistic P(relevant), tuned on predictions out of fold as ``calibrate`` does.
+
+    Its decisions are those of ``decide`` itself, so that what is measured is what runs.
+    """
+    model = fit_relevance(fitted.pools, fitted.labels, fitted.signals)
+    own = out_of_fold(fitted.pools, fitted.labels, fitted.signals)
+    grid = utility_grid(fitted.pools, fitted.labels, own, model)
+    policy = cast(ExpectedUtilityPolicy, grid.policy(grid.means.best()))
+    order = _as_ranked(applied)
+    kept = np.zeros(len(applied.pools), dtype=np.int64)
+    for row, ranking in enumerate(applied.pools.rankings()):
+        decision = decide(ranking, policy)
+        order[row, : len(ranking)] = decision.order
+        kept[row] = decision.n_kept
+    return Contexts(order, kept, f"k={policy.k} min_probability={policy.min_probability:.3g}")
+
+
+def boosted(fitted: View, applied: View) -> Contexts:
+    """Boosted trees over the same signals and text features, tuned out of fold."""
+    own, unseen = boosted_out_of_fold(fitted), boosted_probabilities(fitted, applied)
+    own_order = np.argsort(-own, axis=1, kind="stable")
+    in_order = np.take_along_axis(own, own_order, axis=1)
+    _, cell = _tuned(fitted.labels.reordered(own_order), in_order, PROBABILITIES)
+    order = np.argsort(-unseen, axis=1, kind="stable")
+    kept = _applied(np.take_along_axis(unseen, order, axis=1), PROBABILITIES, cell)
+    return Contexts(order, kept, f"k={cell[0] + 1} min_probability={PROBABILITIES[cell[1]]:g}")
+
+
+def perfect(_fitted: View, applied: View) -> Contexts:
+    """Exactly the pool's passages of positive worth, the worthiest first; none where none is."""
+    worth = applied.labels.utilities
+    return Contexts(
+        np.argsort(-worth, axis=1, kind="stable"),
+        (worth > 0.0).sum(axis=1),
+        "the labels",
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "k 3": fixed(3),
+    "k 5": fixed(5),
+    "k 10": fixed(10),
+    "k calibrated": ratio(ratios=np.zeros(1)),
+    "seed rule": ratio((3,), np.array([0.7])),
+    "ratio": ratio(),
+    "absolute": absolute,
+    "autocut": autocut,
+    "largest gap": largest_gap,
+    "top-p": top_p,
+    "expected utility": expected_utility,
+    "boosted": boosted,
+    "perfect": perfect,
+}

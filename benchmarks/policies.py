@@ -1,0 +1,420 @@
+"""Policies side by side on queries that took no part in their choice.
+
+    python -m benchmarks.policies --data DIR … --splits 20 --json policies.json
+    python -m benchmarks.policies --data DIR … --splits 20 --labels 20
+
+Each folder is a BEIR folder; its corpus is indexed once, and the queries of all its splits are
+taken together on the hybrid route. In every repeat half of the queries, drawn by query, fits the
+fusion and every policy, and the other half measures them. A query's figures are averaged over the
+repeats in which it was measured; intervals are paired bootstraps over queries, 95%. The mean over
+sets gives each set the same weight.
+
+Strict UDCG: −0.5 for every kept passage that is not relevant, labelled hard negatives among them;
+−1 for a known distractor; +1 for the highest grade, +0.5 for lower ones (``Utilities`` as set by
+default). Queries that nothing answers count: whatever is kept for them is harm.
+
+With ``--labels N`` the calibration half is cut down to N answerable queries, with the others in
+the half's own proportion, and the family is the one that ``--policy auto`` takes; repeats whose
+half has fewer are left out and counted.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._baselines import RULES, Contexts
+from benchmarks._collection import Collection, View, default_cache
+from calibration.certify import FEWEST_LABELS
+from calibration.evaluate import RESAMPLES
+from calibration.labelling.datasets import Dataset, split_by_query
+from calibration.losses import discounts
+from ctxguard.errors import CalibrationError
+from ctxguard.metrics import DEFAULT_UTILITIES
+from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
+from ctxguard.types import FloatArray
+
+SUMMARY = "Policies side by side on queries that took no part in their choice."
+METRICS = ("udcg_strict", "udcg_heuristic", "recall", "precision", "kept", "empty")
+AGAINST = ("k 5", "seed rule", "ratio")
+PAIRS = (
+    *[(policy, other) for policy in RULES for other in AGAINST if policy != other],
+    ("boosted", "expected utility"),
+)
+MEAN_BAR = 0.4
+LARGE_SET = 50
+"""Test queries from which a set must show a gain by itself."""
+
+LABEL_SHARE = 0.9
+
+
+@dataclass
+class Measured:
+    """One set's figures, shape (splits, n_q) each, NaN where a query was not measured.
+
+    Attributes:
+        name: The set.
+        query_ids: Length n_q.
+        values: By policy, then by metric.
+        choices: By policy, the settings chosen in each split.
+        labelled: Answerable queries that each split was fitted on.
+        left_out: Splits with too few labels.
+    """
+
+    name: str
+    query_ids: tuple[str, ...]
+    values: dict[str, dict[str, FloatArray]]
+    choices: dict[str, list[str]] = field(default_factory=dict)
+    labelled: list[int] = field(default_factory=list)
+    left_out: int = 0
+
+    def mean_by_query(self, policy: str, metric: str) -> FloatArray:
+        """Shape (n_q,): the mean over the splits that define it, NaN where none does."""
+        values = self.values[policy][metric]
+        defined = ~np.isnan(values)
+        n = defined.sum(axis=0)
+        sums = np.where(defined, values, 0.0).sum(axis=0)
+        return np.where(n > 0, sums / np.maximum(n, 1), np.nan)
+
+    def gain_by_query(self, policy: str, other: str) -> FloatArray:
+        """Strict UDCG of a policy less another's, of the queries that were measured."""
+        gain = self.mean_by_query(policy, "udcg_strict") - self.mean_by_query(other, "udcg_strict")
+        return gain[~np.isnan(gain)]
+
+    def gain_by_split(self, policy: str, other: str) -> FloatArray:
+        """Mean strict UDCG of a policy less another's, per split."""
+        gains = self.values[policy]["udcg_strict"] - self.values[other]["udcg_strict"]
+        means: FloatArray = np.nanmean(gains, axis=1)
+        return means
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference of means with its 95% interval, over n queries (or sets)."""
+
+    mean: float
+    lower: float
+    upper: float
+    n: int
+
+
+def measure_contexts(view: View, contexts: Contexts) -> dict[str, FloatArray]:
+    """Every metric of every query, shape (n_q,); NaN where it is undefined."""
+    labels = view.labels.reordered(contexts.order)
+    scores = np.take_along_axis(view.pools.scores, contexts.order, axis=1)
+    depth = scores.shape[1]
+    ranks = np.arange(1, depth + 1)
+    kept = ranks <= contexts.kept[:, None]
+    found = (labels.relevant & kept).sum(axis=1)
+    total = np.array([sum(grade > 0 for grade in grades) for grades in labels.query_grades])
+    negative = np.array(
+        [[label is not None for label in row] for row in labels.negatives], dtype=bool
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        relative = scores / np.nanmax(view.pools.scores, axis=1)[:, None]
+        suspected = (relative > DEFAULT_UTILITIES.score_ratio) | (
+            ranks <= DEFAULT_UTILITIES.rank_limit
+        )
+        recall = np.where(total > 0, found / total, np.nan)
+        precision = np.where(contexts.kept > 0, found / contexts.kept, np.nan)
+    heuristic = np.where(labels.relevant | negative | suspected, labels.utilities, 0.0)
+    discounted = np.where(kept, discounts(depth), 0.0)
+    return {
+        "udcg_strict": (labels.utilities * discounted).sum(axis=1),
+        "udcg_heuristic": (heuristic * discounted).sum(axis=1),
+        "recall": recall,
+        "precision": precision,
+        "kept": contexts.kept.astype(np.float64),
+        "empty": (contexts.kept == 0).astype(np.float64),
+    }
+
+
+def measure(
+    collection: Collection, splits: int, seed: int, n_labels: int | None = None
+) -> Measured:
+    """Every policy on every split of one set."""
+    dataset = collection.dataset
+    row_of = {query.query_id: row for row, query in enumerate(dataset.queries)}
+    policies = tuple(RULES) if n_labels is None else ("k 5", "ratio", "auto")
+    shape = (splits, len(dataset))
+    measured = Measured(
+        collection.name,
+        tuple(row_of),
+        {policy: {metric: np.full(shape, np.nan) for metric in METRICS} for policy in policies},
+        {policy: [] for policy in policies},
+    )
+    for split in range(splits):
+        fit_half, test_half = split_by_query(dataset, (0.5, 0.5), seed=seed + split)
+        if n_labels is not None:
+            if len(fit_half.answerable) < n_labels:
+                measured.left_out += 1
+                continue
+            fit_half = few_labels(fit_half, n_labels, seed + split)
+        measured.labelled.append(len(fit_half.answerable))
+        fit_ids = [query.query_id for query in fit_half.queries]
+        view = collection.under(collection.fitted_fusion(fit_ids))
+        fitted = view.of(fit_ids)
+        applied = view.of([query.query_id for query in test_half.queries])
+        rows = [row_of[query_id] for query_id in applied.pools.query_ids]
+        for policy in policies:
+            contexts = RULES[_family(policy, fit_half)](fitted, applied)
+            measured.choices[policy].append(contexts.choice)
+            for metric, values in measure_contexts(applied, contexts).items():
+                measured.values[policy][metric][split, rows] = values
+    return measured
+
+
+def _family(policy: str, fit_half: Dataset) -> str:
+    """``auto`` as ``calibrate`` resolves it on a route with two scorers."""
+    if policy != "auto":
+        return policy
+    return "ratio" if len(fit_half.answerable) < FEWEST_LABELS else "expected utility"
+
+
+def few_labels(dataset: Dataset, n: int, seed: int) -> Dataset:
+    """Queries drawn at random until ``n`` of them are answerable."""
+    order = np.random.default_rng([seed, n]).permutation(len(dataset))
+    answerable = set(dataset.answerable)
+    drawn: list[str] = []
+    found = 0
+    for row in order.tolist():
+        query_id = dataset.queries[row].query_id
+        drawn.append(query_id)
+        found += query_id in answerable
+        if found == n:
+            break
+    return dataset.subset(drawn)
+
+
+def resampled(values: FloatArray, seed: int) -> FloatArray:
+    """Means of resamples of the queries, shape (resamples,)."""
+    counts = np.random.default_rng(seed).multinomial(
+        values.size, np.full(values.size, 1.0 / values.size), size=RESAMPLES
+    )
+    means: FloatArray = counts @ values / values.size
+    return means
+
+
+def gain(values: Sequence[FloatArray], seed: int) -> Gain:
+    """The mean over sets of the mean over queries; queries are resampled within each set."""
+    means = np.mean([resampled(own, seed + row) for row, own in enumerate(values)], axis=0)
+    lower, upper = np.quantile(means, (0.025, 0.975))
+    return Gain(
+        float(np.mean([own.mean() for own in values])),
+        float(lower),
+        float(upper),
+        values[0].size if len(values) == 1 else len(values),
+    )
+
+
+def gains(sets: Sequence[Measured], seed: int) -> dict[str, dict[str, Gain]]:
+    """Of every policy against every other that it is compared with, over these sets."""
+    found: dict[str, dict[str, Gain]] = {}
+    for policy, other in PAIRS:
+        values = [measured.gain_by_query(policy, other) for measured in sets]
+        found.setdefault(policy, {})[other] = gain(values, seed)
+    return found
+
+
+def means(sets: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """Of every metric of every policy, each set with the same weight."""
+    return {
+        policy: {
+            metric: float(np.mean([np.nanmean(own.mean_by_query(policy, metric)) for own in sets]))
+            for metric in METRICS
+        }
+        for policy in RULES
+    }
+
+
+def bars(sets: Sequence[Measured], seed: int) -> dict[str, bool]:
+    """The issue's bars, by what they say."""
+
+    def of(policy: str, other: str, own: Sequence[Measured]) -> Gain:
+        return gain([measured.gain_by_query(policy, other) for measured in own], seed)
+
+    large = [own for own in sets if len(own.query_ids) // 2 >= LARGE_SET]
+    utility = "expected utility"
+    return {
+        f"expected utility beats k 5 on every set with {LARGE_SET} test queries or more": all(
+            of(utility, "k 5", [own]).lower > 0.0 for own in large
+        ),
+        f"expected utility beats k 5 on the mean by {MEAN_BAR} or more": (
+            of(utility, "k 5", sets).mean >= MEAN_BAR
+        ),
+        "expected utility beats ratio on the mean, interval above 0": (
+            of(utility, "ratio", sets).lower > 0.0
+        ),
+        "expected utility is never worse than k 5": all(
+            of(utility, "k 5", [own]).mean >= 0.0 for own in sets
+        ),
+    }
+
+
+def policy_table(
+    title: str, figures: Mapping[str, Mapping[str, float]], found: Mapping[str, Mapping[str, Gain]]
+) -> Table:
+    """One set, or the mean over sets, as a person reads it."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("policy", no_wrap=True)
+    for metric in METRICS:
+        table.add_column(metric.replace("udcg_", "UDCG "), justify="right")
+    for other in AGAINST:
+        table.add_column(f"strict UDCG − {other}", justify="right", no_wrap=True)
+    for policy, own in figures.items():
+        cells = [f"{own[metric]:.3f}" for metric in METRICS]
+        for other in AGAINST:
+            difference = found.get(policy, {}).get(other)
+            cells.append("" if difference is None else _shown(difference))
+        table.add_row(policy, *cells)
+    return table
+
+
+def _shown(difference: Gain) -> str:
+    return f"{difference.mean:+.3f} [{difference.lower:+.3f}, {difference.upper:+.3f}]"
+
+
+def full_report(sets: Sequence[Measured], seed: int, console: Console) -> dict[str, Any]:
+    """Print the tables and return the figures."""
+    results: dict[str, Any] = {"sets": {}}
+    for own in sets:
+        figures, found = means([own]), gains([own], seed)
+        title = f"{own.name}: {len(own.query_ids)} queries, half of them tested in each split"
+        console.print(policy_table(title, figures, found))
+        results["sets"][own.name] = {
+            "queries": len(own.query_ids),
+            "means": figures,
+            "gains": _plain(found),
+            "choices": own.choices,
+        }
+    figures, found = means(sets), gains(sets, seed)
+    console.print(policy_table(f"mean over {len(sets)} sets", figures, found))
+    boosted = found["boosted"]["expected utility"]
+    console.print(f"boosted − expected utility on the mean: {_shown(boosted)}")
+    kept = bars(sets, seed)
+    for bar, met in kept.items():
+        console.print(f"{'met   ' if met else 'MISSED'} {bar}")
+    return results | {"mean": {"means": figures, "gains": _plain(found)}, "bars": kept}
+
+
+def _plain(found: Mapping[str, Mapping[str, Gain]]) -> dict[str, dict[str, Any]]:
+    return {
+        policy: {other: vars(difference) for other, difference in own.items()}
+        for policy, own in found.items()
+    }
+
+
+def labels_report(
+    sets: Sequence[Measured], n_labels: int, splits: int, console: Console
+) -> dict[str, Any]:
+    """The share of repeats in which few labels beat k 5, printed and returned."""
+    table = Table(
+        title=f"{n_labels} answerable queries to calibrate on: strict UDCG − k 5, by repeat",
+        title_justify="left",
+    )
+    table.add_column("set", no_wrap=True)
+    for column in ("repeats", "auto better", "ratio better", "auto mean", "worst", "ratio mean"):
+        table.add_column(column, justify="right")
+    results: dict[str, Any] = {}
+    total, better = 0, 0
+    for own in sets:
+        repeats = splits - own.left_out
+        if repeats == 0:
+            table.add_row(own.name, "0", *["no half has so many"] + [""] * 4)
+            results[own.name] = {"repeats": 0}
+            continue
+        used = ~np.isnan(own.values["k 5"]["udcg_strict"]).all(axis=1)
+        by_policy = {
+            policy: (
+                own.values[policy]["udcg_strict"][used] - own.values["k 5"]["udcg_strict"][used]
+            )
+            for policy in ("auto", "ratio")
+        }
+        auto, ratio = (np.nanmean(by_policy[policy], axis=1) for policy in ("auto", "ratio"))
+        total, better = total + repeats, better + int((auto > 0.0).sum())
+        results[own.name] = {
+            "repeats": repeats,
+            "auto_better": float((auto > 0.0).mean()),
+            "ratio_better": float((ratio > 0.0).mean()),
+            "auto_gain": auto.tolist(),
+            "ratio_gain": ratio.tolist(),
+            "choices": own.choices["auto"],
+        }
+        table.add_row(
+            own.name,
+            str(repeats),
+            f"{(auto > 0.0).mean():.0%}",
+            f"{(ratio > 0.0).mean():.0%}",
+            f"{auto.mean():+.3f}",
+            f"{auto.min():+.3f}",
+            f"{ratio.mean():+.3f}",
+        )
+    console.print(table)
+    if total:
+        console.print(f"better than k 5 in {better} of {total} repeats ({better / total:.1%})")
+    return {"sets": results, "repeats": total, "better": better}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison; the exit status is 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.policies", description=SUMMARY)
+    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
+    parser.add_argument("--splits", type=int, default=20, help="repeats (default 20)")
+    parser.add_argument("--labels", type=int, metavar="N", help="answerable queries to choose on")
+    parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    options = parser.parse_args(arguments)
+    if options.splits < 1 or (options.labels is not None and options.labels < 1):
+        parser.error("--splits and --labels must be at least 1")
+    console = Console(width=150)
+    embedder = SentenceTransformerEmbedder()
+    start = time.perf_counter()
+    sets = []
+    for folder in options.data:
+        collection = Collection(folder, options.cache, embedder)
+        try:
+            sets.append(measure(collection, options.splits, options.seed, options.labels))
+        except CalibrationError as error:
+            parser.error(f"{folder}: {error}")
+        console.print(f"[dim]{folder.name}: {time.perf_counter() - start:.0f} s so far[/dim]")
+    results: dict[str, Any] = {
+        "splits": options.splits,
+        "seed": options.seed,
+        "labels": options.labels,
+        "environment": environment(),
+    }
+    if options.labels is None:
+        found = full_report(sets, options.seed, console)
+        ok = all(found["bars"].values())
+    else:
+        found = labels_report(sets, options.labels, options.splits, console)
+        least = LABEL_SHARE if options.labels < LARGE_SET else 1.0
+        ok = found["better"] >= least * found["repeats"]
+    results |= found
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0 if ok else 1
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    names = ("ctxguard", "numpy", "scikit-learn", "sentence-transformers", "bm25s", "faiss-cpu")
+    return {
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in names},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
