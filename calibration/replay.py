@@ -16,12 +16,13 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from calibration.labelling.datasets import Query
-from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
+from calibration.labelling.datasets import Query, RunEntry
+from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 from ctxguard.policy import candidate_order
 from ctxguard.types import (
     DEFAULT_DEPTH,
     FloatArray,
+    Hit,
     Leg,
     Passage,
     Ranking,
@@ -38,6 +39,37 @@ class Replayable(Protocol):
     """A retriever as calibration sees it."""
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
+
+
+class RecordedRun:
+    """A run that was recorded elsewhere, such as a TREC file, in the place of a retriever.
+
+    Args:
+        run: Candidates by query id, best first, from ``read_trec_run``.
+        queries: What the run answers; two queries with one text must have one ranking.
+        kind: What the run's scores mean.
+    """
+
+    def __init__(
+        self, run: Mapping[str, Sequence[RunEntry]], queries: Sequence[Query], kind: ScoreKind
+    ) -> None:
+        self._run = {query.text: run.get(query.query_id, ()) for query in queries}
+        self._kind = kind
+
+    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
+        """The recorded candidates; none for a query that the run left out.
+
+        Raises:
+            QueryError: a query that was not among those given.
+        """
+        if query not in self._run:
+            raise QueryError(f"the run holds no query with the text {query!r}")
+        return Ranking.from_hits(
+            [Hit(entry.passage_id, entry.score, rank=entry.rank) for entry in self._run[query]][
+                :depth
+            ],
+            self._kind,
+        )
 
 
 @dataclass(frozen=True)
