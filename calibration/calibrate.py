@@ -12,6 +12,7 @@ from calibration.fit import fit_fusion
 from calibration.labelling.datasets import Dataset, split_by_query
 from calibration.losses import label
 from calibration.replay import Pools, Progress, Replayable, replay
+from ctxguard._extras import require
 from ctxguard.errors import CalibrationError, QueryError
 from ctxguard.fusion import Fusion
 from ctxguard.profile import Profile, Provenance
@@ -157,14 +158,21 @@ def _parts(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | Non
 
 
 def _vectors(retriever: MultiRoute, dataset: Dataset, passes: Passes) -> dict[str, Any]:
-    """Each query's vector, encoded once and as in production."""
+    """Each query's vector, encoded once, on one thread.
+
+    The last bits of a vector depend on how many threads made it; a profile must not.
+    """
     advance = passes("encoding queries", len(dataset))
     vectors = {}
-    for query in dataset.queries:
-        # A query that is refused here is met again by the replay, which records why.
+    if dataset.queries:
         with suppress(QueryError):
-            vectors[query.query_id] = retriever.encode_query(query.text)
-        advance(1)
+            retriever.encode_query(dataset.queries[0].text)  # loads the libraries to be limited
+    with require("threadpoolctl", "calibrate").threadpool_limits(1):
+        for query in dataset.queries:
+            # A query that is refused here is met again by the replay, which records why.
+            with suppress(QueryError):
+                vectors[query.query_id] = retriever.encode_query(query.text)
+            advance(1)
     return vectors
 
 

@@ -1,6 +1,9 @@
 """`ctxguard calibrate`."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -191,3 +194,24 @@ def test_a_profile_that_could_not_be_written_is_refused_before_the_work(
         result = run("calibrate", "--index", index, "--data", collection, "--out", out)
         assert result.exit_code == 2
         assert "encoding" not in result.stderr
+
+
+def test_the_number_of_threads_does_not_show_in_the_profile(
+    index: Path, collection: Path, tmp_path: Path
+) -> None:
+    """With the real model, whose last bits depend on how many threads compute them."""
+    profiles = []
+    for threads in ("1", "3"):
+        out = tmp_path / f"{threads}.json"
+        subprocess.run(
+            [
+                *(sys.executable, "-c", "from ctxguard.cli import main; main()", "calibrate"),
+                *("--index", index, "--data", collection, "--out", out),
+                *("--cache", tmp_path / threads),
+            ],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads},
+        )
+        profiles.append(out.read_bytes())
+    assert profiles[0] == profiles[1]
