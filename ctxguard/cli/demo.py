@@ -64,13 +64,15 @@ def demo(
     The text is the documentation of the Python that runs this, read from the interpreter; the
     questions were written and labelled by hand. Nothing is downloaded.
     """
-    from ctxguard.demo import loop, questions
+    from ctxguard.demo import loop, passages, questions
 
+    # Counted before the models' libraries are loaded, which replace a function here and there.
+    total = sum(1 for _ in passages())
     output = Output(as_json=as_json)
     folder = cache_folder() / "demo-index" if index is None else index
     asked = questions()
     with output.passes() as passes:
-        retriever, built = loop.open_index(folder, _encoding(passes))
+        retriever, built = loop.open_index(folder, _encoding(passes, total))
         calibration = loop.calibrate_demo(retriever, asked, passes)
         shown = loop.before_and_after(retriever, calibration)
         watched = loop.watch(
@@ -93,16 +95,14 @@ def demo(
             threading.Event().wait()
 
 
-def _encoding(passes: Passes) -> "Progress":
+def _encoding(passes: Passes, total: int) -> "Progress":
     """A bar that appears with the first passage encoded, where there is anything to encode."""
-    from ctxguard.demo import corpus
-
     advance, done = None, 0
 
     def told(now: int) -> None:
         nonlocal advance, done
         if advance is None:
-            advance = passes("encoding passages", sum(1 for _ in corpus.passages()))
+            advance = passes("encoding passages", total)
         advance(now - done)
         done = now
 
@@ -168,7 +168,7 @@ def _short(cell: "Interval") -> str:
     """A mean and its interval in two decimals, so that three fit side by side in 80 columns."""
     if cell.value is None or cell.lower is None or cell.upper is None:
         return number(cell.value)
-    return f"{cell.value:.2f} [{cell.lower:.2f}, {cell.upper:.2f}]"
+    return f"{cell.value:.2f} [{cell.lower:.2f},{cell.upper:.2f}]"
 
 
 def _show_tradeoffs(output: Output, tradeoffs: "list[Tradeoff]") -> None:
