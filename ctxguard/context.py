@@ -41,6 +41,8 @@ class Context:
         flags: What was unusual about the answer.
         failures: Stages that were left out, and what went wrong in assembly.
         assembly: How ``text`` is rendered.
+        segment: The segment that the request named; None where it named none.
+        session_id: The session that the request belongs to; None where it named none.
     """
 
     request_id: str
@@ -53,6 +55,8 @@ class Context:
     flags: tuple[Flag, ...] = ()
     failures: tuple[StageFailure, ...] = ()
     assembly: Assembly = DEFAULT_ASSEMBLY
+    segment: str | None = None
+    session_id: str | None = None
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -41,11 +41,13 @@ from ctxguard.types import (
 class Sampler(Protocol):
     """What the guard asks of a sampler: a decision before retrieval, one append after."""
 
-    def selects(self, request_id: str, /) -> bool: ...
+    def draw(self, request_id: str, /) -> float:
+        """The probability with which the request was selected; 0.0 where it was not."""
+        ...
 
-    def offer(
-        self, context: Context, time_seconds: float, /, *, forced: bool = False
-    ) -> object: ...
+    def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
+        """Take a selected request; one of probability 0.0 was put in by hand."""
+        ...
 
 
 Retrieval = Ranking | Iterable[Hit]
@@ -68,6 +70,8 @@ class _Request(NamedTuple):
     query: str
     request_id: str
     segment: str | None
+    session_id: str | None
+    probability: float
     sampled: bool
 
 
@@ -147,7 +151,13 @@ class ContextGuard:
         self._segment_plans = self._plans_of_segments()
 
     def retrieve(
-        self, query: str, *, request_id: str | None = None, segment: str | None = None
+        self,
+        query: str,
+        *,
+        request_id: str | None = None,
+        segment: str | None = None,
+        session_id: str | None = None,
+        sample: bool = False,
     ) -> Context:
         """Retrieve and filter one query.
 
@@ -156,6 +166,10 @@ class ContextGuard:
             request_id: Identifies the request in samples; made up where absent.
             segment: The segment that the query belongs to, where the profile was calibrated by
                 segments; one without a policy of its own is served by the route's.
+            session_id: The session or conversation that the request belongs to: its requests
+                are not independent, and the live estimates count them as one cluster.
+            sample: Sample this request whatever the sampler draws, for debugging: it is marked,
+                and left out of every estimate.
 
         Returns:
             The context: kept passages, the verdict on every candidate, and flags that say
@@ -168,7 +182,7 @@ class ContextGuard:
         """
         if self._call is None:
             raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
-        request = self._begin(query, request_id, segment)
+        request = self._begin(query, request_id, segment, session_id, sample)
         start = perf_counter()
         try:
             retrieved = self._call(query, depth=self.depth)
@@ -181,12 +195,18 @@ class ContextGuard:
         return self._finish(request, retrieved, start)
 
     async def aretrieve(
-        self, query: str, *, request_id: str | None = None, segment: str | None = None
+        self,
+        query: str,
+        *,
+        request_id: str | None = None,
+        segment: str | None = None,
+        session_id: str | None = None,
+        sample: bool = False,
     ) -> Context:
         """``retrieve`` without blocking the event loop; the same core, contract and errors."""
         if self._acall is None:
             raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
-        request = self._begin(query, request_id, segment)
+        request = self._begin(query, request_id, segment, session_id, sample)
         start = perf_counter()
         try:
             retrieved = await self._acall(query, depth=self.depth)
@@ -201,21 +221,31 @@ class ContextGuard:
         *,
         request_id: str | None = None,
         segment: str | None = None,
+        session_id: str | None = None,
+        sample: bool = False,
     ) -> Context:
         """Decide on results that the caller already has; the same contract as ``retrieve``."""
-        request = self._begin(query, request_id, segment)
+        request = self._begin(query, request_id, segment, session_id, sample)
         return self._finish(request, hits, None)
 
-    def _begin(self, query: str, request_id: str | None, segment: str | None) -> _Request:
+    def _begin(
+        self,
+        query: str,
+        request_id: str | None,
+        segment: str | None,
+        session_id: str | None,
+        sample: bool,
+    ) -> _Request:
         request_id = os.urandom(8).hex() if request_id is None else request_id
-        sampled = False
+        probability = 0.0
         if self._sampler is not None:
             # Selected before retrieval, so that a sample cannot depend on how the request went.
             try:
-                sampled = self._sampler.selects(request_id)
+                probability = self._sampler.draw(request_id)
             except Exception:
                 self._observer_failed("sampler")
-        return _Request(query, request_id, segment, sampled)
+        sampled = self._sampler is not None and (sample or probability > 0.0)
+        return _Request(query, request_id, segment, session_id, probability, sampled)
 
     def _finish(self, request: _Request, retrieved: Retrieval, start: float | None) -> Context:
         received = perf_counter()
@@ -226,7 +256,7 @@ class ContextGuard:
             raise self._failed(error) from error
         if request.sampled:
             try:
-                cast(Sampler, self._sampler).offer(context, time())
+                cast(Sampler, self._sampler).offer(context, request.probability, time())
             except Exception:
                 self._observer_failed("sampler")
         try:
@@ -280,6 +310,8 @@ class ContextGuard:
             flags=flags,
             failures=ranking.failures + assembled.failures,
             assembly=self.assembly,
+            segment=request.segment,
+            session_id=request.session_id,
         )
 
     def _ranking(self, retrieved: Retrieval) -> Ranking:

@@ -82,15 +82,17 @@ class Sampled:
 
     events: list[str] = field(default_factory=list)
     contexts: list[Context] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
     takes: bool = True
 
-    def selects(self, request_id: str, /) -> bool:
-        self.events.append(f"selects {request_id}")
-        return self.takes
+    def draw(self, request_id: str, /) -> float:
+        self.events.append(f"draw {request_id}")
+        return 0.25 if self.takes else 0.0
 
-    def offer(self, context: Context, time_seconds: float, /, *, forced: bool = False) -> object:
+    def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
         self.events.append(f"offer {context.request_id}")
         self.contexts.append(context)
+        self.probabilities.append(probability)
         return True
 
 
@@ -641,7 +643,7 @@ class TestSampling:
             return RANKING
 
         context = guard_of(search, sampler=sampler).retrieve("q?", request_id="r7")
-        assert sampler.events == ["selects r7", "retrieval", "offer r7"]
+        assert sampler.events == ["draw r7", "retrieval", "offer r7"]
         assert sampler.contexts == [context]
 
     def test_the_same_when_awaited_and_when_filtering(self) -> None:
@@ -649,12 +651,32 @@ class TestSampling:
         guard = guard_of(sampler=sampler)
         asyncio.run(guard.aretrieve("q?", request_id="r1"))
         guard.filter("q?", RANKING, request_id="r2")
-        assert sampler.events == ["selects r1", "offer r1", "selects r2", "offer r2"]
+        assert sampler.events == ["draw r1", "offer r1", "draw r2", "offer r2"]
 
     def test_what_is_not_selected_is_not_offered(self) -> None:
         sampler = Sampled(takes=False)
         guard_of(sampler=sampler).retrieve("q?")
         assert sampler.contexts == []
+
+    def test_what_is_selected_is_offered_with_the_probability_that_selected_it(self) -> None:
+        sampler = Sampled()
+        guard_of(sampler=sampler).retrieve("q?", sample=True)
+        assert sampler.probabilities == [0.25]
+
+    def test_a_request_sampled_by_hand_is_offered_with_probability_zero(self) -> None:
+        sampler = Sampled(takes=False)
+        guard = guard_of(sampler=sampler)
+        guard.retrieve("q?", sample=True)
+        asyncio.run(guard.aretrieve("q?", sample=True))
+        guard.filter("q?", RANKING, sample=True)
+        assert sampler.probabilities == [0.0, 0.0, 0.0]
+
+    def test_sampling_by_hand_without_a_sampler_changes_nothing(self) -> None:
+        assert len(guard_of(policy=SEVENTY).retrieve("q?", sample=True)) == 3
+
+    def test_session_and_segment_come_back_with_the_context(self) -> None:
+        context = guard_of().retrieve("q?", session_id="s1", segment="de")
+        assert (context.session_id, context.segment) == ("s1", "de")
 
     def test_a_failed_request_is_not_offered(self) -> None:
         sampler = Sampled()
@@ -666,7 +688,7 @@ class TestSampling:
         guard = guard_of()
         assert len({guard.retrieve("q?").request_id for _ in range(100)}) == 100
 
-    @pytest.mark.parametrize("method", ["selects", "offer"])
+    @pytest.mark.parametrize("method", ["draw", "offer"])
     def test_a_sampler_that_raises_fails_no_request_and_is_counted(
         self, method: str, counted: Counted
     ) -> None:
