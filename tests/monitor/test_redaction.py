@@ -1,0 +1,344 @@
+"""What the redactor finds, what it leaves alone, and that it fails closed and in linear time."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxguard.errors import ConfigurationError, CtxguardError, RedactionError
+from ctxguard.monitor.redaction import (
+    PatternRedactor,
+    Text,
+    hash_text,
+    kept,
+    redact,
+    redacted,
+)
+from ctxguard.monitor.redaction.patterns import Glance, Kind, is_card
+from ctxguard.monitor.redaction.redactor import RULES
+
+KEY = b"0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("write to joe.o+x@mail.example.org.", "write to [e-mail]."),
+        ("jörg@bücher.example, anna@x.de", "[e-mail], [e-mail]"),
+        ("请联系joe@example.com谢谢", "请联系[e-mail]谢谢"),
+        ("उपयोगकर्ता@उदाहरण.भारत", "[e-mail]"),
+        ("joe＠example．org", "[e-mail]"),
+        ("joe@163.com", "[e-mail]"),
+    ],
+)
+def test_e_mail_addresses_of_any_script_are_redacted(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "+49 (0)30 123456-78",
+        "+1 (555) 123-4567",
+        "0049 30 1234567",
+        "555-123-4567",
+        "(555) 123-4567",
+        "1-800-555-1234",
+        "0171/1234567",
+        "01 23 45 67 89",
+        "01.23.45.67.89",
+        "020 7946 0958",
+        "(11) 91234-5678",
+        "+４９ ３０ １２３４５６７",
+    ],
+)
+def test_phone_numbers_are_redacted(number: str) -> None:
+    assert redact(f"call {number}, please") == "call [phone], please"
+
+
+def test_a_plain_number_after_a_word_for_phone_is_redacted() -> None:
+    assert redact("Tel.: 6123456 or mobile 5551234567") == "Tel.: [phone] or mobile [phone]"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("card 4111 1111 1111 1111 12/27 123", "card [card] 12/27 123"),
+        ("3782-822463-10005", "[card]"),
+        ("5555555555554444", "[card]"),
+        ("３７８２ ８２２４６３ １０００５", "[card]"),
+        ("4111\u200b1111\u200b1111\u200b1111", "[card]"),
+        ("2019 4111 1111 1111 1111 2020", "2019 [card] 2020"),
+    ],
+)
+def test_payment_cards_are_redacted(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+def test_a_number_that_fails_the_luhn_check_is_no_card() -> None:
+    assert redact("order 4111 1111 1111 1112") == "order 4111 1111 1111 1112"
+
+
+@given(st.integers(0, 10**14 - 1), st.integers(0, 9))
+def test_exactly_one_check_digit_makes_a_card(number: int, shift: int) -> None:
+    valid = [digit for digit in range(10) if is_card(f"4{number:014d}{(digit + shift) % 10}")]
+    assert len(valid) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("pay DE89 3704 0044 0532 0130 00 with that", "pay [iban] with that"),
+        ("AB12 AT61 1904 3002 3457 3201 this", "AB12 [iban] this"),
+        ("GB82WEST12345698765432", "[iban]"),
+    ],
+)
+def test_bank_accounts_are_redacted(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "AKIA" + "IOSFODNN7EXAMPLE",
+        "ghp_" + "a1B2" * 9,
+        "github_pat_" + "a1B2" * 9,
+        "glpat-" + "a1B2-" * 5,
+        "xoxb-" + "123456789012-abcdef",
+        "sk_live_" + "a1B2" * 6,
+        "sk-proj-" + "a1B2" * 6,
+        "AIza" + "Sy-1" * 9,
+        "hf_" + "aBcD" * 9,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
+        "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "Zm9vYmFyQmF6MTIzNDU2Nzg5MHF1eDc4OTBhYmNkZWY=",
+    ],
+)
+def test_keys_with_a_tell_tale_form_are_redacted(secret: str) -> None:
+    assert redact(f"use {secret} now") == "use [key] now"
+
+
+def test_a_private_key_without_an_end_takes_the_rest_of_the_text() -> None:
+    assert redact("see -----BEGIN PRIVATE KEY-----\nabc\ndef") == "see [key]"
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("DB_PASSWORD=hunter2", "DB_PASSWORD=[key]"),
+        ('{"password": "my \\"own\\" secret", "n": 1}', '{"password": "[key]", "n": 1}'),
+        ("api_key: abc", "api_key: [key]"),
+        ("my password is hunter2", "my password is [key]"),
+        ("token: abc123def456", "token: [key]"),
+        ("Authorization: Bearer abc.def", "Authorization: [key]"),
+        ("bearer abcdefgh12345678", "bearer [key]"),
+        ("postgres://joe:p4ss@db/x", "postgres://joe:[key]@db/x"),
+    ],
+)
+def test_a_named_secret_is_redacted_and_its_name_stays(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on 2024-01-02T10:00:00+01:00, 01.02.2024 10:30, 01-02-2024 10 20 30, 12/31/2023",
+        "version 1.2.3-rc.4, 10.12.2024.555, lodash@4.17.21, pkg@1.0.0-beta.1",
+        "ISO 27001:2013, ISO/IEC 8601-1, RFC 2119, ISBN 978-0-306-40615-7",
+        "$1,234,567.89, 0.123456789012, 1 000 000, 192.168.100.200, 1700000000000",
+        "the years 2019 2020 2021 2022, and 2 3 4 5 6 7 8 9 10 11 12 13 14 15",
+        "Smith (2019) 123-456",
+        "the secret: be kind; the key: value; a token: a unit of text; password is required",
+        "bearer of responsibilities and misunderstandings",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "/docs/en/Getting-Started-2024/Installation-Guide/Overview",
+        "getUserByIdAndOrganisationNameFromDatabase2",
+        "",
+    ],
+)
+def test_text_without_secrets_is_unchanged(text: str) -> None:
+    assert redact(text) == text
+
+
+@given(st.text(alphabet=st.characters(whitelist_categories=("L", "Zs", "Po"), max_codepoint=0x24F)))
+def test_words_are_unchanged_unless_they_name_a_secret(text: str) -> None:
+    if not any(sign in text for sign in ":=@/"):
+        assert redact(text) == text
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *("joe", "@", "x.org", ".", "4111", " ", "1111", "-", "+49", "030", "(0)", "0", "12", "/"),
+        *("password", "=", ":", '"', "'", "is", "token", "secret", "Bearer", "Authorization"),
+        *("AKIA", "IOSFODNN7EXAMPLE", "eyJhbGciOi", "sk-", "-----BEGIN PRIVATE KEY-----", "\n"),
+        *("-----END PRIVATE KEY-----", "DE89", "3704", "0044", "0532", "0130", "00", "tel", "://"),
+        *("[key]", "[phone]", "[card]", "[e-mail]", "[iban]", "\u200b", "\ud800", "４", "é", "漢"),
+        *("a1B2c3D4e5F6g7H8", "\\", "_", "hunter2", "passwd"),
+        *("api", "key", "encryption", "KEY", "İ", "sk_live_", "phone", "whatsapp", "ghp_", "555"),
+    ]
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
+def test_redacting_twice_changes_nothing(text: str) -> None:
+    once = redact(text)
+    assert redact(once) == once
+
+
+@settings(max_examples=400)
+@given(st.lists(FRAGMENTS | st.text(max_size=5), max_size=40).map("".join))
+def test_what_spares_a_text_a_search_never_misses_a_match(text: str) -> None:
+    glance = Glance(text)
+    for rule in RULES:
+        searched = rule.pattern.sub(rule.replace, text)
+        assert searched == text or glance.may_match(rule)
+        assert rule.redact(text, glance.lowered) == searched
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PASSWORD", "passwd", "passphrase", "api key", "API_KEY", "encryption-key", "secretkey"),
+        *("webhook_secret", "connection_string", "session-token", "İ access_key_id"),
+    ],
+)
+def test_a_name_is_known_in_any_case_and_with_any_joint(name: str) -> None:
+    assert redact(f"İ {name}: x1") == f"İ {name}: [key]"
+    assert redact(f"{name} = 'x y'") == f"{name} = '[key]'"
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_redactor_of_some_kinds_leaves_the_others(kind: Kind) -> None:
+    secrets = {
+        Kind.KEY: "AKIA" + "IOSFODNN7EXAMPLE",
+        Kind.EMAIL: "joe@example.org",
+        Kind.IBAN: "DE89370400440532013000",
+        Kind.CARD: "4111-1111-1111-1111",
+        Kind.PHONE: "+1 555 123 4567",
+    }
+    redactor = PatternRedactor(frozenset({kind}))
+    assert [name for name, secret in secrets.items() if redactor(secret) != secret] == [kind]
+    assert redactor(secrets[kind]) == f"[{kind.value}]"
+
+
+@pytest.mark.parametrize("kinds", [frozenset(), frozenset({"names"})])
+def test_a_kind_that_does_not_exist_or_none_at_all_is_refused(kinds: frozenset[Kind]) -> None:
+    with pytest.raises(ConfigurationError, match="must be one or more of"):
+        PatternRedactor(kinds)
+
+
+def test_lone_surrogates_are_no_obstacle() -> None:
+    assert redact("\ud800 joe@example.org \udfff") == "\ud800 [e-mail] \udfff"
+
+
+@pytest.mark.parametrize("thing", [None, b"joe@example.org", 7])
+def test_what_is_no_text_is_a_typed_error(thing: object) -> None:
+    for call in (redact, lambda text: redacted(text, str)):
+        with pytest.raises(RedactionError, match=f"this is {type(thing).__name__}"):
+            call(thing)  # type: ignore[operator]
+    assert issubclass(RedactionError, CtxguardError)
+
+
+def test_a_redactor_that_raises_is_an_error_that_does_not_quote_the_text() -> None:
+    def broken(text: str) -> str:
+        raise ValueError(f"cannot read {text}")
+
+    with pytest.raises(RedactionError, match="ValueError") as caught:
+        redacted("hunter2", broken)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("answer", [None, b"clean", 0])
+def test_a_redactor_that_returns_no_text_is_an_error(answer: object) -> None:
+    with pytest.raises(RedactionError, match=f"it returned {type(answer).__name__}"):
+        redacted("text", lambda text: answer)  # type: ignore[arg-type,return-value]
+
+
+def _parts(pattern: Iterable[tuple[object, object]]) -> Iterable[object]:
+    """The patterns that a parsed pattern is made of, one level down."""
+    for _, argument in pattern:
+        for part in argument if isinstance(argument, tuple | list) else (argument,):
+            if hasattr(part, "data"):
+                yield part
+            elif isinstance(part, list):  # The branches of an alternative.
+                yield from (branch for branch in part if hasattr(branch, "data"))
+
+
+def _faulty_repeats(pattern: Iterable[tuple[object, object]], inside: int = 1) -> Iterable[str]:
+    """Repeats that could make a match slower than linear."""
+    parser = re._parser  # type: ignore[attr-defined]
+    for operation, argument in pattern:
+        times = inside
+        if operation in (parser.MAX_REPEAT, parser.MIN_REPEAT, parser.POSSESSIVE_REPEAT):
+            most, body = argument[1], argument[2]
+            if most is parser.MAXREPEAT:
+                if inside > 1:
+                    yield f"a repeat without bound inside another: {body}"
+                if operation is not parser.POSSESSIVE_REPEAT:
+                    yield f"a repeat without bound that gives back: {body}"
+                if body.getwidth()[1] > 2:
+                    yield f"a repeat without bound of more than a character: {body}"
+            times = inside * min(int(most), 1_000)
+            if times > 1_000 and most is not parser.MAXREPEAT:
+                yield f"repeats that multiply to {times}: {body}"
+        for part in _parts([(operation, argument)]):
+            yield from _faulty_repeats(part, times)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern.pattern[:30])
+def test_no_rule_repeats_without_bound_inside_a_repeat_or_gives_back(rule: object) -> None:
+    pattern: re.Pattern[str] = rule.pattern  # type: ignore[attr-defined]
+    parsed = re._parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
+    assert list(_faulty_repeats(parsed)) == []
+
+
+def test_the_structural_check_finds_a_bad_pattern() -> None:
+    for bad in ("(?:a+)+b", "a+b", "(?:ab{0,99}){0,99}", "(?:a|b+){3}"):
+        assert list(_faulty_repeats(re._parser.parse(bad)))  # type: ignore[attr-defined]
+
+
+HOSTILE = [
+    *("a", "1", "1 ", "+1", "@", "a@", "a@b.", "4111 ", "password", "password ", "password="),
+    *("://a:", "-----BEGIN PRIVATE KEY-----", "eyJ", "Bearer a", "AB12", "tel ", "(030)", "0"),
+    *("A1", "/", "1\u200b", "漢", "\ud800", '"password":"', "token:a1", "sk-", "01.02.20", "-a"),
+]
+
+
+def test_hostile_texts_of_200_kilobytes_are_redacted_in_linear_time() -> None:
+    # Anything quadratic would take 10^10 steps here, minutes for each part.
+    script = (
+        "from ctxguard.monitor.redaction import redact\n"
+        f"for part in {HOSTILE!a}:\n"
+        "    text = part * (200_000 // len(part))\n"
+        "    redact(text); redact('x ' + text + ' y@')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_equal_texts_have_equal_hashes_under_one_key_only() -> None:
+    assert hash_text("q\ud800", KEY) == hash_text("q\ud800", KEY)
+    assert hash_text("q", KEY) != hash_text("r", KEY)
+    assert hash_text("q", KEY) != hash_text("q", KEY[::-1])
+    assert re.fullmatch("hash:[0-9a-f]{32}", hash_text("q", KEY))
+
+
+@pytest.mark.parametrize("key", [None, b"", b"short", b"x" * 65, "0123456789abcdef"])
+def test_a_hash_without_a_proper_key_is_refused(key: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="key of 16 to 64"):
+        kept("q", Text.HASHED, key)
+    with pytest.raises(ConfigurationError, match="key of 16 to 64"):
+        hash_text("q", key)
+
+
+def test_a_text_is_stored_hashed_or_left_out() -> None:
+    assert kept("q", Text.STORED) == "q"
+    assert kept("q", Text.HASHED, KEY) == hash_text("q", KEY)
+    assert kept("q", Text.OMITTED) is None
