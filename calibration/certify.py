@@ -29,7 +29,7 @@ from calibration.select import (
 )
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.policy import Policy, decide
+from ctxguard.policy import Policy, RatioPolicy, decide
 from ctxguard.profile import Certificate, RouteProfile, SegmentProfile
 from ctxguard.types import DEFAULT_DEPTH, FloatArray
 
@@ -193,6 +193,7 @@ def calibrate_route(
         ),
         held_out=None if held_out_metrics is None else held_out_metrics.evidence(settings.seed),
         reference=_reference(chosen_pools, policy),
+        safe_policy=_safe_policy(chosen_grid, settings),
     )
     return RouteOutcome(profile, chosen_grid, certification, uncertified)
 
@@ -278,6 +279,15 @@ def _cost_certificate(held_out: QueryMetrics, settings: Settings) -> Certificate
         n_recall=int(losses.size),
         n_queries=len(held_out.query_ids),
     )
+
+
+def _safe_policy(grid: Grid, settings: Settings) -> RatioPolicy:
+    """The retriever's own order without a threshold, as far as the baseline goes.
+
+    Against ``k=…`` it loses no recall. Against the whole pool it is the largest context that was
+    weighed, since nobody reads a pool.
+    """
+    return RatioPolicy(k=settings.baseline_k or int(grid.survival.ks[-1]))
 
 
 def _nothing_certified(pools: Pools, found: Certification, promise: Promise) -> str:

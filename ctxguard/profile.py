@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 
-from ctxguard.errors import ProfileFormatError
+from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.fusion import Fusion
 from ctxguard.metrics import Utilities
 from ctxguard.policy import ExpectedUtilityPolicy, RatioPolicy
@@ -117,6 +117,8 @@ class RouteProfile(_Frozen):
         chosen_on: Evidence on the queries that chose the policy: optimistic by construction.
         held_out: Evidence on queries that took no part in the choice.
         reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
+        safe_policy: What gives up the least recall against the certificate's baseline, to serve
+            when that certificate no longer holds; None in profiles of releases that wrote none.
     """
 
     policy: AnyPolicy
@@ -127,6 +129,7 @@ class RouteProfile(_Frozen):
     chosen_on: Evidence | None = None
     held_out: Evidence | None = None
     reference: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    safe_policy: AnyPolicy | None = None
 
 
 class Provenance(_Frozen):
@@ -169,7 +172,42 @@ class Profile(_Frozen):
     def to_json(self) -> str:
         """Canonical JSON: the same profile gives the same bytes."""
         data = self.model_dump(mode="json")
+        for route in data["routes"].values():
+            # Left out, so that a profile of an older release keeps its bytes and its id.
+            if route["safe_policy"] is None:
+                del route["safe_policy"]
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    def safe(self) -> "Profile":
+        """The same system served by each route's safe policy, for when a certificate fails.
+
+        Segments are served by their route's. Nothing is certified, and evidence that belongs to
+        the former policies is left out.
+
+        Raises:
+            ProfileError: a route names no safe policy.
+        """
+        lacking = sorted(route.value for route, own in self.routes.items() if not own.safe_policy)
+        if lacking:
+            raise ProfileError(
+                f"profile {self.profile_id} names no safe policy for {', '.join(lacking)}; "
+                "calibrate again with this release"
+            )
+        why = f"the safe policy of profile {self.profile_id}: it gives up the least recall"
+        routes = {
+            route: RouteProfile(
+                policy=own.safe_policy,
+                score_kind=own.score_kind,
+                why=why,
+                reference={name: at for name, at in own.reference.items() if name != "kept"},
+                safe_policy=own.safe_policy,
+            )
+            for route, own in self.routes.items()
+            if own.safe_policy is not None
+        }
+        notes = (*self.provenance.notes, f"safe policies of profile {self.profile_id}, uncertified")
+        provenance = self.provenance.model_copy(update={"notes": notes})
+        return self.model_copy(update={"routes": routes, "provenance": provenance})
 
     def save(self, path: Path | str) -> None:
         """Write atomically: a reader sees the old profile or the new one, never half of it."""

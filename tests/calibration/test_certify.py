@@ -127,6 +127,28 @@ class TestFamily:
         calibrate(holed_retriever, dataset, asked)
 
 
+class TestSafePolicy:
+    """What is served when the certificate fails gives up no recall against its baseline."""
+
+    @pytest.mark.parametrize("baseline_k", [3, 10])
+    @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
+    def test_it_loses_nothing_of_the_baseline(self, family: str, baseline_k: int) -> None:
+        result = calibrated(60, policy=family, baseline_k=baseline_k)
+        policy = outcome_of(result).profile.safe_policy
+        assert policy == RatioPolicy(k=baseline_k)
+        pools = result.pools[Route.HYBRID]
+        labels = label(pools, result.dataset, baseline_k=baseline_k)
+        assert np.nanmax(per_query(pools, labels, policy).values["recall_loss"]) == 0.0
+
+    def test_against_the_whole_pool_no_policy_that_was_weighed_loses_less(self) -> None:
+        outcome = outcome_of(calibrated(60, policy="ratio", baseline_k=None))
+        policy = outcome.profile.safe_policy
+        assert policy == RatioPolicy(k=DEPTH)
+        assert outcome.chosen_grid.means.recall_loss[-1, 0] == np.nanmin(
+            outcome.chosen_grid.means.recall_loss
+        )
+
+
 class TestCostOfTheChoice:
     """Without a promise, the certificate says what the chosen policy costs in recall."""
 

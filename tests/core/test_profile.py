@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import ctxguard
-from ctxguard.errors import ProfileFormatError
+from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.fusion import Fusion
 from ctxguard.metrics import Utilities
 from ctxguard.policy import ExpectedUtilityPolicy, RatioPolicy
@@ -66,7 +66,8 @@ PROFILE = Profile(
             held_out=Evidence(
                 queries=1, metrics={"recall": Interval(value=None, lower=None, upper=None, n=0)}
             ),
-            reference={"kept": (1.0, 2.0, 3.0)},
+            reference={"kept": (1.0, 2.0, 3.0), "top_score": (0.1, 0.2, 0.3)},
+            safe_policy=RatioPolicy(k=10),
         ),
         Route.LEXICAL: RouteProfile(
             policy=RatioPolicy(k=4, min_ratio=0.7), score_kind=ScoreKind.RATIO
@@ -129,6 +130,7 @@ def profiles(draw: st.DrawFn) -> Profile:
                 policy=draw(st.sampled_from([ratio, utility])),
                 score_kind=draw(st.sampled_from(list(ScoreKind))),
                 why=draw(st.text(max_size=20)),
+                safe_policy=draw(st.sampled_from([None, ratio, utility])),
             )
             for route in routes
         },
@@ -166,9 +168,67 @@ class TestRoundTrip:
         assert PROFILE.model_copy(update={"segment_by": None}).profile_id != PROFILE.profile_id
         assert len(PROFILE.profile_id) == 12
 
+    def test_a_profile_of_a_release_without_safe_policies_keeps_its_bytes_and_its_id(
+        self, file: Path
+    ) -> None:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        del data["routes"]["hybrid"]["safe_policy"]
+        text = json.dumps(data, indent=2, sort_keys=True) + "\n"
+        file.write_text(text, encoding="utf-8")
+        old = Profile.load(file)
+        assert old.routes[Route.HYBRID].safe_policy is None
+        assert old.to_json() == text
+
     def test_a_profile_cannot_be_changed(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):
             PROFILE.segment_by = "country"  # type: ignore[misc]
+
+
+ALL_SAFE = PROFILE.model_copy(
+    update={
+        "routes": {
+            route: own.model_copy(update={"safe_policy": RatioPolicy(k=10)})
+            for route, own in PROFILE.routes.items()
+        }
+    }
+)
+
+
+class TestSafe:
+    def test_each_route_is_served_by_its_safe_policy(self) -> None:
+        safe = ALL_SAFE.safe()
+        assert safe.routes.keys() == ALL_SAFE.routes.keys()
+        for own in safe.routes.values():
+            assert own.policy == own.safe_policy == RatioPolicy(k=10)
+            assert own.segments == {}
+
+    def test_it_is_for_the_same_system(self) -> None:
+        safe = ALL_SAFE.safe()
+        assert safe.fingerprint == ALL_SAFE.fingerprint
+        assert safe.fusion == ALL_SAFE.fusion
+        assert safe.routes[Route.HYBRID].score_kind is ScoreKind.RATIO
+
+    def test_it_claims_nothing_that_was_shown_of_the_former_policies(self) -> None:
+        hybrid = ALL_SAFE.safe().routes[Route.HYBRID]
+        assert hybrid.certificate is hybrid.chosen_on is hybrid.held_out is None
+        # What the retriever gives is the same; how much of it is kept is not.
+        assert hybrid.reference == {"top_score": (0.1, 0.2, 0.3)}
+
+    def test_it_says_whose_safe_policy_it_is(self) -> None:
+        safe = ALL_SAFE.safe()
+        note = f"safe policies of profile {ALL_SAFE.profile_id}, uncertified"
+        assert safe.provenance.notes == (*ALL_SAFE.provenance.notes, note)
+        assert ALL_SAFE.profile_id in safe.routes[Route.HYBRID].why
+        assert safe.profile_id != ALL_SAFE.profile_id
+        assert safe.profile_id == ALL_SAFE.safe().profile_id
+
+    def test_a_route_without_one_is_named(self) -> None:
+        with pytest.raises(ProfileError, match=r"names no safe policy for lexical; calibrate"):
+            PROFILE.safe()
+
+    def test_it_survives_the_disk(self, tmp_path: Path) -> None:
+        ALL_SAFE.safe().save(tmp_path / "safe.json")
+        assert Profile.load(tmp_path / "safe.json") == ALL_SAFE.safe()
 
 
 class TestSaving:

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from benchmarks.alarms import gamblers_get_rich
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sequences import BettingSequence
 from ctxguard.types import FloatArray
-
-BoolArray = NDArray[np.bool_]
 
 Draw = Callable[[np.random.Generator, int], FloatArray]
 DISTRIBUTIONS: dict[str, tuple[Draw, float]] = {
@@ -29,26 +27,6 @@ def excludes_at_some_look(values: FloatArray, mean: float) -> bool:
     # What was excluded once stays excluded: the last look tells of every look.
     interval = sequence.interval
     return interval is None or not interval[0] <= mean <= interval[1]
-
-
-def gamblers_get_rich(streams: FloatArray, mean: float) -> BoolArray:
-    """Whether either gambler against the true mean alone ever reaches 2/α, by stream.
-
-    The process as it is defined, for one candidate mean and many streams at once, because the
-    class looks at a thousand candidates of one stream.
-    """
-    repeats, n_looks = streams.shape
-    up, down, total, squares = (np.zeros(repeats) for _ in range(4))
-    rich = np.zeros(repeats, dtype=np.bool_)
-    for n in range(1, n_looks + 1):
-        value = streams[:, n - 1]
-        bet = np.sqrt(2 * np.log(2 / 0.05) / ((0.25 + squares) * np.log1p(n)))
-        up += np.log1p(np.minimum(bet, 0.5 / mean) * (value - mean))
-        down += np.log1p(-np.minimum(bet, 0.5 / (1 - mean)) * (value - mean))
-        rich |= np.maximum(up, down) >= np.log(2 / 0.05)
-        total += value
-        squares += (value - (0.5 + total) / (n + 1)) ** 2
-    return rich
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

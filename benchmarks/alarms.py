@@ -1,0 +1,416 @@
+"""How soon do the alarms ring, and how seldom for nothing? Simulations with known truth.
+
+    python -m benchmarks.alarms --repeats 1000 --json alarms.json --check
+
+Streams of judged recall losses whose mean is 0.10 and doubles after 2,000 requests; the certificate
+promises 0.12. Every detector sees the same streams. A false alarm is an alarm in 10,000 requests
+in control; the delay counts from the change.
+
+    e-CUSUM                 ctxguard's, with the bets that a watch on a target of 0.12 makes
+    ADWIN                   river's, as it comes; it knows no target, and rings for a fall too
+    Page–Hinkley            river's, as it comes, for a rise
+    Page–Hinkley, tuned     the least threshold of a few that rings in at most 2% of 200 other
+                            streams in control: what nobody has who does not know the truth
+
+Beside them the early warning on signals that need no label (warnings over all four signals of a
+route, and the delay for a top score that moves by half a standard deviation), and the betting
+confidence sequence (truth excluded at any of 10,000 looks). river is needed: the extra ``monitor``.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from river import drift
+
+from benchmarks._timing import environment
+from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, DriftWatch, Reference, Signal
+from ctxguard.monitor.alarms.watches import LossWatch, Quantity
+from ctxguard.monitor.ecusum import DEFAULT_THRESHOLD, ECusum
+from ctxguard.types import FloatArray, Route
+
+SUMMARY = "How soon do the alarms ring, and how seldom for nothing?"
+IN_CONTROL, TARGET, RAISED = 0.10, 0.12, 0.20
+QUIET_REQUESTS = 10_000
+REQUESTS_BEFORE, REQUESTS_AFTER = 2_000, 3_000
+TUNING_STREAMS = 200
+"""Or as many as the repeats, if fewer."""
+THRESHOLDS = (20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)
+CALIBRATION_QUERIES = 500
+SHIFT = 0.5
+LOOKS = 10_000
+CONFIDENCE = 0.95
+
+MOST_FALSE_ALARMS = 0.02
+LONGEST_MEDIAN_DELAY = 350
+MOST_FALSE_EXCLUSIONS = 0.05
+
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+
+WATCHED = LossWatch.of(Route.HYBRID, Quantity.RECALL_LOSS, target=TARGET).ecusum
+
+
+def whole_losses(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> FloatArray:
+    """One relevant passage a request: found or lost."""
+    return (rng.random(shape) < mean).astype(np.float64)
+
+
+def fractional_losses(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> FloatArray:
+    """One to four relevant passages a request; a hard query loses more than an easy one."""
+    relevant = rng.integers(1, 5, shape)
+    hardness = rng.beta(2.0 * mean, 2.0 * (1.0 - mean), shape)
+    return rng.binomial(relevant, hardness) / relevant
+
+
+Losses = Callable[[np.random.Generator, float, tuple[int, int]], FloatArray]
+LOSSES: Mapping[str, Losses] = {"0 or 1": whole_losses, "fractional": fractional_losses}
+
+Detector = Callable[[FloatArray], IntArray]
+"""1-based request of the first alarm of each stream (row); 0 where there is none."""
+
+
+def ecusum(streams: FloatArray, watch: ECusum = WATCHED) -> IntArray:
+    """First alarms of ``ECusum``, for many streams at once."""
+    bets = np.array(watch.bets)[:, None]
+    logs = np.zeros((len(watch.bets), len(streams)))
+    first = np.zeros(len(streams), dtype=np.int64)
+    for n in range(streams.shape[1]):
+        logs = np.maximum(logs, 0.0) + np.log1p(bets * (streams[:, n] - watch.target))
+        evidence = np.exp(np.minimum(logs, 500.0)).mean(axis=0)
+        first[(first == 0) & (evidence >= DEFAULT_THRESHOLD)] = n + 1
+    return first
+
+
+def rivers(make: Callable[[], Any]) -> Detector:
+    """First alarms of one of river's detectors."""
+
+    def first(stream: Iterable[float]) -> int:
+        detector = make()
+        for n, value in enumerate(stream, start=1):
+            detector.update(value)
+            if detector.drift_detected:
+                return n
+        return 0
+
+    return lambda streams: np.array([first(stream.tolist()) for stream in streams], dtype=np.int64)
+
+
+def page_hinkley(threshold: float = 50.0) -> Detector:
+    """river's Page–Hinkley for a rise; its own threshold is 50."""
+    return rivers(lambda: drift.PageHinkley(threshold=threshold, mode="up"))
+
+
+def tuned_page_hinkley(quiet: FloatArray) -> tuple[float, Detector]:
+    """The least threshold that rings in few enough of some streams in control."""
+    for threshold in THRESHOLDS:
+        detector = page_hinkley(threshold)
+        if (detector(quiet) > 0).mean() <= MOST_FALSE_ALARMS:
+            return threshold, detector
+    return THRESHOLDS[-1], page_hinkley(THRESHOLDS[-1])
+
+
+@dataclass(frozen=True)
+class Ringing:
+    """What one detector made of one kind of losses.
+
+    Attributes:
+        false_alarms: Streams in control in which it rang.
+        at_target: Streams of a mean of exactly the target in which it rang.
+        early: Streams with a change in which it rang before; left out of the delay.
+        missed: Streams with a change in which it never rang.
+        median_delay: Requests from the change to the alarm; a miss counts as later than any.
+        late_delay: The delay that nine in ten stay within; None where more are missed.
+    """
+
+    losses: str
+    detector: str
+    repeats: int
+    false_alarms: int
+    at_target: int
+    early: int
+    missed: int
+    median_delay: float | None
+    late_delay: float | None
+
+
+def ring(
+    name: str, losses: Losses, repeats: int, seed: int, before: int = REQUESTS_BEFORE
+) -> list[Ringing]:
+    """Every detector on the same streams of one kind of losses."""
+    rng = np.random.default_rng(seed)
+    quiet_shape = (repeats, QUIET_REQUESTS)
+    tuning = losses(rng, IN_CONTROL, (min(TUNING_STREAMS, repeats), QUIET_REQUESTS))
+    quiet, at_target = losses(rng, IN_CONTROL, quiet_shape), losses(rng, TARGET, quiet_shape)
+    changing = np.concatenate(
+        [
+            losses(rng, IN_CONTROL, (repeats, before)),
+            losses(rng, RAISED, (repeats, REQUESTS_AFTER)),
+        ],
+        axis=1,
+    )
+    threshold, tuned = tuned_page_hinkley(tuning)
+    detectors: dict[str, Detector] = {
+        "e-CUSUM": ecusum,
+        "ADWIN": rivers(drift.ADWIN),
+        "Page–Hinkley": page_hinkley(),
+        f"Page–Hinkley, tuned to {threshold:g}": tuned,
+    }
+    found = []
+    for detector, first in detectors.items():
+        rang = first(changing)
+        late = rang[(rang == 0) | (rang > before)]
+        delays = np.where(late == 0, np.inf, late - before)
+        found.append(
+            Ringing(
+                losses=name,
+                detector=detector,
+                repeats=repeats,
+                false_alarms=int((first(quiet) > 0).sum()),
+                at_target=int((first(at_target) > 0).sum()),
+                early=repeats - len(late),
+                missed=int((late == 0).sum()),
+                median_delay=_quantile(delays, 0.5),
+                late_delay=_quantile(delays, 0.9),
+            )
+        )
+    return found
+
+
+def _quantile(delays: FloatArray, share: float) -> float | None:
+    if not delays.size:
+        return None
+    found = float(np.quantile(delays, share, method="higher"))
+    return found if found < np.inf else None
+
+
+@dataclass(frozen=True)
+class Warnings:
+    """What the early warning made of signals that need no label.
+
+    Attributes:
+        quiet_streams: Routes in control with at least one warning in 10,000 requests, of any of
+            four signals, by what gave it.
+        moved: Routes whose top score moves after 2,000 requests that were warned of it.
+        median_delay: Requests from the move to the warning; a miss counts as later than any.
+        other_from_start: Routes whose top score differs from the calibration's from the first
+            request that were warned of it by the comparison.
+    """
+
+    repeats: int
+    quiet_streams: Mapping[str, int]
+    moved: int
+    median_delay: float | None
+    other_from_start: int
+
+
+class _First(NamedTuple):
+    adwin: int
+    comparison: bool
+
+
+def early_warnings(repeats: int, seed: int) -> Warnings:
+    """The drift watch on routes in control, on one that moves, and on one that never matched."""
+    rng = np.random.default_rng(seed)
+    share = 1.0 / len(Signal)
+    quiet = {"ADWIN": 0, "comparison": 0}
+    delays, from_start = [], 0
+    for _ in range(repeats):
+        draws: dict[Signal, Callable[[int], NDArray[np.floating[Any]]]] = {
+            Signal.TOP_SCORE: rng.standard_normal,
+            Signal.LEAD: rng.standard_exponential,
+            Signal.KEPT: lambda n: rng.binomial(4, 0.4, n) + 1.0,
+            Signal.EMPTY: lambda n: (rng.random(n) < 0.02).astype(np.float64),
+        }
+        firsts = [
+            _warned(_watch(signal, draw(CALIBRATION_QUERIES), share), draw(QUIET_REQUESTS))
+            for signal, draw in draws.items()
+        ]
+        quiet["ADWIN"] += any(first.adwin for first in firsts)
+        quiet["comparison"] += any(first.comparison for first in firsts)
+        calibration = rng.standard_normal(CALIBRATION_QUERIES)
+        moving = rng.standard_normal(REQUESTS_BEFORE + REQUESTS_AFTER)
+        moving[REQUESTS_BEFORE:] += SHIFT
+        first = _warned(_watch(Signal.TOP_SCORE, calibration, share), moving).adwin
+        delays.append(first - REQUESTS_BEFORE if first > REQUESTS_BEFORE else np.inf)
+        other = rng.standard_normal(COMPARED_REQUESTS) + SHIFT
+        from_start += _warned(_watch(Signal.TOP_SCORE, calibration, share), other).comparison
+    return Warnings(
+        repeats=repeats,
+        quiet_streams=quiet,
+        moved=sum(delay < np.inf for delay in delays),
+        median_delay=_quantile(np.array(delays), 0.5),
+        other_from_start=from_start,
+    )
+
+
+def _watch(signal: Signal, calibration: NDArray[np.floating[Any]], share: float) -> DriftWatch:
+    if signal is Signal.EMPTY:
+        return DriftWatch(share=share)
+    deciles = tuple(np.quantile(calibration, np.linspace(0.0, 1.0, 11)).tolist())
+    return DriftWatch(Reference(deciles, len(calibration)), share=share)
+
+
+def _warned(watch: DriftWatch, values: NDArray[np.floating[Any]]) -> _First:
+    """When ADWIN first warned, 0 where it never did; and whether the comparison did."""
+    adwin, comparison = 0, False
+    for n, value in enumerate(values.tolist(), start=1):
+        warned = watch.after(value)
+        if warned is not None:
+            comparison |= warned.at_start
+            adwin = adwin or (0 if warned.at_start else n)
+    return _First(adwin, comparison)
+
+
+def gamblers_get_rich(streams: FloatArray, mean: float) -> BoolArray:
+    """Whether either gambler against the true mean alone ever reaches 2/α, by stream.
+
+    ``BettingSequence`` as it is defined, for one candidate mean and many streams at once, because
+    the class looks at a thousand candidates of one stream.
+    """
+    repeats, n_looks = streams.shape
+    enough = np.log(2.0 / (1.0 - CONFIDENCE))
+    up, down, total, squares = (np.zeros(repeats) for _ in range(4))
+    rich = np.zeros(repeats, dtype=np.bool_)
+    for n in range(1, n_looks + 1):
+        value = streams[:, n - 1]
+        bet = np.sqrt(2 * enough / ((0.25 + squares) * np.log1p(n)))
+        up += np.log1p(np.minimum(bet, 0.5 / mean) * (value - mean))
+        down += np.log1p(-np.minimum(bet, 0.5 / (1 - mean)) * (value - mean))
+        rich |= np.maximum(up, down) >= enough
+        total += value
+        squares += (value - (0.5 + total) / (n + 1)) ** 2
+    return rich
+
+
+BOUNDED: Mapping[
+    str, tuple[Callable[[np.random.Generator, tuple[int, int]], FloatArray], float]
+] = {
+    "rare": (lambda rng, shape: (rng.random(shape) < 0.05).astype(np.float64), 0.05),
+    "even": (lambda rng, shape: (rng.random(shape) < 0.5).astype(np.float64), 0.5),
+    "smooth": (lambda rng, shape: rng.beta(2.0, 6.0, shape), 0.25),
+}
+"""Values in [0, 1] and their mean, for the confidence sequence."""
+
+
+def false_exclusions(repeats: int, seed: int) -> dict[str, int]:
+    """Streams in which the truth is excluded at any of 10,000 looks, by kind of values."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: int(gamblers_get_rich(draw(rng, (repeats, LOOKS)), mean).sum())
+        for name, (draw, mean) in BOUNDED.items()
+    }
+
+
+def missed_bars(
+    ringings: Sequence[Ringing], exclusions: Mapping[str, int], repeats: int
+) -> list[str]:
+    """Which bars were missed, in words; empty where all were met."""
+    missed = []
+    for found in ringings:
+        if found.detector != "e-CUSUM":
+            continue
+        if found.false_alarms > MOST_FALSE_ALARMS * repeats:
+            missed.append(f"e-CUSUM, {found.losses}: {found.false_alarms} false alarms")
+        if found.median_delay is None or found.median_delay > LONGEST_MEDIAN_DELAY:
+            missed.append(f"e-CUSUM, {found.losses}: median delay {found.median_delay}")
+    missed += [
+        f"confidence sequence, {name}: {count} of {repeats} false exclusions"
+        for name, count in exclusions.items()
+        if count > MOST_FALSE_EXCLUSIONS * repeats
+    ]
+    return missed
+
+
+def table(ringings: Sequence[Ringing]) -> Table:
+    """The alarms as a person reads them."""
+    result = Table(
+        title=f"in control {IN_CONTROL}, promised {TARGET}, raised to {RAISED}; streams that rang"
+    )
+    result.add_column("losses", no_wrap=True)
+    result.add_column("detector", no_wrap=True)
+    for name in ("in control", "at target", "too early", "missed", "median delay", "90% within"):
+        result.add_column(name, justify="right")
+    for found in ringings:
+        counts = (found.false_alarms, found.at_target, found.early, found.missed)
+        result.add_row(
+            found.losses,
+            found.detector,
+            *[f"{count} of {found.repeats}" for count in counts],
+            *[_delay(delay) for delay in (found.median_delay, found.late_delay)],
+        )
+    return result
+
+
+def _delay(delay: float | None) -> str:
+    return "never" if delay is None else f"{delay:.0f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the simulations; the exit status is 1 where a bar that was checked is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.alarms", description=SUMMARY)
+    parser.add_argument("--repeats", type=int, default=1000, help="streams (default 1000)")
+    parser.add_argument(
+        "--before",
+        type=int,
+        default=REQUESTS_BEFORE,
+        metavar="N",
+        help=f"judged requests before losses double (default {REQUESTS_BEFORE})",
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    parser.add_argument("--check", action="store_true", help="fail where a bar is missed")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1 or options.before < 0:
+        parser.error("at least 1 repeat and no fewer than 0 requests before are needed")
+    repeats, seed = options.repeats, options.seed
+    start = time.perf_counter()
+    console = Console(width=130)
+    ringings = [
+        found
+        for name, losses in LOSSES.items()
+        for found in ring(name, losses, repeats, seed, options.before)
+    ]
+    console.print(table(ringings))
+    warnings = early_warnings(repeats, seed + 1)
+    console.print(
+        f"Early warning, {repeats} routes of four signals, {QUIET_REQUESTS} requests in control: "
+        f"{warnings.quiet_streams['ADWIN']} warned by ADWIN, "
+        f"{warnings.quiet_streams['comparison']} by the comparison with calibration. Top score "
+        f"{SHIFT} standard deviations up: {warnings.moved} warned, median delay "
+        f"{_delay(warnings.median_delay)}; from the first request: {warnings.other_from_start} "
+        "warned by the comparison."
+    )
+    exclusions = false_exclusions(repeats, seed + 2)
+    console.print(
+        f"Confidence sequence, {LOOKS} looks, truth excluded at any: "
+        + ", ".join([f"{name} {count} of {repeats}" for name, count in exclusions.items()])
+    )
+    missed = missed_bars(ringings, exclusions, repeats)
+    console.print(f"Bars: {'; '.join(missed) or 'met'}. {time.perf_counter() - start:.0f} s.")
+    if options.json is not None:
+        results = {
+            "environment": environment(["numpy", "river"]),
+            "repeats": repeats,
+            "requests_before": options.before,
+            "seed": seed,
+            "ringing": [asdict(found) for found in ringings],
+            "early_warnings": asdict(warnings),
+            "false_exclusions": exclusions,
+            "missed": missed,
+        }
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 1 if missed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
