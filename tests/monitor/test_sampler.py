@@ -12,37 +12,36 @@ from hypothesis import strategies as st
 
 from ctxguard.context import Context
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.sampler import Accounts, LostReason, Sampler
+from ctxguard.monitor.sampler import LostReason, Sampler
 
 MakeContext = Callable[..., Context]
 
 
-def balanced(accounts: Accounts) -> bool:
-    return accounts.sampled == accounts.drained + accounts.pending + sum(accounts.lost.values())
+def share(sampler: Sampler, n: int) -> float:
+    return sum(sampler.draw(f"request-{i}") > 0.0 for i in range(n)) / n
 
 
 @given(st.text(), st.text())
 def test_a_rate_of_zero_selects_nothing_and_a_rate_of_one_everything(
     request_id: str, seed: str
 ) -> None:
-    assert not Sampler(0.0, seed=seed).selects(request_id)
-    assert Sampler(1.0, seed=seed).selects(request_id)
+    assert Sampler(0.0, seed=seed).draw(request_id) == 0.0
+    assert Sampler(1.0, seed=seed).draw(request_id) == 1.0
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
 def test_the_share_selected_is_the_rate(rate: float) -> None:
-    sampler = Sampler(rate, seed="share")
     n = 40_000
-    selected = sum(sampler.selects(f"request-{i}") for i in range(n))
-    assert abs(selected / n - rate) < 4 * (rate * (1 - rate) / n) ** 0.5
+    found = share(Sampler(rate, seed="share"), n)
+    assert abs(found - rate) < 4 * (rate * (1 - rate) / n) ** 0.5
 
 
 def test_selection_does_not_depend_on_order_or_on_what_was_asked_before() -> None:
     ids = [f"request-{i}" for i in range(2_000)]
-    once = {request_id for request_id in ids if Sampler(0.2).selects(request_id)}
+    once = {request_id for request_id in ids if Sampler(0.2).draw(request_id)}
     random.Random(1).shuffle(ids)
     sampler = Sampler(0.2)
-    assert {request_id for request_id in [*ids, *ids] if sampler.selects(request_id)} == once
+    assert {request_id for request_id in [*ids, *ids] if sampler.draw(request_id)} == once
 
 
 @given(st.text(), st.floats(0, 1), st.floats(0, 1))
@@ -50,18 +49,18 @@ def test_what_a_rate_selects_every_higher_rate_selects_too(
     request_id: str, one: float, other: float
 ) -> None:
     low, high = sorted((one, other))
-    assert not Sampler(low).selects(request_id) or Sampler(high).selects(request_id)
+    assert not Sampler(low).draw(request_id) or Sampler(high).draw(request_id)
 
 
 def test_seeds_select_independently() -> None:
     n = 20_000
     one, other = Sampler(0.3, seed="1"), Sampler(0.3, seed="2")
-    both = sum(one.selects(str(i)) and other.selects(str(i)) for i in range(n))
+    both = sum(one.draw(str(i)) > 0 and other.draw(str(i)) > 0 for i in range(n))
     assert both / n == pytest.approx(0.09, abs=0.01)
 
 
 def test_a_lone_surrogate_in_a_request_id_can_be_sampled() -> None:
-    assert Sampler(1.0).selects("request \ud800")
+    assert Sampler(1.0).draw("request \ud800") == 1.0
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
@@ -70,25 +69,66 @@ def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
         Sampler(rate)
 
 
-def test_a_capacity_below_one_is_refused() -> None:
+def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="capacity 0"):
         Sampler(0.1, capacity=0)
+    with pytest.raises(ConfigurationError, match=r"max_per_second 0\.0"):
+        Sampler(0.1, max_per_second=0.0)
 
 
-def test_a_sample_carries_its_probability_time_and_mark(make_context: MakeContext) -> None:
+class TestCap:
+    """Under heavy traffic the rate falls, and every sample knows by how much."""
+
+    def draws(self, *, per_second: int, seconds: int) -> list[list[float]]:
+        now = [0.0]
+        sampler = Sampler(0.5, max_per_second=20, clock=lambda: now[0])
+        drawn = []
+        for second in range(seconds):
+            drawn.append([])
+            for i in range(per_second):
+                now[0] = second + i / per_second
+                drawn[-1].append(sampler.draw(f"{second}-{i}"))
+        return drawn
+
+    def test_light_traffic_is_sampled_at_the_full_rate(self) -> None:
+        drawn = self.draws(per_second=10, seconds=50)
+        assert {rate for second in drawn for rate in second} == {0.0, 0.5}
+
+    def test_no_second_has_many_more_samples_than_the_cap(self) -> None:
+        drawn = self.draws(per_second=5_000, seconds=20)
+        counts = [sum(rate > 0 for rate in second) for second in drawn]
+        assert max(counts) <= 20 + 13  # the logarithm of 5,000, to base 2
+        assert sum(counts[1:]) / 19 > 10
+
+    def test_samples_weighed_by_their_rates_stand_for_all_requests(self) -> None:
+        drawn = self.draws(per_second=2_000, seconds=60)
+        stood_for = sum(1 / rate for second in drawn for rate in second if rate)
+        assert stood_for == pytest.approx(120_000, rel=0.15)
+
+    def test_the_rate_in_force_is_known(self) -> None:
+        now = [0.0]
+        sampler = Sampler(0.5, max_per_second=1, clock=lambda: now[0])
+        assert sampler.rate_in_force == 0.5
+        for i in range(1_000):
+            sampler.draw(str(i))
+        assert sampler.rate_in_force < 0.01
+        now[0] = 100.0
+        sampler.draw("later")
+        assert sampler.rate_in_force == pytest.approx(0.08)
+
+
+def test_a_sample_carries_its_probability_and_time(make_context: MakeContext) -> None:
     sampler = Sampler(0.25)
     context = make_context(["a"], 1)
-    sampler.offer(context, 12.5)
-    sampler.offer(context, 13.5, forced=True)
-    first, second = sampler.drain(10)
-    assert (first.context, first.probability, first.time_seconds) == (context, 0.25, 12.5)
-    assert (first.forced, second.forced) == (False, True)
+    sampler.offer(context, 0.25, 12.5)
+    (sample,) = sampler.drain(10)
+    assert (sample.context, sample.probability, sample.time_seconds) == (context, 0.25, 12.5)
 
 
 def test_samples_are_drained_oldest_first_up_to_the_limit(make_context: MakeContext) -> None:
     sampler = Sampler(1.0)
     for second in range(5):
-        sampler.offer(make_context(["a"], 1), float(second))
+        sampler.offer(make_context(["a"], 1), 1.0, float(second))
     assert [sample.time_seconds for sample in sampler.drain(3)] == [0.0, 1.0, 2.0]
     assert [sample.time_seconds for sample in sampler.drain(3)] == [3.0, 4.0]
     assert sampler.drain(3) == []
@@ -97,11 +137,10 @@ def test_samples_are_drained_oldest_first_up_to_the_limit(make_context: MakeCont
 def test_a_full_queue_drops_the_newest_and_counts_it(make_context: MakeContext) -> None:
     sampler = Sampler(1.0, capacity=2)
     context = make_context(["a"], 1)
-    assert [sampler.offer(context, float(i)) for i in range(4)] == [True, True, False, False]
-    accounts = sampler.accounts()
-    assert (accounts.sampled, accounts.pending) == (4, 2)
-    assert accounts.lost[LostReason.QUEUE_FULL] == 2
-    assert balanced(accounts)
+    offered = [sampler.offer(context, 1.0, float(i)) for i in range(4)]
+    assert offered == [True, True, False, False]
+    assert sampler.sampled() == 4
+    assert sampler.lost()[LostReason.QUEUE_FULL] == 2
 
 
 def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost(
@@ -110,29 +149,26 @@ def test_what_waits_when_the_sampler_is_closed_is_counted_as_lost(
     sampler = Sampler(1.0)
     context = make_context(["a"], 1)
     for second in range(3):
-        sampler.offer(context, float(second))
+        sampler.offer(context, 1.0, float(second))
     sampler.drain(1)
     sampler.close()
-    assert not sampler.offer(context, 3.0)
-    accounts = sampler.accounts()
-    assert (accounts.drained, accounts.pending, accounts.lost[LostReason.CLOSED]) == (1, 0, 3)
-    assert balanced(accounts)
+    assert not sampler.offer(context, 1.0, 3.0)
+    assert (sampler.sampled(), sampler.lost()[LostReason.CLOSED]) == (4, 3)
 
 
 def test_every_sample_is_accounted_for_under_threads(make_context: MakeContext) -> None:
     sampler = Sampler(1.0, capacity=50)
     context = make_context(["a"], 1)
     n_threads, n_offers = 8, 4_000
-    queued, drained, seen = [0] * n_threads, [0], list[Accounts]()
+    queued, drained = [0] * n_threads, [0]
     done = threading.Event()
 
     def offer(thread: int) -> None:
-        queued[thread] = sum(sampler.offer(context, 0.0) for _ in range(n_offers))
+        queued[thread] = sum(sampler.offer(context, 1.0, 0.0) for _ in range(n_offers))
 
     def drain() -> None:
-        while not done.is_set() or sampler.accounts().pending:
+        while not done.is_set() or drained[0] < sum(queued):
             drained[0] += len(sampler.drain(7))
-            seen.append(sampler.accounts())
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -148,14 +184,9 @@ def test_every_sample_is_accounted_for_under_threads(make_context: MakeContext) 
     finally:
         sys.setswitchinterval(interval)
 
-    accounts = sampler.accounts()
-    assert accounts.sampled == n_threads * n_offers
-    assert accounts.drained == drained[0] == sum(queued)
-    assert accounts.lost[LostReason.QUEUE_FULL] == n_threads * n_offers - sum(queued)
-    assert all(balanced(moment) for moment in seen)
-    totals = [moment.sampled for moment in seen]
-    assert totals == sorted(totals)
-    assert max(moment.pending for moment in seen) <= 50 + n_threads
+    assert sampler.sampled() == n_threads * n_offers
+    assert drained[0] == sum(queued)
+    assert sampler.lost()[LostReason.QUEUE_FULL] == n_threads * n_offers - sum(queued)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -166,22 +197,20 @@ def test_a_forked_child_starts_empty_and_the_parent_keeps_its_samples(
     sampler = Sampler(1.0, capacity=3)
     context = make_context(["a"], 1)
     for second in range(5):
-        sampler.offer(context, float(second))
+        sampler.offer(context, 1.0, float(second))
     sampler.drain(1)
     reading, writing = os.pipe()
     # Held over the fork, as another thread's drain might hold it.
     with sampler._lock:
         child = os.fork()
         if child == 0:
-            before = sampler.accounts()
-            sampler.offer(context, 9.0)
-            after = sampler.accounts()
-            os.write(writing, f"{before.sampled} {after.sampled} {after.pending}".encode())
+            before = sampler.sampled()
+            sampler.offer(context, 1.0, 9.0)
+            message = f"{before} {sampler.sampled()} {len(sampler.drain(9))}"
+            os.write(writing, message.encode())
             os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reading, 100) == b"0 1 1"
     os.close(reading)
     os.close(writing)
-    accounts = sampler.accounts()
-    assert (accounts.sampled, accounts.drained, accounts.pending) == (5, 1, 2)
-    assert balanced(accounts)
+    assert (sampler.sampled(), len(sampler.drain(9))) == (5, 2)

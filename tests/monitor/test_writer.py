@@ -1,0 +1,295 @@
+"""Writing samples: nothing lost without a reason, nothing written that may not be."""
+
+import json
+import logging
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from killing import kill_one
+from watching import Watching
+
+from ctxguard.context import Context
+from ctxguard.errors import ConfigurationError, StoreFullError
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.records import JudgingRates, Record
+from ctxguard.monitor.redaction import Text
+from ctxguard.monitor.sampler import LostReason, Sampler
+from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.writer import Privacy, SampleWriter, sample_to
+from ctxguard.types import Passage
+
+MakeContext = Callable[..., Context]
+POOL = [f"p{rank}" for rank in range(10)]
+KEY = bytes(range(32))
+
+
+def written(live: Watching) -> list[Record]:
+    states = sum(live.store.states().values())
+    payloads = live.store.payloads(range(1, states + 1))
+    return [Record.from_bytes(payload) for payload in payloads.values()]
+
+
+def test_what_is_sampled_is_stored_with_its_probability(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}), rate=0.25)
+    live.serve(make_context(POOL, 2, request_id="r7"))
+    (record,) = written(live)
+    assert (record.request_id, record.probability, record.query) == ("r7", 0.25, "q")
+    accounts = live.writer.accounts()
+    assert (accounts.sampled, accounts.stored, accounts.pending) == (1, 1, 0)
+
+
+def test_texts_are_redacted_before_anything_is_written(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    live.serve(make_context(["mail a@b.example"], 1, query="from joe@mail.example?"))
+    (record,) = written(live)
+    assert record.query == "from [e-mail]?"
+    assert record.passage(0).text == "mail [e-mail]"
+
+
+def test_a_redactor_that_raises_loses_the_sample_and_nothing_is_written(
+    make_context: MakeContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(text: str) -> str:
+        raise ValueError(f"cannot redact {text}")
+
+    live = Watching(LabelJudge({}), privacy=Privacy(redactor=broken))
+    live.serve(*[make_context(POOL, 2, query="a secret")] * 3)
+    accounts = live.writer.accounts()
+    assert accounts.lost[LostReason.REDACTION_FAILED] == 3
+    assert (accounts.stored, accounts.pending) == (0, 0)
+    assert live.store.states() == {} or not sum(live.store.states().values())
+    assert "a secret" not in caplog.text
+
+
+def test_queries_may_be_hashed_and_passages_left_out(make_context: MakeContext) -> None:
+    privacy = Privacy(query=Text.HASHED, passages=Text.OMITTED, hash_key=KEY)
+    live = Watching(LabelJudge({}), privacy=privacy)
+    live.serve(make_context(POOL, 2, query="a secret"))
+    (record,) = written(live)
+    assert record.query.startswith("hash:")
+    assert record.passages == {}
+    assert record.passage_ids == tuple(POOL)
+
+
+def test_a_hash_without_a_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="key"):
+        Privacy(query=Text.HASHED)
+
+
+def test_a_sample_that_cannot_be_written_down_is_lost_alone(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    context = make_context(POOL, 2)
+    ranking = replace(context.decision.ranking, scores=("no", "numbers") * 5)
+    torn = replace(context, decision=replace(context.decision, ranking=ranking))
+    live.serve(context, torn, context)
+    accounts = live.writer.accounts()
+    assert (accounts.stored, accounts.lost[LostReason.UNREADABLE]) == (2, 1)
+
+
+class Refusing:
+    """A store that refuses for a while, or fails after it has taken the samples."""
+
+    def __init__(self, store: SampleStore, times: int, *, takes: bool = False) -> None:
+        self._store, self._times, self._takes = store, times, takes
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def append(self, *arguments: object) -> None:
+        if self._times:
+            self._times -= 1
+            if self._takes:
+                self._store.append(*arguments)
+            raise StoreFullError("no space")
+        self._store.append(*arguments)
+
+
+def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
+    make_context: MakeContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    live = Watching(LabelJudge({}))
+    live.writer.store = Refusing(live.store, times=2)
+    with caplog.at_level(logging.WARNING):
+        live.serve(make_context(POOL, 2))
+    assert live.writer.accounts().stored == 1
+    assert len(caplog.records) == 1
+
+
+def test_an_answer_that_was_lost_on_the_way_stores_nothing_twice(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(LabelJudge({}))
+    live.writer.store = Refusing(live.store, times=1, takes=True)
+    live.serve(*[make_context(POOL, 2)] * 5)
+    assert live.writer.accounts().stored == 5
+    assert sum(live.store.states().values()) == 5
+
+
+def test_samples_that_the_store_never_took_are_lost_for_that_reason(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(LabelJudge({}))
+    live.writer.store = Refusing(live.store, times=10**9)
+    live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    assert not live.writer.flush(timeout_seconds=0.05)
+    accounts = live.writer.accounts()
+    assert (accounts.pending, accounts.lost[LostReason.STORE_FAILED]) == (0, 1)
+
+
+def test_what_was_lost_is_told_also_when_no_sample_follows(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}), capacity=1)
+    for _ in range(5):
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.writer.flush()
+    for _ in range(5):
+        live.sampler.lose(1, LostReason.CLOSED)
+    live.writer._tell()
+    (worker,) = live.store.workers()
+    assert (worker.stored, worker.lost) == (1, {"queue_full": 4, "closed": 5})
+
+
+def test_stopping_writes_what_waits_and_closes_the_accounts(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    live.writer.start()
+    live.writer.start()
+    for _ in range(250):
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.writer.stop()
+    (worker,) = live.store.workers()
+    assert (worker.sampled, worker.stored, worker.closed) == (250, 250, True)
+    assert not live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+
+
+def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end(
+    make_context: MakeContext,
+) -> None:
+    released = threading.Event()
+
+    class Hanging(Refusing):
+        def append(self, *arguments: object) -> None:
+            released.wait(20.0)
+
+    live = Watching(LabelJudge({}))
+    writer = SampleWriter(
+        Sampler(1.0), Hanging(live.store, 0), interval_seconds=0.001, exit_seconds=0.05
+    )
+    writer.start()
+    for _ in range(3):
+        assert writer.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    writer.stop()
+    released.set()
+
+
+_SERVING = """
+import os, sys, time
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.writer import sample_to
+from ctxguard.types import Hit
+samples = sample_to(sys.argv[1], rate=1.0)
+guard = ContextGuard(
+    lambda query, depth: [Hit("a", 1.0, text="t")], score_kind="cosine", sampler=samples.sampler
+)
+for i in range(20):
+    guard.retrieve("q", request_id=f"{os.getpid()}-{i}")
+if sys.argv[2] == "fork":
+    for _ in range(3):
+        if os.fork() == 0:
+            for i in range(20):
+                guard.retrieve("q", request_id=f"{os.getpid()}-{i}")
+            samples.stop()
+            os._exit(0)
+    for _ in range(3):
+        os.wait()
+"""
+
+
+@pytest.mark.parametrize(("how", "samples", "workers"), [("exit", 20, 1), ("fork", 80, 4)])
+def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
+    tmp_path: Path, how: str, samples: int, workers: int
+) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_SERVING), url, how],
+        check=True,
+        timeout=60,
+    )
+    store = SampleStore.open(url)
+    rows = store.workers()
+    assert sum(store.states().values()) == samples
+    assert sum(worker.stored for worker in rows) == samples
+    assert len(rows) == workers
+    assert all(worker.closed and worker.sampled == worker.stored for worker in rows)
+
+
+def test_sampling_is_set_up_in_one_call(tmp_path: Path, make_context: MakeContext) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    samples = sample_to(url, rate=1.0, rates=JudgingRates(dropped=0.5))
+    samples.sampler.offer(make_context(POOL, 2), 1.0, 1.0)
+    samples.stop()
+    assert sum(SampleStore.open(url).states().values()) == 1
+    assert list((tmp_path / "samples.db.counts").iterdir())
+
+
+def kills(tmp_path: Path, context: Context, n: int, seed: int) -> None:
+    rng = random.Random(seed)
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    counts = tmp_path / "counts"
+    seen_killed = 0
+    for _ in range(n):
+        found = kill_one(
+            url, counts, context, rng.uniform(0.0, 0.08), capacity=rng.choice((20, 10_000))
+        )
+        accounts = found.accounts
+        # The offer that was under way when it died may have been counted, or not.
+        assert found.offered <= accounts.sampled <= found.offered + 1
+        assert accounts.stored == found.rows
+        assert accounts.pending == 0
+        assert min(accounts.lost.values()) >= 0
+        assert accounts.sampled == accounts.stored + sum(accounts.lost.values())
+        seen_killed += accounts.lost[LostReason.KILLED]
+    assert seen_killed > 0
+    assert list(counts.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_the_accounts_hold_exactly_through_sudden_deaths(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    kills(tmp_path, make_context(POOL, 2), 20, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_the_accounts_hold_exactly_through_five_hundred_sudden_deaths(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    kills(tmp_path, make_context(POOL, 2), 500, seed=2)
+
+
+def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    live.serve(replace(make_context(POOL, 3), session_id="s", segment="de"))
+    (record,) = written(live)
+    again = Record.from_bytes(record.to_bytes())
+    assert again == record
+    assert (again.session_id, again.segment) == ("s", "de")
+    assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
+    assert json.loads(record.to_bytes())["format"] == 1
+
+
+def test_a_record_can_be_decided_on_again(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    context = make_context(POOL, 3)
+    live.serve(context)
+    (record,) = written(live)
+    ranking = record.ranking()
+    assert ranking.passage_ids == tuple(POOL)
+    assert list(ranking.scores) == list(context.decision.ranking.scores)
+    assert isinstance(ranking.passages[0], Passage)

@@ -1,0 +1,59 @@
+"""A whole monitor in one process: sampled requests go through a store in memory."""
+
+from ctxguard.context import Context
+from ctxguard.monitor.judges import Judge
+from ctxguard.monitor.monitor import Monitor
+from ctxguard.monitor.records import DEFAULT_RATES, JudgingRates
+from ctxguard.monitor.report import Precision
+from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.writer import Privacy, SampleWriter
+
+NOW = 1_000_000.0
+
+
+class Watching:
+    """What serves and what watches, with a clock that stands still unless it is set."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        *,
+        rates: JudgingRates = DEFAULT_RATES,
+        rate: float = 1.0,
+        capacity: int = 10_000,
+        seed: str = "",
+        min_n: int = 2,
+        privacy: Privacy | None = None,
+        url: str = "sqlite://",
+        **settings: object,
+    ) -> None:
+        self.now = NOW
+
+        def clock() -> float:
+            return self.now
+
+        self.sampler = Sampler(rate, capacity=capacity, seed=seed)
+        self.store = SampleStore.open(url, clock=clock)
+        self.writer = SampleWriter(
+            self.sampler,
+            self.store,
+            rates=rates,
+            privacy=Privacy() if privacy is None else privacy,
+        )
+        self.monitor = Monitor(
+            self.store, judge, precision=Precision(min_n=min_n), clock=clock, **settings
+        )
+
+    def serve(self, *contexts: Context, probability: float | None = None) -> None:
+        """Have requests sampled and stored."""
+        for context in contexts:
+            rate = self.sampler.rate if probability is None else probability
+            self.sampler.offer(context, rate, self.now)
+        self.writer.flush()
+
+    def watch(self, *contexts: Context, probability: float | None = None) -> None:
+        """Have requests sampled, stored and judged."""
+        self.serve(*contexts, probability=probability)
+        while self.monitor.step():
+            pass
