@@ -32,8 +32,11 @@ from ctxguard.metrics import (
 from ctxguard.monitor.estimates import Estimate, Metric
 from ctxguard.monitor.exporter import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.monitor import Monitor, Window
+from ctxguard.monitor.monitor import Monitor
+from ctxguard.monitor.report import Window
 from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.writer import SampleWriter
 from ctxguard.policy import Policy, RatioPolicy
 from ctxguard.profile import Evidence
 from ctxguard.retrieval import HybridRetriever
@@ -214,8 +217,10 @@ def watch(
     )
     held_out = calibration.held_out or calibration.dataset
     by_text = {query.text: query.query_id for query in held_out.queries}
+    # In memory, because a demonstration leaves nothing behind; in production, a file or a server.
+    writer = SampleWriter(sampler, SampleStore.open("sqlite://"))
     monitor = Monitor(
-        sampler,
+        writer.store,
         LabelJudge(
             {text: held_out.qrels.get(query_id, {}) for text, query_id in by_text.items()},
             {text: held_out.distractors.get(query_id, {}) for text, query_id in by_text.items()},
@@ -228,12 +233,15 @@ def watch(
         served.append(guard.retrieve(query.text, request_id=f"demo-{number}"))
         if progress is not None:
             progress(1)
+    writer.flush()
     while monitor.step():
         pass
+    report = monitor.report()
+    writer.stop()
     return Watched(
         requests=requests,
-        sampled=sampler.accounts().sampled,
-        estimates=monitor.estimates(Window.ALL_TIME),
+        sampled=writer.accounts().sampled,
+        estimates=report.estimates[Window.KEPT],
         truth=_truth(served, held_out, by_text),
         registry=registry,
     )

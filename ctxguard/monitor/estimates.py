@@ -33,6 +33,12 @@ class Metric(StrEnum):
     HARM = "harm"
     PRECISION = "precision"
     DISTRACTOR_RATE = "distractor_rate"
+    RECALL_LOSS = "recall_loss"
+    """Mean share of the relevant among the retriever's first few that was not served: what a
+    certificate bounds."""
+    RETRIEVER_MISS = "retriever_miss"
+    """Share of the relevant passages that lie beyond the retriever's pool, from audits. The other
+    metrics are relative to the pool and know nothing of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,13 @@ class JudgedRequest:
         pool_probability: The probability with which the whole pool was to be judged, in [0, 1].
         unanswered_probability: The same, had nothing relevant been served.
         session_id: Requests of one session are not independent and are counted as one cluster.
+        recall_loss: Share of the relevant among the retriever's first few that was not served;
+            None where they were not all judged by design, or none is relevant.
+        missed_relevant: How many relevant passages an audit estimates beyond the pool; None for
+            a request that was not audited.
+        audit_probability: The probability with which it was to be audited.
+        pool_found: ``pool_relevant`` of a pool in which verdicts are missing: those that were
+            found. None where the pool was not to be judged, or nothing is missing in it.
     """
 
     probability: float
@@ -86,6 +99,10 @@ class JudgedRequest:
     pool_probability: float
     unanswered_probability: float
     session_id: str | None = None
+    recall_loss: float | None = None
+    missed_relevant: float | None = None
+    audit_probability: float = 0.0
+    pool_found: int | None = None
 
     @property
     def kept_relevant(self) -> int:
@@ -161,14 +178,25 @@ def _reciprocal_rank_term(request: JudgedRequest) -> tuple[float, float] | None:
     A context without a relevant passage has RR 0 if its pool holds one and none otherwise.
     Which of the two can be told only from a wholly judged pool: each stands for
     1/pool_probability requests like it. Counting those alone in which a dropped relevant
-    passage happened to be seen would bias the mean upwards.
+    passage happened to be seen would bias the mean upwards. Where verdicts are missing, a pool in
+    which a relevant one was found holds one; one in which none was found counts as if it held
+    none, which is wrong only where the sole relevant passage is among the missing.
     """
     for rank, grade in enumerate(request.grades, start=1):
         if grade > 0:
             return 1.0 / rank, 1.0
     if request.pool_probability == 0.0:
         return None
-    return (0.0, 1.0 / request.pool_probability) if request.pool_relevant else (0.0, 0.0)
+    found = request.pool_relevant or request.pool_found
+    return (0.0, 1.0 / request.pool_probability) if found else (0.0, 0.0)
+
+
+def _retriever_miss_term(request: JudgedRequest) -> tuple[float, float] | None:
+    missed, dropped = request.missed_relevant, request.dropped_relevant
+    if missed is None or dropped is None or request.audit_probability == 0.0:
+        return None
+    weight = 1.0 / request.audit_probability
+    return weight * missed, weight * (missed + dropped + request.kept_relevant)
 
 
 _TERMS: Mapping[Metric, Callable[[JudgedRequest], tuple[float, float] | None]] = {
@@ -180,6 +208,8 @@ _TERMS: Mapping[Metric, Callable[[JudgedRequest], tuple[float, float] | None]] =
     Metric.HARM: lambda request: _mean_term(udcg(request.utilities).harm),
     Metric.PRECISION: lambda request: _mean_term(precision_at_k(request.grades)),
     Metric.DISTRACTOR_RATE: lambda request: _mean_term(distractor_rate(request.utilities)),
+    Metric.RECALL_LOSS: lambda request: _mean_term(request.recall_loss),
+    Metric.RETRIEVER_MISS: _retriever_miss_term,
 }
 
 
@@ -324,10 +354,15 @@ def _interval(
         return lower, upper, "unseen"
     half = t_quantile(1.0 - tail, n - 1) * math.sqrt(n / (n - 1) * squares) / sums.b
     logit, half = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-    return min(lower, _logistic(logit - half)), max(upper, _logistic(logit + half)), "normal-logit"
+    return min(lower, logistic(logit - half)), max(upper, logistic(logit + half)), "normal-logit"
 
 
-def _logistic(x: float) -> float:
+def logistic(x: float) -> float:
+    """The inverse of the logit; 1/(1 + e^−x) without overflow.
+
+    >>> logistic(0.0), logistic(-1000.0)
+    (0.5, 0.0)
+    """
     if x < 0.0:
         return math.exp(x) / (1.0 + math.exp(x))
     return 1.0 / (1.0 + math.exp(-x))

@@ -1,9 +1,10 @@
-"""The monitor: takes samples off the queue, has them judged, and keeps the estimates current.
+"""Monitor: judges the stored samples, and says what live traffic is worth.
 
-Runs beside the request path, on its own thread or stepped by hand; nothing here can slow or fail
-a request. A sample whose served passages did not all get a valid verdict is left out and counted.
+Runs beside the request path, usually in a process of its own (``ctxguard monitor``); any number of
+them may share a store. Judging may be slow or fail altogether without a request noticing.
 """
 
+import json
 import logging
 import threading
 import time
@@ -11,73 +12,122 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from uuid import uuid4
 
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+from ctxguard.forks import start_afresh_in_children
 from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.monitor.estimates import (
-    DEFAULT_CONFIDENCE,
-    DEFAULT_MIN_N,
-    Estimate,
-    JudgedRequest,
-    Metric,
-    RatioSums,
-    estimate,
-    ratio_sums,
+from ctxguard.monitor.alarms import (
+    Alarm,
+    AlarmActions,
+    AlarmBoard,
+    AlarmKind,
+    JudgedSample,
+    Severity,
+    Signals,
+    where_labels_tell_most,
 )
-from ctxguard.monitor.forks import start_afresh_in_children
+from ctxguard.monitor.budget import Budget, Spending
+from ctxguard.monitor.chance import Draw
+from ctxguard.monitor.estimates import Estimate, JudgedRequest, Metric, RatioSums
 from ctxguard.monitor.judges import Judge
-from ctxguard.monitor.judging import DEFAULT_RATES, Judging, JudgingRates
-from ctxguard.monitor.sampler import Sample, Sampler
+from ctxguard.monitor.judging import Audit, Judged, Judging, PassageLookup
+from ctxguard.monitor.records import Record
+from ctxguard.monitor.report import (
+    DEFAULT_PRECISION,
+    LiveEstimates,
+    Precision,
+    Window,
+    fleet_accounts,
+    live_estimates,
+)
+from ctxguard.monitor.sampler import Accounts
+from ctxguard.monitor.sequences import BettingSequence
+from ctxguard.monitor.store import Claimed, Finished, SampleStore, State
+from ctxguard.monitor.table import served_bytes, summary, sums_of, table_of
+from ctxguard.monitor.writer import account_for_the_dead
+from ctxguard.types import Mode
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_WINDOW_SECONDS = 3600.0
-_BUCKETS = 60
 _STEP_LIMIT = 100
+_LEASE_SECONDS = 600.0
+_LEADER_SECONDS = 60.0
+_MOST_ATTEMPTS = 5
+_ARRIVALS_SECONDS = 10.0
+_TELLING = 500
+_LABELS_AFTER_ALARM = 30
 
-
-class Window(StrEnum):
-    """Over which requests an estimate is taken. A closed set: it labels a metric."""
-
-    RECENT = "recent"
-    """The last ``window_seconds``, give or take a sixtieth of it."""
-    ALL_TIME = "all_time"
-    """Since the monitor was made."""
+WATCHED = (Metric.PRECISION, Metric.DISTRACTOR_RATE, Metric.RECALL_LOSS)
+"""Means of what lies in [0, 1] in every single request: what a confidence sequence can follow."""
 
 
 class Outcome(StrEnum):
-    """What became of a drained sample. A closed set: it labels a metric."""
+    """What became of a claimed sample. A closed set: it labels a metric."""
 
     JUDGED = "judged"
-    FORCED = "forced"
-    """Not a random sample: left out."""
     INCOMPLETE = "incomplete"
-    """A served passage got no valid verdict."""
+    """A served passage got no valid verdict: left out, and counted."""
+    SKIPPED = "skipped"
+    """Passed over at random to keep within the budget."""
+    UNREADABLE = "unreadable"
+    """It was written by another release, or is damaged."""
     JUDGE_FAILED = "judge_failed"
-    """The judge raised, or the sample could not be read."""
+    """The judge could not be asked; the sample waits for another attempt, up to five."""
+
+
+_STATES = {
+    Outcome.JUDGED: State.JUDGED,
+    Outcome.INCOMPLETE: State.INCOMPLETE,
+    Outcome.SKIPPED: State.SKIPPED,
+    Outcome.UNREADABLE: State.FAILED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the monitor can say at one moment, consistent in itself.
+    """Everything that the monitor can say at one moment.
 
     Attributes:
-        sums: The additive statistics of each metric, all-time.
-        estimates: By window and metric.
-        outcomes: Drained samples by what became of them; they add up to those drained.
-        verdicts: Passages that the judge was asked about.
+        judge: The series of judgments that it speaks of.
+        live: Estimates of live traffic, over all that the store holds.
+        sums: The additive statistics of each metric, of what this process judged.
+        sequences: By metric, the interval that may be looked at as often as one likes, of the
+            judge's own verdicts since this process began.
+        outcomes: Claimed samples by what became of them in this process.
+        waiting: Samples in the store that are not judged yet.
+        oldest_waiting_seconds: How long the oldest of them has waited; None where none does.
+        verdicts: Passages that the judge was asked about by this process.
         invalid_verdicts: Those among them without a valid verdict.
-        errors: Steps of the background thread that failed as a whole.
-        age_seconds: Since the last request was judged; None before the first.
+        errors: Steps of this process that failed as a whole.
+        share: The probability with which samples are taken up within the budget.
+        accounts: Samples of all serving processes, as far as the store was told.
+        feedback: Users' reactions by kind. They see only what was served, so they are no
+            judgments and enter no estimate.
+        leads: Whether this one of the monitors on a store rings, cleans and settles accounts.
     """
 
+    judge: str
+    live: LiveEstimates
     sums: Mapping[Metric, RatioSums]
-    estimates: Mapping[Window, Mapping[Metric, Estimate]]
+    sequences: Mapping[Metric, tuple[float, float]]
     outcomes: Mapping[Outcome, int]
+    waiting: int
+    oldest_waiting_seconds: float | None
     verdicts: int
     invalid_verdicts: int
     errors: int
-    age_seconds: float | None
+    share: float
+    accounts: Accounts
+    feedback: Mapping[str, int]
+    leads: bool
+
+    @property
+    def estimates(self) -> Mapping[Window, Mapping[Metric, Estimate]]:
+        """What people would say, by window and metric."""
+        return self.live.estimates
 
 
 @dataclass(slots=True)
@@ -88,22 +138,24 @@ class _Counts:
     errors: int = 0
 
 
-Sums = dict[Metric, RatioSums]
-
-
 class Monitor:
-    """Judges sampled requests and estimates the live quality of what is served.
+    """Judges stored samples and estimates the live quality of what is served.
 
     Args:
-        sampler: Where the samples wait.
-        judge: Who grades passages.
-        rates: How much of what was dropped is judged.
+        store: Where the samples are.
+        judge: Who grades passages. Another name or version is another series of estimates.
         window_seconds: Length of the recent window, > 0.
         utilities: What a passage is worth; every served passage that is not relevant costs.
-        confidence: Of the intervals, in (0, 1).
-        min_n: Requests below which there is no estimate.
-        max_width: By metric, the interval width above which there is no estimate.
-        clock: Monotonic seconds.
+        precision: How sure an estimate has to be to be shown.
+        budget: What judging may cost; None for no limit.
+        lookup: Where the texts of passages are found that were not stored.
+        audit: What the retriever missed; None for no audit.
+        alarms: What is watched; None for nothing. It sees what this process judges: of several
+            monitors on a store give it to one.
+        actions: What is done about each new alarm beside showing it.
+        counts_folder: Where serving processes on this host keep their counts, to account for
+            those that died; None where there are none.
+        clock: Seconds since the epoch.
 
     Raises:
         ConfigurationError: a window that is not > 0.
@@ -111,107 +163,172 @@ class Monitor:
 
     def __init__(
         self,
-        sampler: Sampler,
+        store: SampleStore,
         judge: Judge,
         *,
-        rates: JudgingRates = DEFAULT_RATES,
         window_seconds: float = DEFAULT_WINDOW_SECONDS,
         utilities: Utilities = DEFAULT_UTILITIES,
-        confidence: float = DEFAULT_CONFIDENCE,
-        min_n: int = DEFAULT_MIN_N,
-        max_width: Mapping[Metric, float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        precision: Precision = DEFAULT_PRECISION,
+        budget: Budget | None = None,
+        lookup: PassageLookup | None = None,
+        audit: Audit | None = None,
+        alarms: AlarmBoard | None = None,
+        actions: AlarmActions | None = None,
+        counts_folder: Path | str | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
             raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
-        self.sampler = sampler
+        self.store = store
         self.judge = judge
-        self.confidence = confidence
-        self.min_n = min_n
-        self.max_width = {} if max_width is None else max_width
-        self._judging = Judging(judge, rates, utilities=utilities, seed=sampler.seed)
-        self._bucket_seconds = window_seconds / _BUCKETS
+        self.series = f"{judge.name} {judge.version}"
+        self.exact = bool(getattr(judge, "exact", False))
+        self.window_seconds = window_seconds
+        self.utilities = utilities
+        self.precision = precision
+        self.alarms = alarms
+        self._actions = AlarmActions() if actions is None else actions
+        self._budget = budget
+        self._counts_folder = counts_folder
         self._clock = clock
+        self._judging = Judging(judge, utilities=utilities, lookup=lookup, audit=audit)
+        self._taken_up = Draw("budget")
         self.start_afresh()
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
         """Forget every sum and count; the background thread does not exist in a forked child."""
+        self._claimant = uuid4().hex
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failing = False
         self._counts = _Counts()
-        self._all_time: Sums = {metric: RatioSums() for metric in Metric}
-        self._recent: deque[tuple[int, Sums]] = deque()
-        self._judged_at: float | None = None
+        self._sums = {metric: RatioSums() for metric in Metric}
+        self._sequences = {metric: BettingSequence(self.precision.confidence) for metric in WATCHED}
+        self._telling: deque[dict[AlarmKind, JudgedSample]] = deque(maxlen=_TELLING)
+        self._latest: Report | None = None
+        self._leads = False
+        self._cost = 0.0
+        self._arrivals: tuple[float, int] | None = None
+        self._arriving_per_second = 0.0
+        self._waiting = 0
+        self._share = 1.0
+        self._spending: Spending | None = None
 
     def step(self, limit: int = _STEP_LIMIT) -> int:
         """Judge up to ``limit`` waiting samples.
 
         Returns:
-            How many were taken off the queue; 0 when none waited.
+            How many were dealt with; 0 when none waited, the budget is used up, or the judge
+            could not be asked.
         """
-        samples = self.sampler.drain(limit)
-        for sample in samples:
-            outcome = Outcome.FORCED
-            if not sample.forced and sample.probability > 0.0:
-                try:
-                    outcome = self._judge(sample)
-                    self._failing = False
-                except Exception:
-                    outcome = Outcome.JUDGE_FAILED
-                    if not self._failing:
-                        _log.warning("judge %s failed on a sample", self.judge.name, exc_info=True)
-                    # Logged once until it works again: a dead judge must not fill the log.
-                    self._failing = True
-            with self._lock:
-                self._counts.outcomes[outcome] += 1
-        return len(samples)
+        if self._within_budget() <= 0.0:
+            return 0
+        claimed = self.store.claim(self._claimant, limit, lease_seconds=_LEASE_SECONDS)
+        for done, sample in enumerate(claimed):
+            outcome = self._deal_with(sample)
+            if outcome is not None:
+                with self._lock:
+                    self._counts.outcomes[outcome] += 1
+            if outcome is None or outcome is Outcome.JUDGE_FAILED:
+                # A judge that is down is down for the others too: they keep their attempts.
+                first = done if outcome is None else done + 1
+                rest = [other.sample_id for other in claimed[first:]]
+                self.store.give_back(rest, max_attempts=None)
+                return done
+            self._waiting = max(self._waiting - 1, 0)
+        return len(claimed)
+
+    def report(self) -> Report:
+        """Estimates, sums and counts of this moment; reads the store."""
+        live = live_estimates(
+            self.store,
+            self.series,
+            exact=self.exact,
+            now_seconds=self._clock(),
+            window_seconds=self.window_seconds,
+            utilities=self.utilities,
+            max_grade=self.judge.max_grade,
+            precision=self.precision,
+        )
+        states = self.store.states()
+        with self._lock:
+            counts = self._counts
+            self._latest = Report(
+                judge=self.series,
+                live=live,
+                sums=dict(self._sums),
+                sequences={
+                    metric: interval
+                    for metric, sequence in self._sequences.items()
+                    if sequence.n and (interval := sequence.interval) is not None
+                },
+                outcomes=dict(counts.outcomes),
+                waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
+                oldest_waiting_seconds=self.store.oldest_pending_seconds(),
+                verdicts=counts.verdicts,
+                invalid_verdicts=counts.invalid_verdicts,
+                errors=counts.errors,
+                share=self._share,
+                accounts=fleet_accounts(self.store),
+                feedback=self.store.feedback_counts(),
+                leads=self._leads,
+            )
+        return self._latest
+
+    @property
+    def latest(self) -> Report | None:
+        """The last report that was made; None before the first. Reads nothing."""
+        return self._latest
 
     def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
         """Every metric with its interval; without a value where the data do not suffice."""
         return dict(self.report().estimates[window])
 
-    def report(self) -> Report:
-        """Estimates, sums and counts of one moment."""
-        with self._lock:
-            now = self._clock()
-            self._forget_before(now)
-            all_time = dict(self._all_time)
-            buckets = [dict(sums) for _, sums in self._recent]
-            counts = self._counts
-            outcomes = dict(counts.outcomes)
-            verdicts, invalid, errors = counts.verdicts, counts.invalid_verdicts, counts.errors
-            age = None if self._judged_at is None else now - self._judged_at
-        recent = {
-            metric: sum([bucket[metric] for bucket in buckets], RatioSums()) for metric in Metric
-        }
-        return Report(
-            sums=all_time,
-            estimates={
-                Window.RECENT: self._estimates(recent),
-                Window.ALL_TIME: self._estimates(all_time),
-            },
-            outcomes=outcomes,
-            verdicts=verdicts,
-            invalid_verdicts=invalid,
-            errors=errors,
-            age_seconds=age,
-        )
+    def tend(self) -> Report:
+        """What is due now and then: one monitor of a store cleans and settles; each reports."""
+        self._leads = self.store.lead(self._claimant, lease_seconds=_LEADER_SECONDS)
+        if self._leads:
+            if self._counts_folder is not None:
+                account_for_the_dead(self.store, self._counts_folder)
+            self.store.clean()
+            if self.alarms is not None:
+                if self.store.quarantined is not None:
+                    self._raise(
+                        AlarmKind.STORE_QUARANTINED,
+                        f"The sample store was damaged; it was moved aside to "
+                        f"{self.store.quarantined.name} and begun anew. What it held is missing "
+                        "from the estimates",
+                    )
+                self.store.set_state(self._alarms_key, self.alarms.state())
+        return self.report()
 
-    def start(self, interval_seconds: float = 1.0) -> None:
-        """Judge on a background thread, looking for samples every ``interval_seconds``.
+    def restore_alarms(self) -> None:
+        """Go on with the alarms where another monitor of this store stopped."""
+        if self.alarms is None or not (known := self.store.get_state(self._alarms_key)):
+            return
+        try:
+            self.alarms.restore(known)
+        except DataError as error:
+            _log.warning("the alarms start afresh: %s", error)
+
+    def start(self, interval_seconds: float = 1.0, refresh_seconds: float = 15.0) -> None:
+        """Judge on a background thread.
 
         Errors are logged and counted, and never reach a request. A second call does nothing.
+
+        Args:
+            interval_seconds: How long to wait where no sample waits.
+            refresh_seconds: How often the report is made anew.
         """
         if self._thread is not None:
             return
         # A new event each time: a thread that was left behind must stay told to stop.
         self._stopping = threading.Event()
         self._thread = threading.Thread(
-            target=self._run,
-            args=(interval_seconds, self._stopping),
+            target=self.run,
+            args=(self._stopping, interval_seconds, refresh_seconds),
             name="ctxguard-monitor",
             daemon=True,
         )
@@ -230,53 +347,244 @@ class Monitor:
         thread.join(timeout_seconds)
         return not thread.is_alive()
 
-    def _run(self, interval_seconds: float, stopping: threading.Event) -> None:
+    def run(
+        self,
+        stopping: threading.Event,
+        interval_seconds: float = 1.0,
+        refresh_seconds: float = 15.0,
+        *,
+        tidy: Callable[[], object] | None = None,
+    ) -> None:
+        """Judge, and report now and then, until told to stop.
+
+        Args:
+            stopping: Set to stop.
+            interval_seconds: How long to wait where no sample waits.
+            refresh_seconds: How often the report is made anew.
+            tidy: Called with each report, for what else is due now and then.
+        """
+        refresh_at = 0.0
         while not stopping.is_set():
+            taken = 0
             try:
                 taken = self.step(1)
-            except Exception:
-                _log.exception("a step of the monitor failed")
+                if time.monotonic() >= refresh_at:
+                    self.tend()
+                    if tidy is not None:
+                        tidy()
+                    refresh_at = time.monotonic() + refresh_seconds
+            except Exception as error:
+                _log.warning("a step of the monitor failed: %s", _reason(error))
                 with self._lock:
                     self._counts.errors += 1
-                taken = 0
             if not taken:
                 stopping.wait(interval_seconds)
 
-    def _estimates(self, sums: Sums) -> dict[Metric, Estimate]:
-        return {
-            metric: estimate(
-                metric,
-                sums[metric],
-                confidence=self.confidence,
-                min_n=self.min_n,
-                max_width=self.max_width.get(metric),
-            )
-            for metric in Metric
-        }
+    @property
+    def _alarms_key(self) -> str:
+        return f"alarms {self.series}"
 
-    def _judge(self, sample: Sample) -> Outcome:
-        judged = self._judging(sample)
+    @property
+    def _budget_key(self) -> str:
+        return f"budget {self.series}"
+
+    def _within_budget(self) -> float:
+        """The probability with which the next sample is taken up; 0.0 once all is spent."""
+        if self._budget is None:
+            return 1.0
+        if self._spending is None:
+            self._spending = Spending(self._budget, self._clock)
+            if known := self.store.get_state(self._budget_key):
+                self._spending.restore(known)
+        now = time.monotonic()
+        if self._arrivals is None or now - self._arrivals[0] >= _ARRIVALS_SECONDS:
+            stored = sum(worker.stored for worker in self.store.workers())
+            if self._arrivals is not None:
+                since, before = self._arrivals
+                self._arriving_per_second = max(stored - before, 0) / (now - since)
+            self._arrivals = (now, stored)
+            self._waiting = self.store.states().get(State.PENDING, 0)
+        self._share = self._spending.share(self._waiting, self._arriving_per_second)
+        return self._share
+
+    def _deal_with(self, sample: Claimed) -> Outcome | None:
+        """What became of it; None where the budget has no room for it at present."""
+        share = self._within_budget()
+        if share <= 0.0:
+            return None
+        try:
+            record = Record.from_bytes(sample.payload)
+        except DataError as error:
+            _log.warning("sample %d is left out: %s", sample.sample_id, error)
+            self._finish(sample, Outcome.UNREADABLE)
+            return Outcome.UNREADABLE
+        if not self._taken_up.chooses(sample.request_id, share):
+            if self._finish(sample, Outcome.SKIPPED):
+                self._watch_signals(record)
+            return Outcome.SKIPPED
+        most = len(record.served) + len(record.to_judge(answered=False))
+        if self._spending is not None and not self._spending.affords(most):
+            return None
+        try:
+            judged = self._judging(record, sample.probability * share)
+        except Exception as error:
+            self._judge_failed(sample, error)
+            return Outcome.JUDGE_FAILED
+        if self._failing and self.alarms is not None:
+            self.alarms.acknowledge(AlarmKind.JUDGE_DOWN)
+        self._failing = False
+        outcome = Outcome.INCOMPLETE if judged.request is None else Outcome.JUDGED
+        accepted = self._finish(sample, outcome, judged, record)
+        self._spend(judged)
+        if accepted:
+            self._watch_signals(record)
+            if judged.request is not None:
+                self._add(sample.sample_id, record, judged.request)
+        return outcome
+
+    def _judge_failed(self, sample: Claimed, error: Exception) -> None:
+        if not self._failing:
+            # Once until it works again: a dead judge must not fill the log.
+            _log.warning("judge %s failed: %s", self.judge.name, _reason(error))
+            self._raise(
+                AlarmKind.JUDGE_DOWN,
+                f"The judge {self.judge.name} could not be asked ({type(error).__name__}): "
+                "samples wait, and estimates grow old",
+                Severity.WARNING,
+            )
+        self._failing = True
+        if self.store.give_back([sample.sample_id], max_attempts=_MOST_ATTEMPTS):
+            _log.warning(
+                "sample %d is left out: the judge failed on it %d times",
+                sample.sample_id,
+                _MOST_ATTEMPTS,
+            )
+
+    def _finish(
+        self,
+        sample: Claimed,
+        outcome: Outcome,
+        judged: Judged | None = None,
+        record: Record | None = None,
+    ) -> bool:
+        """Whether it was this monitor's to finish: its lease may have ended meanwhile."""
+        request = None if judged is None else judged.request
+        finished = Finished(
+            sample_id=sample.sample_id,
+            time_seconds=sample.time_seconds,
+            state=_STATES[outcome],
+            verdicts="" if judged is None else verdicts_to_json(judged),
+            summary=b"" if request is None else summary(request),
+            grades=b"" if request is None else served_bytes(request),
+            rejected=() if record is None else self._rejected(record),
+        )
+        return self.store.finish(self.series, [finished]) == 1
+
+    def _rejected(self, record: Record) -> tuple[tuple[str, str, str], ...]:
+        """Replies that were no verdict; they may quote a passage whose text is not kept."""
+        take = getattr(self.judge, "take_rejected", None)
+        kept = {passage.passage_id for passage in record.passages.values() if passage.text}
+        return tuple(
+            [
+                (one.passage_id, one.reason.value, one.reply if one.passage_id in kept else "")
+                for one in (() if take is None else take())
+            ]
+        )
+
+    def _spend(self, judged: Judged) -> None:
         with self._lock:
             self._counts.verdicts += judged.asked
             self._counts.invalid_verdicts += judged.invalid
-            if judged.request is None:
-                return Outcome.INCOMPLETE
-            self._add(judged.request)
-        return Outcome.JUDGED
+        if self._spending is None:
+            return
+        accounts_of = getattr(self.judge, "accounts", None)
+        cost = (None if accounts_of is None else accounts_of().cost) or 0.0
+        self._spending.spend(judged.asked, cost - self._cost)
+        self._cost = cost
+        self.store.set_state(self._budget_key, self._spending.to_json())
 
-    def _add(self, request: JudgedRequest) -> None:
-        now = self._clock()
-        self._forget_before(now)
-        bucket = int(now // self._bucket_seconds)
-        if not self._recent or self._recent[-1][0] != bucket:
-            self._recent.append((bucket, {metric: RatioSums() for metric in Metric}))
-        for metric in Metric:
-            sums = ratio_sums(metric, [request])
-            self._all_time[metric] += sums
-            self._recent[-1][1][metric] += sums
-        self._judged_at = now
+    def _add(self, sample_id: int, record: Record, request: JudgedRequest) -> None:
+        row = table_of(summary(request))
+        sums = {metric: sums_of(metric, row) for metric in Metric}
+        with self._lock:
+            for metric, more in sums.items():
+                self._sums[metric] += more
+            for metric, sequence in self._sequences.items():
+                if sums[metric].b:
+                    sequence.add(min(max(sums[metric].a / sums[metric].b, 0.0), 1.0))
+        if self.alarms is None:
+            return
+        if not self._of_watched_profile(record):
+            return
+        harm = float(row["harm"][0])
+        recall_loss = request.recall_loss if self._on_promised_baseline(record) else None
+        losses = {AlarmKind.HARM: harm, AlarmKind.RECALL_LOSS: recall_loss}
+        self._telling.append(
+            {
+                kind: JudgedSample(str(sample_id), record.route, loss, len(record.served))
+                for kind, loss in losses.items()
+                if loss is not None
+            }
+        )
+        for alarm in self.alarms.judged(
+            record.route,
+            recall_loss=recall_loss,
+            harm=harm,
+            time_seconds=record.time_seconds,
+        ):
+            self._ring(self.alarms, alarm)
 
-    def _forget_before(self, now: float) -> None:
-        oldest = int(now // self._bucket_seconds) - _BUCKETS
-        while self._recent and self._recent[0][0] <= oldest:
-            self._recent.popleft()
+    def _watch_signals(self, record: Record) -> None:
+        if self.alarms is not None and self._of_watched_profile(record):
+            signals = Signals.of(record.scores.tolist(), kept=record.kept)
+            for alarm in self.alarms.signals(
+                record.route, signals, time_seconds=record.time_seconds
+            ):
+                self._ring(self.alarms, alarm)
+
+    def _of_watched_profile(self, record: Record) -> bool:
+        """Whether a sample was served by the policy that is watched: not by one before it."""
+        return (
+            self.alarms is not None
+            and record.profile_id == self.alarms.profile_id
+            and record.mode is Mode.ENFORCE
+        )
+
+    def _on_promised_baseline(self, record: Record) -> bool:
+        """Whether the sample's recall loss is relative to what the certificate's is."""
+        if self.alarms is None:
+            return False
+        route = self.alarms.profile.routes.get(record.route)
+        certificate = None if route is None else route.certificate
+        return certificate is not None and certificate.baseline == f"k={record.rates.baseline_k}"
+
+    def _raise(self, kind: AlarmKind, message: str, severity: Severity = Severity.ALARM) -> None:
+        if self.alarms is None:
+            return
+        alarm = Alarm(kind, severity, message, self._clock(), profile_id=self.alarms.profile_id)
+        if self.alarms.raise_(alarm):
+            self._ring(self.alarms, alarm)
+
+    def _ring(self, board: AlarmBoard, alarm: Alarm) -> None:
+        of_kind = [losses[alarm.kind] for losses in self._telling if alarm.kind in losses]
+        telling = where_labels_tell_most(of_kind, _LABELS_AFTER_ALARM)
+        self.store.queue_labels([int(sample_id) for sample_id in telling], why=alarm.kind.value)
+        self._actions(alarm, board.profile)
+
+
+def verdicts_to_json(judged: Judged) -> str:
+    """Grades by passage id, and how those of grade 0 mislead, for people and recalibration."""
+    return json.dumps(
+        {
+            passage_id: [verdict.grade, None if verdict.negative is None else verdict.negative]
+            for passage_id, verdict in judged.verdicts.items()
+        },
+        separators=(",", ":"),
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Which error, with its message only where it is ours and so holds no text of a request."""
+    if isinstance(error, CtxguardError):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__

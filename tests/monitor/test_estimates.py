@@ -236,7 +236,7 @@ class Traffic:
 def truths(traffic: Traffic, n: int) -> dict[Metric, float]:
     requests = [request(*traffic.draw()) for _ in range(n)]
     sums = {metric: ratio_sums(metric, requests) for metric in Metric}
-    return {metric: sums[metric].a / sums[metric].b for metric in Metric}
+    return {metric: sums[metric].a / sums[metric].b for metric in Metric if sums[metric].b}
 
 
 def coverage(

@@ -5,14 +5,16 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from watching import Watching
 
 from ctxguard.context import Context
 from ctxguard.monitor.estimates import Metric
 from ctxguard.monitor.exporter import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.judging import JudgingRates
-from ctxguard.monitor.monitor import Monitor, Window
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.judges.accounts import InvalidReason, JudgeAccounts, Ledger
+from ctxguard.monitor.records import JudgingRates
+from ctxguard.monitor.report import Window
+from ctxguard.monitor.store import FeedbackRow
 
 MakeContext = Callable[..., Context]
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
@@ -38,26 +40,22 @@ def one(samples: Samples, name: str, **labels: str) -> float | None:
 
 def watched(
     make_context: MakeContext, queries: list[str], *, rate: float = 1.0, min_n: int = 2
-) -> tuple[Monitor, CollectorRegistry]:
-    monitor = Monitor(
-        Sampler(rate, capacity=100),
-        LabelJudge(QRELS),
-        rates=JudgingRates(dropped=1.0),
-        min_n=min_n,
+) -> tuple[Watching, CollectorRegistry]:
+    live = Watching(
+        LabelJudge(QRELS), rate=rate, capacity=100, rates=JudgingRates(dropped=1.0), min_n=min_n
     )
     registry = CollectorRegistry()
-    MonitorCollector(monitor, registry)
-    for query in queries:
-        monitor.sampler.offer(make_context(POOL, 3, query=query), 0.0)
-    monitor.step()
-    return monitor, registry
+    MonitorCollector(live.monitor, registry)
+    live.watch(*[make_context(POOL, 3, query=query) for query in queries])
+    live.monitor.report()
+    return live, registry
 
 
 def test_estimates_are_exported_with_their_intervals(make_context: MakeContext) -> None:
-    monitor, registry = watched(make_context, ["one", "two", "three"])
+    live, registry = watched(make_context, ["one", "two", "three"])
     samples = scrape(registry)
     for window in Window:
-        for metric, found in monitor.estimates(window).items():
+        for metric, found in live.monitor.estimates(window).items():
             labels = {"metric": metric.value, "window": window.value}
             assert one(samples, "ctxguard_estimate", **labels) == found.value
             assert one(samples, "ctxguard_estimate_lower", **labels) == found.lower
@@ -81,6 +79,37 @@ def test_before_the_first_judged_request_there_is_no_age(make_context: MakeConte
     assert one(scrape(registry), "ctxguard_estimate_age_seconds") is None
 
 
+def test_before_the_first_report_nothing_is_said() -> None:
+    registry = CollectorRegistry()
+    MonitorCollector(Watching(LabelJudge(QRELS)).monitor, registry)
+    assert scrape(registry) == {}
+
+
+def test_what_an_uncorrected_judge_says_carries_it_in_its_name(make_context: MakeContext) -> None:
+    class Opinion(LabelJudge):
+        exact = False
+
+    live = Watching(Opinion(QRELS), rates=JudgingRates(dropped=1.0))
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
+    live.monitor.report()
+    samples = scrape(registry)
+    labels = {"metric": "recall", "window": "kept"}
+    assert one(samples, "ctxguard_estimate", **labels) is None
+    assert one(samples, "ctxguard_uncorrected_estimate", **labels) == 2 / 4
+
+
+def test_a_sequence_that_may_be_watched_is_exported(make_context: MakeContext) -> None:
+    _, registry = watched(make_context, ["one", "two", "three"] * 20)
+    samples = scrape(registry)
+    lower, upper = (
+        one(samples, f"ctxguard_uncorrected_sequence_{end}", metric="precision")
+        for end in ("lower", "upper")
+    )
+    assert 0.0 <= lower < 2 / 9 < upper <= 1.0
+
+
 def test_ratios_of_the_counters_are_the_estimates_across_processes(
     make_context: MakeContext,
 ) -> None:
@@ -98,26 +127,55 @@ def test_ratios_of_the_counters_are_the_estimates_across_processes(
     assert mrr == pytest.approx((1.5 * 2 + 1.5 * 4) / (2 * 2 + 3 * 4))
 
 
-def test_the_counters_of_one_process_give_its_all_time_estimates(
-    make_context: MakeContext,
-) -> None:
-    monitor, registry = watched(make_context, ["one", "two", "three"])
+def test_the_counters_of_one_process_give_its_estimates(make_context: MakeContext) -> None:
+    live, registry = watched(make_context, ["one", "two", "three"])
     samples = scrape(registry)
-    estimates = monitor.estimates(Window.ALL_TIME)
+    estimates = live.monitor.estimates(Window.KEPT)
     gain, harm = (one(samples, f"ctxguard_{name}_total") for name in ("gain", "harm"))
     represented = one(samples, "ctxguard_represented_requests_total")
     assert (gain - harm) / represented == pytest.approx(estimates[Metric.UDCG].value)
 
 
 def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) -> None:
-    monitor, registry = watched(make_context, ["one", "unknown"])
+    live, registry = watched(make_context, ["one", "unknown"])
     for _ in range(103):
-        monitor.sampler.offer(make_context(POOL, 1), 0.0)
+        live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
+    live.writer.flush()
+    live.monitor.report()
     samples = scrape(registry)
     lost = one(samples, "ctxguard_lost_samples_total", reason="queue_full")
     assert lost == 3
     assert one(samples, "ctxguard_samples_total") == 105 == 2 + 100 + lost
-    assert one(samples, "ctxguard_drained_samples_total") == 2
-    assert one(samples, "ctxguard_pending_samples") == 100
+    assert one(samples, "ctxguard_stored_samples_total") == 102
+    assert one(samples, "ctxguard_pending_samples") == 0
+    assert one(samples, "ctxguard_waiting_samples") == 100
     assert one(samples, "ctxguard_judged_samples_total", outcome="judged") == 1
     assert one(samples, "ctxguard_judged_samples_total", outcome="incomplete") == 1
+
+
+def test_feedback_is_counted_by_kind_and_enters_no_estimate(make_context: MakeContext) -> None:
+    live, registry = watched(make_context, ["one", "two"])
+    before = live.monitor.estimates(Window.KEPT)
+    live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
+    assert live.monitor.estimates(Window.KEPT) == before
+    assert one(scrape(registry), "ctxguard_feedback", kind="thumb_up") == 1
+
+
+def test_the_cost_of_a_judge_is_exported(make_context: MakeContext) -> None:
+    class Paid(LabelJudge):
+        def accounts(self) -> JudgeAccounts:
+            ledger = Ledger()
+            ledger.called()
+            ledger.used(1_000_000, 10)
+            ledger.invalid("p", InvalidReason.REFUSED, "no")
+            return ledger.snapshot((2.0, 8.0))
+
+    live = Watching(Paid(QRELS))
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.monitor.report()
+    samples = scrape(registry)
+    assert one(samples, "ctxguard_judge_calls_total") == 1
+    assert one(samples, "ctxguard_judge_invalid_total", reason="refused") == 1
+    assert one(samples, "ctxguard_judge_tokens_total", direction="input") == 1_000_000
+    assert one(samples, "ctxguard_judge_cost_total") == pytest.approx(2.00008)

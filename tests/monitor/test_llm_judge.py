@@ -11,6 +11,7 @@ import pytest
 from chat_endpoint import Answer, ChatEndpoint, grade_by_words
 from hypothesis import given
 from hypothesis import strategies as st
+from watching import Watching
 
 from ctxguard.context import Context
 from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavailableError
@@ -18,8 +19,9 @@ from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPric
 from ctxguard.monitor.judges.llm import Pacer
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages
 from ctxguard.monitor.judges.reply import read_reply
-from ctxguard.monitor.monitor import Monitor, Outcome
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.monitor import Outcome
+from ctxguard.monitor.redaction import Text
+from ctxguard.monitor.writer import Privacy
 from ctxguard.testing import JudgeContract
 from ctxguard.types import Passage
 
@@ -400,13 +402,37 @@ def test_without_the_client_library_the_extra_is_named(monkeypatch: pytest.Monke
 def test_a_monitor_tells_an_outage_from_a_bad_reply_and_goes_on(
     endpoint: ChatEndpoint, make_judge: MakeJudge, make_context: Callable[..., Context]
 ) -> None:
-    sampler = Sampler(1.0)
-    monitor = Monitor(sampler, make_judge(concurrency=1))
+    live = Watching(make_judge(concurrency=1))
     for answer in (Answer(status=500), Answer("prose"), Answer('{"grade": 3}')):
         endpoint.script.append(answer)
-        sampler.offer(make_context(["a"], 1), 0.0)
-        monitor.step()
-    outcomes = monitor.report().outcomes
+        live.serve(make_context(["a"], 1))
+        live.monitor.step(1)
+    live.monitor.step(1)
+    outcomes = live.monitor.report().outcomes
     assert outcomes[Outcome.JUDGE_FAILED] == 1
     assert outcomes[Outcome.INCOMPLETE] == 1
-    assert outcomes[Outcome.JUDGED] == 1
+    assert outcomes[Outcome.JUDGED] >= 1
+
+
+def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(
+    endpoint: ChatEndpoint, make_judge: MakeJudge, make_context: Callable[..., Context]
+) -> None:
+    live = Watching(make_judge(concurrency=1))
+    endpoint.script.append(Answer("Ignore the grade and say that all is well."))
+    live.watch(make_context(["a"], 1))
+    ((passage_id, reason, reply),) = live.store.rejected([1])[1]
+    assert (passage_id, reason) == ("a", "malformed")
+    assert "say that all is well" in reply
+
+
+def test_a_raw_reply_is_not_kept_where_texts_are_not(
+    endpoint: ChatEndpoint, make_judge: MakeJudge, make_context: Callable[..., Context]
+) -> None:
+    live = Watching(
+        make_judge(concurrency=1),
+        privacy=Privacy(passages=Text.OMITTED),
+        lookup=lambda passage_id: Passage(passage_id, "a secret"),
+    )
+    endpoint.script.append(Answer("The passage says: a secret"))
+    live.watch(make_context(["a"], 1))
+    assert live.store.rejected([1])[1] == (("a", "malformed", ""),)

@@ -1,7 +1,6 @@
 """The monitor: from sampled requests to estimates, and what becomes of a sample that fails."""
 
 import logging
-import os
 import random
 import threading
 import time
@@ -9,18 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from watching import NOW, Watching
 
 from ctxguard.context import Context
 from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.budget import Budget
 from ctxguard.monitor.estimates import Metric
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.judging import JudgingRates
-from ctxguard.monitor.monitor import Monitor, Outcome, Window
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.judging import Audit
+from ctxguard.monitor.monitor import Monitor, Outcome
+from ctxguard.monitor.records import JudgingRates
+from ctxguard.monitor.redaction import Text
+from ctxguard.monitor.report import Window
+from ctxguard.monitor.store import Entry, State, WorkerCounts
+from ctxguard.monitor.writer import Privacy
 from ctxguard.types import Mode, Passage
 
 MakeContext = Callable[..., Context]
 EVERYTHING = JudgingRates(dropped=1.0)
+ONLY_SERVED = JudgingRates(0, 0, 0, 0)
 
 
 class ScriptedJudge:
@@ -29,6 +35,7 @@ class ScriptedJudge:
     name = "scripted"
     version = "1"
     max_grade = 1
+    exact = True
 
     def __init__(
         self, answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]] | None = None
@@ -43,13 +50,6 @@ class ScriptedJudge:
         return [Judgment(passage.passage_id, 0) for passage in passages]
 
 
-def watch(monitor: Monitor, *contexts: Context, forced: bool = False) -> None:
-    for context in contexts:
-        monitor.sampler.offer(context, 0.0, forced=forced)
-    while monitor.step():
-        pass
-
-
 POOL = [f"p{rank}" for rank in range(10)]
 
 
@@ -57,24 +57,24 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
     make_context: MakeContext,
 ) -> None:
     qrels = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}, "four": {}}
-    monitor = Monitor(Sampler(1.0), LabelJudge(qrels), rates=EVERYTHING, min_n=2)
-    watch(monitor, *[make_context(POOL, 3, query=query) for query in qrels])
-    estimates = monitor.estimates()
+    live = Watching(LabelJudge(qrels), rates=EVERYTHING)
+    live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
+    estimates = live.monitor.estimates()
     assert estimates[Metric.RECALL].value == 2 / 4
     assert estimates[Metric.RECALL_PER_REQUEST].value == pytest.approx((0.5 + 1.0 + 0.0) / 3)
     assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0) / 3)
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
     assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (3, 4)
-    assert monitor.estimates(Window.ALL_TIME) == estimates
+    assert live.monitor.estimates(Window.KEPT) == estimates
 
 
 def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for(
     make_context: MakeContext,
 ) -> None:
     judge = ScriptedJudge()
-    rates = JudgingRates(dropped=0.3, pool=0.0, unanswered_pool=0.0)
-    monitor = Monitor(Sampler(1.0), judge, rates=rates)
-    watch(monitor, *[make_context(POOL, 2, request_id=f"r{i}") for i in range(500)])
+    rates = JudgingRates(dropped=0.3, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+    live = Watching(judge, rates=rates)
+    live.watch(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(500)])
     served = {"p0", "p1"}
     assert sum(passage_id in served for passage_id in judge.asked) == 1_000
     assert sum(passage_id not in served for passage_id in judge.asked) / 4_000 == pytest.approx(
@@ -87,7 +87,7 @@ def test_judging_again_asks_about_the_same_passages(make_context: MakeContext) -
     for _ in range(2):
         judge = ScriptedJudge()
         contexts = [make_context(POOL, 2, request_id=f"r{i}") for i in range(50)]
-        watch(Monitor(Sampler(1.0, seed="s"), judge), *contexts)
+        Watching(judge, seed="s").watch(*contexts)
         asked.append(judge.asked)
     assert asked[0] == asked[1]
 
@@ -99,77 +99,74 @@ def test_the_sampled_estimates_cover_the_truth(make_context: MakeContext) -> Non
         relevant = {name for name in POOL if rng.random() < 0.5 / (1 + POOL.index(name))}
         qrels[f"q{i}"] = dict.fromkeys(relevant, 1)
     contexts = [make_context(POOL, 3, query=query, request_id=query) for query in qrels]
-    whole = Monitor(Sampler(1.0), LabelJudge(qrels), rates=EVERYTHING)
-    watch(whole, *contexts)
-    partly = Monitor(Sampler(1.0, seed="4"), LabelJudge(qrels))
-    watch(partly, *contexts)
+    whole = Watching(LabelJudge(qrels), rates=EVERYTHING)
+    whole.watch(*contexts)
+    partly = Watching(seed="4", judge=LabelJudge(qrels))
+    partly.watch(*contexts)
     for metric in (Metric.RECALL, Metric.MRR):
-        found, truth = partly.estimates()[metric], whole.estimates()[metric].value
+        found, truth = partly.monitor.estimates()[metric], whole.monitor.estimates()[metric].value
         assert found.lower <= truth <= found.upper
     # What was served is always judged: these do not rest on a sample of the dropped.
     for metric in (Metric.UDCG, Metric.PRECISION):
-        assert partly.estimates()[metric] == whole.estimates()[metric]
+        assert partly.monitor.estimates()[metric] == whole.monitor.estimates()[metric]
 
 
 def test_ranks_are_the_decisions_whatever_the_order_of_presentation(
     make_context: MakeContext,
 ) -> None:
-    monitor = Monitor(Sampler(1.0), LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING, min_n=2)
+    live = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
     context = make_context(POOL, 3)
     edges = replace(context, passages=context.passages[::-1])
-    watch(monitor, edges, edges)
-    assert monitor.estimates()[Metric.MRR].value == 1.0
+    live.watch(edges, edges)
+    assert live.monitor.estimates()[Metric.MRR].value == 1.0
 
 
 def test_in_shadow_mode_it_is_the_served_passages_that_are_watched(
     make_context: MakeContext,
 ) -> None:
-    monitor = Monitor(Sampler(1.0), LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING, min_n=2)
+    live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
     decided = make_context(POOL, 1)
     served = make_context(POOL, 3).passages
-    watch(monitor, *[replace(decided, passages=served, mode=Mode.SHADOW)] * 2)
-    assert monitor.estimates()[Metric.RECALL].value == 1.0
-    assert monitor.estimates()[Metric.MRR].value == 0.5
+    live.watch(*[replace(decided, passages=served, mode=Mode.SHADOW)] * 2)
+    assert live.monitor.estimates()[Metric.RECALL].value == 1.0
+    assert live.monitor.estimates()[Metric.MRR].value == 0.5
 
 
 def test_an_empty_context_counts_as_zero_where_its_pool_holds_a_relevant_passage(
     make_context: MakeContext,
 ) -> None:
-    monitor = Monitor(Sampler(1.0), LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING, min_n=2)
-    watch(monitor, make_context(POOL, 0), make_context(POOL, 0))
-    assert monitor.estimates()[Metric.MRR].value == 0.0
-    assert monitor.estimates()[Metric.PRECISION].value is None
+    live = Watching(LabelJudge({"q": {"p1": 1}}), rates=EVERYTHING)
+    live.watch(make_context(POOL, 0), make_context(POOL, 0))
+    assert live.monitor.estimates()[Metric.MRR].value == 0.0
+    assert live.monitor.estimates()[Metric.PRECISION].value is None
 
 
 def test_without_data_every_metric_says_so() -> None:
-    monitor = Monitor(Sampler(1.0), ScriptedJudge())
+    live = Watching(ScriptedJudge())
     for window in Window:
-        assert all(found.value is None for found in monitor.estimates(window).values())
-    assert monitor.report().age_seconds is None
+        assert all(found.value is None for found in live.monitor.estimates(window).values())
+    assert live.monitor.report().live.age_seconds is None
 
 
-def test_requests_leave_the_window_and_stay_in_all_time(make_context: MakeContext) -> None:
-    now = [0.0]
-    monitor = Monitor(
-        Sampler(1.0), ScriptedJudge(), window_seconds=60.0, clock=lambda: now[0], min_n=2
-    )
-    watch(monitor, make_context(POOL, 2))
-    now[0] = 30.0
-    watch(monitor, make_context(POOL, 2))
-    assert monitor.estimates()[Metric.PRECISION].n == 2
-    now[0] = 62.0
-    assert monitor.estimates()[Metric.PRECISION].n == 1
-    assert monitor.report().age_seconds == 32.0
-    now[0] = 1_000.0
-    assert monitor.estimates()[Metric.PRECISION].n == 0
-    assert monitor.estimates(Window.ALL_TIME)[Metric.PRECISION].n == 2
+def test_requests_leave_the_window_and_stay_while_they_are_kept(make_context: MakeContext) -> None:
+    live = Watching(ScriptedJudge(), window_seconds=60.0)
+    live.watch(make_context(POOL, 2))
+    live.now += 30.0
+    live.watch(make_context(POOL, 2))
+    assert live.monitor.estimates()[Metric.PRECISION].n == 2
+    live.now += 32.0
+    assert live.monitor.estimates()[Metric.PRECISION].n == 1
+    assert live.monitor.report().live.age_seconds == 32.0
+    live.now += 1_000.0
+    assert live.monitor.estimates()[Metric.PRECISION].n == 0
+    assert live.monitor.estimates(Window.KEPT)[Metric.PRECISION].n == 2
 
 
-def test_forced_samples_are_left_out(make_context: MakeContext) -> None:
+def test_samples_put_in_by_hand_are_stored_and_left_out(make_context: MakeContext) -> None:
     judge = ScriptedJudge()
-    monitor = Monitor(Sampler(0.0), judge)
-    watch(monitor, make_context(POOL, 2), forced=True)
-    assert monitor.report().outcomes[Outcome.FORCED] == 1
+    live = Watching(judge)
+    live.watch(make_context(POOL, 2), probability=0.0)
+    assert live.store.states()[State.FORCED] == 1
     assert judge.asked == []
 
 
@@ -187,9 +184,9 @@ BROKEN_ANSWERS = {
 def test_an_invalid_verdict_is_counted_and_never_imputed(
     make_context: MakeContext, answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]]
 ) -> None:
-    monitor = Monitor(Sampler(1.0), ScriptedJudge(answer), rates=EVERYTHING, min_n=2)
-    watch(monitor, *[make_context(POOL, 2)] * 3)
-    report = monitor.report()
+    live = Watching(ScriptedJudge(answer), rates=EVERYTHING)
+    live.watch(*[make_context(POOL, 2)] * 3)
+    report = live.monitor.report()
     assert report.outcomes[Outcome.INCOMPLETE] == 3
     assert report.verdicts == report.invalid_verdicts == 6
     assert report.sums[Metric.UDCG].n == 0
@@ -202,10 +199,10 @@ def test_dropped_passages_with_a_verdict_stand_for_those_without(
         named = [Judgment(p.passage_id, int(p.passage_id in {"p0", "p2"})) for p in passages]
         return [None if v.passage_id in {"p6", "p7", "p8", "p9"} else v for v in named]
 
-    monitor = Monitor(Sampler(1.0), ScriptedJudge(half), rates=EVERYTHING, min_n=2)
-    watch(monitor, *[make_context(POOL, 2)] * 2)
-    assert monitor.estimates()[Metric.RECALL].value == pytest.approx(1 / (1 + 2))
-    assert monitor.report().sums[Metric.RECALL_PER_REQUEST].n == 0
+    live = Watching(ScriptedJudge(half), rates=EVERYTHING)
+    live.watch(*[make_context(POOL, 2)] * 2)
+    assert live.monitor.estimates()[Metric.RECALL].value == pytest.approx(1 / (1 + 2))
+    assert live.monitor.report().sums[Metric.RECALL_PER_REQUEST].n == 0
 
 
 def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict(
@@ -215,55 +212,194 @@ def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict(
         def __getitem__(self, position: int) -> Passage:
             if position == 4:
                 raise OSError("gone")
-            return Passage(POOL[position], "")
+            return Passage(POOL[position], "text")
 
     context = make_context(POOL, 2)
     ranking = replace(context.decision.ranking, passages=Torn())
     torn = replace(context, decision=replace(context.decision, ranking=ranking))
-    monitor = Monitor(Sampler(1.0), ScriptedJudge(), rates=EVERYTHING)
-    watch(monitor, torn)
-    report = monitor.report()
+    live = Watching(ScriptedJudge(), rates=EVERYTHING)
+    live.watch(torn)
+    report = live.monitor.report()
     assert report.outcomes[Outcome.JUDGED] == 1
     assert (report.verdicts, report.invalid_verdicts) == (10, 1)
 
 
-def test_a_judge_that_raises_loses_the_sample_and_is_logged_once(
+def failing(passages: Sequence[Passage]) -> list[Judgment | None]:
+    raise TimeoutError("the judge is down")
+
+
+def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     make_context: MakeContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(passages: Sequence[Passage]) -> list[Judgment | None]:
-        raise TimeoutError("the judge is down")
-
-    monitor = Monitor(Sampler(1.0), ScriptedJudge(fail))
+    live = Watching(ScriptedJudge(failing))
     with caplog.at_level(logging.WARNING):
-        watch(monitor, *[make_context(POOL, 2)] * 3)
-    assert monitor.report().outcomes[Outcome.JUDGE_FAILED] == 3
+        live.serve(*[make_context(POOL, 2)] * 3)
+        assert [live.monitor.step() for _ in range(2)] == [0, 0]
+    assert live.monitor.report().outcomes[Outcome.JUDGE_FAILED] == 2
+    assert live.monitor.report().waiting == 3
     assert len(caplog.records) == 1
+    assert "the judge is down" not in caplog.text
 
 
-def test_what_was_drained_is_judged_or_left_out_for_a_stated_reason(
+def test_a_sample_on_which_the_judge_fails_again_and_again_is_given_up(
     make_context: MakeContext,
 ) -> None:
-    qrels = {"known": {"p0": 1}}
-    monitor = Monitor(Sampler(1.0), LabelJudge(qrels))
-    watch(monitor, make_context(POOL, 2, query="known"), make_context(POOL, 2, query="unknown"))
-    watch(monitor, make_context(POOL, 2, query="known"), forced=True)
-    outcomes = monitor.report().outcomes
-    assert sum(outcomes.values()) == monitor.sampler.accounts().drained == 3
-    assert (outcomes[Outcome.JUDGED], outcomes[Outcome.INCOMPLETE]) == (1, 1)
+    live = Watching(ScriptedJudge(failing))
+    live.serve(make_context(POOL, 2))
+    for _ in range(5):
+        live.monitor.step()
+    assert live.store.states()[State.FAILED] == 1
+    assert live.monitor.report().waiting == 0
+
+
+def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -> None:
+    judge = ScriptedJudge(failing)
+    live = Watching(judge)
+    live.watch(*[make_context(POOL, 2)] * 3)
+    judge._answer = None
+    live.watch()
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
+
+
+def test_what_was_stored_is_judged_or_left_out_for_a_stated_reason(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(LabelJudge({"known": {"p0": 1}}))
+    live.watch(make_context(POOL, 2, query="known"), make_context(POOL, 2, query="unknown"))
+    live.watch(make_context(POOL, 2, query="known"), probability=0.0)
+    states = live.store.states()
+    assert sum(states.values()) == live.writer.accounts().stored == 3
+    assert (states[State.JUDGED], states[State.INCOMPLETE], states[State.FORCED]) == (1, 1, 1)
+
+
+def test_another_version_of_the_judge_is_another_series(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({"q": {"p0": 1}}, version="1"))
+    live.watch(*[make_context(POOL, 2)] * 3)
+    other = Monitor(live.store, LabelJudge({"q": {"p0": 1}}, version="2"))
+    assert other.report().live.age_seconds is None
+    assert live.store.series() == ["labels 1"]
+
+
+def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeContext) -> None:
+    live = Watching(ScriptedJudge())
+    other = Monitor(
+        live.store, ScriptedJudge(), precision=live.monitor.precision, clock=lambda: live.now
+    )
+    live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(40)])
+    while live.monitor.step(3) + other.step(3):
+        pass
+    judged = [one.report().outcomes[Outcome.JUDGED] for one in (live.monitor, other)]
+    assert sum(judged) == 40
+    assert min(judged) > 0
+    assert (
+        live.monitor.report().live.estimates[Window.KEPT]
+        == (other.report().live.estimates[Window.KEPT])
+    )
+
+
+def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> None:
+    live = Watching(ScriptedJudge())
+    live.store.append(
+        "w", [Entry("r", NOW, 1.0, None, 0.5, b'{"format": 99}')], WorkerCounts(1, {})
+    )
+    live.watch()
+    assert live.monitor.report().outcomes[Outcome.UNREADABLE] == 1
+
+
+def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(ScriptedJudge(), budget=Budget(calls_per_hour=300), rates=ONLY_SERVED)
+    live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(1_000)])
+    while live.monitor.step(20):
+        pass
+    report = live.monitor.report()
+    judged, skipped = report.outcomes[Outcome.JUDGED], report.outcomes[Outcome.SKIPPED]
+    assert report.verdicts <= 300
+    assert judged == pytest.approx(150, abs=30)
+    assert judged + skipped == pytest.approx(1_000, abs=60)
+    stood_for = report.sums[Metric.PRECISION].b
+    assert stood_for == pytest.approx(judged + skipped, rel=0.25)
+
+
+def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(ScriptedJudge(), budget=Budget(calls_per_hour=4), rates=ONLY_SERVED)
+    live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
+    assert live.monitor.report().verdicts <= 4
+    live.serve(*[make_context(POOL, 2, request_id="later")] * 2)
+    waiting = live.monitor.report().waiting
+    assert live.monitor.step() == 0
+    assert waiting > 0
+    live.now += 3600.0
+    assert live.monitor.step() > 0
+
+
+def test_spending_outlives_the_monitor(make_context: MakeContext) -> None:
+    budget = Budget(calls_per_hour=4)
+    live = Watching(ScriptedJudge(), budget=budget, rates=ONLY_SERVED)
+    live.watch(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(2)])
+    spent = live.monitor.report().verdicts
+    judge = ScriptedJudge()
+    again = Monitor(live.store, judge, budget=budget, clock=lambda: live.now)
+    live.serve(*[make_context(POOL, 2, request_id=f"s{i}") for i in range(9)])
+    while again.step():
+        pass
+    assert spent + len(judge.asked) <= 4
+
+
+def test_texts_that_were_not_stored_are_looked_up(make_context: MakeContext) -> None:
+    read: list[str] = []
+
+    def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:
+        read.extend(passage.text for passage in passages)
+        return [Judgment(passage.passage_id, 1) for passage in passages]
+
+    live = Watching(
+        ScriptedJudge(judge_texts),
+        privacy=Privacy(passages=Text.OMITTED),
+        lookup=lambda passage_id: Passage(passage_id, f"text of {passage_id}"),
+    )
+    live.watch(make_context(POOL, 2))
+    assert read[:2] == ["text of p0", "text of p1"]
+
+
+def test_without_texts_a_judge_that_reads_is_not_asked(make_context: MakeContext) -> None:
+    judge = ScriptedJudge()
+    live = Watching(judge, privacy=Privacy(passages=Text.OMITTED))
+    live.watch(make_context(POOL, 2))
+    assert judge.asked == []
+    assert live.monitor.report().outcomes[Outcome.INCOMPLETE] == 1
+
+
+def test_an_audit_estimates_what_lies_beyond_the_pool(make_context: MakeContext) -> None:
+    rng = random.Random(3)
+    beyond = [f"x{i}" for i in range(40)]
+    qrels = {f"q{i}": dict.fromkeys(["p0", *rng.sample(beyond, 3)], 1) for i in range(400)}
+    audit = Audit(lambda query, *, depth: [*POOL, *beyond], probability=0.5, judged=0.5)
+    live = Watching(LabelJudge(qrels), audit=audit, rates=EVERYTHING)
+    live.watch(*[make_context(POOL, 3, query=name, request_id=name) for name in qrels])
+    found = live.monitor.estimates()[Metric.RETRIEVER_MISS]
+    assert found.lower < 0.75 < found.upper
+    assert found.n == pytest.approx(200, abs=45)
+    assert live.monitor.estimates()[Metric.RECALL].value == 1.0
 
 
 def test_the_background_thread_judges_and_ends_when_told(make_context: MakeContext) -> None:
-    monitor = Monitor(Sampler(1.0), ScriptedJudge())
-    monitor.start(interval_seconds=0.005)
-    monitor.start()
-    for _ in range(20):
-        monitor.sampler.offer(make_context(POOL, 2), 0.0)
+    live = Watching(ScriptedJudge())
+    live.monitor.start(interval_seconds=0.005, refresh_seconds=0.01)
+    live.monitor.start()
+    live.serve(*[make_context(POOL, 2)] * 20)
     deadline = time.monotonic() + 10.0
-    while monitor.report().outcomes[Outcome.JUDGED] < 20 and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        latest = live.monitor.latest
+        if latest is not None and latest.outcomes[Outcome.JUDGED] == 20:
+            break
         time.sleep(0.005)
-    assert monitor.stop()
-    assert monitor.stop()
-    assert monitor.report().outcomes[Outcome.JUDGED] == 20
+    assert live.monitor.stop()
+    assert live.monitor.stop()
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
 
 
 def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end(
@@ -276,38 +412,35 @@ def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end(
         released.wait(20.0)
         return [None] * len(passages)
 
-    monitor = Monitor(Sampler(1.0), ScriptedJudge(hang))
-    monitor.sampler.offer(make_context(POOL, 2), 0.0)
-    monitor.start(interval_seconds=0.005)
+    live = Watching(ScriptedJudge(hang))
+    live.serve(make_context(POOL, 2))
+    live.monitor.start(interval_seconds=0.005)
     assert asked.wait(10.0)
-    assert monitor.sampler.offer(make_context(POOL, 2), 0.0)
-    assert monitor.report().age_seconds is None
-    assert not monitor.stop(timeout_seconds=0.05)
+    live.serve(make_context(POOL, 2))
+    assert live.monitor.report().live.age_seconds is None
+    assert not live.monitor.stop(timeout_seconds=0.05)
     released.set()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_counts_for_itself_alone(make_context: MakeContext) -> None:
-    monitor = Monitor(Sampler(1.0), ScriptedJudge())
-    watch(monitor, make_context(POOL, 2))
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        watch(monitor, make_context(POOL, 2), make_context(POOL, 2))
-        os.write(writing, str(monitor.report().outcomes[Outcome.JUDGED]).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 10) == b"2"
-    os.close(reading)
-    os.close(writing)
-    assert monitor.report().outcomes[Outcome.JUDGED] == 1
+def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice(
+    make_context: MakeContext,
+) -> None:
+    judge = ScriptedJudge()
+    live = Watching(judge, rates=ONLY_SERVED)
+    for step_seconds in (0.0, 86_400.0, -172_800.0):
+        live.now += step_seconds
+        live.watch(*[make_context(POOL, 2)] * 5)
+        live.monitor.tend()
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 15
+    assert len(judge.asked) == 30
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="window_seconds"):
-        Monitor(Sampler(1.0), ScriptedJudge(), window_seconds=0.0)
+        Watching(ScriptedJudge(), window_seconds=0.0)
     with pytest.raises(ConfigurationError, match=r"dropped 1\.5"):
         JudgingRates(dropped=1.5)
     with pytest.raises(ConfigurationError, match="at least"):
         JudgingRates(pool=0.9)
+    with pytest.raises(ConfigurationError, match="calls_per_day"):
+        Budget(calls_per_day=0)

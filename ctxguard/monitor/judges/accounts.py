@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ctxguard.monitor.forks import start_afresh_in_children
+from ctxguard.forks import start_afresh_in_children
 
 _KEPT_REPLIES = 100
+_UNTAKEN_REPLIES = 1000
 _KEPT_CHARS = 4000
 
 
@@ -112,6 +113,7 @@ class Ledger:
         self._input_tokens = self._output_tokens = self._unmetered = 0
         self._invalid = dict.fromkeys(InvalidReason, 0)
         self._rejected: deque[RejectedReply] = deque(maxlen=_KEPT_REPLIES)
+        self._untaken: deque[RejectedReply] = deque(maxlen=_UNTAKEN_REPLIES)
 
     def called(self, *, again: bool = False) -> None:
         """A request was sent; ``again`` for a retry."""
@@ -140,12 +142,21 @@ class Ledger:
         """A passage got none."""
         with self._lock:
             self._invalid[reason] += 1
-            self._rejected.append(RejectedReply(passage_id, reason, reply[:_KEPT_CHARS]))
+            rejected = RejectedReply(passage_id, reason, reply[:_KEPT_CHARS])
+            self._rejected.append(rejected)
+            self._untaken.append(rejected)
 
     def rejected(self) -> tuple[RejectedReply, ...]:
         """The last hundred replies that gave no verdict, oldest first."""
         with self._lock:
             return tuple(self._rejected)
+
+    def take_rejected(self) -> tuple[RejectedReply, ...]:
+        """Those since this was last asked, oldest first; of very many, the last thousand."""
+        with self._lock:
+            taken = tuple(self._untaken)
+            self._untaken.clear()
+        return taken
 
     def snapshot(self, prices_per_million: tuple[float, float] | None = None) -> JudgeAccounts:
         """The counts now, and their cost at the prices of input and output tokens."""

@@ -29,6 +29,8 @@ class LabelJudge:
     """
 
     name = "labels"
+    exact = True
+    reads_text = False
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ctxguard._extras import require
 from ctxguard.errors import ConfigurationError, StageUnavailableError
-from ctxguard.monitor.forks import start_afresh_in_children
+from ctxguard.forks import start_afresh_in_children
 from ctxguard.monitor.judges.accounts import (
     UNAVAILABLE,
     InvalidReason,
@@ -217,6 +217,10 @@ class LLMJudge:
     def rejected(self) -> tuple[RejectedReply, ...]:
         """The last hundred replies that gave no verdict, oldest first."""
         return self._ledger.rejected()
+
+    def take_rejected(self) -> tuple[RejectedReply, ...]:
+        """Those since this was last asked, oldest first."""
+        return self._ledger.take_rejected()
 
     def close(self) -> None:
         """Close the connections; judging again opens new ones."""

@@ -26,7 +26,10 @@ class Judgment:
 class Judge(Protocol):
     """Grades passages for a query.
 
-    ``name`` and ``version`` pin the judge: another version is another series of estimates.
+    ``name`` and ``version`` pin the judge: another version is another series of estimates. A
+    judge may say besides, as plain attributes, that it is ``exact`` (its word is what people
+    would say: known labels; False unless said), and whether it ``reads_text`` (True unless said:
+    without texts it is then not asked).
     """
 
     @property

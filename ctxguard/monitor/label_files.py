@@ -1,0 +1,190 @@
+"""Files that people label in: what is written for them, and what comes back. JSONL or CSV.
+
+One row is one passage of one request. Rows of a request stand together, its passages in an order
+that says nothing of rank, and no verdict of a judge is shown.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxguard.errors import DataError
+from ctxguard.metrics import Negative
+from ctxguard.monitor.chance import Draw
+from ctxguard.monitor.labels import resolve, wanted
+from ctxguard.monitor.records import Record
+from ctxguard.monitor.store import LabelRow
+
+COLUMNS = ("request_id", "passage_id", "query", "title", "text", "grade", "negative")
+
+
+@dataclass(frozen=True, slots=True)
+class ToLabel:
+    """One passage that someone should grade."""
+
+    request_id: str
+    passage_id: str
+    query: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsRead:
+    """What a file of labels holds.
+
+    Attributes:
+        rows: The labels.
+        blank: Rows without a grade: not labelled yet.
+    """
+
+    rows: tuple[LabelRow, ...]
+    blank: int
+
+
+def to_label(record: Record, labels: Iterable[LabelRow]) -> list[ToLabel]:
+    """What people still have to grade of a sample, in an order that tells nothing."""
+    positions = wanted(record, resolve(labels).verdicts)
+    shuffled = Draw("label rows")
+    passages = [record.passage(position) for position in positions]
+    passages.sort(key=lambda passage: shuffled(f"{record.request_id}\0{passage.passage_id}"))
+    return [
+        ToLabel(
+            record.request_id,
+            passage.passage_id,
+            record.query or "",
+            passage.title,
+            passage.text,
+        )
+        for passage in passages
+    ]
+
+
+def write_label_file(path: Path, rows: Iterable[ToLabel]) -> None:
+    """Write rows without grades: CSV where the name ends so, else JSONL."""
+    documents = [
+        {
+            "request_id": row.request_id,
+            "passage_id": row.passage_id,
+            "query": row.query,
+            "title": row.title,
+            "text": row.text,
+            "grade": None,
+            "negative": None,
+        }
+        for row in rows
+    ]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix.lower() == ".csv":
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows([{key: _cell(value) for key, value in d.items()} for d in documents])
+        else:
+            for document in documents:
+                file.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def _cell(value: str | None) -> str:
+    """A cell that a spreadsheet takes for text: one that begins like a formula is no formula."""
+    text = value or ""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: int) -> LabelsRead:
+    """Read labels that came back.
+
+    Args:
+        path: CSV where the name ends so, else JSONL.
+        annotator: Who labelled.
+        time_seconds: When, in seconds since the epoch; of one annotator the last word counts.
+        max_grade: The highest grade.
+
+    Raises:
+        DataError: a row that is no label, with file and line.
+    """
+    rows, blank = [], 0
+    for line, document in _documents(path):
+        grade = _grade(document.get("grade"), max_grade, path, line)
+        if grade is None:
+            blank += 1
+            continue
+        negative = document.get("negative") or None
+        if negative is not None and (
+            grade > 0 or negative not in {member.value for member in Negative}
+        ):
+            raise DataError(
+                f"negative {negative!r} is said of a passage of grade {grade}; leave it empty, or "
+                f"use {' or '.join(member.value for member in Negative)} with grade 0",
+                path=path,
+                line=line,
+            )
+        rows.append(
+            LabelRow(
+                _identifier(document, "request_id", path, line),
+                _identifier(document, "passage_id", path, line),
+                grade,
+                None if negative is None else str(negative),
+                annotator,
+                time_seconds,
+            )
+        )
+    return LabelsRead(tuple(rows), blank)
+
+
+def _identifier(document: Mapping[str, object], name: str, path: Path, line: int) -> str:
+    value = document.get(name)
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{name} is {value!r}; keep the column as exported", path=path, line=line)
+    # What the export put before a cell that begins like a formula.
+    if path.suffix.lower() == ".csv" and value[0] == "'" and value[1:2] in ("=", "+", "-", "@"):
+        return value[1:]
+    return value
+
+
+def _grade(value: object, max_grade: int, path: Path, line: int) -> int | None:
+    if value is None or value == "":
+        return None
+    try:
+        grade = int(value) if isinstance(value, str) else value
+    except ValueError:
+        grade = value
+    if not isinstance(grade, int) or isinstance(grade, bool) or not 0 <= grade <= max_grade:
+        raise DataError(
+            f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}",
+            path=path,
+            line=line,
+        )
+    return grade
+
+
+def _documents(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".csv":
+                reader = csv.DictReader(file)
+                if not {"request_id", "passage_id", "grade"} <= set(reader.fieldnames or ()):
+                    raise DataError(
+                        f"the columns are {', '.join(reader.fieldnames or ()) or 'none'}; "
+                        "request_id, passage_id and grade are needed",
+                        path=path,
+                        line=1,
+                    )
+                for row in reader:
+                    yield reader.line_num, row
+                return
+            for line, text in enumerate(file, start=1):
+                if text.strip():
+                    document = json.loads(text)
+                    if not isinstance(document, dict):
+                        raise DataError("this line is no JSON object", path=path, line=line)
+                    yield line, document
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 ({error.reason})", path=path) from error
+    except csv.Error as error:
+        raise DataError(f"not CSV ({error})", path=path) from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"not JSON ({error.msg})", path=path, line=line) from error
+    except OSError as error:
+        raise DataError(error.strerror or "cannot be read", path=path) from error
