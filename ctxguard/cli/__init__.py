@@ -16,7 +16,10 @@ from ctxguard.cli import (
     evaluate,
     golden,
     index,
+    label,
+    monitor,
     query,
+    recalibrate,
     report,
     train,
     utilities,
@@ -51,11 +54,26 @@ def _application(
     pass
 
 
-_COMMANDS = (demo, index, calibrate, evaluate, query, compare, report, utilities, golden, train)
+_COMMANDS = (
+    demo,
+    index,
+    calibrate,
+    evaluate,
+    query,
+    compare,
+    report,
+    monitor,
+    label,
+    recalibrate,
+    utilities,
+    golden,
+    train,
+)
 
 for _module in _COMMANDS:
     _module.register(app)
-for _command in app.registered_commands:
+_groups = [group.typer_instance for group in app.registered_groups if group.typer_instance]
+for _command in [command for part in (app, *_groups) for command in part.registered_commands]:
     _command.cls = Command
 
 

@@ -1,0 +1,160 @@
+"""What the commands on live samples share: opening the store, judges, and tables of estimates."""
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ctxguard.cli._console import NO_DATA, Output, interval, number, table
+from ctxguard.cli._inputs import read_labelled
+from ctxguard.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.estimates import Estimate, Metric
+    from ctxguard.monitor.judges import Judge
+    from ctxguard.monitor.store import Limits, SampleStore
+
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        "--from-samples",
+        help="sqlite:///samples.db, or postgresql://user@host/database.",
+        envvar="CTXGUARD_STORE",
+    ),
+]
+
+IN_WORDS = {
+    "recall": "recall of the pool",
+    "recall_per_request": "recall per request",
+    "mrr": "MRR",
+    "udcg": "UDCG, strict",
+    "gain": "  its gain",
+    "harm": "  its harm",
+    "precision": "precision",
+    "distractor_rate": "distractor rate",
+    "recall_loss": "recall loss against the first few",
+    "retriever_miss": "missed by the retriever",
+}
+
+
+class JudgeKind(StrEnum):
+    """Who judges."""
+
+    LABELS = "labels"
+    LLM = "llm"
+    CROSS_ENCODER = "cross-encoder"
+
+
+def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
+    """A store that must be there already, but for a SQLite file whose folder is.
+
+    Raises:
+        ConfigurationError: a URL that cannot be used.
+        StoreError: the store cannot be opened.
+    """
+    from ctxguard.monitor.store import Limits, SampleStore
+
+    if url in ("sqlite://", "sqlite:///:memory:"):
+        raise ConfigurationError(
+            "a store in memory holds the samples of its own process only: name a file, such as "
+            "sqlite:///samples.db"
+        )
+    return SampleStore.open(url, limits=Limits() if limits is None else limits)
+
+
+def named_series(store: "SampleStore", named: str | None) -> str:
+    """The series of judgments that is meant: the one named, or the only one.
+
+    Raises:
+        DataError: there is none, or several and none is named.
+    """
+    known = store.series()
+    if named is not None and named in known:
+        return named
+    if named is None and len(known) == 1:
+        return known[0]
+    if not known:
+        raise DataError("nothing is judged yet: run `ctxguard monitor` first")
+    what = "several judges are in the store" if named is None else f"no judge is called {named!r}"
+    raise DataError(f"{what}; name one with --judge: {', '.join(map(repr, known))}")
+
+
+def make_judge(
+    kind: JudgeKind,
+    *,
+    labels: Path | None,
+    split: str | None,
+    model: str | None,
+    base_url: str | None,
+    calls_per_second: float | None,
+    prices: tuple[float, float] | None,
+    reranker: str | None,
+    output: Output,
+) -> "Judge":
+    """The judge that the options describe.
+
+    Raises:
+        ConfigurationError: what it needs is missing.
+    """
+    if kind is JudgeKind.LABELS:
+        if labels is None:
+            raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
+        return _label_judge(labels, split, output)
+    if model is None:
+        raise ConfigurationError(
+            f"--judge {kind.value} needs --model: "
+            + ("as the endpoint names it" if kind is JudgeKind.LLM else "a folder or a hub name")
+        )
+    if kind is JudgeKind.CROSS_ENCODER:
+        from ctxguard.monitor.judges import CrossEncoderJudge
+        from ctxguard.retrieval.reranker import CrossEncoderReranker
+
+        return CrossEncoderJudge(
+            model, reranker=None if reranker is None else CrossEncoderReranker(reranker)
+        )
+    from ctxguard.monitor.judges import LLMJudge, TokenPrices
+
+    return LLMJudge(
+        model,
+        base_url=base_url,
+        api_key=os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None),
+        max_calls_per_second=calls_per_second,
+        prices=None if prices is None else TokenPrices(*prices),
+    )
+
+
+def _label_judge(labels: Path, split: str | None, output: Output) -> "Judge":
+    from ctxguard.monitor.judges import LabelJudge
+
+    labelled = read_labelled(labels, split, "test")
+    for note in labelled.notes:
+        output.note(note)
+    dataset = labelled.dataset
+    return LabelJudge(
+        {query.text: dataset.qrels.get(query.query_id, {}) for query in dataset.queries},
+        {query.text: dataset.distractors.get(query.query_id, {}) for query in dataset.queries},
+        version=dataset.digest()[:12],
+    )
+
+
+def print_estimates(title: str, estimates: "Mapping[Metric, Estimate]", output: Output) -> None:
+    """One window's figures, and what they would need where there is none."""
+    made = table("metric", "estimate>", "95% interval", "n>", "", title=title)
+    for metric, estimate in estimates.items():
+        missing = ""
+        if estimate.value is None:
+            missing = (
+                "" if estimate.n_needed is None else f"needs about {estimate.n_needed:,} requests"
+            )
+        made.add_row(
+            IN_WORDS.get(metric.value, metric.value),
+            number(estimate.value) if estimate.value is not None else NO_DATA,
+            interval(estimate),
+            f"{estimate.n:,}",
+            missing,
+        )
+    output.out.print(made)
