@@ -4,6 +4,7 @@ What is published as an estimate is what people would say: of an exact judge, or
 labels. A judge's own mean is kept apart, under a name that says so (DESIGN.md §8).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,10 +22,17 @@ from ctxguard.monitor.estimates import (
     estimate,
 )
 from ctxguard.monitor.labels import HUMAN, human_request, resolve
-from ctxguard.monitor.ppi import LabelledRequest, ppi_estimate
+from ctxguard.monitor.ppi import LabelledRequest, label_weight, ppi_estimate
 from ctxguard.monitor.records import Record
 from ctxguard.monitor.sampler import Accounts, accounts
-from ctxguard.monitor.store import RANDOM, JudgedRows, LabelRow, SampleStore
+from ctxguard.monitor.store import (
+    PICKED,
+    RANDOM,
+    WEIGHED,
+    JudgedRows,
+    LabelRow,
+    SampleStore,
+)
 from ctxguard.monitor.table import Table, request_of, sums_of, table_of
 
 MOST_UNLABELLED = 10_000
@@ -116,7 +124,7 @@ def live_estimates(
     corrected: Mapping[Window, Estimates] = plain
     if not exact:
         corrected = {
-            window: _corrected(rows, table, mask, people.requests, precision)
+            window: _corrected(rows, table, mask, people, precision)
             for window, mask in masks.items()
         }
     newest = None if not len(rows) else max(now_seconds - float(rows.time_seconds[-1]), 0.0)
@@ -133,18 +141,28 @@ class _People:
     """The samples that people have graded as far as it takes, and how far they agree.
 
     Labels that were asked for after an alarm tell most and are no random part: they are left out.
+
+    Attributes:
+        requests: By sample, as people graded it.
+        weighed: Whether they were picked with the chances of ``label_weight``, or all alike.
+        disagreements: Passages on whose relevance annotators disagree.
     """
 
     def __init__(self, store: SampleStore, utilities: Utilities, max_grade: int) -> None:
-        sought = {sample_id for sample_id, why in store.label_reasons().items() if why != RANDOM}
+        reasons = store.label_reasons()
         by_sample: dict[int, list[LabelRow]] = {}
         for sample_id, label in store.labels():
             if label.source == HUMAN:
                 by_sample.setdefault(sample_id, []).append(label)
         self.disagreements = sum(resolve(labels).disagreements for labels in by_sample.values())
         self.requests: dict[int, JudgedRequest] = {}
-        random = [sample_id for sample_id in by_sample if sample_id not in sought]
-        for sample_id, payload in store.payloads(random).items():
+        picked = {sample_id: reasons.get(sample_id, RANDOM) for sample_id in by_sample}
+        kinds = Counter(why for why in picked.values() if why in PICKED)
+        # Two ways of picking do not mix: each label's chance would be that of neither.
+        self.weighed = kinds[WEIGHED] > kinds[RANDOM]
+        way = WEIGHED if self.weighed else RANDOM
+        used = [sample_id for sample_id, why in picked.items() if why == way]
+        for sample_id, payload in store.payloads(used).items():
             found = human_request(
                 Record.from_bytes(payload),
                 by_sample[sample_id],
@@ -172,19 +190,21 @@ def _corrected(
     rows: JudgedRows,
     table: Table,
     mask: NDArray[np.bool_],
-    people: Mapping[int, JudgedRequest],
+    people: _People,
     precision: Precision,
 ) -> dict[Metric, Estimate]:
     grades = rows.grades or []
     labelled, unlabelled = [], []
     places = mask.nonzero()[0]
-    known = np.isin(rows.sample_ids[places], np.fromiter(people, np.int64, len(people)))
+    graded = np.fromiter(people.requests, np.int64, len(people.requests))
+    known = np.isin(rows.sample_ids[places], graded)
     for place in places[known]:
         judge = request_of(table[place], grades[place])
-        human = people[int(rows.sample_ids[place])]
+        human = people.requests[int(rows.sample_ids[place])]
         # The judge's row knows the probability after the budget, and the session's number.
         human = replace(human, probability=judge.probability, session_id=judge.session_id)
-        labelled.append(LabelledRequest(human, judge))
+        chance = label_weight(judge) if people.weighed else 1.0
+        labelled.append(LabelledRequest(human, judge, chance))
     if len(labelled) < precision.min_n:
         return {
             metric: Estimate(None, None, None, len(labelled), "none", precision.min_n)

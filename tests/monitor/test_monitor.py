@@ -4,6 +4,7 @@ import logging
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -300,7 +301,7 @@ def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeCon
 def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> None:
     live = Watching(ScriptedJudge())
     live.store.append(
-        "w", [Entry("r", NOW, 1.0, None, 0.5, b'{"format": 99}')], WorkerCounts(1, {})
+        "w", [Entry("r", NOW, 1.0, None, 0.5, zlib.compress(b'{"format": 99}'))], WorkerCounts(1, {})
     )
     live.watch()
     assert live.monitor.report().outcomes[Outcome.UNREADABLE] == 1
@@ -441,6 +442,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"dropped 1\.5"):
         JudgingRates(dropped=1.5)
     with pytest.raises(ConfigurationError, match="at least"):
-        JudgingRates(pool=0.9)
+        JudgingRates(pool=0.9, unanswered_pool=0.5)
     with pytest.raises(ConfigurationError, match="calls_per_day"):
         Budget(calls_per_day=0)

@@ -10,7 +10,7 @@ import pytest
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimates import JudgedRequest, Metric, estimate, ratio_sums
-from ctxguard.monitor.ppi import LabelledRequest, ppi_estimate
+from ctxguard.monitor.ppi import LabelledRequest, label_weight, ppi_estimate
 
 METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.RECALL)
 
@@ -141,3 +141,81 @@ def test_a_session_that_is_labelled_in_part_is_refused() -> None:
     pair = LabelledRequest(request([1], 0, "s"), request([1], 0, "s"))
     with pytest.raises(ConfigurationError, match="session 's'"):
         ppi_estimate(Metric.UDCG, [pair], [request([0], 0, "s")])
+
+
+def test_labels_that_were_picked_where_they_tell_most_leave_the_estimate_centred() -> None:
+    truth, traffic, rng, repeats = truths(), Traffic(12), random.Random(13), 60
+    values = dict.fromkeys(METRICS, 0.0)
+    unweighted = 0.0
+    for _ in range(repeats):
+        labelled, unlabelled = [], []
+        for _ in range(800):
+            pair = traffic.draw()
+            chance = 0.1 * label_weight(pair.judge)
+            if rng.random() < chance:
+                labelled.append(replace(pair, probability=chance))
+            else:
+                unlabelled.append(pair.judge)
+        for metric in METRICS:
+            values[metric] += ppi_estimate(metric, labelled, unlabelled).value / repeats
+        alike = [replace(pair, probability=1.0) for pair in labelled]
+        unweighted += ppi_estimate(Metric.PRECISION, alike, []).value / repeats
+    for metric in METRICS:
+        assert values[metric] == pytest.approx(truth[metric], abs=0.035), metric
+    assert unweighted < truth[Metric.PRECISION] - 0.02
+
+
+def test_a_judge_that_says_the_opposite_is_as_good_as_one_that_is_right() -> None:
+    traffic = Traffic(14)
+
+    def opposed(human: JudgedRequest) -> JudgedRequest:
+        return request([1 - grade for grade in human.grades], 0)
+
+    humans = [traffic.draw().human for _ in range(3_000)]
+    labelled = [LabelledRequest(human, opposed(human)) for human in humans[:200]]
+    found = ppi_estimate(Metric.PRECISION, labelled, [opposed(human) for human in humans[200:]])
+    alone = ppi_estimate(Metric.PRECISION, labelled, [])
+    assert found.upper - found.lower < 0.4 * (alone.upper - alone.lower)
+
+
+def test_a_verdict_that_a_single_label_speaks_of_does_not_steer_the_estimate() -> None:
+    traffic = Traffic(15)
+    humans = [traffic.draw().human for _ in range(150)]
+    silent = request([0] * 5, 0)
+    labelled = [LabelledRequest(human, silent) for human in humans[:-1]]
+    labelled.append(LabelledRequest(humans[-1], request([1] * 5, 0)))
+    found = ppi_estimate(Metric.UDCG, labelled, [silent] * 1_000)
+    alone = ppi_estimate(Metric.UDCG, labelled, [])
+    assert (found.value, found.lower, found.upper) == pytest.approx(
+        (alone.value, alone.lower, alone.upper)
+    )
+
+
+def test_few_labels_fit_few_coefficients() -> None:
+    traffic = Traffic(16)
+    held, repeats = 0, 200
+    truth = truths()[Metric.UDCG]
+    for _ in range(repeats):
+        pairs = [traffic.draw() for _ in range(300)]
+        found = ppi_estimate(Metric.UDCG, pairs[:40], [pair.judge for pair in pairs[40:]])
+        held += found.lower <= truth <= found.upper
+    assert held / repeats >= 0.91
+
+
+@pytest.mark.parametrize("probability", [0.0, -0.5, math.inf, math.nan])
+def test_a_label_that_had_no_chance_is_refused(probability: float) -> None:
+    with pytest.raises(ConfigurationError, match="labelling probability"):
+        LabelledRequest(request([1], 0), request([1], 0), probability)
+
+
+def test_a_session_whose_requests_had_different_chances_of_a_label_is_refused() -> None:
+    pair = LabelledRequest(request([1], 0, "s"), request([1], 0, "s"))
+    with pytest.raises(ConfigurationError, match="whole sessions"):
+        ppi_estimate(Metric.UDCG, [pair, replace(pair, probability=0.5)], [])
+
+
+def test_an_interval_of_a_share_stays_inside_its_range() -> None:
+    pairs = [LabelledRequest(request([1], 0), request([1], 0))] * 60
+    pairs += [LabelledRequest(request([0], 1), request([1], 0))]
+    found = ppi_estimate(Metric.PRECISION, pairs, [])
+    assert 0.0 < found.lower < found.value < found.upper < 1.0

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -281,7 +282,7 @@ def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
     assert again == record
     assert (again.session_id, again.segment) == ("s", "de")
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
-    assert json.loads(record.to_bytes())["format"] == 1
+    assert json.loads(zlib.decompress(record.to_bytes()))["format"] == 1
 
 
 def test_a_record_can_be_decided_on_again(make_context: MakeContext) -> None:
