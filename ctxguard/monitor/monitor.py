@@ -8,7 +8,6 @@ import json
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,14 +18,10 @@ from ctxguard.errors import ConfigurationError, CtxguardError, DataError
 from ctxguard.forks import start_afresh_in_children
 from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.monitor.alarms import (
-    Alarm,
     AlarmActions,
     AlarmBoard,
     AlarmKind,
-    JudgedSample,
     Severity,
-    Signals,
-    where_labels_tell_most,
 )
 from ctxguard.monitor.budget import Budget, Spending
 from ctxguard.monitor.chance import Draw
@@ -46,8 +41,8 @@ from ctxguard.monitor.sampler import Accounts
 from ctxguard.monitor.sequences import BettingSequence
 from ctxguard.monitor.store import Claimed, Finished, SampleStore, State
 from ctxguard.monitor.table import served_bytes, summary, sums_of, table_of
+from ctxguard.monitor.watch import Watch
 from ctxguard.monitor.writer import account_for_the_dead
-from ctxguard.types import Mode
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +52,6 @@ _LEASE_SECONDS = 600.0
 _LEADER_SECONDS = 60.0
 _MOST_ATTEMPTS = 5
 _ARRIVALS_SECONDS = 10.0
-_TELLING = 500
-_LABELS_AFTER_ALARM = 30
 
 WATCHED = (Metric.PRECISION, Metric.DISTRACTOR_RATE, Metric.RECALL_LOSS)
 """Means of what lies in [0, 1] in every single request: what a confidence sequence can follow."""
@@ -186,12 +179,15 @@ class Monitor:
         self.window_seconds = window_seconds
         self.utilities = utilities
         self.precision = precision
-        self.alarms = alarms
-        self._actions = AlarmActions() if actions is None else actions
         self._budget = budget
         self._counts_folder = counts_folder
         self._clock = clock
         self._judging = Judging(judge, utilities=utilities, lookup=lookup, audit=audit)
+        self._watch = (
+            None
+            if alarms is None
+            else Watch(alarms, actions or AlarmActions(), store, self.series, clock)
+        )
         self._taken_up = Draw("budget")
         self.start_afresh()
         start_afresh_in_children(self)
@@ -206,7 +202,6 @@ class Monitor:
         self._counts = _Counts()
         self._sums = {metric: RatioSums() for metric in Metric}
         self._sequences = {metric: BettingSequence(self.precision.confidence) for metric in WATCHED}
-        self._telling: deque[dict[AlarmKind, JudgedSample]] = deque(maxlen=_TELLING)
         self._latest: Report | None = None
         self._leads = False
         self._cost = 0.0
@@ -215,6 +210,11 @@ class Monitor:
         self._waiting = 0
         self._share = 1.0
         self._spending: Spending | None = None
+
+    @property
+    def alarms(self) -> AlarmBoard | None:
+        """What is watched, and which alarms are up; None where nothing is watched."""
+        return None if self._watch is None else self._watch.board
 
     def step(self, limit: int = _STEP_LIMIT) -> int:
         """Judge up to ``limit`` waiting samples.
@@ -293,25 +293,21 @@ class Monitor:
             if self._counts_folder is not None:
                 account_for_the_dead(self.store, self._counts_folder)
             self.store.clean()
-            if self.alarms is not None:
-                if self.store.quarantined is not None:
-                    self._raise(
-                        AlarmKind.STORE_QUARANTINED,
-                        f"The sample store was damaged; it was moved aside to "
-                        f"{self.store.quarantined.name} and begun anew. What it held is missing "
-                        "from the estimates",
-                    )
-                self.store.set_state(self._alarms_key, self.alarms.state())
+            if self._watch is not None and self.store.quarantined is not None:
+                self._watch.raise_(
+                    AlarmKind.STORE_QUARANTINED,
+                    f"The sample store was damaged; it was moved aside to "
+                    f"{self.store.quarantined.name} and begun anew. What it held is missing from "
+                    "the estimates",
+                )
+        if self._watch is not None:
+            self._watch.keep()
         return self.report()
 
     def restore_alarms(self) -> None:
         """Go on with the alarms where another monitor of this store stopped."""
-        if self.alarms is None or not (known := self.store.get_state(self._alarms_key)):
-            return
-        try:
-            self.alarms.restore(known)
-        except DataError as error:
-            _log.warning("the alarms start afresh: %s", error)
+        if self._watch is not None:
+            self._watch.restore()
 
     def start(self, interval_seconds: float = 1.0, refresh_seconds: float = 15.0) -> None:
         """Judge on a background thread.
@@ -381,10 +377,6 @@ class Monitor:
                 stopping.wait(interval_seconds)
 
     @property
-    def _alarms_key(self) -> str:
-        return f"alarms {self.series}"
-
-    @property
     def _budget_key(self) -> str:
         return f"budget {self.series}"
 
@@ -419,8 +411,8 @@ class Monitor:
             self._finish(sample, Outcome.UNREADABLE)
             return Outcome.UNREADABLE
         if not self._taken_up.chooses(sample.request_id, share):
-            if self._finish(sample, Outcome.SKIPPED):
-                self._watch_signals(record)
+            if self._finish(sample, Outcome.SKIPPED) and self._watch is not None:
+                self._watch.signals(record)
             return Outcome.SKIPPED
         most = len(record.served) + len(record.to_judge(answered=False))
         if self._spending is not None and not self._spending.affords(most):
@@ -430,28 +422,29 @@ class Monitor:
         except Exception as error:
             self._judge_failed(sample, error)
             return Outcome.JUDGE_FAILED
-        if self._failing and self.alarms is not None:
-            self.alarms.acknowledge(AlarmKind.JUDGE_DOWN)
+        if self._failing and self._watch is not None:
+            self._watch.over(AlarmKind.JUDGE_DOWN)
         self._failing = False
         outcome = Outcome.INCOMPLETE if judged.request is None else Outcome.JUDGED
         accepted = self._finish(sample, outcome, judged, record)
         self._spend(judged)
-        if accepted:
-            self._watch_signals(record)
-            if judged.request is not None:
-                self._add(sample.sample_id, record, judged.request)
+        if accepted and self._watch is not None:
+            self._watch.signals(record)
+        if accepted and judged.request is not None:
+            self._add(sample.sample_id, record, judged.request)
         return outcome
 
     def _judge_failed(self, sample: Claimed, error: Exception) -> None:
         if not self._failing:
             # Once until it works again: a dead judge must not fill the log.
             _log.warning("judge %s failed: %s", self.judge.name, _reason(error))
-            self._raise(
-                AlarmKind.JUDGE_DOWN,
-                f"The judge {self.judge.name} could not be asked ({type(error).__name__}): "
-                "samples wait, and estimates grow old",
-                Severity.WARNING,
-            )
+            if self._watch is not None:
+                self._watch.raise_(
+                    AlarmKind.JUDGE_DOWN,
+                    f"The judge {self.judge.name} could not be asked ({type(error).__name__}): "
+                    "samples wait, and estimates grow old",
+                    Severity.WARNING,
+                )
         self._failing = True
         if self.store.give_back([sample.sample_id], max_attempts=_MOST_ATTEMPTS):
             _log.warning(
@@ -512,64 +505,8 @@ class Monitor:
             for metric, sequence in self._sequences.items():
                 if sums[metric].b:
                     sequence.add(min(max(sums[metric].a / sums[metric].b, 0.0), 1.0))
-        if self.alarms is None:
-            return
-        if not self._of_watched_profile(record):
-            return
-        harm = float(row["harm"][0])
-        recall_loss = request.recall_loss if self._on_promised_baseline(record) else None
-        losses = {AlarmKind.HARM: harm, AlarmKind.RECALL_LOSS: recall_loss}
-        self._telling.append(
-            {
-                kind: JudgedSample(str(sample_id), record.route, loss, len(record.served))
-                for kind, loss in losses.items()
-                if loss is not None
-            }
-        )
-        for alarm in self.alarms.judged(
-            record.route,
-            recall_loss=recall_loss,
-            harm=harm,
-            time_seconds=record.time_seconds,
-        ):
-            self._ring(self.alarms, alarm)
-
-    def _watch_signals(self, record: Record) -> None:
-        if self.alarms is not None and self._of_watched_profile(record):
-            signals = Signals.of(record.scores.tolist(), kept=record.kept)
-            for alarm in self.alarms.signals(
-                record.route, signals, time_seconds=record.time_seconds
-            ):
-                self._ring(self.alarms, alarm)
-
-    def _of_watched_profile(self, record: Record) -> bool:
-        """Whether a sample was served by the policy that is watched: not by one before it."""
-        return (
-            self.alarms is not None
-            and record.profile_id == self.alarms.profile_id
-            and record.mode is Mode.ENFORCE
-        )
-
-    def _on_promised_baseline(self, record: Record) -> bool:
-        """Whether the sample's recall loss is relative to what the certificate's is."""
-        if self.alarms is None:
-            return False
-        route = self.alarms.profile.routes.get(record.route)
-        certificate = None if route is None else route.certificate
-        return certificate is not None and certificate.baseline == f"k={record.rates.baseline_k}"
-
-    def _raise(self, kind: AlarmKind, message: str, severity: Severity = Severity.ALARM) -> None:
-        if self.alarms is None:
-            return
-        alarm = Alarm(kind, severity, message, self._clock(), profile_id=self.alarms.profile_id)
-        if self.alarms.raise_(alarm):
-            self._ring(self.alarms, alarm)
-
-    def _ring(self, board: AlarmBoard, alarm: Alarm) -> None:
-        of_kind = [losses[alarm.kind] for losses in self._telling if alarm.kind in losses]
-        telling = where_labels_tell_most(of_kind, _LABELS_AFTER_ALARM)
-        self.store.queue_labels([int(sample_id) for sample_id in telling], why=alarm.kind.value)
-        self._actions(alarm, board.profile)
+        if self._watch is not None:
+            self._watch.judged(sample_id, record, request, float(row["harm"][0]))
 
 
 def verdicts_to_json(judged: Judged) -> str:
