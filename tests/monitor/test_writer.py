@@ -156,6 +156,24 @@ def test_what_was_lost_is_told_also_when_no_sample_follows(make_context: MakeCon
     assert (worker.stored, worker.lost) == (1, {"queue_full": 4, "closed": 5})
 
 
+def test_what_was_stored_in_a_database_that_was_damaged_later_is_lost(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
+    path = tmp_path / "samples.db"
+    live = Watching(LabelJudge({}), url=f"sqlite:///{path}")
+    live.serve(*[make_context(POOL, 2)] * 3)
+    live.store.close()
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    path.write_bytes(b"no database" * 1_000)
+    live.serve(*[make_context(POOL, 2)] * 2)
+    live.writer._tell()
+    accounts = live.writer.accounts()
+    assert (accounts.stored, accounts.lost[LostReason.QUARANTINED]) == (2, 3)
+    (worker,) = live.store.workers()
+    assert worker.sampled == worker.stored + sum(worker.lost.values()) == 5
+
+
 def test_stopping_writes_what_waits_and_closes_the_accounts(make_context: MakeContext) -> None:
     live = Watching(LabelJudge({}))
     live.writer.start()

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxguard.errors import ConfigurationError, DataError, ProfileError
+from ctxguard.forks import start_afresh_in_children
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.drift import DriftWatch, Signal, Signals, Warned, drift_watches
 from ctxguard.monitor.alarms.watches import LossWatch, Quantity, loss_watches
-from ctxguard.monitor.forks import start_afresh_in_children
 from ctxguard.profile import Profile, RouteProfile
 from ctxguard.types import Route
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.forks import start_afresh_in_children
+from ctxguard.forks import start_afresh_in_children
 
 _log = logging.getLogger(__name__)
 

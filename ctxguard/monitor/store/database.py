@@ -1,0 +1,375 @@
+"""One database behind every table: connections, transactions, and errors that say what mends them.
+
+A connection never crosses a fork, a transaction never waits without bound, and a damaged SQLite
+file is moved aside, after which the work is done once more on a new one.
+"""
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.pool import StaticPool
+
+from ctxguard._extras import require
+from ctxguard.errors import (
+    ConfigurationError,
+    StoreCorruptError,
+    StoreFullError,
+    StoreLockedError,
+)
+from ctxguard.forks import start_afresh_in_children
+from ctxguard.monitor.store import faults, files
+from ctxguard.monitor.store import sqlite as lite
+from ctxguard.monitor.store.forking import ClosedAtForks
+from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, schema_version
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUSY_SECONDS = 5.0
+"""How long a transaction waits for others."""
+_CREATION_LOCK = 7_243_118
+"""Any number: processes that create the tables in one PostgreSQL database agree on it."""
+
+_inherited: list[object] = []
+"""A parent's connections, never closed in the child: closing would end the parent's."""
+
+
+class Database:
+    """SQLite in a file or in memory, or PostgreSQL.
+
+    Args:
+        url: As SQLAlchemy reads it; ``postgresql://`` is taken as ``postgresql+psycopg://``.
+        reserve_bytes: Held back on the disk of a SQLite file.
+
+    Raises:
+        ConfigurationError: another database, or a URL that cannot be read.
+        StoreError: it cannot be opened.
+    """
+
+    def __init__(self, url: str, *, reserve_bytes: int) -> None:
+        self.url = _read(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        name = self.url.database or ""
+        in_memory = self.is_sqlite and name in ("", ":memory:")
+        self.file = Path(name) if self.is_sqlite and not in_memory else None
+        self.reserve = None if self.file is None else files.Reserve(self.file, reserve_bytes)
+        self._in_memory = in_memory
+        self.start_afresh()
+        start_afresh_in_children(self)
+        self.read(lambda _: None)
+        if self.reserve is not None and not self.reserve.hold(resize=True):
+            _log.warning(
+                "%s: no space of %d bytes could be held back", self.name, self.reserve.size
+            )
+
+    @property
+    def name(self) -> str:
+        """What messages call it: no password."""
+        if self.is_sqlite:
+            return str(self.file or "the store in memory")
+        return self.url.render_as_string(hide_password=True)
+
+    def start_afresh(self) -> None:
+        """Connect anew when next used; in a forked child, where the parent's are left alone."""
+        if (engine := getattr(self, "_engine", None)) is not None:
+            _inherited.append(engine)
+        self._engine: sa.Engine | None = None
+        self._identity: files.Identity | None = None
+        self._opening = threading.RLock()
+        self._turn: AbstractContextManager[Any] = nullcontext()
+        if self._in_memory:
+            # One connection holds a database in memory, so its transactions take turns.
+            self._turn = threading.RLock()
+        elif self.is_sqlite:
+            self._turn = ClosedAtForks(self._dispose)
+
+    def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do work that reads, in one transaction."""
+        return self._run(work, writes=False)
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """Do work that writes, in one transaction: all of it or nothing.
+
+        On SQLite it has the write lock from the start, so that it never has to begin again.
+        """
+        return self._run(work, writes=True)
+
+    def close(self) -> None:
+        """Give the connections back; the next use opens new ones."""
+        with self._opening:
+            self._dispose()
+            self._engine = None
+
+    @contextmanager
+    def reserve_given_up(self) -> Iterator[None]:
+        """Within, a full disk has the space that was held back; then it is held again."""
+        if self.reserve is None:
+            yield
+            return
+        try:
+            with self.reserve.given_up():
+                yield
+        except OSError as error:
+            raise StoreFullError(
+                f"{self.name}: the disk is full, and the space held back is in use; another "
+                "process is cleaning, so try again"
+            ) from error
+        if not self.reserve.hold():
+            _log.warning("%s: the disk is too full to hold space back again", self.name)
+
+    def empty_log(self) -> None:
+        """Move a SQLite file's write-ahead log into the file, and cut it to nothing.
+
+        Left for later where the disk has no room for it yet.
+        """
+        if self.file is None:
+            return
+        with suppress(StoreFullError), self._translated(), self._turn:
+            connection = self._current().raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                connection.close()
+
+    def _dispose(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def lease_now(self, connection: sa.Connection) -> float:
+        """Now, in seconds, for leases: no step of a host's wall clock moves it.
+
+        PostgreSQL's own clock, which all monitors share; on SQLite the host's time since its
+        start, which all of its processes share.
+        """
+        if self.is_sqlite:
+            return time.monotonic()
+        now = sa.func.extract("epoch", sa.func.clock_timestamp())
+        return float(connection.execute(sa.select(sa.cast(now, sa.Double))).scalar_one())
+
+    def new_sample_ids(self, connection: sa.Connection, n: int) -> list[int]:
+        """The ids of the next n samples, ascending; never used before."""
+        if not self.is_sqlite:
+            places = sa.func.generate_series(1, n).table_valued("place")
+            ids = sa.select(sa.func.nextval(f"{samples.name}_sample_id_seq")).select_from(places)
+            return sorted(connection.execute(ids).scalars())
+        last = connection.exec_driver_sql(
+            "SELECT seq FROM sqlite_sequence WHERE name = ?", (samples.name,)
+        ).scalar()
+        return list(range((last or 0) + 1, (last or 0) + 1 + n))
+
+    def upsert(
+        self,
+        connection: sa.Connection,
+        table: sa.Table,
+        values: dict[str, Any],
+        *,
+        changes: dict[str, Any] | None,
+    ) -> None:
+        """Insert a row, or change the one with its key; None leaves that one as it is."""
+        key = list(table.primary_key)
+        if self.is_sqlite:
+            upsert = sqlite.insert(table).values(values)
+            connection.execute(
+                upsert.on_conflict_do_nothing()
+                if changes is None
+                else upsert.on_conflict_do_update(index_elements=key, set_=changes)
+            )
+        else:
+            full = postgresql.insert(table).values(values)
+            connection.execute(
+                full.on_conflict_do_nothing()
+                if changes is None
+                else full.on_conflict_do_update(index_elements=key, set_=changes)
+            )
+
+    def _run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
+        try:
+            return self._once(work, writes=writes)
+        except StoreCorruptError:
+            if not self._quarantine():
+                raise
+        return self._once(work, writes=writes)
+
+    def _once(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
+        with self._translated(), self._turn, self._current().connect() as connection:
+            connection.execution_options(**{lite.WRITES: writes})
+            with connection.begin():
+                return work(connection)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """The database's errors as the store's."""
+        try:
+            yield
+        except sa.exc.TimeoutError as error:
+            raise StoreLockedError(
+                f"{self.name}: no connection came free within {BUSY_SECONDS:g} s; use the store "
+                "from fewer threads"
+            ) from error
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            known = faults.in_words(error, self.name, self.file)
+            if known is None:
+                raise
+            raise known from error
+
+    def _current(self) -> sa.Engine:
+        """The engine; a new one where there is none, or the file is no longer the one it opened.
+
+        Another process may have moved a damaged file aside: writing on to that would lose it.
+        """
+        engine = self._engine
+        if engine is not None and self._is_in_place():
+            return engine
+        with self._opening:
+            if self._engine is None or not self._is_in_place():
+                self.close()
+                self._engine = self._opened()
+            return self._engine
+
+    def _is_in_place(self) -> bool:
+        return self.file is None or files.identity(self.file) == self._identity
+
+    def _opened(self) -> sa.Engine:
+        self._identity = None if self.file is None else files.identity(self.file)
+        engine = self._engine_for_url()
+        try:
+            if self.is_sqlite:
+                lite.persist(engine, BUSY_SECONDS)
+            self._create_tables(engine)
+        except BaseException:
+            engine.dispose()
+            raise
+        self._identity = None if self.file is None else files.identity(self.file)
+        return engine
+
+    def _engine_for_url(self) -> sa.Engine:
+        # Parameters hold payloads: no message may show them.
+        if not self.is_sqlite:
+            engine = sa.create_engine(
+                self.url,
+                hide_parameters=True,
+                pool_pre_ping=True,
+                pool_timeout=BUSY_SECONDS,
+                max_overflow=20,
+                connect_args={"connect_timeout": max(2, round(BUSY_SECONDS))},
+            )
+            sa.event.listen(engine, "connect", _bound_waiting)
+            return engine
+        if self._in_memory:
+            engine = sa.create_engine(
+                self.url,
+                hide_parameters=True,
+                poolclass=StaticPool,
+                connect_args={"check_same_thread": False},
+            )
+        else:
+            engine = sa.create_engine(
+                self.url,
+                hide_parameters=True,
+                pool_timeout=BUSY_SECONDS,
+                max_overflow=20,
+                connect_args={"timeout": BUSY_SECONDS},
+            )
+        name, patience = self.name, BUSY_SECONDS
+        sa.event.listen(engine, "connect", lambda driver, _: lite.prepare(driver, name))
+        sa.event.listen(engine, "begin", lambda connection: lite.begin(connection, patience))
+        return engine
+
+    def _create_tables(self, engine: sa.Engine) -> None:
+        with engine.connect() as connection, connection.begin():
+            if self._version(connection) is not None:
+                return
+        with engine.connect() as connection:
+            connection.execution_options(**{lite.WRITES: True})
+            with connection.begin():
+                if not self.is_sqlite:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
+                if self._version(connection) is None:
+                    metadata.create_all(connection, checkfirst=False)
+                    connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
+
+    def _version(self, connection: sa.Connection) -> int | None:
+        if not sa.inspect(connection).has_table(schema_version.name):
+            return None
+        found = connection.execute(sa.select(sa.func.max(schema_version.c.version))).scalar()
+        faults.refuse_newer(self.name, found)
+        return found
+
+    def _quarantine(self) -> bool:
+        """Whether a damaged file was moved aside, here or by another process."""
+        if self.file is None:
+            return False
+        with self._opening:
+            self.close()
+            try:
+                moved = files.quarantine(self.file, self._identity)
+            except OSError as error:
+                raise StoreCorruptError(
+                    f"{self.name} is damaged and could not be moved aside ({error.strerror}); "
+                    "move it away by hand, with its -wal and -shm files"
+                ) from error
+        if moved is not None:
+            _log.error(
+                "%s is damaged: it was moved to %s, and a new store was begun", self.name, moved
+            )
+        return True
+
+
+def chunks(items: Sequence[T], size: int = 1_000) -> list[Sequence[T]]:
+    """Pieces small enough for one statement's parameters.
+
+    >>> chunks([1, 2, 3], 2)
+    [[1, 2], [3]]
+    """
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def storable(text: str) -> str:
+    r"""Text that every database takes: what UTF-8 or PostgreSQL cannot hold is escaped.
+
+    >>> storable("a\x00b\ud800")
+    'a\\x00b\\ud800'
+    """
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _read(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError as error:
+        raise ConfigurationError(
+            "the store's URL cannot be read; write sqlite:///path/to/samples.db or "
+            "postgresql://user@host/database"
+        ) from error
+    backend = parsed.get_backend_name()
+    if backend in ("postgresql", "postgres"):
+        require("psycopg", "postgres")
+        return parsed.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise ConfigurationError(
+            f"a sample store cannot be kept in {backend!r}; use sqlite:///path/to/samples.db or "
+            "postgresql://user@host/database"
+        )
+    if parsed.query or (parsed.database or "").startswith("file:"):
+        raise ConfigurationError(
+            "a SQLite store is named by a plain path, without options; write "
+            "sqlite:///path/to/samples.db"
+        )
+    return parsed.set(drivername="sqlite+pysqlite")
+
+
+def _bound_waiting(connection: Any, _: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = {round(1e3 * BUSY_SECONDS)}")
+    connection.commit()

@@ -1,0 +1,207 @@
+"""What is deleted, when, and in which order; in short transactions, so that writers get between.
+
+By age a sample goes with all that belongs to it; only what people labelled keeps its labels, its
+judged row and its grades, which hold no text. By size the oldest payloads go, with the verdicts
+that may quote them; what was judged stays for the estimates until its age ends it, what was not
+judged goes whole.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from ctxguard.monitor.store import schema
+from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.types import FINAL_STATES, Cleaned, State
+
+T = TypeVar("T")
+
+_BATCH_SAMPLES = 200
+_BATCH_BYTES = 2 * 2**20
+_VACUUM_PAGES = 256
+_PAUSE_SECONDS = 0.002
+"""Between transactions: long enough for a waiting writer's turn."""
+
+_samples = schema.samples.c
+_payloads = schema.payloads.c
+_WITH_TEXT = (schema.payloads, schema.verdicts, schema.rejected)
+_WITHOUT_TEXT = (schema.samples, schema.judged, schema.grades, schema.label_queue)
+
+
+class Cleaning:
+    """One pass over the store.
+
+    Args:
+        database: What is cleaned.
+        oldest_seconds: Samples from before this go; None for no limit.
+        max_bytes: Payloads beyond this go; None for no limit.
+        disk_is_full: Write as little as possible: what is deleted is not overwritten, and every
+            transaction is followed by an attempt to empty the log.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        oldest_seconds: float | None,
+        max_bytes: int | None,
+        disk_is_full: bool = False,
+    ) -> None:
+        self._database = database
+        self._disk_is_full = disk_is_full
+        self._oldest_seconds = oldest_seconds
+        self._max_bytes = max_bytes
+        self._expired = self._by_size = self._unjudged = 0
+
+    @property
+    def cleaned(self) -> Cleaned:
+        """What went so far."""
+        return Cleaned(self._expired, self._by_size, self._unjudged)
+
+    def run(self) -> None:
+        """Delete what is over the limits, and give the space back to the disk."""
+        while n := self._write(self._expire_some):
+            self._expired += n
+        excess = self._database.read(size_bytes) - (self._max_bytes or 0)
+        while self._max_bytes is not None and excess > 0:
+            n, freed = self._write(partial(self._shrink, excess=excess))
+            if n == 0:
+                break
+            self._by_size += n
+            excess -= freed
+        while self._database.is_sqlite and self._write(_vacuum_some):
+            pass
+
+    def _write(self, work: Callable[[sa.Connection], T]) -> T:
+        if not self._disk_is_full:
+            done = self._database.write(work)
+            time.sleep(_PAUSE_SECONDS)
+            return done
+        done = self._database.write(partial(_without_overwriting, work=work))
+        self._database.empty_log()
+        return done
+
+    def _expire_some(self, connection: sa.Connection) -> int:
+        if self._oldest_seconds is None:
+            return 0
+        found = connection.execute(
+            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes, _is_labelled())
+            .where(
+                _samples.time_seconds < self._oldest_seconds,
+                sa.or_(_samples.payload_bytes > 0, sa.not_(_is_labelled())),
+            )
+            .order_by(_samples.time_seconds, _samples.sample_id)
+            .limit(_BATCH_SAMPLES)
+            .with_for_update(skip_locked=True)
+        ).all()
+        some = _within(found, _BATCH_BYTES)
+        self._remove(connection, some, [row for row in some if not row.is_labelled])
+        return len(some)
+
+    def _shrink(self, connection: sa.Connection, excess: int) -> tuple[int, int]:
+        """(samples, bytes) of one batch of the oldest payloads."""
+        found = connection.execute(
+            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes, _is_labelled())
+            .join(schema.payloads, _payloads.sample_id == _samples.sample_id)
+            .order_by(_payloads.sample_id)
+            .limit(_BATCH_SAMPLES)
+            .with_for_update(skip_locked=True)
+        ).all()
+        some = _within(found, min(_BATCH_BYTES, excess))
+        whole = [row for row in some if row.state not in FINAL_STATES and not row.is_labelled]
+        self._remove(connection, some, whole)
+        return len(some), sum(row.payload_bytes for row in some)
+
+    def _remove(
+        self,
+        connection: sa.Connection,
+        rows: Sequence[sa.Row[Any]],
+        whole: Sequence[sa.Row[Any]],
+    ) -> None:
+        """Take the text of all rows, and everything else of those that go whole."""
+        if not rows:
+            return
+        self._unjudged += sum(row.state in schema.UNFINISHED for row in rows)
+        ids = [row.sample_id for row in rows]
+        for table in _WITH_TEXT:
+            connection.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
+        gone = [row.sample_id for row in whole]
+        if gone:
+            _forget(connection, gone)
+        if len(gone) < len(ids):
+            # Nobody can judge what has no payload.
+            connection.execute(
+                sa.update(schema.samples)
+                .where(_samples.sample_id.in_(ids))
+                .values(
+                    payload_bytes=0,
+                    state=sa.case(
+                        (_samples.state.in_(schema.UNFINISHED), State.FAILED.value),
+                        else_=_samples.state,
+                    ),
+                )
+            )
+
+
+def size_bytes(connection: sa.Connection) -> int:
+    """Bytes of payload in all."""
+    total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
+    return int(connection.execute(total).scalar_one())
+
+
+def _is_labelled() -> sa.ColumnElement[bool]:
+    return (
+        sa.exists()
+        .where(schema.labels.c.request_id == _samples.request_id)
+        .correlate(schema.samples)
+        .label("is_labelled")
+    )
+
+
+def _within(rows: Sequence[sa.Row[Any]], most_bytes: int) -> list[sa.Row[Any]]:
+    """As many of the first rows as it takes to reach so many bytes."""
+    some: list[sa.Row[Any]] = []
+    total = 0
+    for row in rows:
+        some.append(row)
+        total += row.payload_bytes
+        if total >= most_bytes:
+            break
+    return some
+
+
+def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:
+    requests = list(
+        connection.execute(
+            sa.select(_samples.request_id).where(_samples.sample_id.in_(sample_ids))
+        ).scalars()
+    )
+    for table in _WITHOUT_TEXT:
+        connection.execute(sa.delete(table).where(table.c.sample_id.in_(sample_ids)))
+    feedback = schema.feedback.c.request_id
+    connection.execute(
+        sa.delete(schema.feedback).where(
+            feedback.in_(requests), feedback.not_in(sa.select(_samples.request_id))
+        )
+    )
+
+
+def _without_overwriting(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
+    connection.exec_driver_sql("PRAGMA secure_delete = OFF")
+    try:
+        return work(connection)
+    finally:
+        connection.exec_driver_sql("PRAGMA secure_delete = ON")
+
+
+def _vacuum_some(connection: sa.Connection) -> bool:
+    """Cut free pages off a SQLite file; whether more are free."""
+    free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    if free == 0:
+        return False
+    connection.exec_driver_sql(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").close()
+    left = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+    return bool(0 < left < free)

@@ -1,0 +1,163 @@
+"""The tables, for SQLite and PostgreSQL alike.
+
+What is large or may hold text lies apart from what is scanned: a window's estimate reads
+``judged`` alone, a change of state rewrites no payload. There are no foreign keys: only
+``retention`` deletes, and it knows what belongs together.
+"""
+
+import sqlalchemy as sa
+
+from ctxguard.monitor.store.types import State
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+
+_Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+schema_version = sa.Table(
+    "ctxguard_schema",
+    metadata,
+    sa.Column("version", sa.Integer, primary_key=True),
+)
+
+samples = sa.Table(
+    "ctxguard_samples",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("time_seconds", sa.Double, nullable=False),
+    sa.Column("probability", sa.Double, nullable=False),
+    sa.Column("session_id", sa.Text),
+    sa.Column("label_order", sa.Double, nullable=False),
+    sa.Column("payload_bytes", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("claimant", sa.Text),
+    # Both ends of a lease, by a clock that wall-clock steps do not move (see Database.lease_now).
+    sa.Column("leased_at", sa.Double),
+    sa.Column("leased_until", sa.Double),
+    # The state comes first: it counts samples by state, and finds the oldest that waits.
+    sa.Index("ctxguard_samples_queue", "state", "sample_id"),
+    sa.Index("ctxguard_samples_request", "request_id"),
+    sa.Index("ctxguard_samples_time", "time_seconds"),
+    # A deleted sample's id never comes back, so that a late finish cannot hit another sample.
+    sqlite_autoincrement=True,
+)
+
+payloads = sa.Table(
+    "ctxguard_payloads",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+)
+
+series = sa.Table(
+    "ctxguard_series",
+    metadata,
+    sa.Column("series_id", _Id, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("summary_bytes", sa.Integer),
+)
+
+judged = sa.Table(
+    "ctxguard_judged",
+    metadata,
+    sa.Column("series_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("time_seconds", sa.Double, primary_key=True),
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("label_order", sa.Double, nullable=False),
+    sa.Column("summary", sa.LargeBinary, nullable=False),
+    sa.Index("ctxguard_judged_sample", "sample_id"),
+    # Clustered by its key: a window of a series lies in one run of pages.
+    sqlite_with_rowid=False,
+)
+
+grades = sa.Table(
+    "ctxguard_grades",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("grades", sa.LargeBinary, nullable=False),
+)
+
+verdicts = sa.Table(
+    "ctxguard_verdicts",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("series_id", _Id, nullable=False),
+    sa.Column("verdicts", sa.Text, nullable=False),
+)
+
+rejected = sa.Table(
+    "ctxguard_rejected",
+    metadata,
+    sa.Column("rejected_id", _Id, primary_key=True),
+    sa.Column("sample_id", _Id, nullable=False, index=True),
+    sa.Column("passage_id", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("reply", sa.Text, nullable=False),
+)
+
+workers = sa.Table(
+    "ctxguard_workers",
+    metadata,
+    sa.Column("worker_id", sa.Text, primary_key=True),
+    sa.Column("host", sa.Text, nullable=False),
+    sa.Column("pid", sa.BigInteger, nullable=False),
+    sa.Column("started_seconds", sa.Double, nullable=False),
+    sa.Column("seen_seconds", sa.Double, nullable=False),
+    sa.Column("sampled", sa.BigInteger, nullable=False),
+    sa.Column("stored", sa.BigInteger, nullable=False),
+    sa.Column("lost", sa.Text, nullable=False),
+    sa.Column("closed", sa.Boolean, nullable=False),
+)
+
+labels = sa.Table(
+    "ctxguard_labels",
+    metadata,
+    sa.Column("label_id", _Id, primary_key=True),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Column("passage_id", sa.Text, nullable=False),
+    sa.Column("grade", sa.Integer, nullable=False),
+    sa.Column("negative", sa.Text),
+    sa.Column("annotator", sa.Text, nullable=False),
+    sa.Column("time_seconds", sa.Double, nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Index("ctxguard_labels_request", "request_id", "passage_id"),
+)
+
+label_queue = sa.Table(
+    "ctxguard_label_queue",
+    metadata,
+    sa.Column("place", _Id, primary_key=True),
+    sa.Column("sample_id", _Id, nullable=False, unique=True),
+    sa.Column("why", sa.Text, nullable=False),
+)
+
+feedback = sa.Table(
+    "ctxguard_feedback",
+    metadata,
+    sa.Column("feedback_id", _Id, primary_key=True),
+    sa.Column("request_id", sa.Text, nullable=False, index=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("passage_ids", sa.Text, nullable=False),
+    sa.Column("time_seconds", sa.Double, nullable=False),
+)
+
+state = sa.Table(
+    "ctxguard_state",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+leases = sa.Table(
+    "ctxguard_leases",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("leased_at", sa.Double, nullable=False),
+    sa.Column("leased_until", sa.Double, nullable=False),
+)
+
+UNFINISHED = (State.PENDING.value, State.CLAIMED.value)

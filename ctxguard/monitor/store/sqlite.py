@@ -1,0 +1,89 @@
+"""How SQLite is set up: one write-ahead log, short waits, space that is given back."""
+
+import random
+import sqlite3
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from ctxguard.errors import StoreSchemaError
+from ctxguard.monitor.store import faults, files
+from ctxguard.monitor.store.schema import SCHEMA_VERSION, schema_version
+
+WRITES = "ctxguard_writes"
+"""The execution option of a transaction that will write."""
+
+_LOOK_SECONDS = (0.0005, 0.003)
+"""Between two looks whether the write lock is free."""
+
+
+def prepare(connection: sqlite3.Connection, name: str) -> None:
+    """Set a new connection up, unless the file is not ours: then nothing is changed.
+
+    Raises:
+        StoreSchemaError: it is a newer release's or another program's.
+    """
+    connection.isolation_level = None  # transactions are begun by begin() alone
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    tables = {table for (table,) in found}
+    if tables and schema_version.name not in tables:
+        raise StoreSchemaError(
+            f"{name} is the database of another program; it was left as it is: give the sample "
+            "store a file of its own",
+            found=None,
+            known=SCHEMA_VERSION,
+        )
+    if tables:
+        query = f"SELECT max(version) FROM {schema_version.name}"  # noqa: S608  no input
+        faults.refuse_newer(name, connection.execute(query).fetchone()[0])
+    connection.execute("PRAGMA synchronous = NORMAL")
+    # What was deleted must not be found in the file, though it costs a write.
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute(f"PRAGMA journal_size_limit = {files.JOURNAL_BYTES}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {files.CHECKPOINT_PAGES}")
+
+
+def persist(engine: sa.Engine, busy_seconds: float) -> None:
+    """Set up what the file keeps: how its space is given back, and its write-ahead log."""
+    deadline = time.monotonic() + busy_seconds
+    while True:
+        connection = engine.raw_connection()
+        try:
+            cursor = connection.cursor()
+            # Takes effect while the file is empty, and only before the log is chosen.
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # Processes that begin a file together refuse each other at once, without waiting.
+            if not faults.is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        finally:
+            connection.close()
+
+
+def begin(connection: sa.Connection, busy_seconds: float) -> None:
+    """Begin a transaction; one that will write has the write lock from the start.
+
+    SQLite's own waiting grows to 0.1 s between looks, so that a busy store starves some writers
+    for a second; short, uneven looks give everyone a turn.
+    """
+    driver: Any = connection.connection.driver_connection
+    if not connection.get_execution_options().get(WRITES, False):
+        driver.execute("BEGIN")
+        return
+    deadline = time.monotonic() + busy_seconds
+    driver.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not faults.is_busy(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(*_LOOK_SECONDS))  # noqa: S311  no secret
+    finally:
+        driver.execute(f"PRAGMA busy_timeout = {round(1e3 * busy_seconds)}")

@@ -1,0 +1,404 @@
+"""Stores that are full, locked, read-only, damaged, of a newer release, or not there at all."""
+
+import logging
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ctxguard.errors import (
+    ConfigurationError,
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StoreReadOnlyError,
+    StoreSchemaError,
+    StoreUnavailableError,
+)
+from ctxguard.monitor.store import Entry, Limits, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import database as database_module
+from ctxguard.monitor.store.files import Reserve, quarantine
+
+OpenStore = Callable[..., SampleStore]
+MIB = 2**20
+
+
+def append(store: SampleStore, n: int = 1, *, size: int = 100, seconds: float = 0.0) -> None:
+    chance = random.Random(n)
+    entries = [Entry(f"r{i}", seconds, 0.5, None, 0.5, chance.randbytes(size)) for i in range(n)]
+    store.append("w", entries, WorkerCounts(n))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "samples.db"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount, unmount = shutil.which("mount"), shutil.which("umount")
+    if mount is None or unmount is None:
+        pytest.skip("this system has no mount command")
+    options = ["-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+    if subprocess.run([mount, *options], check=False, capture_output=True).returncode:
+        pytest.skip("only the administrator may make a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run([unmount, "--lazy", str(folder)], check=True)
+
+
+class TestFull:
+    def fill_up(self, store: SampleStore) -> int:
+        """Append until the disk is full; how many samples that took."""
+        for n in range(10_000):
+            try:
+                append(store, 5, size=20_000, seconds=float(n))
+            except StoreFullError:
+                return 5 * n
+        pytest.fail("the disk never filled up")
+
+    def test_a_full_disk_is_an_error_that_says_what_to_do_and_loses_no_count(
+        self, disk: Path, open_store: OpenStore
+    ) -> None:
+        store = open_store(f"sqlite:///{disk / 'samples.db'}", limits=Limits(reserve_bytes=4 * MIB))
+        stored = self.fill_up(store)
+        assert stored > 100
+        with pytest.raises(StoreFullError, match="free space"):
+            append(store, 200, size=20_000)
+        assert store.stored_count("w") == store.states()[State.PENDING] == stored
+
+    def test_a_full_disk_can_be_cleaned_in_the_space_held_back(
+        self, disk: Path, open_store: OpenStore
+    ) -> None:
+        file = disk / "samples.db"
+        limits = Limits(max_age_seconds=None, max_bytes=3 * MIB, reserve_bytes=4 * MIB)
+        store = open_store(f"sqlite:///{file}", limits=limits)
+        self.fill_up(store)
+        with pytest.raises(OSError, match="No space"):
+            (disk / "another program's").write_bytes(bytes(24 * MIB))
+        cleaned = store.clean()
+        assert cleaned.by_size > 100
+        assert store.size_bytes() <= 3 * MIB
+        assert file.stat().st_size < 6 * MIB
+        assert file.with_name("samples.db-reserve").stat().st_size == 4 * MIB
+        append(store, 5)
+
+    def test_cleaning_needs_what_was_held_back(self, disk: Path, open_store: OpenStore) -> None:
+        """The control: without a reserve the same disk cannot be cleaned."""
+        limits = Limits(max_age_seconds=None, max_bytes=3 * MIB, reserve_bytes=0)
+        store = open_store(f"sqlite:///{disk / 'samples.db'}", limits=limits)
+        self.fill_up(store)
+        store.close()
+        with pytest.raises(OSError, match="No space"):
+            (disk / "another program's").write_bytes(bytes(24 * MIB))
+        with pytest.raises(StoreFullError):
+            store.clean()
+
+    def test_nobody_fills_the_space_in_which_a_disk_is_cleaned(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        store = open_store(f"sqlite:///{file}", limits=Limits(reserve_bytes=MIB))
+        reserve = Reserve(file, MIB)
+        with reserve.given_up():
+            assert reserve.path.stat().st_size == 0
+            with pytest.raises(StoreFullError, match="what cleaning needs"):
+                append(store)
+            with pytest.raises(OSError, match="unavailable"), Reserve(file, MIB).given_up():
+                pass
+        append(store)
+        assert reserve.path.stat().st_size == MIB
+
+    def test_a_reserve_that_a_dead_cleaner_gave_up_is_taken_again(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        store = open_store(f"sqlite:///{file}", limits=Limits(reserve_bytes=MIB))
+        os.truncate(file.with_name("samples.db-reserve"), 0)
+        append(store)
+        assert file.with_name("samples.db-reserve").stat().st_size == MIB
+
+    def test_a_reserve_follows_its_setting_when_the_store_is_opened(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        for size in (2 * MIB, MIB):
+            open_store(f"sqlite:///{file}", limits=Limits(reserve_bytes=size))
+            assert file.with_name("samples.db-reserve").stat().st_size == size
+
+
+class TestLocked:
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.1)
+
+    def test_a_writer_waits_for_others_no_longer_than_it_may(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        store = open_store(f"sqlite:///{file}")
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreLockedError, match="move to PostgreSQL"):
+                append(store)
+            assert store.states()[State.PENDING] == 0  # reading needs no lock
+            other.execute("ROLLBACK")
+        append(store)
+
+    def test_postgresql_s_locks_are_waited_for_no_longer(
+        self, postgresql_url: str, open_store: OpenStore
+    ) -> None:
+        import psycopg
+
+        store = open_store(postgresql_url)
+        with psycopg.connect(postgresql_url) as other:
+            other.execute("LOCK TABLE ctxguard_samples")
+            with pytest.raises(StoreLockedError, match="55P03"):
+                append(store)
+            other.rollback()
+        append(store)
+
+
+class TestReadOnly:
+    @pytest.mark.parametrize("is_new", [True, False])
+    def test_a_read_only_disk_is_an_error_that_says_what_to_do(
+        self, disk: Path, open_store: OpenStore, is_new: bool
+    ) -> None:
+        url = f"sqlite:///{disk / 'samples.db'}"
+        if not is_new:
+            open_store(url).close()
+        self.remount(disk)
+        with pytest.raises(StoreReadOnlyError, match="writable for user"):
+            append(open_store(url))
+
+    def remount(self, disk: Path) -> None:
+        mount = shutil.which("mount")
+        assert mount is not None
+        subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)
+
+    def test_a_role_that_may_only_read_is_told_so(
+        self, postgresql_url: str, open_store: OpenStore
+    ) -> None:
+        url = postgresql_url.replace(
+            "csearch_path", "cdefault_transaction_read_only%3Don%20-csearch_path"
+        )
+        open_store(postgresql_url)
+        with pytest.raises(StoreReadOnlyError, match="25006"):
+            append(open_store(url))
+
+
+class TestCorrupt:
+    def spoil(self, file: Path) -> None:
+        """Overwrite all of the database but its first page."""
+        size = file.stat().st_size
+        with file.open("r+b") as content:
+            content.seek(4_096)
+            content.write(random.Random(0).randbytes(size - 4_096))
+
+    def spoilt(self, file: Path) -> None:
+        store = SampleStore.open(f"sqlite:///{file}")
+        append(store, 50, size=5_000)
+        store.close()
+        self.spoil(file)
+
+    @pytest.mark.parametrize(
+        "content", [b"not a database at all" * 500, b"SQLite format 3\0" * 500]
+    )
+    def test_a_file_that_is_no_database_is_moved_aside_and_a_new_store_begun(
+        self, file: Path, open_store: OpenStore, content: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        file.write_bytes(content)
+        with caplog.at_level(logging.ERROR):
+            store = open_store(f"sqlite:///{file}")
+        append(store)
+        assert store.quarantined == file.with_name("samples.db.corrupt-1")
+        assert store.quarantined.read_bytes() == content
+        assert "was moved to" in caplog.text
+
+    def test_damage_that_shows_in_use_is_moved_aside_and_the_call_goes_on(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        self.spoilt(file)
+        store = open_store(f"sqlite:///{file}")
+        append(store, 3)
+        assert store.states()[State.PENDING] == 3
+        assert store.claim("m", 9, lease_seconds=60.0) != []
+        assert store.quarantined == file.with_name("samples.db.corrupt-1")
+
+    def test_an_older_quarantine_is_kept(self, file: Path, open_store: OpenStore) -> None:
+        for n in (1, 2):
+            file.write_bytes(b"not a database" * 100)
+            store = open_store(f"sqlite:///{file}")
+            assert store.quarantined == file.with_name(f"samples.db.corrupt-{n}")
+            store.close()
+        assert file.with_name("samples.db.corrupt-1").exists()
+
+    def test_the_alarm_ends_when_someone_has_taken_the_file_away(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        file.write_bytes(b"not a database" * 100)
+        store = open_store(f"sqlite:///{file}")
+        assert store.quarantined is not None
+        store.quarantined.unlink()
+        assert store.quarantined is None
+
+    def test_the_log_goes_with_its_database(self, file: Path) -> None:
+        file.write_bytes(b"a database")
+        file.with_name("samples.db-wal").write_bytes(b"its log")
+        assert quarantine(file, None) == file.with_name("samples.db.corrupt-1")
+        assert file.with_name("samples.db.corrupt-1-wal").read_bytes() == b"its log"
+        assert list(file.parent.glob("samples.db-*")) == []
+
+    def test_who_had_the_damaged_file_open_writes_to_the_new_one(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        url = f"sqlite:///{file}"
+        writer, monitor = open_store(url), open_store(url)
+        append(writer, 50, size=5_000)
+        with monitor._database._current().connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        monitor._database._quarantine()
+        append(writer, 2)
+        assert monitor.states()[State.PENDING] == 2
+        assert writer.quarantined == monitor.quarantined == Path(f"{file}.corrupt-1")
+
+    def test_of_several_that_find_the_damage_one_moves_the_file(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        self.spoilt(file)
+
+        def work(n: int) -> None:
+            store = open_store(f"sqlite:///{file}")
+            for _ in range(5):
+                append(store)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
+        assert open_store(f"sqlite:///{file}").states()[State.PENDING] == 20
+        assert not file.with_name("samples.db.corrupt-2").exists()
+
+    def test_a_store_that_was_deleted_is_begun_anew(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        store = open_store(f"sqlite:///{file}")
+        append(store, 5)
+        for part in file.parent.iterdir():
+            part.unlink()
+        append(store, 2)
+        assert store.states()[State.PENDING] == 2
+        assert file.exists()
+
+    def test_damage_that_cannot_be_moved_is_an_error(
+        self, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(_: Path, __: Path) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        file.write_bytes(b"not a database" * 100)
+        monkeypatch.setattr(Path, "rename", refuse)
+        with pytest.raises(StoreCorruptError, match="move it away by hand"):
+            SampleStore.open(f"sqlite:///{file}")
+
+
+class TestForeign:
+    def newer(self, file: Path) -> None:
+        SampleStore.open(f"sqlite:///{file}", limits=Limits(reserve_bytes=0)).close()
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE ctxguard_schema SET version = 7")
+
+    def test_a_newer_schema_is_refused_with_both_versions_and_not_touched(self, file: Path) -> None:
+        self.newer(file)
+        before = file.read_bytes()
+        with pytest.raises(StoreSchemaError, match="version 7, this release reads 1") as caught:
+            SampleStore.open(f"sqlite:///{file}")
+        assert (caught.value.found, caught.value.known) == (7, 1)
+        assert file.read_bytes() == before
+        assert [part.name for part in file.parent.iterdir()] == [file.name]
+
+    def test_a_newer_schema_on_postgresql_is_refused(
+        self, postgresql_url: str, open_store: OpenStore
+    ) -> None:
+        import psycopg
+
+        open_store(postgresql_url)
+        with psycopg.connect(postgresql_url) as connection:
+            connection.execute("UPDATE ctxguard_schema SET version = 7")
+        with pytest.raises(StoreSchemaError, match="version 7, this release reads 1"):
+            SampleStore.open(postgresql_url)
+
+    def test_a_release_that_was_overtaken_stops_writing_when_it_connects(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        store = open_store(f"sqlite:///{file}")
+        append(store)
+        store.close()
+        self.newer(file)
+        with pytest.raises(StoreSchemaError):
+            append(store)
+
+    def test_another_program_s_database_is_refused_and_not_touched(self, file: Path) -> None:
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("CREATE TABLE theirs (id)")
+        before = file.read_bytes()
+        with pytest.raises(StoreSchemaError, match="another program"):
+            SampleStore.open(f"sqlite:///{file}")
+        assert file.read_bytes() == before
+        assert not list(file.parent.glob("*.corrupt-*"))
+
+
+class TestUnavailable:
+    def test_a_folder_that_does_not_exist_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnavailableError, match=r"there is no folder .*nowhere"):
+            SampleStore.open(f"sqlite:///{tmp_path / 'nowhere' / 'samples.db'}")
+
+    def test_a_folder_in_place_of_a_file_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnavailableError, match="is a folder"):
+            SampleStore.open(f"sqlite:///{tmp_path}")
+
+    def test_a_server_that_does_not_answer_is_named_without_its_password(self) -> None:
+        with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
+            SampleStore.open("postgresql://me:secret@127.0.0.1:1/samples")
+        assert "secret" not in str(caught.value)
+
+    def test_a_connection_that_broke_is_replaced(
+        self, postgresql_url: str, open_store: OpenStore
+    ) -> None:
+        import psycopg
+
+        store = open_store(postgresql_url)
+        append(store)
+        with psycopg.connect(postgresql_url, autocommit=True) as other:
+            other.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "
+                "pg_backend_pid() AND query LIKE '%ctxguard%'"
+            )
+        append(store)
+        assert store.stored_count("w") == 2
+
+    @pytest.mark.parametrize(
+        "url", ["", "samples.db", "mysql://host/x", "sqlite:///file:x.db?mode=ro"]
+    )
+    def test_a_url_of_another_kind_is_refused(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"sqlite:///path/to/samples\.db"):
+            SampleStore.open(url)
+
+    def test_no_message_holds_a_payload(self, file: Path, open_store: OpenStore) -> None:
+        from sqlalchemy.exc import IntegrityError
+
+        store = open_store(f"sqlite:///{file}")
+        spoilt = Entry("r", None, 0.5, None, 0.5, b"a secret")  # type: ignore[arg-type]
+        with pytest.raises(IntegrityError) as caught:
+            store.append("w", [spoilt], WorkerCounts(1))
+        assert "a secret" not in str(caught.value)
+
+    def test_every_fault_is_a_store_error(self) -> None:
+        for kind in (StoreFullError, StoreLockedError, StoreReadOnlyError, StoreUnavailableError):
+            assert issubclass(kind, StoreError)
