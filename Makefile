@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-slow lint types imports format schema bench clean
+.PHONY: help demo test test-slow lint format schema dashboard chaos clean
 
 help:
 	@echo "make demo       the loop on real text: index, calibrate, guard, watch"
@@ -17,7 +17,7 @@ help:
 	@echo "make test-slow  the long simulations as well"
 	@echo "make lint       ruff, mypy, import contracts"
 	@echo "make format     rewrite the sources in the house style"
-	@echo "make bench      the benchmarks that need no peers"
+	@echo "make chaos      every fault against the real components, with its accounting"
 	@echo "make clean      remove what was made"
 
 # One environment per set of packages, made when what it is made from changes.
@@ -50,6 +50,10 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The committed dashboard, after a change of what builds it.
+dashboard: $(VENV)/.dev
+	$(BIN)/python -m ctxguard.monitor.prometheus.dashboard > ctxguard/monitor/prometheus/dashboard.json
 
 schema: $(VENV)/.run
 	$(BIN)/python -m ctxguard.profile > ctxguard/profile.schema.json

@@ -10,6 +10,7 @@ import typer
 
 from ctxguard import __version__
 from ctxguard.cli import (
+    alarms,
     calibrate,
     compare,
     demo,
@@ -17,6 +18,7 @@ from ctxguard.cli import (
     golden,
     index,
     label,
+    metrics,
     monitor,
     query,
     recalibrate,
@@ -63,8 +65,10 @@ _COMMANDS = (
     compare,
     report,
     monitor,
+    alarms,
     label,
     recalibrate,
+    metrics,
     utilities,
     golden,
     train,

@@ -61,6 +61,10 @@ class MonitorCollector(Collector):
         return []
 
     def collect(self) -> Iterator[_Family]:
+        # Not from the report, which is what may have failed.
+        yield _counter(
+            "ctxguard_monitor_errors", "Steps of the monitor that failed.", self._monitor.errors
+        )
         report = self._monitor.latest
         if report is None:
             return
@@ -135,7 +139,11 @@ def _accounts(report: Report) -> Iterator[_Family]:
         "Passages that got no valid verdict.",
         report.invalid_verdicts,
     )
-    yield _counter("ctxguard_monitor_errors", "Steps of the monitor that failed.", report.errors)
+    yield _gauge(
+        "ctxguard_report_time_seconds",
+        "When the estimates were made, since the epoch.",
+        report.time_seconds,
+    )
     yield _gauge(
         "ctxguard_judging_share",
         "Probability with which a sample is taken up within the judging budget.",

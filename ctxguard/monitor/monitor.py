@@ -96,7 +96,7 @@ class Report:
         oldest_waiting_seconds: How long the oldest of them has waited; None where none does.
         verdicts: Passages that the judge was asked about by this process.
         invalid_verdicts: Those among them without a valid verdict.
-        errors: Steps of this process that failed as a whole.
+        time_seconds: When it was made, in seconds since the epoch.
         share: The probability with which samples are taken up within the budget.
         accounts: Samples of all serving processes, as far as the store was told.
         feedback: Users' reactions by kind. They see only what was served, so they are no
@@ -113,7 +113,7 @@ class Report:
     oldest_waiting_seconds: float | None
     verdicts: int
     invalid_verdicts: int
-    errors: int
+    time_seconds: float
     share: float
     accounts: Accounts
     feedback: Mapping[str, int]
@@ -271,7 +271,7 @@ class Monitor:
                 oldest_waiting_seconds=self.store.oldest_pending_seconds(),
                 verdicts=counts.verdicts,
                 invalid_verdicts=counts.invalid_verdicts,
-                errors=counts.errors,
+                time_seconds=self._clock(),
                 share=self._share,
                 accounts=fleet_accounts(self.store),
                 feedback=self.store.feedback_counts(),
@@ -283,6 +283,11 @@ class Monitor:
     def latest(self) -> Report | None:
         """The last report that was made; None before the first. Reads nothing."""
         return self._latest
+
+    @property
+    def errors(self) -> int:
+        """Steps of this process that failed as a whole, reports among them."""
+        return self._counts.errors
 
     def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
         """Every metric with its interval; without a value where the data do not suffice."""

@@ -1,6 +1,7 @@
 """What a scrape of the monitor says."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -82,7 +83,7 @@ def test_before_the_first_judged_request_there_is_no_age(make_context: MakeConte
 def test_before_the_first_report_nothing_is_said() -> None:
     registry = CollectorRegistry()
     MonitorCollector(Watching(LabelJudge(QRELS)).monitor, registry)
-    assert scrape(registry) == {}
+    assert scrape(registry) == {("ctxguard_monitor_errors_total", frozenset()): 0.0}
 
 
 def test_what_an_uncorrected_judge_says_carries_it_in_its_name(make_context: MakeContext) -> None:
@@ -179,3 +180,16 @@ def test_the_cost_of_a_judge_is_exported(make_context: MakeContext) -> None:
     assert one(samples, "ctxguard_judge_invalid_total", reason="refused") == 1
     assert one(samples, "ctxguard_judge_tokens_total", direction="input") == 1_000_000
     assert one(samples, "ctxguard_judge_cost_total") == pytest.approx(2.00008)
+
+
+def test_a_damaged_store_shows_until_its_file_is_moved_away(tmp_path: Path) -> None:
+    live = Watching(LabelJudge(QRELS), url=f"sqlite:///{tmp_path / 'samples.db'}")
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.monitor.report()
+    assert one(scrape(registry), "ctxguard_store_quarantined") == 0
+    damaged = tmp_path / "samples.db.corrupt-1"
+    damaged.touch()
+    assert one(scrape(registry), "ctxguard_store_quarantined") == 1
+    damaged.unlink()
+    assert one(scrape(registry), "ctxguard_store_quarantined") == 0
