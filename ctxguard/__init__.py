@@ -6,8 +6,10 @@ from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
     DataError,
+    FilterViolationError,
     IndexFolderError,
     MissingExtraError,
+    OverloadedError,
     ProfileError,
     ProfileFormatError,
     ProfileMismatchError,
@@ -20,6 +22,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.metrics import Utilities
 from ctxguard.policy import Decision, ExpectedUtilityPolicy, RatioPolicy, decide
 from ctxguard.profile import Profile
+from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.types import (
     DropReason,
     Flag,
@@ -32,6 +35,7 @@ from ctxguard.types import (
     ScoreKind,
     Verdict,
 )
+from ctxguard.where import Where
 
 __version__ = "0.1.0"
 
@@ -46,18 +50,22 @@ __all__ = [
     "Decision",
     "DropReason",
     "ExpectedUtilityPolicy",
+    "FilterViolationError",
     "Flag",
     "Fusion",
     "Hit",
     "IndexFolderError",
+    "IndexWatcher",
     "Leg",
     "MissingExtraError",
     "Mode",
+    "OverloadedError",
     "Passage",
     "Profile",
     "ProfileError",
     "ProfileFormatError",
     "ProfileMismatchError",
+    "ProfileWatcher",
     "QueryError",
     "Ranking",
     "RatioPolicy",
@@ -67,6 +75,7 @@ __all__ = [
     "StageUnavailableError",
     "Utilities",
     "Verdict",
+    "Where",
     "__version__",
     "decide",
 ]

@@ -25,6 +25,8 @@ from ctxguard.types import (
 
 STAGE = "assembly"
 
+DEFAULT_MAX_PASSAGE_CHARS = 1_000_000
+
 _CHARACTERS_PER_TOKEN = 4
 
 # Where two texts are compared before they are compared whole.
@@ -56,6 +58,9 @@ class Assembly:
         count_tokens: Tokens of a text. Where it raises, the estimate stands in for that text.
             Passages are counted one by one and added up, which is never fewer than the whole
             for ``estimate_tokens``, nor in practice for a model's tokenizer.
+        max_passage_chars: A passage whose title and text are longer is left out, whatever the
+            budget: it is a file that slipped into the corpus, or an attack. Never cut, because
+            half a passage can mean the opposite of the whole.
         truncate: Cut the passage at the edge of the budget, at white space where there is any,
             instead of leaving it out.
         drop_duplicates: Of kept passages whose texts are equal but for case and white space,
@@ -71,6 +76,7 @@ class Assembly:
     order: Literal["rank", "edges"] = "rank"
     max_tokens: int | None = None
     count_tokens: Callable[[str], int] = estimate_tokens
+    max_passage_chars: int = DEFAULT_MAX_PASSAGE_CHARS
     truncate: bool = False
     drop_duplicates: bool = True
     sanitise: bool = True
@@ -84,6 +90,10 @@ class Assembly:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigurationError(
                 f"max_tokens {self.max_tokens!r} must be at least 1, or None for no limit"
+            )
+        if self.max_passage_chars < 1:
+            raise ConfigurationError(
+                f"max_passage_chars {self.max_passage_chars!r} must be at least 1"
             )
         if not callable(self.count_tokens):
             raise ConfigurationError(
@@ -131,11 +141,11 @@ class Assembled(NamedTuple):
 def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assembled:
     """Passages of a decision in presentation order, and the kept candidates that fell out.
 
-    In this order: passages that cannot be read are left out, each alone; of duplicates the
-    better one stays; then passages are taken best first while they fit the budget. At the first
-    that does not fit it stops, even if a later, shorter one would: so what is served is what the
-    decision put first, and no worse passage takes the place of a better one. Nothing below the
-    decision's cut moves up to replace what is left out.
+    In this order: passages that cannot be read or are too large are left out, each alone; of
+    duplicates the better one stays; then passages are taken best first while they fit the budget.
+    At the first that does not fit it stops, even if a later, shorter one would: so what is served
+    is what the decision put first, and no worse passage takes the place of a better one. Nothing
+    below the decision's cut moves up to replace what is left out.
 
     A best passage that alone exceeds the budget is cut where ``truncate`` allows; otherwise the
     context is empty, and ``failures`` says why, because half a passage can mean the opposite of
@@ -159,6 +169,9 @@ def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assem
     passages = _read_all(decision.ranking.passages, positions)
     if passages is None:
         positions, passages = _read_each(decision.ranking.passages, positions, dropped, failures)
+    limit = assembly.max_passage_chars
+    if max([_size(passage) for passage in passages], default=0) > limit:
+        positions, passages = _within_size(positions, passages, limit, dropped)
     if assembly.drop_duplicates:
         repeated = _repeated([passage.text for passage in passages])
         if repeated:
@@ -196,7 +209,9 @@ def _read_all(source: PassageSource, positions: Sequence[int]) -> list[Passage] 
     try:
         passages = [source[position] for position in positions]
         for passage in passages:
-            if not _is_text(passage.text):
+            if not (
+                _is_text(passage.text) and _is_text(passage.title) and _is_text(passage.passage_id)
+            ):
                 return None
     except Exception:
         return None
@@ -227,12 +242,36 @@ def _read_one(source: PassageSource, position: int) -> tuple[Passage | None, str
     try:
         passage = source[position]
         text = passage.text
+        # Rendering writes both as text, whatever they are, and must not fail for all.
+        _ = f"{passage.passage_id}{passage.title or ''}"
     except Exception as error:
         # The type alone: a message may quote the document.
         return None, type(error).__name__
     if _is_text(text):
         return passage, ""
     return None, f"text is {type(text).__name__}, not str"
+
+
+def _size(passage: Passage) -> int:
+    title = passage.title
+    return len(passage.text) + (len(title) if isinstance(title, str) else 0)
+
+
+def _within_size(
+    positions: Sequence[int], passages: Sequence[Passage], limit: int, dropped: list[AssemblyDrop]
+) -> tuple[list[int], list[Passage]]:
+    """Those passages of at most ``limit`` characters, with their positions; records the others."""
+    within = [at for at, passage in enumerate(passages) if _size(passage) <= limit]
+    dropped += [
+        AssemblyDrop(
+            positions[at],
+            DropReason.OVER_BUDGET,
+            (Threshold("max_passage_chars", _size(passage)),),
+        )
+        for at, passage in enumerate(passages)
+        if _size(passage) > limit
+    ]
+    return [positions[at] for at in within], [passages[at] for at in within]
 
 
 def _is_text(value: object) -> bool:

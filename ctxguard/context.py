@@ -43,6 +43,7 @@ class Context:
         assembly: How ``text`` is rendered.
         segment: The segment that the request named; None where it named none.
         session_id: The session that the request belongs to; None where it named none.
+        profile_id: Of the profile that decided; None without one.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class Context:
     assembly: Assembly = DEFAULT_ASSEMBLY
     segment: str | None = None
     session_id: str | None = None
+    profile_id: str | None = None
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -124,7 +126,7 @@ class Context:
                     "passage_id": _json_ready(passage.passage_id),
                     "title": _json_ready(passage.title),
                     "text": _json_ready(passage.text),
-                    "metadata": _json_ready(passage.metadata),
+                    "metadata": _readable(passage.metadata),
                 }
                 for passage in self.passages
             ],
@@ -146,6 +148,14 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, object]:
             for threshold in verdict.kept_if
         ],
     }
+
+
+def _readable(metadata: object) -> object:
+    """Metadata as JSON carries it; None where it cannot be read, which costs no other passage."""
+    try:
+        return _json_ready(metadata)
+    except Exception:
+        return None
 
 
 def _json_ready(value: object) -> object:

@@ -5,14 +5,13 @@ decisions fail open, towards the upstream order at the route's k; a retriever th
 typed error, never an empty context (DESIGN.md §7).
 """
 
-import asyncio
-import inspect
+import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -20,11 +19,22 @@ from ctxguard.context import Assembled, Assembly, Context, assemble, bare_passag
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
+    FilterViolationError,
+    OverloadedError,
     ProfileMismatchError,
-    StageUnavailableError,
+    QueryError,
 )
+from ctxguard.forks import start_afresh_in_children
 from ctxguard.policy import Decision, Policy, RatioPolicy, decide
-from ctxguard.profile import Profile, fingerprint_differences
+from ctxguard.profile import Profile
+from ctxguard.serving import (
+    Retrieval,
+    RetrieverCallable,
+    Serving,
+    bind,
+    describe,
+)
+from ctxguard.stages import DEFAULT_MAX_IN_FLIGHT, Asking, cause_of, typed
 from ctxguard.telemetry import Telemetry, default_telemetry
 from ctxguard.types import (
     DEFAULT_DEPTH,
@@ -33,9 +43,13 @@ from ctxguard.types import (
     Hit,
     Mode,
     Ranking,
-    Route,
     ScoreKind,
 )
+from ctxguard.where import Where, verified
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_MAX_QUERY_CHARS = 10_000
 
 
 class Sampler(Protocol):
@@ -50,29 +64,20 @@ class Sampler(Protocol):
         ...
 
 
-Retrieval = Ranking | Iterable[Hit]
-RetrieverCallable = Callable[..., Retrieval | Awaitable[Retrieval]]
 _Setting = TypeVar("_Setting", Mode, ScoreKind)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What to do when one route answers."""
-
-    policy: Policy
-    kind: ScoreKind | None
-    flags: tuple[Flag, ...]
 
 
 class _Request(NamedTuple):
     """What is known of a request before it is answered."""
 
+    serving: Serving
     query: str
     request_id: str
     segment: str | None
     session_id: str | None
     probability: float
     sampled: bool
+    where: Where | None
 
 
 class ContextGuard:
@@ -82,7 +87,10 @@ class ContextGuard:
         retriever: An object with ``retrieve(query, *, depth)`` (and, where it has one,
             ``aretrieve``), or a plain callable taking ``(query, depth=…)``; sync or async. It
             returns a ``Ranking``, or ``Hit`` objects together with ``score_kind``. None for a
-            guard that only filters results already at hand.
+            guard that only filters results already at hand. One that also has ``generation``
+            (another object after every change of what it searches) and ``pinned()`` (itself over
+            the generation of this moment) is followed through its changes: each request is
+            answered from one generation, and the profile is compared with every new one.
         profile: A calibrated ``Profile`` or the path of one. Without it the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
@@ -95,8 +103,15 @@ class ContextGuard:
         strict: Refuse a profile of another system at start, instead of serving top k with
             every answer flagged.
         assembly: Order, token budget, duplicates, sanitising, template.
+        max_query_chars: Longer queries are refused before they are searched or sampled.
         sampler: Selects the traffic to be judged.
         telemetry: Where requests are counted; the process's default registry unless given.
+        deadline_seconds: How long the retriever may take; None for as long as it takes. With
+            a deadline a plain retriever runs on one of 32 threads of the guard's own, which
+            costs a hand-over, and one that fails again and again is not asked for a while. The
+            embedded retriever has deadlines by stage (``Deadlines``), and answers with what is
+            left.
+        max_in_flight: The most requests under way at once; more are refused at once.
 
     Raises:
         ConfigurationError: settings that contradict each other.
@@ -117,19 +132,24 @@ class ContextGuard:
         fingerprint: Mapping[str, str] | None = None,
         strict: bool = False,
         assembly: Assembly | None = None,
+        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
         sampler: Sampler | None = None,
         telemetry: Telemetry | None = None,
+        deadline_seconds: float | None = None,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
     ) -> None:
         if profile is not None and policy is not None:
             raise ConfigurationError("give a profile or a policy, not both: they would compete")
         if depth < 1:
             raise ConfigurationError(f"depth {depth!r} must be at least 1")
+        if max_query_chars < 1:
+            raise ConfigurationError(f"max_query_chars {max_query_chars!r} must be at least 1")
         self.mode = _member(Mode, mode, "mode")
         self.depth = depth
         self.score_kind = (
             None if score_kind is None else _member(ScoreKind, score_kind, "score_kind")
         )
-        self.profile = Profile.load(profile) if isinstance(profile, str | Path) else profile
+        self.max_query_chars = max_query_chars
         if policy is not None and self.score_kind is ScoreKind.RANK and _compares_scores(policy):
             raise ConfigurationError(
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
@@ -138,17 +158,66 @@ class ContextGuard:
         self.assembly = Assembly() if assembly is None else assembly
         self._sampler = sampler
         self._telemetry = default_telemetry() if telemetry is None else telemetry
-        if self.profile is not None and hasattr(retriever, "with_fusion"):
-            retriever = cast(Any, retriever).with_fusion(self.profile.fusion)
-        self.retriever = retriever
-        self._call = None if retriever is None else _callable_of(retriever, "retrieve")
-        self._acall = _async_callable_of(retriever)
-        self.differences = self._compare(fingerprint)
+        self._asking = Asking(deadline_seconds, max_in_flight)
+        self._asking.watch(self._telemetry.circuit_changed)
+        if hasattr(retriever, "watch_stages"):
+            cast(Any, retriever).watch_stages(self._telemetry.circuit_changed)
+        self._wrapped = retriever
+        self._fingerprint = fingerprint
+        self._policy = policy
+        self._bare = RatioPolicy(k=k)
+        self._serving = self._bound(
+            Profile.load(profile) if isinstance(profile, str | Path) else profile
+        )
         if strict and self.differences:
             raise ProfileMismatchError(self.differences)
-        self._bare = RatioPolicy(k=k)
-        self._plans = {route: self._plan(route, policy) for route in Route}
-        self._segment_plans = self._plans_of_segments()
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Take a new lock: another thread may have held it when this process was forked."""
+        self._swapping = Lock()
+
+    @property
+    def profile(self) -> Profile | None:
+        """The calibration in force."""
+        return self._serving.profile
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """What differs between the profile's system and this one, one readable line each."""
+        return self._current().differences
+
+    @property
+    def retriever(self) -> Any:
+        """The wrapped retriever, under the profile's fusion where it can be set."""
+        return self._serving.retriever
+
+    def use_profile(self, profile: Profile | Path | str) -> None:
+        """Serve by another profile from the next request on.
+
+        One reference is swapped: a request that has begun ends under the profile that it began
+        with, its retrieval and its decision alike.
+
+        Args:
+            profile: Calibrated on this system.
+
+        Raises:
+            ConfigurationError: the guard has a policy set by hand.
+            ProfileFormatError: a path without a readable profile; the one in force stays.
+            ProfileMismatchError: it was made for another system; the one in force stays.
+        """
+        if self._policy is not None:
+            raise ConfigurationError(
+                "this guard has a policy set by hand, with which a profile would compete; make a "
+                "guard without it"
+            )
+        loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
+        with self._swapping:
+            serving = self._bound(loaded)
+            if serving.differences:
+                raise ProfileMismatchError(serving.differences)
+            self._serving = serving
 
     def retrieve(
         self,
@@ -158,6 +227,7 @@ class ContextGuard:
         segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
+        where: Where | None = None,
     ) -> Context:
         """Retrieve and filter one query.
 
@@ -170,6 +240,8 @@ class ContextGuard:
                 are not independent, and the live estimates count them as one cluster.
             sample: Sample this request whatever the sampler draws, for debugging: it is marked,
                 and left out of every estimate.
+            where: The passages that may be found, by their metadata (tenant, access list); None
+                for all. The retriever applies it, and every candidate is checked again here.
 
         Returns:
             The context: kept passages, the verdict on every candidate, and flags that say
@@ -177,22 +249,29 @@ class ContextGuard:
             that may abstain.
 
         Raises:
-            QueryError: the retriever refuses the query.
-            StageUnavailableError: the retriever failed; an outage is never an empty context.
+            QueryError: the query is too long, or the retriever refuses it.
+            ConfigurationError: a filter that is no ``Where``, or a retriever without the keyword
+                ``where``: nothing is retrieved rather than unfiltered.
+            FilterViolationError: the retriever gave what the filter forbids; nothing is served.
+            StageUnavailableError: the retriever failed, or did not answer by its deadline; an
+                outage is never an empty context.
+            OverloadedError: more requests at once than can be served.
         """
-        if self._call is None:
-            raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
-        request = self._begin(query, request_id, segment, session_id, sample)
-        start = perf_counter()
+        request = self._begin(query, request_id, segment, session_id, sample=sample, where=where)
+        call = partial(self._checked(request), query, depth=self.depth, **_filtering(where))
+        self._enter()
         try:
-            retrieved = self._call(query, depth=self.depth)
-            if inspect.isawaitable(retrieved):
-                if inspect.iscoroutine(retrieved):
-                    retrieved.close()  # or Python warns that nobody awaited it
-                raise ConfigurationError("the retriever is asynchronous: await aretrieve()")
-        except Exception as error:
-            raise self._failed(error) from error
-        return self._finish(request, retrieved, start)
+            start = perf_counter()
+            try:
+                retrieved = self._asking.ask(call)
+            except Exception as error:
+                raise self._failed(error) from error
+            except BaseException:
+                self._cancelled()
+                raise
+            return self._finish(request, retrieved, start)
+        finally:
+            self._asking.leave()
 
     async def aretrieve(
         self,
@@ -202,17 +281,33 @@ class ContextGuard:
         segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
+        where: Where | None = None,
     ) -> Context:
-        """``retrieve`` without blocking the event loop; the same core, contract and errors."""
-        if self._acall is None:
-            raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
-        request = self._begin(query, request_id, segment, session_id, sample)
-        start = perf_counter()
+        """``retrieve`` without blocking the event loop; the same core, contract and errors.
+
+        A plain retriever is called on one of 32 threads of the guard's own. A request that is
+        cancelled while it waits counts as failed.
+        """
+        request = self._begin(query, request_id, segment, session_id, sample=sample, where=where)
+        call = partial(self._checked(request), query, depth=self.depth, **_filtering(where))
+        acall = request.serving.acall
+        self._enter()
         try:
-            retrieved = await self._acall(query, depth=self.depth)
-        except Exception as error:
-            raise self._failed(error) from error
-        return self._finish(request, retrieved, start)
+            start = perf_counter()
+            try:
+                retrieved = await (
+                    self._asking.ask_aside(call)
+                    if acall is None
+                    else self._asking.ask_natively(partial(acall, *call.args, **call.keywords))
+                )
+            except Exception as error:
+                raise self._failed(error) from error
+            except BaseException:
+                self._cancelled()
+                raise
+            return self._finish(request, retrieved, start)
+        finally:
+            self._asking.leave()
 
     def filter(
         self,
@@ -223,9 +318,10 @@ class ContextGuard:
         segment: str | None = None,
         session_id: str | None = None,
         sample: bool = False,
+        where: Where | None = None,
     ) -> Context:
         """Decide on results that the caller already has; the same contract as ``retrieve``."""
-        request = self._begin(query, request_id, segment, session_id, sample)
+        request = self._begin(query, request_id, segment, session_id, sample=sample, where=where)
         return self._finish(request, hits, None)
 
     def _begin(
@@ -234,8 +330,19 @@ class ContextGuard:
         request_id: str | None,
         segment: str | None,
         session_id: str | None,
+        *,
         sample: bool,
+        where: Where | None,
     ) -> _Request:
+        try:
+            self._telemetry.received(self.mode)
+        except Exception:
+            self._observer_failed("telemetry")
+        self._check(query, where)
+        try:
+            serving = self._current()
+        except Exception as error:
+            raise self._failed(error) from error
         request_id = os.urandom(8).hex() if request_id is None else request_id
         probability = 0.0
         if self._sampler is not None:
@@ -245,15 +352,72 @@ class ContextGuard:
             except Exception:
                 self._observer_failed("sampler")
         sampled = self._sampler is not None and (sample or probability > 0.0)
-        return _Request(query, request_id, segment, session_id, probability, sampled)
+        return _Request(
+            serving, query, request_id, segment, session_id, probability, sampled, where
+        )
+
+    def _check(self, query: object, where: object) -> None:
+        """Refuse what must be neither searched nor sampled."""
+        if not isinstance(query, str):
+            raise self._failed(QueryError(f"a query must be a text, not {describe(query)}"))
+        if len(query) > self.max_query_chars:
+            raise self._failed(
+                QueryError(
+                    f"the query has {len(query):,} characters, the limit is "
+                    f"{self.max_query_chars:,} (max_query_chars)"
+                )
+            )
+        if where is not None and not isinstance(where, Where):
+            raise self._failed(
+                ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
+            )
+
+    def _checked(self, request: _Request) -> RetrieverCallable:
+        """The call that answers a request, if there is one that can."""
+        call = request.serving.call
+        if call is None:
+            raise self._failed(
+                ConfigurationError("this guard has no retriever: pass one, or use filter()")
+            )
+        if request.where is not None and not request.serving.can_filter:
+            raise self._failed(
+                ConfigurationError(
+                    f"{describe(self._wrapped)} cannot filter, and searching unfiltered would "
+                    "show what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
+                )
+            )
+        return call
+
+    def _current(self) -> Serving:
+        """What the next request is served by, over the retriever's generation of now."""
+        serving = self._serving
+        if serving.is_current:
+            return serving
+        with self._swapping:
+            before = self._serving
+            if before.is_current:
+                return before
+            serving = self._serving = self._bound(before.profile, lenient=True)
+        if bool(serving.differences) != bool(before.differences):
+            _log.warning(
+                "the index was swapped: the profile in force %s (%d differences)",
+                "is not for this one, top k is served" if serving.differences else "holds again",
+                len(serving.differences),
+            )
+        return serving
 
     def _finish(self, request: _Request, retrieved: Retrieval, start: float | None) -> Context:
         received = perf_counter()
         try:
             ranking = self._ranking(retrieved)
+            if request.where is not None:
+                ranking = verified(ranking, request.where)
             context = self._decide(request, ranking)
         except Exception as error:
             raise self._failed(error) from error
+        except BaseException:
+            self._cancelled()
+            raise
         if request.sampled:
             try:
                 cast(Sampler, self._sampler).offer(context, request.probability, time())
@@ -278,10 +442,7 @@ class ContextGuard:
             flags: tuple[Flag, ...] = ()
             decision = Decision(ranking, self._bare, range(n), min(self._bare.k, n))
         else:
-            plan = (
-                self._segment_plans.get((ranking.route, request.segment))
-                or self._plans[ranking.route]
-            )
+            plan = request.serving.plan(ranking.route, request.segment)
             policy, flags = plan.policy, plan.flags
             if plan.kind is not None and plan.kind is not ranking.kind:
                 # The profile knows this route, but its scores have another meaning here.
@@ -312,6 +473,7 @@ class ContextGuard:
             assembly=self.assembly,
             segment=request.segment,
             session_id=request.session_id,
+            profile_id=request.serving.profile_id,
         )
 
     def _ranking(self, retrieved: Retrieval) -> Ranking:
@@ -324,7 +486,7 @@ class ContextGuard:
         hits = tuple(retrieved) if iterable else None
         if hits is None or not all(issubclass(kind, Hit) for kind in set(map(type, hits))):
             raise ConfigurationError(
-                f"the retriever returned {_describe(retrieved)}; return a Ranking, or Hit "
+                f"the retriever returned {describe(retrieved)}; return a Ranking, or Hit "
                 "objects together with score_kind"
             )
         if self.score_kind is None:
@@ -334,47 +496,42 @@ class ContextGuard:
             )
         return Ranking.from_hits(hits, self.score_kind)
 
-    def _failed(self, error: Exception) -> CtxguardError:
-        """The typed error that a failure becomes; what is typed already stays as it is."""
+    def _enter(self) -> None:
         try:
-            self._telemetry.failed(self.mode)
+            self._asking.enter()
+        except OverloadedError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Exception) -> CtxguardError:
+        """The typed error that a failure becomes, counted; what is typed stays as it is."""
+        failure = typed(error)
+        try:
+            if isinstance(failure, OverloadedError):
+                self._telemetry.shed(self.mode)
+            else:
+                self._telemetry.failed(self.mode, cause_of(error))
+            if isinstance(failure, FilterViolationError):
+                self._telemetry.filter_violated()
         except Exception:
             self._observer_failed("telemetry")
-        if isinstance(error, CtxguardError):
-            return error
-        return StageUnavailableError("retriever", f"{type(error).__name__}: {error}")
+        return failure
 
-    def _compare(self, fingerprint: Mapping[str, str] | None) -> tuple[str, ...]:
-        if self.profile is None:
-            return ()
-        if fingerprint is None:
-            own = getattr(self.retriever, "fingerprint", None)
-            fingerprint = own() if callable(own) else {}
-        return fingerprint_differences(
-            self.profile.fingerprint, cast("dict[str, str]", fingerprint)
+    def _cancelled(self) -> None:
+        """Count a request that whoever asked has given up."""
+        try:
+            self._telemetry.failed(self.mode, "cancelled")
+        except Exception:
+            self._observer_failed("telemetry")
+
+    def _bound(self, profile: Profile | None, *, lenient: bool = False) -> Serving:
+        return bind(
+            self._wrapped,
+            profile,
+            policy=self._policy,
+            bare=self._bare,
+            fingerprint=self._fingerprint,
+            lenient=lenient,
         )
-
-    def _plan(self, route: Route, policy: Policy | None) -> _Plan:
-        if policy is not None:
-            return _Plan(policy, None, (Flag.UNCALIBRATED,))
-        if self.profile is None:
-            return _Plan(self._bare, None, (Flag.UNCALIBRATED,))
-        calibrated = self.profile.routes.get(route)
-        if calibrated is None:
-            flag = Flag.PROFILE_MISMATCH if self.differences else Flag.ROUTE_UNCALIBRATED
-            return _Plan(self._bare, None, (flag,))
-        if self.differences:
-            return _Plan(RatioPolicy(k=calibrated.policy.k), None, (Flag.PROFILE_MISMATCH,))
-        return _Plan(calibrated.policy, calibrated.score_kind, ())
-
-    def _plans_of_segments(self) -> dict[tuple[Route, str | None], _Plan]:
-        if self.profile is None or self.differences:
-            return {}
-        return {
-            (route, segment): _Plan(own.policy, calibrated.score_kind, ())
-            for route, calibrated in self.profile.routes.items()
-            for segment, own in calibrated.segments.items()
-        }
 
 
 def _compares_scores(policy: Policy) -> bool:
@@ -389,36 +546,6 @@ def _member(kind: type[_Setting], value: _Setting | str, setting: str) -> _Setti
         raise ConfigurationError(f"{setting} {value!r} is unknown; use one of {options}") from None
 
 
-def _callable_of(retriever: object, method: str) -> RetrieverCallable:
-    found = getattr(retriever, method, None)
-    if found is None and callable(retriever):
-        found = retriever
-    if not callable(found):
-        raise ConfigurationError(
-            f"{_describe(retriever)} is no retriever: it needs retrieve(query, *, depth), or to "
-            "be callable with (query, depth=…)"
-        )
-    return cast(RetrieverCallable, found)
-
-
-def _async_callable_of(retriever: object) -> Callable[..., Awaitable[Retrieval]] | None:
-    """The retriever's asynchronous call, or its synchronous one on a thread."""
-    if retriever is None:
-        return None
-    found = getattr(retriever, "aretrieve", None)
-    if found is None:
-        found = _callable_of(retriever, "retrieve")
-    if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(
-        getattr(found, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
-    ):
-        return cast(Callable[..., Awaitable[Retrieval]], found)
-
-    async def on_a_thread(query: str, *, depth: int) -> Retrieval:
-        result = await asyncio.to_thread(partial(found, query, depth=depth))
-        return cast(Retrieval, await result if inspect.isawaitable(result) else result)
-
-    return on_a_thread
-
-
-def _describe(value: object) -> str:
-    return f"a {type(value).__name__}"
+def _filtering(where: Where | None) -> dict[str, Where]:
+    """The keyword for a retriever that filters; none, so that others are called as ever."""
+    return {} if where is None else {"where": where}

@@ -26,9 +26,11 @@ _SHORTEST_FENCE = 3
 _LINE_BREAKS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _KEPT_CONTROLS = "\n\t"
 _INVISIBLE = (
-    "\u061c\u200b\u200e\u200f\ufeff"
+    "\u00ad\u061c\u200b\u200e\u200f\ufeff\ufff9\ufffa\ufffb"
     + "".join(map(chr, range(0x202A, 0x202F)))
     + "".join(map(chr, range(0x2060, 0x2070)))
+    + "".join(map(chr, range(0x1BCA0, 0x1BCA4)))
+    + "".join(map(chr, range(0x1D173, 0x1D17B)))
 )
 
 
@@ -68,8 +70,9 @@ def sanitise(text: str) -> str:
     """Text without the characters that a person cannot see and a model can.
 
     Removed: control characters but newline and tab, bidirectional marks, overrides and
-    isolates, zero-width space, word joiner and byte-order mark, tag characters outside the three
-    subdivision flags, and all but the first of a run of joiners or of variation selectors.
+    isolates, zero-width space, word joiner and byte-order mark, soft hyphens, annotation,
+    shorthand and musical format controls, tag characters outside the three subdivision flags, and
+    all but the first of a run of joiners or of variation selectors.
     Other line breaks (carriage return, form feed, U+2028, ...) become a newline, and a lone
     surrogate, which no encoding can carry, becomes U+FFFD. Emoji sequences survive. Idempotent,
     and linear in the length of the text.

@@ -143,12 +143,27 @@ class Leg:
     kind: ScoreKind
 
 
+class FailureKind(StrEnum):
+    """What became of a stage that was left out. A closed set: it labels a metric."""
+
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    GARBAGE = "garbage"
+    """It answered with NaN, or in another shape than was asked for."""
+    SATURATED = "saturated"
+    """No thread of its pool was free."""
+    CIRCUIT_OPEN = "circuit_open"
+    """It was not asked: it failed too often just before."""
+    OUT_OF_MEMORY = "out_of_memory"
+
+
 @dataclass(frozen=True, slots=True)
 class StageFailure:
-    """A stage that was left out of an answer, and why."""
+    """A stage that was left out of an answer, and why: in words, and as a label."""
 
     stage: str
     cause: str
+    kind: FailureKind = FailureKind.ERROR
 
 
 @dataclass(frozen=True, slots=True)

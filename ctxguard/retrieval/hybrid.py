@@ -11,8 +11,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Self
 
-from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.errors import (
+    ConfigurationError,
+    FilterViolationError,
+    IndexFolderError,
+    QueryError,
+)
+from ctxguard.forks import start_afresh_in_children
 from ctxguard.fusion import Fusion
+from ctxguard.retrieval import storage
 from ctxguard.retrieval.dense import EXACT_LIMIT
 from ctxguard.retrieval.embedder import (
     SentenceTransformerEmbedder,
@@ -20,7 +27,15 @@ from ctxguard.retrieval.embedder import (
     portable_name,
 )
 from ctxguard.retrieval.index import HybridIndex
-from ctxguard.retrieval.legs import RERANK, ROUTES, STAGES, LegPool, rerank, search_legs
+from ctxguard.retrieval.legs import (
+    RERANK,
+    ROUTES,
+    STAGES,
+    LegStages,
+    rerank,
+    rerank_stage,
+    search_legs,
+)
 from ctxguard.retrieval.lexical import LexicalEngine
 from ctxguard.retrieval.passages import (
     BuildReport,
@@ -35,10 +50,15 @@ from ctxguard.retrieval.protocols import (
     Reranker,
     RowArray,
 )
+from ctxguard.stages import Deadlines, Watcher
+from ctxguard.stamps import Stamp, file_stamp
 from ctxguard.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
+from ctxguard.where import Where
 
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000
+
+_MAX_OPENINGS = 20
 
 
 class _Live:
@@ -46,8 +66,21 @@ class _Live:
 
     def __init__(self, index: HybridIndex) -> None:
         self.index = index
+        self.folder: Path | None = None
+        self.stamp: Stamp | None = None
+        self.legs = LegStages()
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Take a new lock: another thread may have held it when this process was forked."""
         self.writing = Lock()
-        self.pool = LegPool()
+
+    def swap(self, index: HybridIndex) -> None:
+        """Answer from another index; one reference, so that a request sees one of the two."""
+        fields = self.index.passages.metadata_rows.fields
+        index.passages.metadata_rows.prepare(fields)
+        self.index = index
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +107,7 @@ class HybridRetriever:
         rerank_depth: How many candidates the reranker scores. A ranking has one kind of score,
             so a reranked one holds these and no others.
         max_query_chars: Longer queries are refused.
+        deadlines: Limits of time on the search and its stages; none unless given.
 
     Raises:
         ConfigurationError: another embedder than the index's, or a setting out of range.
@@ -88,16 +122,20 @@ class HybridRetriever:
         reranker: Reranker | None = None,
         rerank_depth: int = DEFAULT_RERANK_DEPTH,
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008  frozen
     ) -> None:
         index.check_embedder(embedder)
         _check_positive("rerank_depth", rerank_depth)
         _check_positive("max_query_chars", max_query_chars)
         self._live = _Live(index)
+        self._pinned: HybridIndex | None = None
         self._embedder = embedder
         self._fusion = fusion
         self._reranker = reranker
         self._rerank_depth = rerank_depth
         self._max_query_chars = max_query_chars
+        self._deadlines = deadlines
+        self._rerank_stage = rerank_stage()
         self._stages = STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK]
 
     @classmethod
@@ -119,7 +157,7 @@ class HybridRetriever:
             passages: In any order; each with an id of its own.
             embedder: None for all-MiniLM-L6-v2.
             lexical: ``bm25s``, or ``rank-bm25``, which is far slower on large corpora.
-            exact_limit: Passages above which the dense leg searches an HNSW graph.
+            exact_limit: Passages above which the dense leg compares vectors by codes first.
             progress: Told how many passages are encoded so far.
 
         Raises:
@@ -161,14 +199,70 @@ class HybridRetriever:
             IndexFolderError: not a saved index, or one that is incomplete or damaged.
             ConfigurationError: another embedder than the index's.
         """
-        index = HybridIndex.load(Path(folder), verify=verify)
-        return cls(
+        index, stamp = _open(Path(folder), verify)
+        loaded = cls(
             index,
             embedder=named_embedder(index.embedder) if embedder is None else embedder,
             fusion=fusion,
             reranker=reranker,
             rerank_depth=rerank_depth,
         )
+        loaded._live.folder, loaded._live.stamp = Path(folder), stamp
+        return loaded
+
+    def reload(self, folder: Path | str | None = None, *, verify: bool | None = None) -> bool:
+        """Answer from the generation that a folder holds now, for every view at once.
+
+        The new generation is opened and checked beside the old one, which answers until then and
+        finishes the requests that it began; its files may be deleted meanwhile. What was added
+        or deleted here and not saved is lost then.
+
+        Args:
+            folder: None for the one that this retriever was loaded from.
+            verify: As in ``load``.
+
+        Returns:
+            Whether there was another generation than the one that was opened last.
+
+        Raises:
+            ConfigurationError: no folder is known, or the index was made by another embedder;
+                the index that was there before goes on answering.
+            IndexFolderError: as ``load``; likewise.
+        """
+        known = self._live.folder if folder is None else Path(folder)
+        if known is None:
+            raise ConfigurationError(
+                "this retriever was built in memory, so there is no folder to reload; give one"
+            )
+        live = self._live
+        with live.writing:
+            if known == live.folder and _stamp(known) == live.stamp is not None:
+                return False
+            index, stamp = _open(known, verify)
+            index.check_embedder(self._embedder)
+            live.swap(index)
+            live.folder, live.stamp = known, stamp
+        return True
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the passages were loaded from; None for what was built in memory."""
+        return self._live.folder
+
+    @property
+    def generation(self) -> object:
+        """Stands for what is searched: another object after every change of the passages."""
+        return self._index
+
+    def pinned(self) -> Self:
+        """The same retriever over the passages of this moment, whatever changes later."""
+        view = copy.copy(self)
+        view._pinned = self._index
+        return view
+
+    @property
+    def _index(self) -> HybridIndex:
+        return self._pinned or self._live.index
 
     def save(self, folder: Path | str) -> None:
         """Save the index as a folder of plain files, replacing an index that is there.
@@ -177,7 +271,7 @@ class HybridRetriever:
             IndexFolderError: the folder holds something else, or cannot be written; an index
                 that was there before is untouched.
         """
-        self._live.index.save(Path(folder))
+        self._index.save(Path(folder))
 
     def with_fusion(self, fusion: Fusion) -> Self:
         """The same retriever under another fusion; the index is shared."""
@@ -197,8 +291,20 @@ class HybridRetriever:
         view = copy.copy(self)
         view._reranker = reranker
         view._rerank_depth = rerank_depth
+        view._rerank_stage = rerank_stage()
         view._stages = STAGES[Route.HYBRID_RERANK]
         return view
+
+    def with_deadlines(self, deadlines: Deadlines) -> Self:
+        """The same retriever under limits of time; the index, pools and breakers are shared."""
+        view = copy.copy(self)
+        view._deadlines = deadlines
+        return view
+
+    def watch_stages(self, watcher: Watcher) -> None:
+        """Have ``watcher`` told of every stage whose circuit opens or closes."""
+        for stage in (self._live.legs.lexical, self._live.legs.dense, self._rerank_stage):
+            stage.watch(watcher)
 
     def on_route(self, route: Route) -> Self:
         """The same retriever restricted to the stages of a route; the index is shared.
@@ -248,15 +354,15 @@ class HybridRetriever:
     @property
     def report(self) -> BuildReport:
         """What became of the passages given."""
-        return self._live.index.report
+        return self._index.report
 
     @property
     def passage_ids(self) -> tuple[str, ...]:
         """Every passage id, ascending."""
-        return self._live.index.passages.ids
+        return self._index.passages.ids
 
     def __len__(self) -> int:
-        return len(self._live.index.passages)
+        return len(self._index.passages)
 
     def passage(self, passage_id: str) -> Passage:
         """The passage of an id.
@@ -264,13 +370,13 @@ class HybridRetriever:
         Raises:
             KeyError: no passage has it.
         """
-        passages = self._live.index.passages
+        passages = self._index.passages
         return passages[passages.row_of[passage_id]]
 
     def add(self, passages: Iterable[Passage], progress: Progress | None = None) -> None:
         """Add passages, for every view of this retriever at once.
 
-        Only the new passages are encoded. The lexical statistics, and the graph above the exact
+        Only the new passages are encoded. The lexical statistics, and the codes above the exact
         limit, are built anew from all passages: add many at a time.
 
         Raises:
@@ -278,7 +384,7 @@ class HybridRetriever:
                 is added then.
         """
         with self._live.writing:
-            self._live.index = self._live.index.added(passages, self._embedder, progress)
+            self._live.swap(self._live.index.added(passages, self._embedder, progress))
 
     def delete(self, passage_ids: Iterable[str]) -> None:
         """Delete passages, for every view of this retriever at once; costs as ``add`` does.
@@ -288,11 +394,11 @@ class HybridRetriever:
                 then.
         """
         with self._live.writing:
-            self._live.index = self._live.index.deleted(passage_ids)
+            self._live.swap(self._live.index.deleted(passage_ids))
 
     def fingerprint(self) -> dict[str, str]:
         """What the scores depend on, by name; a profile holds for equal fingerprints only."""
-        index = self._live.index
+        index = self._index
         fusion = self._fusion
         return {
             "embedder": portable_name(index.embedder),
@@ -307,8 +413,12 @@ class HybridRetriever:
         }
 
     def warm_up(self) -> None:
-        """Load the models and compile the loops, so that the first query does not wait."""
-        self.retrieve(searchable_text(self._live.index.passages[0])[: self._max_query_chars])
+        """Load the models and compile the loops, so that the first query does not wait.
+
+        Takes as long as it takes, whatever the deadlines.
+        """
+        query = searchable_text(self._index.passages[0])[: self._max_query_chars]
+        self.with_deadlines(Deadlines()).retrieve(query)
 
     def retrieve(
         self,
@@ -316,6 +426,7 @@ class HybridRetriever:
         *,
         depth: int = DEFAULT_DEPTH,
         query_vector: Float32Array | None = None,
+        where: Where | None = None,
     ) -> Ranking:
         """The best candidates for a query, each with the scores of every stage that answered.
 
@@ -328,6 +439,9 @@ class HybridRetriever:
             query: At most ``max_query_chars`` characters.
             depth: The most candidates returned, ≥ 1.
             query_vector: The query's vector where it is known, shape (dimension,).
+            where: The passages that may be found, by their metadata; None for all. Both legs
+                search among those alone, so ``depth`` of them are found where there are so many.
+                How rare a word is, and so a BM25 score, is counted over all passages.
 
         Returns:
             The ranking. Its kind follows from the stages that answered: BM25 alone ``ratio``,
@@ -336,27 +450,45 @@ class HybridRetriever:
 
         Raises:
             QueryError: an empty or over-long query.
-            ConfigurationError: a depth below 1.
-            StageUnavailableError: no leg answered.
+            ConfigurationError: a depth below 1, or a filter that is no ``Where``.
+            StageUnavailableError: no leg answered, or none in time.
+            OverloadedError: no leg had a thread free.
         """
+        budget = self._deadlines.start()
         query = self._searchable(query)
         _check_positive("depth", depth)
-        index = self._live.index
+        if where is not None and not isinstance(where, Where):
+            raise ConfigurationError(
+                f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
+            )
+        index = self._index
+        allowed = None if where is None else index.passages.metadata_rows.allowed(where)
         reranker = self._reranker if RERANK in self._stages else None
         wanted = depth if reranker is None else max(depth, self._rerank_depth)
         candidates, failures = search_legs(
             index,
-            self._live.pool,
+            self._live.legs,
+            budget,
             self._embedder,
             query,
             query_vector=query_vector,
             depth=wanted,
             stages=self._stages,
             fusion=self._fusion,
+            allowed=allowed,
         )
+        if allowed is not None and not allowed.hold(candidates.rows):
+            raise FilterViolationError("filter", "a leg gave a passage that it forbids")
         if reranker is not None:
             few = candidates.best(self._rerank_depth)
-            reranked = rerank(index, reranker, query, few)
+            reranked = rerank(
+                index,
+                reranker,
+                query,
+                few,
+                stage=self._rerank_stage,
+                seconds=budget.rerank_seconds,
+            )
             if isinstance(reranked, StageFailure):
                 failures.append(reranked)
             else:
@@ -374,13 +506,33 @@ class HybridRetriever:
 
     def _searchable(self, query: str) -> str:
         if not isinstance(query, str) or not query.strip():
-            raise QueryError(f"the query {query!r} is empty: there is nothing to search for")
+            instead = "" if isinstance(query, str) else f" (a {type(query).__name__}, not a text)"
+            raise QueryError(f"the query is empty{instead}: there is nothing to search for")
         if len(query) > self._max_query_chars:
             raise QueryError(
                 f"the query has {len(query):,} characters, the limit is "
                 f"{self._max_query_chars:,} (max_query_chars)"
             )
         return without_surrogates(query)
+
+
+def _open(folder: Path, verify: bool | None) -> tuple[HybridIndex, Stamp | None]:
+    """The index of a folder, looked for again where another was saved over it meanwhile."""
+    for _ in range(_MAX_OPENINGS):
+        stamp = _stamp(folder)
+        try:
+            return HybridIndex.load(folder, verify=verify), stamp
+        except IndexFolderError:
+            # Saving clears the generation before it away, perhaps while it was being read here.
+            if _stamp(folder) == stamp:
+                raise
+    raise IndexFolderError(
+        f"{folder} was saved again {_MAX_OPENINGS} times while it was being opened; save less often"
+    )
+
+
+def _stamp(folder: Path) -> Stamp | None:
+    return file_stamp(storage.manifest_file(folder))
 
 
 def _check_positive(name: str, value: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval import storage
-from ctxguard.retrieval.dense import EXACT_LIMIT, GRAPH, DenseIndex, unit_rows
+from ctxguard.retrieval.dense import CODES, EXACT_LIMIT, DenseIndex, unit_rows
 from ctxguard.retrieval.lexical import LexicalEngine, build_lexical, load_lexical
 from ctxguard.retrieval.passages import BuildReport, PassageTable, admit, searchable_text
 from ctxguard.retrieval.protocols import Embedder, Float32Array, LexicalIndex, Progress
@@ -27,7 +27,7 @@ class HybridIndex:
         engine: The lexical engine.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
-        exact_limit: Passages above which the dense leg searches a graph.
+        exact_limit: Passages above which the dense leg compares codes first.
         corpus_digest: sha256 over ids, titles and texts, whatever order they came in.
         report: What became of the passages given.
     """
@@ -191,7 +191,7 @@ class HybridIndex:
                 "embedder": self.embedder,
                 "weights": self.embedder_weights,
                 "exact_limit": self.exact_limit,
-                "graph": not self.dense.is_exact,
+                "codes": not self.dense.is_exact,
             },
         }
         storage.save(folder, content, self._write)
@@ -224,12 +224,12 @@ class HybridIndex:
     @classmethod
     def _read(cls, manifest: Mapping[str, Any], files: Path) -> "HybridIndex":
         lexical, dense = manifest["lexical"], manifest["dense"]
-        if dense["graph"]:
-            storage.check_digest(files / GRAPH, manifest["files"][GRAPH]["sha256"])
+        if dense["codes"]:
+            storage.check_digest(files / CODES, manifest["files"][CODES]["sha256"])
         index = cls(
             passages=PassageTable.load(files),
             lexical=load_lexical(lexical["engine"], files),
-            dense=DenseIndex.load(files, with_graph=dense["graph"]),
+            dense=DenseIndex.load(files, with_codes=dense["codes"]),
             engine=lexical["engine"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],

@@ -4,17 +4,16 @@ A stage that raises or gives garbage becomes a `StageFailure`; the others answer
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ctxguard.errors import StageError, StageUnavailableError
+from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.fusion import Fusion, fuse
+from ctxguard.retrieval.filters import AllowedRows, among, nearest_among
 from ctxguard.retrieval.index import HybridIndex
 from ctxguard.retrieval.kernels import kernels
 from ctxguard.retrieval.passages import searchable_text
@@ -25,7 +24,10 @@ from ctxguard.retrieval.protocols import (
     Reranker,
     RowArray,
 )
-from ctxguard.types import FloatArray, Leg, Route, ScoreKind, StageFailure
+from ctxguard.stages import Budget, Stage, UnansweredError, failure_of
+from ctxguard.types import FailureKind, FloatArray, Leg, Route, ScoreKind, StageFailure
+
+_T = TypeVar("_T")
 
 LEXICAL = "lexical"
 DENSE = "dense"
@@ -41,9 +43,10 @@ STAGES: Mapping[Route, tuple[str, ...]] = {
 }
 ROUTES = {stages: route for route, stages in STAGES.items()}
 
-_DENSE_WORKERS = 8
+_RERANK_WORKERS = 4
 _HAND_OVER_NUMBERS = 8_000_000
-"""Size of the vectors from which comparing them all outlasts waking another thread."""
+"""Size of the vectors from which the quicker of the legs, the lexical one, outlasts waking another
+thread; below, encoding the query is no reason either: there would be too little to do meanwhile."""
 
 
 class DenseHits(NamedTuple):
@@ -58,10 +61,6 @@ class DenseHits(NamedTuple):
     rows: RowArray
     scores: FloatArray
     vector: Float32Array
-
-
-LexicalOutcome = LexicalHits | StageFailure
-DenseOutcome = DenseHits | StageFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +79,23 @@ class Candidates:
         return Candidates(self.rows[order], self.scores[order], self.kind, legs)
 
 
-class LegPool:
-    """Threads that run the dense leg while the caller's own runs the lexical one."""
+@dataclass(frozen=True, slots=True)
+class LegStages:
+    """The stages of one retriever, each with a pool and a circuit breaker of its own."""
 
-    def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-        self._process = 0
+    lexical: Stage = field(default_factory=partial(Stage, LEXICAL))
+    dense: Stage = field(default_factory=partial(Stage, DENSE))
 
-    def side_by_side(
-        self, lexical: Callable[[], LexicalOutcome], dense: Callable[[], DenseOutcome]
-    ) -> tuple[LexicalOutcome, DenseOutcome]:
-        """What each leg found."""
-        waiting = self._executor().submit(dense)
-        found = lexical()
-        # Where every thread is busy the caller does the work rather than wait for one.
-        return found, dense() if waiting.cancel() else waiting.result()
 
-    def _executor(self) -> ThreadPoolExecutor:
-        # Threads do not survive a fork, so a forked child makes its own.
-        if self._threads is None or self._process != os.getpid():
-            self._threads = ThreadPoolExecutor(_DENSE_WORKERS, thread_name_prefix="ctxguard-dense")
-            self._process = os.getpid()
-        return self._threads
+def rerank_stage() -> Stage:
+    """The stage of one reranker; models are slow and keep a lock, so few calls run at once."""
+    return Stage(RERANK, workers=_RERANK_WORKERS)
 
 
 def search_legs(
     index: HybridIndex,
-    pool: LegPool,
+    legs: LegStages,
+    budget: Budget,
     embedder: Embedder,
     query: str,
     *,
@@ -114,44 +103,101 @@ def search_legs(
     depth: int,
     stages: Sequence[str],
     fusion: Fusion,
+    allowed: AllowedRows | None,
 ) -> tuple[Candidates, list[StageFailure]]:
     """The candidates of the legs among ``stages``, and the legs that did not answer.
 
+    ``allowed`` are the only rows that either leg may give; None for all.
+
     Raises:
         StageUnavailableError: no leg answered.
+        OverloadedError: no leg had a thread free.
     """
-    search = partial(search_lexical, index, query, depth)
-    compare = partial(search_dense, index, embedder, query, query_vector, depth)
-    lexical: LexicalOutcome | None = None
-    dense: DenseOutcome | None = None
+    search = partial(search_lexical, index, query, depth, allowed=allowed)
+    compare = partial(search_dense, index, embedder, query, query_vector, depth, allowed=allowed)
+    lexical: LexicalHits | Exception | None = None
+    dense: DenseHits | Exception | None = None
     if LEXICAL not in stages:
-        dense = compare()
+        dense = _attempt(partial(legs.dense.call, compare, budget.dense_seconds))
     elif DENSE not in stages:
-        lexical = search()
-    elif query_vector is None or index.dense.vectors.size >= _HAND_OVER_NUMBERS:
-        lexical, dense = pool.side_by_side(search, compare)
+        lexical = _attempt(partial(legs.lexical.call, search, budget.lexical_seconds))
     else:
-        lexical, dense = search(), compare()
-    failures = [leg for leg in (lexical, dense) if isinstance(leg, StageFailure)]
+        # rank-bm25 takes milliseconds at any size.
+        slow = index.dense.vectors.size >= _HAND_OVER_NUMBERS or index.engine != "bm25s"
+        lexical, dense = _both(legs, budget, search, compare, side_by_side=slow)
+    if not (isinstance(lexical, LexicalHits) or isinstance(dense, DenseHits)):
+        # A circuit counts only while something else answers: load may have opened both.
+        lexical = _insisted(lexical, legs.lexical, search, budget.lexical_seconds)
+        if not isinstance(lexical, LexicalHits):
+            dense = _insisted(dense, legs.dense, compare, budget.dense_seconds)
+    failures = [
+        failure_of(name, outcome)
+        for name, outcome in ((LEXICAL, lexical), (DENSE, dense))
+        if isinstance(outcome, Exception)
+    ]
     if isinstance(lexical, LexicalHits):
         if isinstance(dense, DenseHits):
             return _united(index, lexical, dense, fusion), failures
         return _alone(LEXICAL, Leg(lexical.scores, ScoreKind.RATIO), lexical.rows), failures
     if isinstance(dense, DenseHits):
         return _alone(DENSE, Leg(dense.scores, ScoreKind.COSINE), dense.rows), failures
-    raise StageUnavailableError(
+    saturated = all(failure.kind is FailureKind.SATURATED for failure in failures)
+    raise (OverloadedError if saturated else StageUnavailableError)(
         " and ".join([failure.stage for failure in failures]),
         "; ".join([failure.cause for failure in failures]),
     )
 
 
-def search_lexical(index: HybridIndex, query: str, depth: int) -> LexicalOutcome:
-    """The lexical leg."""
+def _both(
+    legs: LegStages,
+    budget: Budget,
+    search: Callable[[], LexicalHits],
+    compare: Callable[[], DenseHits],
+    *,
+    side_by_side: bool,
+) -> tuple[LexicalHits | Exception, DenseHits | Exception]:
+    """What each leg found, the dense one in its pool where that pays or a limit asks for it."""
+    lexical_seconds, dense_seconds = budget.lexical_seconds, budget.dense_seconds
+    if not side_by_side and lexical_seconds is None and dense_seconds is None:
+        return (
+            _attempt(partial(legs.lexical.call, search)),
+            _attempt(partial(legs.dense.call, compare)),
+        )
+    begun = _attempt(partial(legs.dense.begin, compare, dense_seconds))
+    lexical = _attempt(partial(legs.lexical.call, search, lexical_seconds))
+    return lexical, begun if isinstance(begun, Exception) else _attempt(begun.result)
+
+
+def _attempt(call: Callable[[], _T]) -> _T | Exception:
     try:
-        hits = index.lexical.search(query, depth)
-        _check_finite(LEXICAL, hits.scores)
+        return call()
     except Exception as error:
-        return _failure(LEXICAL, error)
+        return error
+
+
+def _insisted(
+    outcome: _T | Exception, stage: Stage, work: Callable[[], _T], seconds: float | None
+) -> _T | Exception:
+    """What a stage gives that was not asked because its circuit is open; else what it came to."""
+    if not isinstance(outcome, UnansweredError) or outcome.kind is not FailureKind.CIRCUIT_OPEN:
+        return outcome
+    if outcome.probe is not None:
+        return _attempt(outcome.probe.result)
+    return _attempt(partial(stage.insist, work, seconds))
+
+
+def search_lexical(
+    index: HybridIndex, query: str, depth: int, *, allowed: AllowedRows | None
+) -> LexicalHits:
+    """The lexical leg.
+
+    Raises:
+        StageError: NaN or an infinity for a passage.
+    """
+    hits = index.lexical.search(query, depth)
+    if allowed is not None:
+        hits = among(hits, allowed, depth)
+    _check_finite(LEXICAL, hits.scores)
     return hits
 
 
@@ -161,15 +207,31 @@ def search_dense(
     query: str,
     query_vector: Float32Array | None,
     depth: int,
-) -> DenseOutcome:
-    """The dense leg: encodes the query unless its vector is known."""
-    try:
-        vector = embedder.encode_query(query) if query_vector is None else query_vector
-        vector = _unit_vector(vector, index.dense.dimension)
+    *,
+    allowed: AllowedRows | None,
+) -> DenseHits:
+    """The dense leg: encodes the query unless its vector is known.
+
+    Raises:
+        StageError: the embedder gave no usable vector, or NaN or an infinity for a passage.
+        ConfigurationError: ``query_vector`` is no usable vector.
+    """
+    dimension = index.dense.dimension
+    if query_vector is None:
+        vector = _unit_vector(embedder.encode_query(query), dimension)
+    else:
+        try:
+            vector = _unit_vector(query_vector, dimension)
+        except StageError as error:
+            # Whoever gave it is at fault, which says nothing against the stage.
+            raise ConfigurationError(str(error)) from None
+    if allowed is None:
         rows, scores = index.dense.search(vector, depth)
-        _check_finite(DENSE, scores)
-    except Exception as error:
-        return _failure(DENSE, error)
+    else:
+        rows, scores = nearest_among(
+            index.dense, vector, depth, allowed, exact_limit=index.exact_limit
+        )
+    _check_finite(DENSE, scores)
     return DenseHits(rows, scores, vector)
 
 
@@ -188,10 +250,6 @@ def _unit_vector(vector: Float32Array, dimension: int) -> Float32Array:
 def _check_finite(stage: str, scores: FloatArray) -> None:
     if not np.isfinite(scores).all():
         raise StageError(stage, "gave NaN or an infinity for a passage")
-
-
-def _failure(stage: str, error: Exception) -> StageFailure:
-    return StageFailure(stage, f"{type(error).__name__}: {error}")
 
 
 def _alone(name: str, leg: Leg, rows: RowArray) -> Candidates:
@@ -213,16 +271,28 @@ def _united(
 
 
 def rerank(
-    index: HybridIndex, reranker: Reranker, query: str, candidates: Candidates
+    index: HybridIndex,
+    reranker: Reranker,
+    query: str,
+    candidates: Candidates,
+    *,
+    stage: Stage,
+    seconds: float | None,
 ) -> Candidates | StageFailure:
     """All the candidates with the reranker's logits, or why it did not answer."""
-    texts = [searchable_text(index.passages[row]) for row in candidates.rows.tolist()]
+    score = partial(_logits, index, reranker, query, candidates.rows)
     try:
-        logits = np.asarray(reranker.score(query, texts), np.float64)
-        if logits.shape != candidates.rows.shape:
-            raise StageError(RERANK, f"gave shape {logits.shape} for {len(texts)} passages")
-        _check_finite(RERANK, logits)
+        logits = stage.call(score, seconds)
     except Exception as error:
-        return _failure(RERANK, error)
+        return failure_of(RERANK, error)
     legs = {**candidates.legs, RERANK: Leg(logits, ScoreKind.LOGIT)}
     return Candidates(candidates.rows, logits, ScoreKind.LOGIT, legs)
+
+
+def _logits(index: HybridIndex, reranker: Reranker, query: str, rows: RowArray) -> FloatArray:
+    texts = [searchable_text(index.passages[row]) for row in rows.tolist()]
+    logits = np.asarray(reranker.score(query, texts), np.float64)
+    if logits.shape != rows.shape:
+        raise StageError(RERANK, f"gave shape {logits.shape} for {len(texts)} passages")
+    _check_finite(RERANK, logits)
+    return logits

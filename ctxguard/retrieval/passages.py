@@ -12,18 +12,22 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.errors import DataError
+from ctxguard.retrieval.filters import MetadataRows
 from ctxguard.retrieval.protocols import RowArray
 from ctxguard.types import Passage
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "passages.offsets.npy"
 IDS = "passages.ids.json"
+
+_METADATA_KEY = b', "metadata": '
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -162,6 +166,25 @@ class PassageTable:
         """The row of each passage id."""
         return {passage_id: row for row, passage_id in enumerate(self.ids)}
 
+    @cached_property
+    def metadata_rows(self) -> MetadataRows:
+        """Which rows a filter on metadata allows."""
+        return MetadataRows(self._each_metadata, len(self))
+
+    def _each_metadata(self) -> Iterator[object]:
+        """What each passage says of itself, by row, without reading its text.
+
+        A line that cannot be read, or is not written as ``_line`` does, says nothing.
+        """
+        for start, end in pairwise(self._offsets.tolist()):
+            line = self._lines[start:end]
+            # Inside a text the quotes would be escaped, so this can only be the key.
+            at = line.find(_METADATA_KEY)
+            try:
+                yield json.loads(line[at + len(_METADATA_KEY) : -2]) if at >= 0 else None
+            except (ValueError, RecursionError):
+                yield None
+
     def digest(self) -> str:
         """sha256 over every id, title and text; it does not depend on the order given."""
         digest = hashlib.sha256()
@@ -197,7 +220,11 @@ def _line(passage: Passage) -> bytes:
     try:
         if passage.metadata is not None:
             record["metadata"] = dict(passage.metadata)
-        return json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        line = json.dumps(record, ensure_ascii=False)
+        if _LONE_SURROGATE.search(line):
+            # Only metadata has any left; replaced, two tenants could become one.
+            line = json.dumps(record)
+        return line.encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise DataError(
             f"the metadata of passage {passage.passage_id!r} cannot be kept as JSON: {error}"

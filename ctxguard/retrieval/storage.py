@@ -63,6 +63,11 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
             shutil.rmtree(other, ignore_errors=True)
 
 
+def manifest_file(folder: Path) -> Path:
+    """The file that a new generation replaces, last of all and in one step."""
+    return folder / _MANIFEST
+
+
 def _refuse_foreign(folder: Path) -> None:
     ours = {_MANIFEST, _PARTIAL_MANIFEST}
     foreign = sorted(

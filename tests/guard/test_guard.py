@@ -325,7 +325,8 @@ class TestErrors:
     def test_a_failing_retriever_is_an_outage_with_its_cause(self, counted: Counted) -> None:
         cause = ConnectionError("refused")
         guard = guard_of(Failing(cause), telemetry=counted.telemetry)
-        with pytest.raises(StageUnavailableError, match="ConnectionError: refused") as caught:
+        named = r"ConnectionError at test_guard\.py"
+        with pytest.raises(StageUnavailableError, match=named) as caught:
             guard.retrieve("q?")
         assert caught.value.__cause__ is cause
         assert caught.value.stage == "retriever"
@@ -333,7 +334,7 @@ class TestErrors:
 
     def test_the_same_when_awaited(self, counted: Counted) -> None:
         guard = guard_of(Failing(TimeoutError("slow")), telemetry=counted.telemetry)
-        with pytest.raises(StageUnavailableError, match="TimeoutError: slow"):
+        with pytest.raises(StageUnavailableError, match=r"TimeoutError at test_guard\.py"):
             asyncio.run(guard.aretrieve("q?"))
         assert counted["failed_requests"] == 1
 
@@ -342,7 +343,7 @@ class TestErrors:
             yield HITS[0]
             raise ConnectionError("reset")
 
-        with pytest.raises(StageUnavailableError, match="reset"):
+        with pytest.raises(StageUnavailableError, match="ConnectionError at"):
             guard_of(search, score_kind="ratio").retrieve("q?")
 
     def test_a_refused_query_passes_through_as_it_is(self, counted: Counted) -> None:
@@ -502,7 +503,7 @@ class TestDegradation:
         assert context.failures == self.FAILURE
         assert counted.requests("degraded") == 1
         assert counted.requests("ok") == 0
-        assert counted.by_label("stage_failures") == {("dense",): 1}
+        assert counted.by_label("stage_failures") == {("dense", "error"): 1}
 
     def test_a_failure_in_assembly_is_counted_but_the_answer_is_not_degraded(
         self, counted: Counted
@@ -513,12 +514,12 @@ class TestDegradation:
         assert served(context) == ["b", "c", "d", "e"]
         assert Flag.DEGRADED not in context.flags
         assert counted.requests("ok") == 1
-        assert counted.by_label("stage_failures") == {("assembly",): 1}
+        assert counted.by_label("stage_failures") == {("assembly", "error"): 1}
 
     def test_a_stage_of_an_unknown_name_is_counted_as_other(self, counted: Counted) -> None:
         ranking = replace(RANKING, failures=(StageFailure("tenant-417", "gone"),))
         guard_of(Answering(ranking), telemetry=counted.telemetry).retrieve("q?")
-        assert counted.by_label("stage_failures") == {("other",): 1}
+        assert counted.by_label("stage_failures") == {("other", "error"): 1}
 
 
 GARBAGE = st.sampled_from([None, math.nan, math.inf, -math.inf, 1e37, -3.4e38, "0.9"])
@@ -724,7 +725,7 @@ class TestSampling:
 
         broken = Broken(CollectorRegistry())
         assert len(guard_of(policy=SEVENTY, telemetry=broken).retrieve("q?")) == 3
-        with pytest.raises(StageUnavailableError, match="down"):
+        with pytest.raises(StageUnavailableError, match="OSError at"):
             guard_of(Failing(OSError("down")), telemetry=broken).retrieve("q?")
 
 

@@ -1,12 +1,13 @@
-"""The dense leg: cosines, exact or through a graph."""
+"""The dense leg: cosines, all of them or of those with the best codes."""
 
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from ctxguard.errors import DataError
-from ctxguard.retrieval.dense import GRAPH, DenseIndex, unit_rows
+from ctxguard.retrieval.dense import CODES, DenseIndex, unit_rows
 
 
 def random_units(n: int, dimension: int = 16, seed: int = 0) -> np.ndarray:
@@ -27,34 +28,72 @@ def test_k_may_exceed_the_index() -> None:
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_above_the_exact_limit_a_graph_is_searched_and_finds_nearly_the_same() -> None:
-    vectors = random_units(2000)
-    exact, graph = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=100)
+def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_found() -> None:
+    vectors = random_units(5000, dimension=64)
+    exact, coded = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=1)
     assert exact.is_exact
-    assert not graph.is_exact
-    shared = [
-        len(set(exact.search(vectors[row], 50)[0]) & set(graph.search(vectors[row], 50)[0]))
-        for row in range(20)
-    ]
-    assert np.mean(shared) > 45
+    assert not coded.is_exact
+    queries = random_units(50, dimension=64, seed=1)
+    shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
+    assert np.mean(shared) > 9.8
 
 
-def test_a_graph_that_finds_fewer_than_k_gives_no_padding() -> None:
-    vectors = random_units(30)
-    rows, scores = DenseIndex.build(vectors, exact_limit=1).search(vectors[0], 30)
-    assert (rows >= 0).all()
-    assert (scores > -1.1).all()
+def test_codes_beyond_a_cache_are_half_as_long_and_find_nearly_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ctxguard.retrieval.dense._FINE_NUMBERS", 1)
+    vectors = random_units(5000, dimension=64)
+    exact, coded = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=1)
+    assert coded.numbers_compared == vectors.size // 32
+    queries = random_units(50, dimension=64, seed=1)
+    shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
+    assert np.mean(shared) > 9.0
+
+
+def test_cosines_are_those_of_the_vectors_also_where_codes_were_compared_first() -> None:
+    vectors = random_units(2000)
+    query = random_units(1, seed=1)[0]
+    rows, scores = DenseIndex.build(vectors, exact_limit=1).search(query, 30)
+    assert scores == pytest.approx(vectors[rows] @ query)
+    assert (np.diff(scores) <= 0.0).all()
+
+
+def test_codes_leave_no_gap_where_every_row_is_asked_for() -> None:
+    vectors = random_units(1500)
+    rows, scores = DenseIndex.build(vectors, exact_limit=1).search(vectors[0], 9999)
+    assert sorted(rows.tolist()) == list(range(1500))
     assert rows.size == scores.size
 
 
-@pytest.mark.parametrize("exact_limit", [1, 1000])
+def test_codes_are_a_sixteenth_of_what_an_exact_search_reads() -> None:
+    vectors = random_units(1600, dimension=32)
+    assert DenseIndex.build(vectors).numbers_compared == 1600 * 32
+    assert DenseIndex.build(vectors, exact_limit=1).numbers_compared == 1600 * 2
+
+
+def test_building_leaves_the_number_of_threads_as_it_was() -> None:
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        DenseIndex.build(random_units(1600), exact_limit=1)
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+@pytest.mark.parametrize(("n", "dimension"), [(1000, 16), (2000, 15)])
+def test_few_vectors_and_odd_dimensions_are_searched_exactly(n: int, dimension: int) -> None:
+    assert DenseIndex.build(random_units(n, dimension), exact_limit=1).is_exact
+
+
+@pytest.mark.parametrize("exact_limit", [1, 1500])
 def test_a_saved_index_answers_as_before(tmp_path: Path, exact_limit: int) -> None:
-    vectors = random_units(300)
+    vectors = random_units(1500)
     index = DenseIndex.build(vectors, exact_limit=exact_limit)
     index.save(tmp_path)
-    loaded = DenseIndex.load(tmp_path, with_graph=not index.is_exact)
+    loaded = DenseIndex.load(tmp_path, with_codes=not index.is_exact)
     assert loaded.search(vectors[3], 20)[0].tolist() == index.search(vectors[3], 20)[0].tolist()
-    assert (tmp_path / GRAPH).exists() == (exact_limit == 1)
+    assert (tmp_path / CODES).exists() == (exact_limit == 1)
 
 
 def test_a_vector_that_is_no_number_names_its_passage() -> None:

@@ -27,8 +27,12 @@ def data_file(folder: Path, name: str) -> Path:
     return file
 
 
+def many(n: int) -> list[Passage]:
+    return [Passage(f"p{row}", f"passage number {row} of {n % (row + 1)}") for row in range(n)]
+
+
 @pytest.mark.parametrize("lexical", ["bm25s", "rank-bm25"])
-@pytest.mark.parametrize("exact_limit", [1, 1000])
+@pytest.mark.parametrize("exact_limit", [1, 2000])
 def test_a_loaded_index_answers_as_the_one_saved(
     corpus: list[Passage],
     embedder: WordHashEmbedder,
@@ -37,7 +41,7 @@ def test_a_loaded_index_answers_as_the_one_saved(
     exact_limit: int,
 ) -> None:
     built = HybridRetriever.build(
-        corpus, embedder=embedder, lexical=lexical, exact_limit=exact_limit
+        [*corpus, *many(1000)], embedder=embedder, lexical=lexical, exact_limit=exact_limit
     )
     built.save(tmp_path / "index")
     loaded = HybridRetriever.load(tmp_path / "index", embedder=embedder)
@@ -107,16 +111,16 @@ def test_a_changed_byte_is_found_by_the_digest(saved: Path, embedder: WordHashEm
     HybridRetriever.load(saved, embedder=embedder, verify=False)
 
 
-def test_a_graph_is_never_read_unless_its_digest_is_right(
-    corpus: list[Passage], embedder: WordHashEmbedder, tmp_path: Path
+def test_codes_are_never_read_unless_their_digest_is_right(
+    embedder: WordHashEmbedder, tmp_path: Path
 ) -> None:
     folder = tmp_path / "index"
-    HybridRetriever.build(corpus, embedder=embedder, exact_limit=1).save(folder)
-    file = data_file(folder, "vectors.hnsw")
+    HybridRetriever.build(many(1001), embedder=embedder, exact_limit=1).save(folder)
+    file = data_file(folder, "vectors.codes")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(IndexFolderError, match=r"vectors\.hnsw was changed"):
+    with pytest.raises(IndexFolderError, match=r"vectors\.codes was changed"):
         HybridRetriever.load(folder, embedder=embedder, verify=False)
 
 

@@ -1,0 +1,35 @@
+"""Errors in words that quote nobody, for logs and for what an answer says of its failures.
+
+A library's message may hold the query, a passage or a password. Its type and the place where it
+was raised do not, and are enough to find it.
+"""
+
+import os
+from pathlib import Path
+from traceback import walk_tb
+
+from ctxguard.errors import CtxguardError
+
+
+def describe_error(error: BaseException) -> str:
+    """What an error is, without words of others.
+
+    Errors of ctxguard's own keep their messages, which name settings, sizes and ids. Any other is
+    its type, what the operating system calls its number where it has one, and the innermost line
+    of the program that raised it.
+
+    >>> describe_error(ValueError("the query was: my secret"))
+    'ValueError'
+    >>> describe_error(ConnectionRefusedError(111, "by host of tenant 7"))
+    'ConnectionRefusedError (Connection refused)'
+    """
+    kind = type(error).__name__
+    if isinstance(error, CtxguardError):
+        return f"{kind}: {error}"
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        kind += f" ({os.strerror(error.errno)})"
+    places = list(walk_tb(error.__traceback__))
+    if not places:
+        return kind
+    frame, line = places[-1]
+    return f"{kind} at {Path(frame.f_code.co_filename).name}:{line}"

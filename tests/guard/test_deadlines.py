@@ -1,0 +1,484 @@
+"""The guard under faults and load: deadlines, circuits, refusals, and counts that add up."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard.context import Context
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    OverloadedError,
+    QueryError,
+    StageUnavailableError,
+)
+from ctxguard.guard import ContextGuard
+from ctxguard.policy import RatioPolicy
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.stages import breaker as breaker_module
+from ctxguard.stages.breaker import FAILURES, RETRY_SECONDS
+from ctxguard.telemetry import FAILED_CAUSES, Telemetry
+from ctxguard.testing import WordHashEmbedder
+from ctxguard.types import FailureKind, Hit, Passage, Ranking, ScoreKind
+
+RANKING = Ranking.from_hits([Hit("a", 2.0, "first"), Hit("b", 1.0, "second")], ScoreKind.RATIO)
+SOON = 0.05
+NEVER = 600.0
+
+
+class Counts:
+    """What the guard counted, read back from its registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.telemetry = Telemetry(self.registry)
+
+    def by_label(self, name: str) -> dict[tuple[str, ...], int]:
+        return {
+            tuple(sample.labels.values()): int(sample.value)
+            for metric in self.registry.collect()
+            for sample in metric.samples
+            if sample.name in (f"ctxguard_{name}_total", f"ctxguard_{name}") and sample.value
+        }
+
+    def __getitem__(self, name: str) -> int:
+        return sum(self.by_label(name).values())
+
+    def outcome(self, outcome: str) -> int:
+        counted = self.by_label("requests").items()
+        return sum(n for labels, n in counted if labels[2] == outcome)
+
+    @property
+    def failed(self) -> dict[str, int]:
+        return {cause: n for (_, cause), n in self.by_label("failed_requests").items()}
+
+    def add_up(self) -> bool:
+        ended = self["requests"] + self["failed_requests"] + self["shed_requests"]
+        return self["received_requests"] == ended
+
+
+@pytest.fixture
+def counts() -> Counts:
+    return Counts()
+
+
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """Set when the test is over, which ends what hangs."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def guard_of(search: object, counts: Counts, **settings: object) -> ContextGuard:
+    return ContextGuard(search, policy=RatioPolicy(), telemetry=counts.telemetry, **settings)  # type: ignore[arg-type]
+
+
+def asked(guard: ContextGuard, awaited: bool, query: str = "q?") -> Context:
+    return asyncio.run(guard.aretrieve(query)) if awaited else guard.retrieve(query)
+
+
+either_way = pytest.mark.parametrize("awaited", [False, True], ids=["called", "awaited"])
+
+
+class TestDeadline:
+    @either_way
+    def test_a_retriever_that_hangs_is_an_outage_by_the_deadline(
+        self, awaited: bool, counts: Counts, over: threading.Event
+    ) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            over.wait(NEVER)
+            return RANKING
+
+        guard = guard_of(search, counts, deadline_seconds=SOON)
+        with pytest.raises(StageUnavailableError, match="retriever: no answer within 50 ms"):
+            asked(guard, awaited)
+        assert counts.failed == {"timeout": 1}
+
+    def test_an_asynchronous_retriever_that_is_late_is_cancelled(self, counts: Counts) -> None:
+        cancelled = []
+
+        async def search(query: str, *, depth: int) -> Ranking:
+            try:
+                await asyncio.sleep(NEVER)
+            except asyncio.CancelledError:
+                cancelled.append(query)
+                raise
+            return RANKING
+
+        guard = guard_of(search, counts, deadline_seconds=SOON)
+        with pytest.raises(StageUnavailableError, match="no answer within"):
+            asyncio.run(guard.aretrieve("q?"))
+        assert cancelled == ["q?"]
+        assert counts.failed == {"timeout": 1}
+
+    def test_one_that_will_not_be_cancelled_is_not_waited_for(self, counts: Counts) -> None:
+        async def main() -> None:
+            end = asyncio.Event()
+
+            async def search(query: str, *, depth: int) -> Ranking:
+                while not end.is_set():
+                    try:
+                        await end.wait()
+                    except asyncio.CancelledError:
+                        continue
+                raise OSError("nobody reads this")
+
+            guard = guard_of(search, counts, deadline_seconds=SOON)
+            with pytest.raises(StageUnavailableError, match="no answer within"):
+                await guard.aretrieve("q?")
+            end.set()
+
+        asyncio.run(main())
+
+    @either_way
+    def test_in_time_the_answer_is_the_one_without_a_deadline(
+        self, awaited: bool, counts: Counts
+    ) -> None:
+        guard = guard_of(lambda query, depth: RANKING, counts, deadline_seconds=NEVER)
+        bare = guard_of(lambda query, depth: RANKING, counts)
+        assert asked(guard, awaited).passages == asked(bare, awaited).passages
+        assert counts.outcome("ok") == 2
+
+    @either_way
+    def test_hits_that_come_one_by_one_must_all_come_by_the_deadline(
+        self, awaited: bool, counts: Counts, over: threading.Event
+    ) -> None:
+        def search(query: str, depth: int) -> Iterator[Hit]:
+            yield Hit("a", 2.0, "first")
+            over.wait(NEVER)
+
+        guard = guard_of(search, counts, deadline_seconds=SOON, score_kind="ratio")
+        with pytest.raises(StageUnavailableError, match="no answer within"):
+            asked(guard, awaited)
+
+    @either_way
+    def test_errors_are_the_same_with_a_deadline(self, awaited: bool, counts: Counts) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            if query == "refused":
+                raise QueryError("this query is refused")
+            raise OSError("down")
+
+        guard = guard_of(search, counts, deadline_seconds=NEVER)
+        with pytest.raises(QueryError, match="this query is refused"):
+            asked(guard, awaited, "refused")
+        with pytest.raises(StageUnavailableError, match="retriever: OSError"):
+            asked(guard, awaited)
+        assert counts.failed == {"refused": 1, "error": 1}
+
+    def test_an_asynchronous_retriever_cannot_be_called_from_plain_code(
+        self, counts: Counts
+    ) -> None:
+        async def search(query: str, *, depth: int) -> Ranking:
+            return RANKING
+
+        with pytest.raises(ConfigurationError, match="await aretrieve"):
+            guard_of(search, counts, deadline_seconds=NEVER).retrieve("q?")
+
+    def test_a_plain_callable_that_returns_an_awaitable_has_one_too(self, counts: Counts) -> None:
+        async def search(query: str, depth: int) -> Ranking:
+            await asyncio.sleep(0.0 if query == "quick" else NEVER)
+            return RANKING
+
+        class Deferred:
+            def retrieve(self, query: str, *, depth: int) -> object:
+                return search(query, depth)
+
+        guard = guard_of(Deferred(), counts, deadline_seconds=0.5)
+        assert len(asyncio.run(guard.aretrieve("quick"))) == 2
+        with pytest.raises(StageUnavailableError, match="no answer within"):
+            asyncio.run(guard.aretrieve("slow"))
+
+    @pytest.mark.parametrize(
+        "settings", [{"deadline_seconds": 0.0}, {"deadline_seconds": -1}, {"max_in_flight": 0}]
+    )
+    def test_what_cannot_be_is_refused_at_start(
+        self, settings: dict[str, float], counts: Counts
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(settings))):
+            guard_of(lambda query, depth: RANKING, counts, **settings)
+
+    def test_a_process_ends_with_a_retriever_that_hangs(self) -> None:
+        script = """
+import asyncio, time
+from ctxguard import ContextGuard, CtxguardError
+
+guard = ContextGuard(lambda query, depth: time.sleep(600), deadline_seconds=0.05)
+
+async def main():
+    for answer in await asyncio.gather(
+        *[guard.aretrieve("q?") for _ in range(40)], return_exceptions=True
+    ):
+        assert isinstance(answer, CtxguardError), answer
+
+asyncio.run(main())
+"""
+        subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+class Clock:
+    """The breaker's monotonic clock, set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestCircuit:
+    @either_way
+    def test_a_retriever_that_fails_again_and_again_is_not_asked_for_a_while(
+        self, awaited: bool, counts: Counts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock()
+        monkeypatch.setattr(breaker_module, "monotonic", clock)
+        asks: list[str] = []
+        healthy = False
+
+        def search(query: str, depth: int) -> Ranking:
+            asks.append(query)
+            if not healthy:
+                raise OSError("down")
+            return RANKING
+
+        guard = guard_of(search, counts, deadline_seconds=NEVER)
+        for _ in range(FAILURES + 3):
+            with pytest.raises(StageUnavailableError):
+                asked(guard, awaited)
+        assert len(asks) == FAILURES
+        assert counts.failed == {"error": FAILURES, "circuit_open": 3}
+        assert counts.by_label("open_circuits") == {("retriever",): 1}
+
+        healthy = True
+        clock.now += RETRY_SECONDS + 0.01
+        assert len(asked(guard, awaited)) == 2
+        assert len(asked(guard, awaited)) == 2
+        assert counts.by_label("open_circuits") == {}
+        assert counts.by_label("circuit_changes") == {
+            ("retriever", "open"): 1,
+            ("retriever", "closed"): 1,
+        }
+
+    @either_way
+    def test_without_a_deadline_it_is_asked_every_time(self, awaited: bool, counts: Counts) -> None:
+        asks = []
+
+        def search(query: str, depth: int) -> Ranking:
+            asks.append(query)
+            raise OSError("down")
+
+        guard = guard_of(search, counts)
+        for _ in range(2 * FAILURES):
+            with pytest.raises(StageUnavailableError, match="OSError"):
+                asked(guard, awaited)
+        assert len(asks) == 2 * FAILURES
+
+    def test_the_stages_of_an_embedded_retriever_are_watched_too(self, counts: Counts) -> None:
+        class Broken(WordHashEmbedder):
+            def encode_query(self, text: str) -> None:  # type: ignore[override]
+                raise OSError("down")
+
+            def encode_passages(self, texts: object, progress: object = None) -> object:  # type: ignore[override]
+                return WordHashEmbedder().encode_passages(texts)  # type: ignore[arg-type]
+
+        embedder = Broken()
+        passages = [Passage(f"p{n}", f"text number {n}") for n in range(9)]
+        guard = guard_of(HybridRetriever.build(passages, embedder=embedder), counts)
+        for _ in range(FAILURES + 2):
+            guard.retrieve("text number 3")
+        assert counts.by_label("stage_failures") == {
+            ("dense", "error"): FAILURES,
+            ("dense", "circuit_open"): 2,
+        }
+        assert counts.by_label("open_circuits") == {("dense",): 1}
+        assert counts.outcome("degraded") == FAILURES + 2
+
+
+class TestOverload:
+    def test_more_at_once_than_may_be_are_refused(
+        self, counts: Counts, over: threading.Event
+    ) -> None:
+        begun = threading.Event()
+
+        def search(query: str, depth: int) -> Ranking:
+            begun.set()
+            over.wait(NEVER)
+            return RANKING
+
+        guard = guard_of(search, counts, max_in_flight=1)
+        with ThreadPoolExecutor(1) as one:
+            waiting = one.submit(guard.retrieve, "q?")
+            assert begun.wait(NEVER)
+            with pytest.raises(OverloadedError, match="1 requests are under way"):
+                guard.retrieve("q?")
+            with pytest.raises(OverloadedError, match="max_in_flight"):
+                asyncio.run(guard.aretrieve("q?"))
+            over.set()
+            assert len(waiting.result()) == 2
+        assert len(guard.retrieve("q?")) == 2
+        assert (counts["shed_requests"], counts.outcome("ok")) == (2, 2)
+        assert counts.add_up()
+
+    def test_a_request_that_ends_badly_makes_room_as_well(self, counts: Counts) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            raise KeyboardInterrupt if query == "stop" else OSError("down")
+
+        guard = guard_of(search, counts, max_in_flight=1)
+        for _ in range(3):
+            with pytest.raises(StageUnavailableError):
+                guard.retrieve("q?")
+            with pytest.raises(KeyboardInterrupt):
+                guard.retrieve("stop")
+        assert counts.failed == {"error": 3, "cancelled": 3}
+        assert counts.add_up()
+
+    def test_a_burst_is_answered_or_refused_with_a_typed_error(self, counts: Counts) -> None:
+        guard = guard_of(lambda query, depth: RANKING, counts, max_in_flight=300)
+
+        async def main() -> list[object]:
+            burst = [guard.aretrieve("q?") for _ in range(1000)]
+            return list(await asyncio.gather(*burst, return_exceptions=True))
+
+        answers = asyncio.run(main())
+        assert {type(answer) for answer in answers} == {Context, OverloadedError}
+        refused = sum(isinstance(answer, OverloadedError) for answer in answers)
+        assert counts["shed_requests"] == refused >= 700
+        assert counts.outcome("ok") == 1000 - refused
+        assert counts.add_up()
+
+
+class TestCancellation:
+    def test_a_request_that_is_given_up_counts_as_failed(
+        self, counts: Counts, over: threading.Event
+    ) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            over.wait(NEVER)
+            return RANKING
+
+        async def main() -> None:
+            guard = guard_of(search, counts)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(guard.aretrieve("q?"), SOON)
+
+        asyncio.run(main())
+        assert counts.failed == {"cancelled": 1}
+        assert counts.add_up()
+
+    def test_the_same_for_an_asynchronous_retriever_which_is_cancelled_with_it(
+        self, counts: Counts
+    ) -> None:
+        async def search(query: str, *, depth: int) -> Ranking:
+            await asyncio.sleep(NEVER)
+            return RANKING
+
+        async def main(**settings: float) -> None:
+            guard = guard_of(search, counts, **settings)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(guard.aretrieve("q?"), SOON)
+            assert len(asyncio.all_tasks()) == 1
+
+        asyncio.run(main())
+        asyncio.run(main(deadline_seconds=NEVER))
+        assert counts.failed == {"cancelled": 2}
+        assert counts.add_up()
+
+
+class TestAccounting:
+    def test_the_causes_are_a_closed_set(self) -> None:
+        assert set(FailureKind) < FAILED_CAUSES
+
+    def test_every_end_that_a_request_can_have_is_counted_once(
+        self, counts: Counts, over: threading.Event
+    ) -> None:
+        def search(query: str, depth: int) -> object:
+            kind = int(query) % 7
+            if kind == 0:
+                raise OSError("down")
+            if kind == 1:
+                raise QueryError("refused")
+            if kind == 2:
+                raise MemoryError
+            if kind == 3:
+                return "no result"
+            if kind == 4 and int(query) < 8:
+                over.wait(NEVER)
+            return RANKING
+
+        guard = guard_of(search, counts, deadline_seconds=0.5, max_in_flight=40)
+
+        def in_thread(number: int) -> str:
+            try:
+                guard.retrieve(str(number))
+            except OverloadedError:
+                return "shed"
+            except CtxguardError:
+                return "failed"
+            return "ok"
+
+        async def in_loop() -> list[str]:
+            tasks = [asyncio.create_task(guard.aretrieve(str(n))) for n in range(300)]
+            await asyncio.sleep(0)
+            for task in tasks[::10]:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            return [
+                "shed"
+                if isinstance(end, OverloadedError)
+                else "failed"
+                if isinstance(end, BaseException)
+                else "ok"
+                for end in ended
+            ]
+
+        with ThreadPoolExecutor(16) as threads:
+            looped = threads.submit(lambda: asyncio.run(in_loop()))
+            ends = list(threads.map(in_thread, range(700)))
+            ends += looped.result()
+        assert counts["received_requests"] == len(ends) == 1000
+        assert counts.outcome("ok") == ends.count("ok")
+        assert counts["failed_requests"] == ends.count("failed")
+        assert counts["shed_requests"] == ends.count("shed")
+        assert counts.add_up()
+
+    def test_requests_refused_before_they_are_searched_are_counted_too(
+        self, counts: Counts
+    ) -> None:
+        guard = guard_of(lambda query, depth: RANKING, counts, max_query_chars=3)
+        with pytest.raises(QueryError):
+            guard.retrieve("too long")
+        with pytest.raises(ConfigurationError, match="no retriever"):
+            guard_of(None, counts).retrieve("q?")
+        assert counts.failed == {"refused": 2}
+        assert counts.add_up()
+
+
+def test_an_embedded_retriever_does_not_block_the_event_loop(counts: Counts) -> None:
+    class Waiting(WordHashEmbedder):
+        wait: Callable[[], object] = staticmethod(lambda: None)
+
+        def encode_query(self, text: str) -> object:  # type: ignore[override]
+            self.wait()
+            return super().encode_query(text)
+
+    embedder = Waiting()
+    passages = [Passage(f"p{n}", f"text number {n}") for n in range(9)]
+    retriever = HybridRetriever.build(passages, embedder=embedder)
+
+    async def main() -> Context:
+        loop = asyncio.get_running_loop()
+        released = asyncio.Event()
+        # Only a loop that still runs can set the event that this waits for.
+        embedder.wait = lambda: asyncio.run_coroutine_threadsafe(released.wait(), loop).result(60)
+        answer = asyncio.create_task(guard_of(retriever, counts).aretrieve("text number 3"))
+        await asyncio.sleep(0)
+        released.set()
+        return await answer
+
+    assert asyncio.run(main()).kept_ids

