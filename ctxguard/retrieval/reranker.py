@@ -1,4 +1,7 @@
-"""Reranking with a sentence-transformers CrossEncoder, its activation pinned to raw logits."""
+"""Reranking with a sentence-transformers CrossEncoder, its activation pinned to raw logits.
+
+It runs on the fastest runtime that is installed and gives torch's own logits.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,7 +20,24 @@ from ctxguard.retrieval.embedder import (
     quiet_loading,
     weights_digest,
 )
+from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.retrieval.runtimes import (
+    RERANKING,
+    Encoder,
+    Model,
+    Runtime,
+    Served,
+)
+from ctxguard.retrieval.runtimes.tracing import (
+    PROBE_QUERY,
+    PROBES,
+    Traceable,
+    traceable_cross_encoder,
+)
 from ctxguard.types import FloatArray
+
+MOST_LOGIT_LOST = 1e-3
+"""A runtime whose logits lie further from torch's is not taken for it."""
 
 _BATCH = 32
 
@@ -28,24 +48,51 @@ class CrossEncoderReranker:
     A model's configuration may put a sigmoid over its output or not; here the activation is
     always the identity, so that the score is a logit.
 
+    The passages are spread over all processors, or as many as the environment's `OMP_NUM_THREADS`
+    says. Only torch uses a GPU: ask for it where there is one.
+
     Args:
         name_or_path: A folder, or a name on the model hub.
+        runtime: What computes the logits; None for the fastest that is installed and whose
+            logits are torch's, said in the log.
+        cache: Where exported models are kept; None for ``ctxguard/models`` in the user's cache
+            folder.
+
+    Raises:
+        ConfigurationError: an unknown runtime.
     """
 
-    def __init__(self, name_or_path: str | Path) -> None:
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        *,
+        runtime: str | None = None,
+        cache: Path | None = None,
+    ) -> None:
         self.name = model_name(name_or_path)
-        # The tokenizer raises "Already borrowed" when two threads use it at once.
+        self._served = Served(self._described, runtime, RERANKING, cache)
+        # Of torch: its tokenizer raises "Already borrowed" when two threads use it at once.
         self._lock = Lock()
 
     @property
+    def runtime(self) -> Runtime:
+        """What computes the logits; loads the model."""
+        return self._served.runtime
+
+    @property
     def fingerprint(self) -> str:
-        """Name, digest of the weights, and activation."""
-        return f"{portable_name(self.name)} {self._weights} identity"
+        """Name, digest of the weights, and activation; a lossy runtime where one was asked for."""
+        known = f"{portable_name(self.name)} {self._weights} identity"
+        lossy = self._served.lossy
+        return known if lossy is None else f"{known} {lossy}"
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
         """One logit per text, shape (n,), higher is better."""
         if not texts:
             return np.zeros(0)
+        encoder = self._served.encoder
+        if encoder is not None:
+            return encoder.pairs(query, texts)[:, 0].astype(np.float64)
         with self._lock:
             logits = self._model.predict(
                 [(query, text) for text in texts], batch_size=_BATCH, show_progress_bar=False
@@ -60,15 +107,40 @@ class CrossEncoderReranker:
     def _folder(self) -> Path:
         return model_folder(self.name)
 
+    def _described(self) -> Model:
+        return Model(
+            name=self.name,
+            weights=self._weights,
+            folder=self._folder,
+            trace=self._trace,
+            ask=_ask,
+            deviation=_logit_lost,
+            most=MOST_LOGIT_LOST,
+        )
+
     @cached_property
     def _model(self) -> Any:
+        return self._load()
+
+    def _trace(self) -> Traceable:
+        return traceable_cross_encoder(self._load(device="cpu"))
+
+    def _load(self, device: str | None = None) -> Any:
         library = require("sentence_transformers", "embedded")
         identity = require("torch", "embedded").nn.Identity()
         with quiet_loading():
-            model = library.CrossEncoder(str(self._folder), activation_fn=identity)
+            model = library.CrossEncoder(str(self._folder), activation_fn=identity, device=device)
         if model.num_labels != 1:
             raise ConfigurationError(
                 f"the cross-encoder {self.name!r} has {model.num_labels} outputs; a reranker "
                 "needs one"
             )
         return model
+
+
+def _ask(encoder: Encoder) -> Float32Array:
+    return encoder.pairs(PROBE_QUERY, PROBES)
+
+
+def _logit_lost(expected: Float32Array, answered: Float32Array) -> float:
+    return float(np.abs(expected - answered).max())
