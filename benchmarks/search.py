@@ -1,70 +1,56 @@
-"""Embedded hybrid search beside its own two engines called directly, one after the other.
+"""Hybrid search beside the systems that people would use instead, and beside its own two engines.
 
-    python -m benchmarks.search --sizes scifact 100000 --json search.json
+    python -m benchmarks.search --sizes scifact 10k 100k 1m --json search.json
+    python -m benchmarks.search --sizes 100k --peers ctxguard,txtai,lancedb --clients 1,4
+    python -m benchmarks.search --sizes scifact 100k --peers none
 
-Without encoding: the query vectors are given. Both sides analyse the query with the same function
-and take depth 100 per leg; the direct side then stops, the hybrid one unites, scores every
-candidate in both legs, fuses and sorts. Queries alternate between the two sides, so that a busy
-machine slows both and neither finds its vectors in the cache; the parts are timed after that, each
-by itself. A size is ``scifact`` (the folder given with --scifact: real texts and queries)
-or a number of synthetic passages of Zipf-distributed words. Vectors are random unit vectors.
+Without encoding: query vectors are given. Two comparisons for each size:
+
+*direct*: the embedded retriever and its two engines called one after the other, in one process.
+Both analyse the query with the same function and take depth 100 per leg; the direct side then
+stops, the hybrid one unites, scores every candidate in both legs, fuses and sorts. Queries
+alternate between the two sides, so that a busy machine slows both and neither finds its vectors in
+the cache; the parts are timed after that, each by itself.
+
+*peers*: every system in a process of its own (`benchmarks._search_peers`): a query of text and
+vector, the ten best after its own fusion of its own legs, 100 deep where that can be set. A system
+that does not finish within the limits of time and memory is shown with what stopped it.
+
+A size is ``scifact`` (the folder given with --scifact: real texts and queries with random unit
+vectors, for *direct* only) or a number of generated passages (`benchmarks._search_data`).
 """
 
 import argparse
 import json
 import os
-import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ctxguard.retrieval.analysis import analyse
+from benchmarks._search_data import DEPTH, DIMENSION, Corpus, prepare
+from benchmarks._search_peers import OURS, PEERS, SERVERS
+from benchmarks._search_run import Limits, run
+from benchmarks._timing import environment
 from ctxguard.retrieval.hybrid import HybridRetriever
 from ctxguard.retrieval.passages import searchable_text
-from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.types import Passage, Route
 
-DEPTH = 100
-DIMENSION = 384
-ZIPF_EXPONENT = 1.3
-VOCABULARY = 50_000
-WORDS_PER_PASSAGE = 60
-WORDS_PER_QUERY = 8
-BAR = 1.4
+DIRECT_BAR = 1.4
+PEER_BAR = 4.0
+RECALL_BAR = 0.98
+CLIENTS_BAR = 2.5
+MEMORY_BAR = 1.2
 _WARM_UP_QUERIES = 20
-
+_PACKAGES = ("ctxguard", "bm25s", "faiss-cpu", "numba", "numpy")
 
 Search = Callable[[int], object]
-
-
-class RandomEmbedder:
-    """Random unit vectors: a search takes as long as over real ones where it is exact."""
-
-    name = "random unit vectors"
-    dimension = DIMENSION
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-
-    def encode_query(self, text: str) -> Float32Array:
-        return self.encode_passages([text]).reshape(-1)
-
-    def encode_passages(
-        self, texts: Sequence[str], progress: Progress | None = None
-    ) -> Float32Array:
-        vectors = self._rng.standard_normal((len(texts), self.dimension), dtype=np.float32)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        if progress is not None:
-            progress(len(texts))
-        return np.asarray(vectors / lengths, dtype=np.float32)
-
-    def fingerprint(self) -> str:
-        return "random"
 
 
 @dataclass(frozen=True)
@@ -85,30 +71,48 @@ class Timing:
         return cls(round(float(p50), 4), round(float(p99), 4))
 
 
-def synthetic(n: int, n_queries: int, seed: int) -> tuple[list[Passage], list[str]]:
-    """Passages and queries of words drawn from one Zipf law."""
-    rng = np.random.default_rng(seed)
+@dataclass(frozen=True)
+class Workload:
+    """Passages and queries with their vectors."""
 
-    def text(length: int) -> str:
-        words = np.minimum(rng.zipf(ZIPF_EXPONENT, length), VOCABULARY)
-        return " ".join([f"word{word}" for word in words.tolist()])
-
-    passages = [Passage(f"p{row:07d}", text(WORDS_PER_PASSAGE)) for row in range(n)]
-    return passages, [text(WORDS_PER_QUERY) for _ in range(n_queries)]
+    passages: list[Passage]
+    vectors: Float32Array
+    queries: list[str]
+    query_vectors: Float32Array
 
 
-def scifact(folder: Path, n_queries: int) -> tuple[list[Passage], list[str]]:
-    """Passages and the first queries of a BEIR folder."""
+def generated(corpus: Corpus, n_queries: int) -> Workload:
+    """The data that the peers get too."""
+    from benchmarks._search_peers.embedded import passages_of
+
+    return Workload(
+        passages_of(corpus),
+        np.array(corpus.vectors),
+        corpus.queries[:n_queries],
+        corpus.query_vectors[:n_queries],
+    )
+
+
+def scifact(folder: Path, n_queries: int, seed: int) -> Workload:
+    """Passages and the first queries of a BEIR folder, with random unit vectors."""
 
     def records(name: str) -> list[dict[str, str]]:
         with (folder / name).open(encoding="utf-8") as stream:
             return [json.loads(line) for line in stream]
 
+    rng = np.random.default_rng(seed)
+
+    def units(n: int) -> Float32Array:
+        vectors = rng.standard_normal((n, DIMENSION), dtype=np.float32)
+        scaled: Float32Array = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return scaled
+
     passages = [
         Passage(record["_id"], record["text"], record.get("title", ""))
         for record in records("corpus.jsonl")
     ]
-    return passages, [record["text"] for record in records("queries.jsonl")[:n_queries]]
+    queries = [record["text"] for record in records("queries.jsonl")[:n_queries]]
+    return Workload(passages, units(len(passages)), queries, units(len(queries)))
 
 
 def alternate(sides: dict[str, Search], n_queries: int, repeats: int) -> dict[str, list[float]]:
@@ -126,108 +130,205 @@ def alternate(sides: dict[str, Search], n_queries: int, repeats: int) -> dict[st
     return seconds
 
 
-def measure(
-    passages: list[Passage], queries: list[str], repeats: int, seed: int
-) -> dict[str, object]:
-    """Every side's timings over the same queries, alternating."""
-    import bm25s
-    import faiss
+def compare_direct(load: Workload, repeats: int) -> dict[str, Any]:
+    """Both sides' timings over the same queries, alternating, and each part's."""
+    from benchmarks._search_peers.embedded import DirectDense, DirectLexical, GivenVectors
 
-    embedder = RandomEmbedder(seed)
+    queries, vectors = load.queries, load.query_vectors
     started = time.perf_counter()
-    retriever = HybridRetriever.build(passages, embedder=embedder)
+    retriever = HybridRetriever.build(load.passages, embedder=GivenVectors(load.vectors))
     build_seconds = time.perf_counter() - started
-    vectors = embedder.encode_passages(queries)
-
-    words = bm25s.BM25(backend="numba")
-    words.index([analyse(searchable_text(passage)) for passage in passages], show_progress=False)
-    flat = faiss.IndexFlatIP(DIMENSION)
-    flat.add(embedder.encode_passages([""] * len(passages)))
-
-    def lexical_direct(at: int) -> object:
-        return words.retrieve([analyse(queries[at])], k=DEPTH, n_threads=1, show_progress=False)
-
-    def dense_direct(at: int) -> object:
-        return flat.search(vectors[at : at + 1], DEPTH)
+    words, flat = DirectLexical(map(searchable_text, load.passages)), DirectDense(load.vectors)
 
     def both_direct(at: int) -> object:
-        return lexical_direct(at), dense_direct(at)
+        return words.search(queries[at]), flat.search(vectors[at])
 
-    lexical_route, dense_route = (
-        retriever.on_route(route) for route in (Route.LEXICAL, Route.DENSE)
-    )
+    lexical, dense = (retriever.on_route(route) for route in (Route.LEXICAL, Route.DENSE))
     compared: dict[str, Search] = {
         "direct": both_direct,
         "hybrid": lambda at: retriever.retrieve(queries[at], depth=DEPTH, query_vector=vectors[at]),
     }
     parts: dict[str, Search] = {
-        "bm25s_direct": lexical_direct,
-        "lexical": lambda at: lexical_route.retrieve(queries[at], depth=DEPTH),
-        "faiss_direct": dense_direct,
-        "dense": lambda at: dense_route.retrieve(
-            queries[at], depth=DEPTH, query_vector=vectors[at]
-        ),
+        "bm25s_direct": lambda at: words.search(queries[at]),
+        "lexical": lambda at: lexical.retrieve(queries[at], depth=DEPTH),
+        "faiss_direct": lambda at: flat.search(vectors[at]),
+        "dense": lambda at: dense.retrieve(queries[at], depth=DEPTH, query_vector=vectors[at]),
     }
     seconds = alternate(compared, len(queries), repeats)
     for side, search in parts.items():
         seconds |= alternate({side: search}, len(queries), repeats)
     timings = {side: Timing.of(taken) for side, taken in seconds.items()}
     return {
-        "passages": len(passages),
+        "passages": len(load.passages),
         "queries": len(queries) * repeats,
         "build_seconds": round(build_seconds, 2),
         "milliseconds": {side: vars(timing) for side, timing in timings.items()},
         "ratio_hybrid_to_direct": round(timings["hybrid"].p50 / timings["direct"].p50, 3),
-        "bar": BAR,
+        "bar": DIRECT_BAR,
     }
 
 
-def environment() -> dict[str, object]:
-    """What the figures depend on."""
-    import faiss
+def show_direct(size: str, result: dict[str, Any]) -> None:
+    """One size's comparison with the engines, for people."""
+    _say(f"\n{size}: {result['passages']} passages, {result['queries']} queries")
+    for side, timing in result["milliseconds"].items():
+        _say(f"  {side:14} p50 {timing['p50']:8.3f} ms   p99 {timing['p99']:8.3f} ms")
+    _say(f"  hybrid / direct at p50: {result['ratio_hybrid_to_direct']} (bar {DIRECT_BAR})")
 
+
+_HEADER = (
+    f"  {'system':20} {'p50 ms':>9} {'p99 ms':>9} {'q/s x1':>9} {'q/s x4':>9} {'build s':>8} "
+    f"{'MiB':>7} {'disk':>6} {'hybrid':>7} {'words':>6} {'dense':>6}"
+)
+
+
+def row_of(name: str, figures: dict[str, Any]) -> str:
+    """One system's line: what it told before it ended, and why it ended early."""
+    one, four = figures.get("clients_1", {}), figures.get("clients_4", {})
+    built, top = figures.get("built", {}), figures.get("agreement", {}).get("top_10", {})
+    memory = figures.get("served", built)
+    line = (
+        f"  {name:20} {_number(one.get('p50_ms'), 3):>9} {_number(one.get('p99_ms'), 3):>9} "
+        f"{_number(one.get('queries_per_second'), 1):>9} "
+        f"{_number(four.get('queries_per_second'), 1):>9} "
+        f"{_number(built.get('build_seconds'), 1):>8} "
+        f"{_number(memory.get('memory_mib', memory.get('built_mib')), 0):>7} "
+        f"{_number(built.get('disk_mib'), 0):>6} {_number(top.get('hybrid'), 3):>7} "
+        f"{_number(top.get('lexical'), 3):>6} {_number(top.get('dense'), 3):>6}"
+    )
+    return line if figures["ended"] == "done" else f"{line}  {figures['ended']}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def bars(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What the retriever promises, as measured in one size's run; None where it was not."""
+    ours = figures.get("ctxguard", {})
+    one, four = ours.get("clients_1"), ours.get("clients_4")
+    rivals = {
+        name: each["clients_1"]["p50_ms"]
+        for name, each in figures.items()
+        if name not in (*OURS, *SERVERS, "direct") and "clients_1" in each
+    }
+    nearest = min(rivals, key=lambda name: rivals[name]) if rivals else None
+    served = ours.get("served", {})
+    floor = served.get("vectors_and_postings_mib")
     return {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "faiss_threads": faiss.omp_get_max_threads(),
-        "clients": 1,
-        "versions": {name: version(name) for name in ("bm25s", "faiss-cpu", "numba", "numpy")},
+        "recall_of_exact_top_10": ours.get("agreement", {}).get("top_10", {}).get("hybrid"),
+        "recall_bar": RECALL_BAR,
+        "nearest_embedded_peer": nearest,
+        "times_faster_at_p50": round(rivals[nearest] / one["p50_ms"], 2)
+        if one and nearest
+        else None,
+        "faster_bar": PEER_BAR,
+        "four_clients_to_one": round(four["queries_per_second"] / one["queries_per_second"], 2)
+        if one and four
+        else None,
+        "clients_bar": CLIENTS_BAR,
+        "memory_to_vectors_and_postings": round(served["memory_mib"] / floor, 2) if floor else None,
+        "memory_bar": MEMORY_BAR,
     }
 
 
-def show(size: str, result: dict[str, object]) -> None:
-    """One size's figures, for people."""
-    timings = result["milliseconds"]
-    assert isinstance(timings, dict)
-    sys.stdout.write(f"\n{size}: {result['passages']} passages, {result['queries']} queries\n")
-    for side, timing in timings.items():
-        sys.stdout.write(f"  {side:14} p50 {timing['p50']:8.3f} ms   p99 {timing['p99']:8.3f} ms\n")
-    sys.stdout.write(f"  hybrid / direct at p50: {result['ratio_hybrid_to_direct']} (bar {BAR})\n")
+def compare_peers(
+    corpus: Corpus, peers: Sequence[str], clients: Sequence[int], limits: Limits
+) -> dict[str, Any]:
+    """Every system's figures over one corpus, one system after the other."""
+    _say(
+        f"\n{len(corpus):,} passages, {limits.threads} thread(s) a search, top 10 shared with exact"
+    )
+    _say(_HEADER)
+    figures: dict[str, dict[str, Any]] = {}
+    for name in peers:
+        figures[name] = run(name, corpus, clients, limits)
+        _say(row_of(name, figures[name]))
+    measured = bars(figures)
+    _say("  " + ", ".join(f"{name} {value}" for name, value in measured.items()))
+    return {"systems": figures, "bars": measured}
 
 
-def main() -> None:
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def size_of(text: str) -> int:
+    """A number of passages: ``10k``, ``1m`` or digits.
+
+    >>> size_of("10k"), size_of("1m"), size_of("250")
+    (10000, 1000000, 250)
+    """
+    scale = {"k": 1_000, "m": 1_000_000}.get(text[-1:].lower(), 1)
+    return int(text if scale == 1 else text[:-1]) * scale
+
+
+def peers_of(text: str) -> list[str]:
+    """The systems named: ``all``, ``none``, or names with commas between.
+
+    Raises:
+        argparse.ArgumentTypeError: a name that is not known.
+    """
+    if text in ("all", "none"):
+        return list(PEERS) if text == "all" else []
+    unknown = [name for name in text.split(",") if name not in PEERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}; one of {', '.join(PEERS)}")
+    return text.split(",")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    cores = len(os.sched_getaffinity(0))
+    default_data = Path(tempfile.gettempdir()) / "ctxguard-search"
+    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("--sizes", nargs="+", default=["scifact", "100k"])
+    made.add_argument("--peers", type=peers_of, default=list(PEERS), help="all, none, or a,b,c")
+    made.add_argument("--no-direct", action="store_true", help="leave the engines' comparison out")
+    made.add_argument("--clients", default="1,4", help="numbers of clients, commas between")
+    made.add_argument("--seconds", type=float, default=20.0, help="most of one measurement")
+    made.add_argument("--limit-seconds", type=float, default=1_800.0, help="most of one system")
+    made.add_argument("--limit-gib", type=float, default=14.0, help="most memory of one system")
+    made.add_argument("--threads", type=int, default=1, help="of one search")
+    made.add_argument("--build-threads", type=int, default=cores)
+    made.add_argument("--data", type=Path, default=default_data, help="where the data is kept")
+    made.add_argument("--scifact", type=Path, default=Path("../shared/data/scifact"))
+    made.add_argument("--queries", type=int, default=300, help="of the engines' comparison")
+    made.add_argument("--repeats", type=int, default=3, help="of the engines' comparison")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--json", type=Path, help="where to write the figures")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description="Embedded hybrid search beside its engines.")
-    parser.add_argument("--sizes", nargs="+", default=["scifact", "100000"])
-    parser.add_argument("--scifact", type=Path, default=Path("../shared/data/scifact"))
-    parser.add_argument("--queries", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    arguments = parser.parse_args()
-    report: dict[str, object] = {"environment": environment(), "depth": DEPTH}
-    sys.stdout.write(json.dumps(report["environment"], indent=2) + "\n")
-    for size in arguments.sizes:
+    given = parser().parse_args(arguments)
+    limits = Limits(
+        given.seconds, given.limit_seconds, given.limit_gib, given.build_threads, given.threads
+    )
+    clients = [int(number) for number in given.clients.split(",")]
+    about = environment(_PACKAGES, given.threads) | {"build_threads": given.build_threads}
+    report: dict[str, Any] = {"environment": about, "depth": DEPTH}
+    _say(json.dumps(about, indent=2))
+    for size in [size for sizes in given.sizes for size in sizes.split(",")]:
+        figures: dict[str, Any] = {}
         if size == "scifact":
-            passages, queries = scifact(arguments.scifact, arguments.queries)
+            load = scifact(given.scifact, given.queries, given.seed)
+            figures["direct"] = compare_direct(load, given.repeats)
+            show_direct(size, figures["direct"])
         else:
-            passages, queries = synthetic(int(size), arguments.queries, arguments.seed)
-        result = measure(passages, queries, arguments.repeats, arguments.seed)
-        show(size, result)
-        report[size] = result
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            corpus = prepare(size_of(size), given.data, seed=given.seed)
+            if not given.no_direct:
+                load = generated(corpus, given.queries)
+                figures["direct"] = compare_direct(load, given.repeats)
+                show_direct(size, figures["direct"])
+                del load
+            if given.peers:
+                figures["peers"] = compare_peers(corpus, given.peers, clients, limits)
+        report[size] = figures
+        if given.json is not None:
+            given.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

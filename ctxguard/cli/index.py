@@ -38,7 +38,7 @@ def index(
     ] = None,
     exact_limit: Annotated[
         int | None,
-        typer.Option(min=0, help="Passages above which a graph is searched. (default: 200,000)"),
+        typer.Option(min=0, help="Passages above which codes are compared first. (default: 20,000)"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -86,7 +86,7 @@ def index(
         retriever=retriever,
         folder=out,
         dimension=dimension,
-        search="exact" if len(retriever) <= limit else "graph",
+        search="exact" if retriever.compares_every_vector else "codes",
         seconds=perf_counter() - start,
         passages_per_second=retriever.report.indexed / build_seconds,
         notes=reader.notes,

@@ -250,6 +250,11 @@ class HybridRetriever:
         return self._live.folder
 
     @property
+    def compares_every_vector(self) -> bool:
+        """Whether the dense leg is exact; above ``exact_limit`` codes are compared first."""
+        return self._index.dense.is_exact
+
+    @property
     def generation(self) -> object:
         """Stands for what is searched: another object after every change of the passages."""
         return self._index

@@ -123,7 +123,7 @@ def search_legs(
         lexical = _attempt(partial(legs.lexical.call, search, budget.lexical_seconds))
     else:
         # rank-bm25 takes milliseconds at any size.
-        slow = index.dense.vectors.size >= _HAND_OVER_NUMBERS or index.engine != "bm25s"
+        slow = index.dense.numbers_compared >= _HAND_OVER_NUMBERS or index.engine != "bm25s"
         lexical, dense = _both(legs, budget, search, compare, side_by_side=slow)
     if not (isinstance(lexical, LexicalHits) or isinstance(dense, DenseHits)):
         # A circuit counts only while something else answers: load may have opened both.

@@ -19,7 +19,7 @@ from typing import Any
 
 from ctxguard.errors import IndexFolderError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERIFY_LIMIT_BYTES = 256 * 2**20
 """Digests are checked on every load up to this size in all, which takes a fraction of a second."""
 

@@ -42,7 +42,7 @@ def test_passages_that_are_left_out_are_counted_with_the_reason(run: Run, tmp_pa
     assert "1 (neither title nor text)" in result.stdout
 
 
-def test_the_lexical_engine_and_the_graph_can_be_chosen(
+def test_the_lexical_engine_can_be_chosen_and_a_small_index_stays_exact(
     run: Run, collection: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("rank_bm25")
@@ -52,7 +52,7 @@ def test_the_lexical_engine_and_the_graph_can_be_chosen(
     )
     document = json.loads(result.stdout)
     assert document["fingerprint"]["lexical"].startswith("rank-bm25")
-    assert document["vectors"]["search"] == "graph"
+    assert document["vectors"]["search"] == "exact"
 
 
 def test_an_index_is_replaced_by_a_new_one(run: Run, tmp_path: Path) -> None:

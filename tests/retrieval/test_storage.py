@@ -131,9 +131,9 @@ def test_codes_are_never_read_unless_their_digest_is_right(
         ("[]", "not written by ctxguard"),
         ('{"format": "other"}', "not written by ctxguard"),
         ('{"format": "ctxguard index", "schema_version": 99}', "schema version 99"),
-        ('{"format": "ctxguard index", "schema_version": 1}', "damaged"),
+        ('{"format": "ctxguard index", "schema_version": 2}', "damaged"),
         (
-            '{"format": "ctxguard index", "schema_version": 1, "generation": "../x", "files": {}}',
+            '{"format": "ctxguard index", "schema_version": 2, "generation": "../x", "files": {}}',
             "damaged",
         ),
     ],

@@ -1,0 +1,134 @@
+"""The search benchmark: its data, its exact answers, and one system after the other."""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks._search_data import Corpus, prepare
+from benchmarks._search_peers import PEERS, open_peer
+from benchmarks._search_run import Limits, run
+from benchmarks.search import bars, main, peers_of, row_of
+from ctxguard.retrieval.analysis import analyse
+
+LIMITS = Limits(seconds=0.2, total_seconds=120.0, gibibytes=8.0, build_threads=1, threads=1)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return prepare(300, tmp_path_factory.mktemp("data"), n_queries=20)
+
+
+def test_the_same_size_gives_the_same_data(corpus: Corpus, tmp_path: Path) -> None:
+    again = prepare(300, tmp_path, n_queries=20)
+    assert again.texts() == corpus.texts()
+    assert again.queries == corpus.queries
+    assert np.array_equal(again.vectors, corpus.vectors)
+    assert np.array_equal(again.exact.united, corpus.exact.united)
+
+
+def test_data_that_is_there_is_not_made_again(corpus: Corpus) -> None:
+    before = (corpus.folder / "vectors.npy").stat().st_mtime_ns
+    prepare(300, corpus.folder.parent, n_queries=20)
+    assert (corpus.folder / "vectors.npy").stat().st_mtime_ns == before
+
+
+def test_queries_are_unlike_each_other_and_share_words_with_passages(corpus: Corpus) -> None:
+    assert len(set(corpus.queries)) == len(corpus.queries) == 20
+    known = {word for text in corpus.texts() for word in analyse(text)}
+    assert all(len(known & set(analyse(query))) >= 3 for query in corpus.queries)
+
+
+def test_the_exact_dense_answer_is_that_of_comparing_everything(corpus: Corpus) -> None:
+    cosines = corpus.query_vectors @ corpus.vectors.T
+    assert np.array_equal(corpus.exact.dense, np.argsort(-cosines, axis=1, kind="stable")[:, :100])
+
+
+def test_the_retriever_finds_the_exact_top_ten_and_is_timed(corpus: Corpus) -> None:
+    ours = run("ctxguard", corpus, [1, 2], LIMITS)
+    assert ours["ended"] == "done"
+    assert ours["agreement"]["top_10"] == {"hybrid": 1.0, "lexical": 1.0, "dense": 1.0}
+    assert ours["clients_2"]["queries"] >= 6
+    assert ours["clients_1"]["p99_ms"] >= ours["clients_1"]["p50_ms"] > 0.0
+    assert ours["served"]["vectors_and_postings_mib"] >= 0
+    assert "ctxguard " in row_of("ctxguard", ours)
+
+
+def test_a_leg_that_scores_otherwise_agrees_less_and_is_still_compared(corpus: Corpus) -> None:
+    top = run("ctxguard-rank-bm25", corpus, [1], LIMITS)["agreement"]["top_10"]
+    assert top["dense"] == 1.0
+    assert 0.5 < top["lexical"] <= 1.0
+
+
+@pytest.mark.slow
+def test_the_engines_called_directly_find_the_exact_legs(corpus: Corpus) -> None:
+    direct = run("direct", corpus, [1], LIMITS)
+    assert direct["agreement"]["top_10"] == {"hybrid": None, "lexical": 1.0, "dense": 1.0}
+
+
+def test_a_system_over_its_limit_of_time_is_stopped_and_says_so(corpus: Corpus) -> None:
+    limits = Limits(0.2, total_seconds=0.0, gibibytes=8.0, build_threads=1, threads=1)
+    figures = run("ctxguard", corpus, [1], limits)
+    assert figures["ended"] == "stopped after 0 s"
+    assert row_of("ctxguard", figures).endswith("stopped after 0 s")
+
+
+def test_a_system_over_its_limit_of_memory_is_stopped_and_says_so(corpus: Corpus) -> None:
+    limits = Limits(0.2, total_seconds=60.0, gibibytes=0.001, build_threads=1, threads=1)
+    assert run("ctxguard", corpus, [1], limits)["ended"] == "stopped above 0.001 GiB"
+
+
+def test_a_system_that_is_not_installed_is_shown_as_absent(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "txtai.py").write_text("raise ModuleNotFoundError('No module named txtai')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert run("txtai", corpus, [1], LIMITS)["ended"].startswith("absent: No module named")
+
+
+def test_a_name_that_no_system_has_is_refused() -> None:
+    assert peers_of("none") == []
+    assert peers_of("all") == list(PEERS)
+    with pytest.raises(argparse.ArgumentTypeError, match="unknown 'solr'"):
+        peers_of("txtai,solr")
+    with pytest.raises(ValueError, match="unknown system 'solr'"):
+        open_peer("solr")
+
+
+def test_bars_are_read_against_the_nearest_embedded_peer_and_not_a_server() -> None:
+    def system(p50: float, rate: float) -> dict[str, object]:
+        return {
+            "clients_1": {"p50_ms": p50, "queries_per_second": rate},
+            "clients_4": {"p50_ms": p50, "queries_per_second": 3.0 * rate},
+            "agreement": {"top_10": {"hybrid": 0.99}},
+            "served": {"memory_mib": 110, "vectors_and_postings_mib": 100},
+        }
+
+    figures = {"ctxguard": system(1.0, 900.0), "direct": system(0.9, 1000.0)}
+    figures |= {"postgres": system(2.0, 400.0), "txtai": system(9.0, 100.0), "lost": {}}
+    measured = bars(figures)
+    assert measured["nearest_embedded_peer"] == "txtai"
+    assert measured["times_faster_at_p50"] == 9.0
+    assert measured["four_clients_to_one"] == 3.0
+    assert measured["memory_to_vectors_and_postings"] == 1.1
+    assert bars({})["times_faster_at_p50"] is None
+
+
+def options(tmp_path: Path, *more: str) -> list[str]:
+    return ["--sizes", "300", "--data", str(tmp_path), "--json", str(tmp_path / "out.json"), *more]
+
+
+def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
+    main(options(tmp_path, "--no-direct", "--peers", "ctxguard", "--seconds", "0.1"))
+    figures = json.loads((tmp_path / "out.json").read_text())["300"]["peers"]
+    assert figures["systems"]["ctxguard"]["clients_1"]["p50_ms"] > 0.0
+    assert figures["bars"]["recall_of_exact_top_10"] == 1.0
+
+
+@pytest.mark.slow
+def test_the_command_compares_the_retriever_with_its_engines(tmp_path: Path) -> None:
+    main(options(tmp_path, "--peers", "none", "--queries", "5", "--repeats", "1"))
+    figures = json.loads((tmp_path / "out.json").read_text())["300"]["direct"]
+    assert set(figures["milliseconds"]) >= {"direct", "hybrid", "lexical", "dense"}
