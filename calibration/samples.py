@@ -18,7 +18,7 @@ from calibration.comparing.differences import Difference, differences
 from calibration.evaluate import QueryMetrics, per_query
 from calibration.labelling.labels import Dataset, Query
 from calibration.losses import label
-from ctxguard.errors import CalibrationError, QueryError
+from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.metrics import Negative
 from ctxguard.monitor.labels import HUMAN, resolve
 from ctxguard.monitor.records import Record
@@ -101,6 +101,11 @@ def judged_traffic(
             left_out["that ask what another one asks"] += 1
         else:
             by_text[text] = one
+    if not by_text:
+        reasons = "; ".join([f"{n:,} {reason}" for reason, n in left_out.items()])
+        raise CalibrationError(
+            f"no judged request can be calibrated on for route {route.value}: {reasons}"
+        )
     dataset = Dataset(
         name=f"judged traffic ({series})",
         queries=tuple([Query(str(one.sample_id), text) for text, one in by_text.items()]),
@@ -211,9 +216,14 @@ def recalibrate(
         passes: Shown what is under way.
 
     Raises:
-        CalibrationError: the profile does not know the route, nothing is held out, or the labels
-            cannot support a choice.
+        ConfigurationError: the settings hold nothing out.
+        CalibrationError: the profile does not know the route, or the labels cannot support a
+            choice.
     """
+    if settings.held_out == 0.0:
+        raise ConfigurationError(
+            "held_out 0.0 must be above 0: old and new are compared on queries held out"
+        )
     route = traffic.route
     before = profile.routes.get(route)
     if before is None:
@@ -229,10 +239,9 @@ def recalibrate(
         fingerprint=profile.fingerprint,
         passes=passes,
     )
-    if found.held_out is None:
-        raise CalibrationError("a comparison needs queries held out: held_out must be above 0")
     after = found.profile.routes[route]
-    pools = found.pools[route].subset([query.query_id for query in found.held_out.queries])
+    held_out = () if found.held_out is None else found.held_out.queries
+    pools = found.pools[route].subset([query.query_id for query in held_out])
     labels = label(pools, traffic.dataset, baseline_k=settings.baseline_k)
 
     def measured(policy: Policy) -> QueryMetrics:

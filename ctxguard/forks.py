@@ -1,5 +1,6 @@
 """What a forked child must not inherit: pending samples, counts, held locks, lost threads."""
 
+import logging
 import os
 from typing import Protocol
 from weakref import WeakSet
@@ -13,6 +14,7 @@ class StartsAfresh(Protocol):
         ...
 
 
+_log = logging.getLogger(__name__)
 _watched: WeakSet[StartsAfresh] = WeakSet()
 
 
@@ -23,7 +25,15 @@ def start_afresh_in_children(thing: StartsAfresh) -> None:
 
 def _start_all_afresh() -> None:
     for thing in list(_watched):
-        thing.start_afresh()
+        try:
+            thing.start_afresh()
+        except Exception as error:
+            # The others must not be left with locks that nobody lets go of here.
+            _log.error(
+                "a forked process keeps its parent's %s (%s)",
+                type(thing).__name__,
+                type(error).__name__,
+            )
 
 
 if hasattr(os, "register_at_fork"):

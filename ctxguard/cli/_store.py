@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxguard.cli._console import NO_DATA, Output, interval, number, table
+from ctxguard.cli._console import Output, interval, number, table
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.errors import ConfigurationError, DataError
 
@@ -36,8 +36,8 @@ IN_WORDS = {
     "harm": "  its harm",
     "precision": "precision",
     "distractor_rate": "distractor rate",
-    "recall_loss": "recall loss against the first few",
-    "retriever_miss": "missed by the retriever",
+    "recall_loss": "recall loss, first few",
+    "retriever_miss": "missed by retriever",
 }
 
 
@@ -136,25 +136,27 @@ def _label_judge(labels: Path, split: str | None, output: Output) -> "Judge":
     dataset = labelled.dataset
     return LabelJudge(
         {query.text: dataset.qrels.get(query.query_id, {}) for query in dataset.queries},
-        {query.text: dataset.distractors.get(query.query_id, {}) for query in dataset.queries},
+        {
+            query.text: [
+                passage_id
+                for passage_id, kind in dataset.distractors.get(query.query_id, {}).items()
+                if kind == "distractor"
+            ]
+            for query in dataset.queries
+        },
         version=dataset.digest()[:12],
     )
 
 
 def print_estimates(title: str, estimates: "Mapping[Metric, Estimate]", output: Output) -> None:
-    """One window's figures, and what they would need where there is none."""
-    made = table("metric", "estimate>", "95% interval", "n>", "", title=title)
+    """One window's figures, and about how many requests it takes where there is none."""
+    made = table("metric", "estimate>", "95% interval>", "n>", "n needed>", title=title)
     for metric, estimate in estimates.items():
-        missing = ""
-        if estimate.value is None:
-            missing = (
-                "" if estimate.n_needed is None else f"needs about {estimate.n_needed:,} requests"
-            )
         made.add_row(
             IN_WORDS.get(metric.value, metric.value),
-            number(estimate.value) if estimate.value is not None else NO_DATA,
+            number(estimate.value),
             interval(estimate),
             f"{estimate.n:,}",
-            missing,
+            "" if estimate.n_needed is None else f"{estimate.n_needed:,}",
         )
     output.out.print(made)

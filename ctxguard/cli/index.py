@@ -38,7 +38,9 @@ def index(
     ] = None,
     exact_limit: Annotated[
         int | None,
-        typer.Option(min=0, help="Passages above which codes are compared first. (default: 20,000)"),
+        typer.Option(
+            min=0, help="Passages above which codes are compared first. (default: 20,000)"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

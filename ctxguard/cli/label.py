@@ -49,8 +49,9 @@ def export(
 ) -> None:
     """Write what people should grade, drawn at random from what was judged.
 
-    Each row is one passage; its grade is to be filled in. Requests whose labels are incomplete
-    come first: whether a whole pool is needed shows only once what was served is graded.
+    Each row is one passage; its grade is to be filled in. Requests that
+    still lack labels come first: whether a whole pool is needed shows only
+    once what was served is graded.
     """
     from ctxguard.monitor.label_files import to_label, write_label_file
     from ctxguard.monitor.labels import HUMAN
@@ -59,27 +60,27 @@ def export(
 
     output = Output(as_json=as_json)
     check_writable(out, "--out")
-    opened = open_store(store)
-    said: dict[int, list[LabelRow]] = {}
-    for sample_id, label in opened.labels():
-        if label.source == HUMAN:
-            said.setdefault(sample_id, []).append(label)
-    # What an alarm asked for is no random pick, and must not become one half-way.
-    sought = {one for one, why in opened.label_reasons().items() if why not in PICKED}
-    picked = [one for one in _unfinished(opened, said) if (one in sought) is alarm]
-    if alarm:
-        picked += [sample_id for sample_id, why in opened.label_queue() if why not in PICKED]
-    else:
-        series = named_series(opened, judge)
-        fresh = _weighed(opened, series, n) if weighed else opened.pick_for_labels(series, n)
-        picked = list(dict.fromkeys(picked + fresh))
-    picked = picked[:n]
     rows = []
-    for sample_id, payload in opened.payloads(picked).items():
-        rows += to_label(Record.from_bytes(payload), said.get(sample_id, []))
-    write_label_file(out, rows)
-    if not alarm:
-        opened.queue_labels(picked, why=WEIGHED if weighed else RANDOM)
+    with open_store(store) as opened:
+        said: dict[int, list[LabelRow]] = {}
+        for sample_id, label in opened.labels():
+            if label.source == HUMAN:
+                said.setdefault(sample_id, []).append(label)
+        # What an alarm asked for is no random pick, and must not become one half-way.
+        sought = {one for one, why in opened.label_reasons().items() if why not in PICKED}
+        picked = [one for one in _unfinished(opened, said) if (one in sought) is alarm]
+        if alarm:
+            picked += [sample_id for sample_id, why in opened.label_queue() if why not in PICKED]
+        else:
+            series = named_series(opened, judge)
+            fresh = _weighed(opened, series, n) if weighed else opened.pick_for_labels(series, n)
+            picked = list(dict.fromkeys(picked + fresh))
+        picked = picked[:n]
+        for sample_id, payload in opened.payloads(picked).items():
+            rows += to_label(Record.from_bytes(payload), said.get(sample_id, []))
+        write_label_file(out, rows)
+        if not alarm:
+            opened.queue_labels(picked, why=WEIGHED if weighed else RANDOM)
     found = {"requests": len({row.request_id for row in rows}), "passages": len(rows)}
     if as_json:
         print_json({**found, "out": str(out)})
@@ -144,7 +145,8 @@ def import_(
 
     output = Output(as_json=as_json)
     read = read_label_file(file, annotator, time.time(), max_grade)
-    added = open_store(store).add_labels(read.rows)
+    with open_store(store) as opened:
+        added = opened.add_labels(read.rows)
     if as_json:
         print_json(
             {
@@ -188,7 +190,9 @@ def feedback(
     from ctxguard.monitor.label_files import read_feedback_file
 
     output = Output(as_json=as_json)
-    added = open_store(store).add_feedback(read_feedback_file(file, time.time()))
+    reactions = read_feedback_file(file, time.time())
+    with open_store(store) as opened:
+        added = opened.add_feedback(reactions)
     if as_json:
         print_json({"added": added.added, "unknown": list(added.unknown)})
         return

@@ -4,13 +4,15 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxguard.cli._console import Output, print_json
+from ctxguard.cli._console import FINDING, Output, print_json, table
 from ctxguard.cli._inputs import open_index
 from ctxguard.cli._store import (
     JudgeKind,
@@ -19,9 +21,10 @@ from ctxguard.cli._store import (
     open_store,
     print_estimates,
 )
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
+    from ctxguard.monitor.alarms import AlarmActions, AlarmBoard
     from ctxguard.monitor.judging import Audit, PassageLookup
     from ctxguard.monitor.monitor import Monitor, Report
     from ctxguard.monitor.report import Estimates, Window
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 _DAY_SECONDS = 86_400.0
 _GIB = 2**30
+_EXIT_SECONDS = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -84,6 +88,9 @@ def monitor(
     window: Annotated[float, typer.Option(min=1.0, help="Recent window, in seconds.")] = 3600.0,
     keep_days: Annotated[float, typer.Option(min=0.01, help="Age at which samples go.")] = 30.0,
     keep_gib: Annotated[float, typer.Option(min=0.001, help="Size beyond which they go.")] = 2.0,
+    refresh: Annotated[
+        float, typer.Option(min=0.1, max=300.0, help="Seconds between estimates.")
+    ] = 15.0,
     host: Annotated[str, typer.Option(help="Where metrics are served.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 9108,
     once: Annotated[
@@ -93,7 +100,8 @@ def monitor(
 ) -> None:
     """Judge sampled requests, and serve live estimates to Prometheus.
 
-    Several may share a store; give --profile to one of them.
+    Several may share a store; give --profile to one of them. With --once
+    the exit code is 1 while an alarm is up or the judge cannot be asked.
     """
     from ctxguard.metrics import DEFAULT_UTILITIES
     from ctxguard.monitor.alarms import AlarmActions, AlarmBoard, Webhook
@@ -110,40 +118,51 @@ def monitor(
         raise typer.BadParameter("without --profile nothing can ring", param_hint="--webhook")
     if audit and index is None:
         raise typer.BadParameter("an audit searches an index: give --index", param_hint="--audit")
+    if cost_per_day is not None and prices is None:
+        raise typer.BadParameter("nothing has a cost without --prices", param_hint="--cost-per-day")
     loaded = None if profile is None else Profile.load(profile)
     retriever = None if index is None else open_index(index, None)
+    asked = make_judge(
+        judge,
+        labels=labels,
+        split=split,
+        model=model,
+        base_url=base_url,
+        calls_per_second=calls_per_second,
+        prices=prices,
+        reranker=reranker,
+        output=output,
+    )
+    budget = (
+        None
+        if calls_per_hour is None and calls_per_day is None and cost_per_day is None
+        else Budget(calls_per_hour, calls_per_day, cost_per_day)
+    )
+    board = None if loaded is None else AlarmBoard(loaded)
+    actions = AlarmActions(
+        webhook=None if webhook is None else Webhook(webhook),
+        switch_path=profile if switch else None,
+    )
     made = Monitor(
         open_store(store, Limits(keep_days * _DAY_SECONDS, int(keep_gib * _GIB))),
-        make_judge(
-            judge,
-            labels=labels,
-            split=split,
-            model=model,
-            base_url=base_url,
-            calls_per_second=calls_per_second,
-            prices=prices,
-            reranker=reranker,
-            output=output,
-        ),
+        asked,
         window_seconds=window,
-        budget=None
-        if calls_per_hour is None and calls_per_day is None and cost_per_day is None
-        else Budget(calls_per_hour, calls_per_day, cost_per_day),
+        budget=budget,
         lookup=_lookup(retriever),
         audit=_audit(retriever, audit),
         utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
-        alarms=None if loaded is None else AlarmBoard(loaded),
-        actions=AlarmActions(
-            webhook=None if webhook is None else Webhook(webhook),
-            switch_path=profile if switch else None,
-        ),
+        alarms=board,
+        actions=actions,
         counts_folder=counts_folder(store),
     )
-    made.restore_alarms()
-    if once:
-        _once(made, output, as_json=as_json)
-    else:
-        _serve(made, host, port, output)
+    try:
+        made.restore_alarms()
+        if once:
+            _once(made, output, as_json=as_json)
+        else:
+            _serve(made, host, port, refresh, output)
+    finally:
+        _close(made, actions)
 
 
 def _lookup(retriever: "HybridRetriever | None") -> "PassageLookup | None":
@@ -161,21 +180,54 @@ def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
     )
 
 
+def _close(made: "Monitor", actions: "AlarmActions") -> None:
+    """Give back connections, and send what alarms wait: the webhook's thread ends here."""
+    if actions.webhook is not None:
+        actions.webhook.close()
+    close_judge = getattr(made.judge, "close", None)
+    if close_judge is not None:
+        close_judge()
+    with suppress(StoreError):
+        made.step_down()
+    made.store.close()
+
+
 def _once(made: "Monitor", output: Output, *, as_json: bool) -> None:
+    from ctxguard.monitor.alarms import Severity
+    from ctxguard.monitor.monitor import Outcome
     from ctxguard.monitor.store import State
 
     with output.passes() as begin:
-        step = begin("judging samples", made.store.states().get(State.PENDING, 0))
+        waiting = made.store.states().get(State.PENDING, 0)
+        step = begin("judging samples", waiting) if waiting else lambda _: None
         while done := made.step(20):
             step(done)
     report = made.tend()
     if as_json:
-        print_json(_document(report))
+        print_json({**_document(report, made.alarms), "quarantined": _quarantined(made)})
     else:
-        _print(report, output)
+        _print(report, made.alarms, output)
+    if (aside := _quarantined(made)) is not None:
+        output.note(
+            f"the store was damaged: it was moved to {aside} and begun anew, and what it held is "
+            "missing here. This is said until that file is gone"
+        )
+    failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
+    if failed:
+        output.note(f"the judge could not be asked; {report.waiting:,} samples wait for it")
+    rings = made.alarms is not None and any(
+        alarm.severity is Severity.ALARM for alarm in made.alarms.active()
+    )
+    if failed or rings:
+        raise typer.Exit(FINDING)
 
 
-def _serve(made: "Monitor", host: str, port: int, output: Output) -> None:
+def _quarantined(made: "Monitor") -> str | None:
+    aside = made.store.quarantined
+    return None if aside is None else str(aside)
+
+
+def _serve(made: "Monitor", host: str, port: int, refresh_seconds: float, output: Output) -> None:
     from prometheus_client import start_http_server
 
     from ctxguard.monitor.exporter import MonitorCollector
@@ -189,19 +241,37 @@ def _serve(made: "Monitor", host: str, port: int, output: Output) -> None:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigurationError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port"
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port, or "
+            "--host"
         ) from error
-    output.err.print(f"http://{host}:{server.server_port}/metrics, judged by {made.series}")
-    stopping = threading.Event()
+    # A queue may be put to by a handler, and a judge that hangs holds up its own thread only:
+    # the sample in its hands waits again once its lease ends.
+    told: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
-    made.run(stopping, tidy=None if workers is None else workers.tidy)
+        signal.signal(number, lambda number, _: told.put(number))
+    stopping = threading.Event()
+    judging = threading.Thread(
+        target=made.run,
+        kwargs={
+            "stopping": stopping,
+            "refresh_seconds": refresh_seconds,
+            "tidy": None if workers is None else workers.tidy,
+        },
+        name="ctxguard-monitor",
+        daemon=True,
+    )
+    output.err.print(f"http://{host}:{server.server_port}/metrics, judged by {made.series}")
+    judging.start()
+    told.get()
+    stopping.set()
+    judging.join(_EXIT_SECONDS)
     server.shutdown()
-    made.store.close()
+    server.server_close()
 
 
-def _document(report: "Report") -> dict[str, object]:
+def _document(report: "Report", board: "AlarmBoard | None") -> dict[str, object]:
     live = report.live
+    alarms = None if board is None else board.report()
     return {
         "judge": report.judge,
         "estimates": _figures(live.estimates),
@@ -218,6 +288,22 @@ def _document(report: "Report") -> dict[str, object]:
         "pending": report.accounts.pending,
         "lost": {reason.value: count for reason, count in report.accounts.lost.items()},
         "feedback": dict(report.feedback),
+        "alarms": []
+        if alarms is None
+        else [{**one.alarm.to_json(), "repeats": one.repeats} for one in alarms.active],
+        "promises": []
+        if alarms is None
+        else [
+            {
+                "route": watch.route.value,
+                "quantity": watch.quantity.value,
+                "at_most": watch.target,
+                "source": watch.source,
+                "judged": watch.ecusum.n,
+                "evidence": watch.ecusum.evidence,
+            }
+            for watch in alarms.losses
+        ],
     }
 
 
@@ -228,7 +314,7 @@ def _figures(by_window: "Mapping[Window, Estimates]") -> dict[str, object]:
     }
 
 
-def _print(report: "Report", output: Output) -> None:
+def _print(report: "Report", board: "AlarmBoard | None", output: Output) -> None:
     from ctxguard.monitor.report import Window
 
     accounts = report.accounts
@@ -248,11 +334,20 @@ def _print(report: "Report", output: Output) -> None:
             ("judged by", report.judge),
             (
                 "this run",
-                ", ".join(f"{n:,} {outcome.value}" for outcome, n in report.outcomes.items() if n)
-                or "nothing waited",
+                ", ".join(
+                    f"{n:,} {outcome.value.replace('_', ' ')}"
+                    for outcome, n in report.outcomes.items()
+                    if n
+                )
+                or ("nothing judged" if report.waiting else "nothing waited"),
             ),
+            *([("waiting", f"{report.waiting:,} samples")] if report.waiting else []),
         ]
     )
+    if report.waiting and report.share == 0.0:
+        output.note("the judging budget is used up for now")
+    if board is not None:
+        _print_alarms(board, output)
     live = report.live
     if live.uncorrected:
         output.note(
@@ -270,3 +365,32 @@ def _print(report: "Report", output: Output) -> None:
                 live.uncorrected[window],
                 output,
             )
+
+
+def _print_alarms(board: "AlarmBoard", output: Output) -> None:
+    from ctxguard.monitor.ecusum import DEFAULT_THRESHOLD
+
+    found = board.report()
+    output.facts([(one.alarm.severity.value, one.alarm.message) for one in found.active])
+    if not found.losses:
+        output.note(f"profile {board.profile_id} promises nothing that could be watched")
+        return
+    made = table(
+        "promise",
+        "route",
+        "at most>",
+        "judged>",
+        "evidence against>",
+        title=f"What profile {board.profile_id} promises; rings at {DEFAULT_THRESHOLD:,.0f}",
+    )
+    for watch in found.losses:
+        made.add_row(
+            watch.quantity.value.replace("_", " "),
+            watch.route.value,
+            f"{watch.target:.3f}",
+            f"{watch.ecusum.n:,}",
+            f"{watch.ecusum.evidence:,.3g}",
+        )
+    output.out.print(made)
+    if not any(watch.ecusum.n for watch in found.losses) and not found.active:
+        output.note("no request that was judged so far was served by this profile, in enforce mode")

@@ -39,8 +39,9 @@ def recalibrate(
 ) -> None:
     """Calibrate on judged traffic, and compare with the profile in force.
 
-    The new policy runs in shadow on requests that took no part in its choice. Nothing is put in
-    force: copy the new profile over the old one when the comparison convinces.
+    The new policy runs in shadow on requests that took no part in its
+    choice. Nothing is put in force: copy the new profile over the old one
+    when the comparison convinces.
     """
     from calibration.certify import Settings
     from calibration.samples import judged_traffic
@@ -54,8 +55,7 @@ def recalibrate(
         )
     output = Output(as_json=as_json)
     before = Profile.load(profile)
-    store = open_store(from_samples)
-    with output.doing("reading judged requests"):
+    with open_store(from_samples) as store, output.doing("reading judged requests"):
         traffic = judged_traffic(store, named_series(store, judge), route=route)
     settings = Settings(held_out=held_out, seed=seed, utilities=before.utilities)
     with output.passes() as begin:

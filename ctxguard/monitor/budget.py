@@ -123,8 +123,8 @@ class Spending:
         """Go on from what ``to_json`` said; what cannot be read is as if nothing were spent."""
         try:
             known = json.loads(text)
-            self._hour, self._day = _Spent(*known["hour"]), _Spent(*known["day"])
-        except (KeyError, TypeError, ValueError):
+            self._hour, self._day = _known(*known["hour"]), _known(*known["day"])
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return
 
     def _turn(self) -> float:
@@ -134,3 +134,11 @@ class Spending:
             if period > spent.period:
                 spent.period, spent.calls, spent.cost = period, 0.0, 0.0
         return now
+
+
+def _known(period: object, calls: object, cost: object) -> _Spent:
+    """Raises TypeError or ValueError for what nobody can have spent."""
+    numbers = [float(one) for one in (period, calls, cost) if isinstance(one, (int, float))]
+    if len(numbers) < 3 or not all(0.0 <= one < math.inf for one in numbers):
+        raise ValueError("no period, calls and cost")
+    return _Spent(int(numbers[0]), numbers[1], numbers[2])

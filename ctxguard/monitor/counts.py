@@ -62,6 +62,7 @@ class Counts:
 
     def _open(self, folder: Path, size: int) -> mmap.mmap:
         path = folder / f"{self.worker_id}{_SUFFIX}"
+        descriptor = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -69,6 +70,9 @@ class Counts:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
+            if descriptor is not None:
+                path.unlink()
+                os.close(descriptor)
             raise ConfigurationError(
                 f"{path}: {error.strerror}; the counts of sampled requests need a folder that "
                 "can be written to"

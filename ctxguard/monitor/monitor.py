@@ -6,9 +6,10 @@ them may share a store. Judging may be slow or fail altogether without a request
 
 import json
 import logging
+import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -53,6 +54,8 @@ _RUN_LIMIT = 10
 _LEASE_SECONDS = 600.0
 _LEADER_SECONDS = 60.0
 _MOST_ATTEMPTS = 5
+_FAILURES_OF_AN_OUTAGE = 2
+_LONGEST_WAIT_SECONDS = 60.0
 _ARRIVALS_SECONDS = 10.0
 
 WATCHED = (Metric.PRECISION, Metric.DISTRACTOR_RATE, Metric.RECALL_LOSS)
@@ -197,6 +200,7 @@ class Monitor:
     def start_afresh(self) -> None:
         """Forget every sum and count; the background thread does not exist in a forked child."""
         self._claimant = uuid4().hex
+        self._order = random.Random(self._claimant)  # noqa: S311 - an order, not a secret
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -228,19 +232,31 @@ class Monitor:
         if self._within_budget() <= 0.0:
             return 0
         claimed = self.store.claim(self._claimant, limit, lease_seconds=_LEASE_SECONDS)
-        for done, sample in enumerate(claimed):
+        # In any order, or a few samples on which the judge fails would look like an outage for
+        # as long as they are the oldest.
+        self._order.shuffle(claimed)
+        still_open = {sample.sample_id for sample in claimed}
+        dealt_with, failed = 0, list[int]()
+        for sample in claimed:
             outcome = self._deal_with(sample)
-            if outcome is not None:
-                with self._lock:
-                    self._counts.outcomes[outcome] += 1
-            if outcome is None or outcome is Outcome.JUDGE_FAILED:
-                # A judge that is down is down for the others too: they keep their attempts.
-                first = done if outcome is None else done + 1
-                rest = [other.sample_id for other in claimed[first:]]
-                self.store.give_back(rest, max_attempts=None)
-                return done
+            if outcome is None:
+                break
+            with self._lock:
+                self._counts.outcomes[outcome] += 1
+            if outcome is Outcome.JUDGE_FAILED:
+                failed.append(sample.sample_id)
+                if len(failed) == _FAILURES_OF_AN_OUTAGE:
+                    break
+                continue
+            dealt_with += 1
             self._waiting = max(self._waiting - 1, 0)
-        return len(claimed)
+            # The judge answers: what it failed on before was the fault of the sample.
+            self._tried_in_vain(failed)
+            still_open -= {sample.sample_id, *failed}
+            failed = []
+        # A judge that is down is down for all of them: they keep their attempts.
+        self.store.give_back(sorted(still_open), max_attempts=None)
+        return dealt_with
 
     def report(self) -> Report:
         """Estimates, sums and counts of this moment; reads the store."""
@@ -311,6 +327,12 @@ class Monitor:
             self._watch.keep()
         return self.report()
 
+    def step_down(self) -> None:
+        """Let another monitor of this store lead at once; for one that ends."""
+        if self._leads:
+            self.store.lead(self._claimant, lease_seconds=0.0)
+            self._leads = False
+
     def restore_alarms(self) -> None:
         """Go on with the alarms where another monitor of this store stopped."""
         if self._watch is not None:
@@ -366,7 +388,7 @@ class Monitor:
             refresh_seconds: How often the report is made anew.
             tidy: Called with each report, for what else is due now and then.
         """
-        refresh_at = 0.0
+        refresh_at, in_vain = 0.0, 0
         while not stopping.is_set():
             taken = 0
             try:
@@ -380,8 +402,13 @@ class Monitor:
                 _log.warning("a step of the monitor failed: %s", _reason(error))
                 with self._lock:
                     self._counts.errors += 1
+            in_vain = in_vain + 1 if self._failing and not taken else 0
             if not taken:
-                stopping.wait(interval_seconds)
+                # A judge that is down is asked less and less often, up to once a minute.
+                longer = interval_seconds * 2.0 ** min(in_vain, 20)
+                stopping.wait(
+                    interval_seconds if not in_vain else min(longer, _LONGEST_WAIT_SECONDS)
+                )
 
     @property
     def _budget_key(self) -> str:
@@ -427,9 +454,10 @@ class Monitor:
         try:
             judged = self._judging(record, sample.probability * share)
         except Exception as error:
-            self._judge_failed(sample, error)
+            self._judge_failed(error)
             return Outcome.JUDGE_FAILED
-        if self._failing and self._watch is not None:
+        if self._watch is not None:
+            # Also where it was another process, before a restart, that saw the judge fail.
             self._watch.over(AlarmKind.JUDGE_DOWN)
         self._failing = False
         outcome = Outcome.INCOMPLETE if judged.request is None else Outcome.JUDGED
@@ -441,7 +469,7 @@ class Monitor:
             self._add(sample.sample_id, record, judged.request)
         return outcome
 
-    def _judge_failed(self, sample: Claimed, error: Exception) -> None:
+    def _judge_failed(self, error: Exception) -> None:
         if not self._failing:
             # Once until it works again: a dead judge must not fill the log.
             _log.warning("judge %s failed: %s", self.judge.name, _reason(error))
@@ -453,10 +481,13 @@ class Monitor:
                     Severity.WARNING,
                 )
         self._failing = True
-        if self.store.give_back([sample.sample_id], max_attempts=_MOST_ATTEMPTS):
+
+    def _tried_in_vain(self, sample_ids: Sequence[int]) -> None:
+        given_up = self.store.give_back(sample_ids, max_attempts=_MOST_ATTEMPTS)
+        if given_up:
             _log.warning(
-                "sample %d is left out: the judge failed on it %d times",
-                sample.sample_id,
+                "%d samples are left out: the judge failed on them %d times",
+                given_up,
                 _MOST_ATTEMPTS,
             )
 

@@ -275,7 +275,8 @@ class Choices:
         ranking = context.decision.ranking
         request_id = context.request_id
         served, dropped = _pool(sample)
-        passage_ids = tuple(ranking.passage_ids)
+        # Sources outside our types number their passages, or have no title.
+        passage_ids = tuple(map(str, ranking.passage_ids))
         picked = tuple(
             [
                 position
@@ -311,7 +312,7 @@ class Choices:
             flags=tuple([flag.value for flag in context.flags]),
             profile_id=context.profile_id,
         )
-        kept = dict(served)
+        kept = {position: _in_text(passage) for position, passage in served.items()}
         for position in {*record.to_judge(answered=False), *record.to_judge(answered=True)}:
             found = _readable(ranking.passages, position)
             if found is not None:
@@ -353,10 +354,19 @@ def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
 
 
 def _readable(passages: PassageSource, position: int) -> Passage | None:
+    """A passage that can be written down; None where it raises, or its text is none."""
     try:
-        return passages[position]
+        passage = passages[position]
+        return _in_text(passage) if isinstance(passage.text, str) else None
     except Exception:
         return None
+
+
+def _in_text(passage: Passage) -> Passage:
+    """The passage with its id and title as they are rendered, whatever they are."""
+    return Passage(
+        f"{passage.passage_id}", passage.text, f"{passage.title or ''}", passage.metadata
+    )
 
 
 def _finite(scores: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float32]]:

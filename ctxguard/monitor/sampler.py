@@ -4,6 +4,7 @@ The only part of the monitor that runs on the request path: one hash before retr
 append after the decision. No lock, no I/O, nothing that raises (DESIGN.md §8).
 """
 
+import logging
 import math
 import os
 import threading
@@ -22,6 +23,8 @@ from ctxguard.monitor.counts import Counts
 
 if TYPE_CHECKING:
     from ctxguard.context import Context
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 10_000
 
@@ -129,14 +132,21 @@ class Sampler:
         """Empty the queue and the counts, without counting; for a forked child, once."""
         if self._process == os.getpid():
             return
-        self._process = os.getpid()
+        is_forked, self._process = self._process != 0, os.getpid()
         if self._counts is not None:
             self._counts.leave()
         self._queue: deque[Sample] = deque()
         self._closed = False
         # Both sides of the queue's end: taken by whoever drains, never on the request path.
         self._lock = threading.Lock()
-        self._counts = Counts(_SAMPLED + 1, self._folder)
+        try:
+            self._counts = Counts(_SAMPLED + 1, self._folder)
+        except ConfigurationError as error:
+            if not is_forked:
+                raise
+            # A fork cannot be refused, and what the parent counted is not the child's.
+            _log.warning("counts are kept in memory, and lost if this process is killed: %s", error)
+            self._counts = Counts(_SAMPLED + 1)
         self._count = self._counts.count
 
     @property

@@ -234,7 +234,11 @@ class SampleWriter:
 
     def _write(self, deadline: float) -> bool:
         """Write until nothing waits, or the deadline or that of the writer's end has passed."""
-        with self._writing:
+        # Whoever has it may be waiting for a store that refuses, for as long as that takes.
+        patience = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+        if not self._writing.acquire(timeout=patience):
+            return False
+        try:
             while True:
                 samples = self.sampler.drain(_BATCH)
                 if not samples:
@@ -243,6 +247,8 @@ class SampleWriter:
                 if not self._append(entries, deadline):
                     self.sampler.lose(len(entries), LostReason.STORE_FAILED)
                     return False
+        finally:
+            self._writing.release()
 
     def _tell(self) -> None:
         """Let the store know of samples that were lost since it last took one."""

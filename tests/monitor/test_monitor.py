@@ -236,21 +236,38 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     with caplog.at_level(logging.WARNING):
         live.serve(*[make_context(POOL, 2)] * 3)
         assert [live.monitor.step() for _ in range(2)] == [0, 0]
-    assert live.monitor.report().outcomes[Outcome.JUDGE_FAILED] == 2
+    assert live.monitor.report().outcomes[Outcome.JUDGE_FAILED] == 4
     assert live.monitor.report().waiting == 3
     assert len(caplog.records) == 1
     assert "the judge is down" not in caplog.text
 
 
-def test_a_sample_on_which_the_judge_fails_again_and_again_is_given_up(
+def test_a_sample_on_which_the_judge_alone_fails_again_and_again_is_given_up(
     make_context: MakeContext,
 ) -> None:
-    live = Watching(ScriptedJudge(failing))
-    live.serve(make_context(POOL, 2))
-    for _ in range(5):
+    def fail_on_one(passages: Sequence[Passage]) -> list[Judgment | None]:
+        if passages[0].passage_id == "poison":
+            raise ValueError("cannot parse this")
+        return [Judgment(passage.passage_id, 0) for passage in passages]
+
+    live = Watching(ScriptedJudge(fail_on_one), rates=ONLY_SERVED)
+    live.serve(make_context(["poison", "p1"], 1))
+    for i in range(200):
+        live.serve(make_context(POOL, 2, request_id=f"r{i}"))
         live.monitor.step()
     assert live.store.states()[State.FAILED] == 1
     assert live.monitor.report().waiting == 0
+
+
+def test_an_outage_of_the_judge_costs_no_sample(make_context: MakeContext) -> None:
+    judge = ScriptedJudge(failing)
+    live = Watching(judge, rates=ONLY_SERVED)
+    live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(20)])
+    for _ in range(50):
+        assert live.monitor.step() == 0
+    judge._answer = None
+    live.watch()
+    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
 
 
 def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -> None:
@@ -301,7 +318,9 @@ def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeCon
 def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> None:
     live = Watching(ScriptedJudge())
     live.store.append(
-        "w", [Entry("r", NOW, 1.0, None, 0.5, zlib.compress(b'{"format": 99}'))], WorkerCounts(1, {})
+        "w",
+        [Entry("r", NOW, 1.0, None, 0.5, zlib.compress(b'{"format": 99}'))],
+        WorkerCounts(1, {}),
     )
     live.watch()
     assert live.monitor.report().outcomes[Outcome.UNREADABLE] == 1

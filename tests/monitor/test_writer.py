@@ -94,6 +94,30 @@ def test_a_sample_that_cannot_be_written_down_is_lost_alone(make_context: MakeCo
     assert (accounts.stored, accounts.lost[LostReason.UNREADABLE]) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [Passage("p0", "text", None), Passage("p0", "text", 7), Passage(0, "text"), Passage("p0", b"")],  # type: ignore[arg-type]
+    ids=["no title", "a number for a title", "a number for an id", "bytes for a text"],
+)
+@pytest.mark.parametrize("kept", [2, 0], ids=["served", "dropped"])
+def test_a_passage_of_a_foreign_source_costs_no_sample(
+    make_context: MakeContext, odd: Passage, kept: int
+) -> None:
+    """The guard serves or drops it alone; that must not blind the monitor to the request."""
+    ids = [odd.passage_id, "p1"]
+    context = make_context(ids, kept)
+    passages = [odd, Passage("p1", "other")]
+    ranking = replace(context.decision.ranking, passages=passages)
+    decision = replace(context.decision, ranking=ranking)
+    served = tuple([one for one in passages[:kept] if isinstance(one.text, str)])
+    live = Watching(LabelJudge({}), rates=JudgingRates(dropped=1.0))
+    live.serve(replace(context, decision=decision, passages=served))
+    (record,) = written(live)
+    assert record.passage_ids == (f"{odd.passage_id}", "p1")
+    assert record.passage(0).text == ("text" if isinstance(odd.text, str) else "")
+    assert record.passage(1).text == "other"
+
+
 class Refusing:
     """A store that refuses for a while, or fails after it has taken the samples."""
 
@@ -142,6 +166,18 @@ def test_samples_that_the_store_never_took_are_lost_for_that_reason(
     assert not live.writer.flush(timeout_seconds=0.05)
     accounts = live.writer.accounts()
     assert (accounts.pending, accounts.lost[LostReason.STORE_FAILED]) == (0, 1)
+
+
+def test_flushing_ends_in_time_while_the_writer_waits_for_its_store(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(LabelJudge({}))
+    live.writer.store = Refusing(live.store, times=10**9)
+    with live.writer._writing:  # as its thread holds it while it tries again and again
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+        assert not live.writer.flush(timeout_seconds=0.05)
+    assert live.writer.accounts().pending == 1
+    live.writer.store = live.store
 
 
 def test_what_was_lost_is_told_also_when_no_sample_follows(make_context: MakeContext) -> None:

@@ -1,0 +1,273 @@
+"""Judged traffic becomes calibration data, and a profile made of it is compared in shadow."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
+from simulated_pools import DEPTH, calibrated, simulate
+from watching import Watching
+
+from calibration.certify import Settings
+from calibration.samples import (
+    JudgedTraffic,
+    Recalibration,
+    RecordedRankings,
+    judged_traffic,
+    recalibrate,
+)
+from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.records import JudgingRates, Record
+from ctxguard.monitor.redaction import Text
+from ctxguard.monitor.store import LabelRow
+from ctxguard.monitor.writer import Privacy
+from ctxguard.profile import Profile
+from ctxguard.types import Passage, Route
+
+
+def request_of(live: Watching, sample_id: int) -> Record:
+    return Record.from_bytes(live.store.payloads([sample_id])[sample_id])
+
+
+class TestGathering:
+    def test_a_wholly_judged_pool_is_a_labelled_query(self) -> None:
+        live = watched(30)
+        _, truth = simulate(30)
+        found = judged_traffic(live.store, SERIES)
+        assert found.route is Route.HYBRID
+        assert found.left_out == {}
+        assert {query.text for query in found.dataset.queries} == {q.text for q in truth.queries}
+        relevant = {q.text: truth.relevant(q.query_id) for q in truth.queries}
+        for query in found.dataset.queries:
+            assert found.dataset.relevant(query.query_id) == relevant[query.text]
+            assert len(found.dataset.qrels[query.query_id]) == DEPTH
+
+    def test_what_was_retrieved_is_there_to_decide_on_again(self) -> None:
+        retriever, _ = simulate(5)
+        found = judged_traffic(watched(5).store, SERIES)
+        for text, ranking in found.rankings.items():
+            made = retriever.rankings[text]
+            assert ranking.passage_ids == tuple(made.passage_ids)
+            assert ranking.scores == pytest.approx(made.scores, rel=1e-6)
+            assert set(ranking.legs) == {"dense", "lexical"}
+            assert (ranking.kind, ranking.route) == (made.kind, made.route)
+
+    def test_pools_that_were_judged_in_part_are_left_out(self) -> None:
+        rates = JudgingRates(dropped=0.2, pool=0.5, unanswered_pool=0.5, baseline=0.0)
+        live = watched(60, rates=rates)
+        whole = sum(request_of(live, sample_id).whole for sample_id in range(1, 61))
+        found = judged_traffic(live.store, SERIES)
+        assert len(found.dataset) == whole
+        (reason,) = found.left_out
+        assert "judged in part" in reason
+        assert found.left_out[reason] == 60 - whole
+        assert any("raise the rate `pool`" in note for note in found.dataset.notes)
+
+    def test_pools_judged_because_nothing_served_was_relevant_teach_nothing(self) -> None:
+        rates = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=1.0, baseline=0.0)
+        retriever, dataset = simulate(20, unanswerable=1.0)
+        live = Watching(truth_of(dataset), rates=rates)
+        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        assert request_of(live, 1).to_judge(answered=False)
+        with pytest.raises(CalibrationError, match="20 whose pool was judged in part"):
+            judged_traffic(live.store, SERIES)
+
+    def test_where_every_dropped_passage_is_judged_every_pool_is_whole(self) -> None:
+        rates = JudgingRates(dropped=1.0, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+        assert len(judged_traffic(watched(10, rates=rates).store, SERIES).dataset) == 10
+
+    def test_a_pool_with_a_verdict_missing_is_left_out(self) -> None:
+        class Silent:
+            """Says nothing of the last candidate of every second query."""
+
+            name, version, max_grade, reads_text = "labels", "1", 1, False
+
+            def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+                return [
+                    None
+                    if int(query.rsplit(maxsplit=1)[-1]) % 2 and passage.passage_id == last[query]
+                    else Judgment(passage.passage_id, 1)
+                    for passage in passages
+                ]
+
+        retriever, dataset = simulate(10)
+        texts = [query.text for query in dataset.queries]
+        last = {text: retriever.rankings[text].passage_ids[-1] for text in texts}
+        live = Watching(Silent(), rates=WHOLE)
+        live.watch(*serve(retriever, texts))
+        found = judged_traffic(live.store, SERIES)
+        assert len(found.dataset) == 5
+        assert found.left_out == {"with passages that got no verdict": 5}
+
+    def test_peoples_words_replace_the_judges(self) -> None:
+        live = watched(10)
+        record = request_of(live, 1)
+        first, second, third = record.passage_ids[:3]
+        live.store.add_labels(
+            [
+                LabelRow(record.request_id, first, 3, None, "ann", 1.0),
+                LabelRow(record.request_id, second, 0, "distractor", "ann", 1.0),
+                LabelRow(record.request_id, third, 3, None, "users", 1.0, source="feedback"),
+            ]
+        )
+        judged = judged_traffic(watched(10).store, SERIES).dataset
+        found = judged_traffic(live.store, SERIES).dataset
+        assert found.qrels["1"][first] == 3
+        assert found.qrels["1"][second] == 0
+        assert found.distractors["1"] == {second: "distractor"}
+        assert found.qrels["1"][third] == judged.qrels["1"][third]
+        assert found.qrels["2"] == judged.qrels["2"]
+
+    def test_a_passage_that_only_people_graded_counts_as_judged(self) -> None:
+        class Mute:
+            """Says nothing of dropped passages."""
+
+            name, version, max_grade, reads_text = "labels", "1", 1, False
+
+            def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+                served = retriever.rankings[query].passage_ids[:3]
+                return [
+                    Judgment(passage.passage_id, 1) if passage.passage_id in served else None
+                    for passage in passages
+                ]
+
+        retriever, dataset = simulate(2)
+        live = Watching(Mute(), rates=WHOLE)
+        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        record = request_of(live, 1)
+        live.store.add_labels(
+            [LabelRow(record.request_id, name, 0, None, "ann", 1.0) for name in record.passage_ids]
+        )
+        found = judged_traffic(live.store, SERIES)
+        assert [query.query_id for query in found.dataset.queries] == ["1"]
+
+    def test_of_those_who_ask_the_same_the_latest_counts_once(self) -> None:
+        retriever, dataset = simulate(4)
+        texts = [query.text for query in dataset.queries]
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(*serve(retriever, [*texts, texts[0], texts[0]]))
+        found = judged_traffic(live.store, SERIES)
+        assert {query.query_id for query in found.dataset.queries} == {"2", "3", "4", "6"}
+        assert found.left_out == {"that ask what another one asks": 2}
+
+    @pytest.fixture
+    def two_routes(self) -> Watching:
+        """Six hybrid answers and two lexical ones."""
+        retriever, dataset = simulate(8)
+        contexts = serve(retriever, [query.text for query in dataset.queries])
+        for place in (0, 5):
+            decision = contexts[place].decision
+            ranking = replace(decision.ranking, route=Route.LEXICAL)
+            contexts[place] = replace(
+                contexts[place], decision=replace(decision, ranking=ranking), route=Route.LEXICAL
+            )
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(*contexts)
+        return live
+
+    def test_the_commonest_route_is_taken_and_the_others_are_counted(
+        self, two_routes: Watching
+    ) -> None:
+        found = judged_traffic(two_routes.store, SERIES)
+        assert (found.route, len(found.dataset)) == (Route.HYBRID, 6)
+        assert found.left_out == {"of another route (lexical)": 2}
+
+    def test_another_route_may_be_asked_for(self, two_routes: Watching) -> None:
+        found = judged_traffic(two_routes.store, SERIES, route=Route.LEXICAL)
+        assert (found.route, len(found.dataset)) == (Route.LEXICAL, 2)
+
+    def test_a_route_that_never_answered_is_named(self, two_routes: Watching) -> None:
+        with pytest.raises(CalibrationError, match=r"dense: .*6 of another route \(hybrid\)"):
+            judged_traffic(two_routes.store, SERIES, route=Route.DENSE)
+
+    def test_where_nothing_is_judged_that_is_said(self) -> None:
+        live = Watching(truth_of(simulate(2)[1]), rates=WHOLE)
+        with pytest.raises(CalibrationError, match="none is judged"):
+            judged_traffic(live.store, SERIES)
+
+    def test_queries_whose_text_is_not_kept_are_not_judged_and_so_not_used(self) -> None:
+        retriever, dataset = simulate(3)
+        live = Watching(truth_of(dataset), rates=WHOLE, privacy=Privacy(query=Text.OMITTED))
+        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        with pytest.raises(CalibrationError, match="no judged request"):
+            judged_traffic(live.store, SERIES)
+
+    def test_a_query_that_was_not_recorded_is_refused(self) -> None:
+        with pytest.raises(QueryError, match="not among the recorded"):
+            RecordedRankings({}).retrieve("what else?")
+
+
+@pytest.fixture(scope="module")
+def traffic() -> JudgedTraffic:
+    return judged_traffic(watched(160).store, SERIES)
+
+
+@pytest.fixture(scope="module")
+def in_force() -> Profile:
+    return spoilt(calibrated(60).profile)
+
+
+@pytest.fixture(scope="module")
+def found(traffic: JudgedTraffic, in_force: Profile) -> Recalibration:
+    return recalibrate(traffic, in_force, Settings(depth=DEPTH))
+
+
+class TestRecalibrating:
+    def test_a_bad_policy_is_replaced_by_a_better_one(self, found: Recalibration) -> None:
+        for metric in ("recall", "udcg_strict"):
+            assert found.differences[metric].outcome == "better"
+
+    def test_the_comparison_is_on_queries_that_took_no_part_in_the_choice(
+        self, found: Recalibration
+    ) -> None:
+        chosen = {query.query_id for query in found.calibration.chosen_on.queries}
+        assert not chosen & set(found.new.query_ids)
+        assert found.old.query_ids == found.new.query_ids
+        assert found.held_out == len(found.new.query_ids) == 160 - len(chosen)
+
+    def test_nothing_but_the_route_is_changed(
+        self, found: Recalibration, in_force: Profile
+    ) -> None:
+        assert found.profile.routes[Route.LEXICAL] == in_force.routes[Route.LEXICAL]
+        assert found.profile.routes[Route.HYBRID] != in_force.routes[Route.HYBRID]
+        for part in ("fusion", "utilities", "fingerprint"):
+            assert getattr(found.profile, part) == getattr(in_force, part)
+        assert any(in_force.profile_id in note for note in found.profile.provenance.notes)
+
+    def test_the_new_profile_says_what_it_promises_and_what_is_safe(
+        self, found: Recalibration
+    ) -> None:
+        made = found.profile.routes[Route.HYBRID]
+        assert made.certificate is not None
+        assert made.certificate.baseline == "k=10"
+        assert made.safe_policy is not None
+        assert Profile.model_validate_json(found.profile.to_json()) == found.profile
+
+    def test_where_nothing_changes_all_is_within_noise(
+        self, traffic: JudgedTraffic, found: Recalibration
+    ) -> None:
+        again = recalibrate(traffic, found.profile, Settings(depth=DEPTH))
+        assert {one.outcome for one in again.differences.values()} <= {"within noise", "no data"}
+        assert again.differences["udcg_strict"].value == 0.0
+
+    def test_the_same_traffic_gives_the_same_bytes(
+        self, traffic: JudgedTraffic, in_force: Profile, found: Recalibration
+    ) -> None:
+        again = recalibrate(traffic, in_force, Settings(depth=DEPTH))
+        assert again.profile.to_json() == found.profile.to_json()
+
+    def test_a_route_that_the_profile_does_not_know_is_named(
+        self, traffic: JudgedTraffic, in_force: Profile
+    ) -> None:
+        lexical = in_force.model_copy(
+            update={"routes": {Route.LEXICAL: in_force.routes[Route.LEXICAL]}}
+        )
+        with pytest.raises(CalibrationError, match=r"no policy for route hybrid.* it has lexical"):
+            recalibrate(traffic, lexical, Settings(depth=DEPTH))
+
+    def test_without_held_out_queries_there_is_no_comparison(
+        self, traffic: JudgedTraffic, in_force: Profile
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=r"held_out 0\.0 must be above 0"):
+            recalibrate(traffic, in_force, Settings(depth=DEPTH, held_out=0.0))

@@ -1,0 +1,160 @@
+"""Sampled traffic in a store: a guard served it, and the truth about every candidate is known."""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from household import write_jsonl
+from prometheus_client import CollectorRegistry
+
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.records import DEFAULT_RATES, JudgingRates
+from ctxguard.monitor.store import SampleStore, State
+from ctxguard.monitor.writer import DEFAULT_PRIVACY, Privacy, sample_to
+from ctxguard.policy import Policy, RatioPolicy
+from ctxguard.profile import Certificate, Profile, Provenance, RouteProfile
+from ctxguard.telemetry import Telemetry
+from ctxguard.types import Hit, Route, ScoreKind
+
+DEPTH = 12
+EVERYTHING = JudgingRates(dropped=1.0, pool=1.0, unanswered_pool=1.0, baseline=1.0)
+ONLY_SERVED = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+
+BROKEN = RatioPolicy(k=1)
+"""Serves the first passage only, where the fifth is the relevant one."""
+
+CERTIFICATE = Certificate(
+    alpha=0.12,
+    beta=None,
+    delta=0.1,
+    baseline="k=10",
+    test="betting upper bound",
+    p_value=0.1,
+    recall_loss=0.1,
+    harm=0.3,
+    n_recall=200,
+    n_queries=250,
+)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What was served to whom.
+
+    Attributes:
+        file: Of the store.
+        relevant: The relevant candidates by query.
+    """
+
+    file: Path
+    relevant: Mapping[str, frozenset[str]]
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.file}"
+
+    def write_labels(self, file: Path) -> Path:
+        """The truth, as `--judge labels` reads it."""
+        return write_jsonl(
+            file,
+            (
+                {"query_id": query, "query": query, "relevant": sorted(relevant)}
+                for query, relevant in self.relevant.items()
+            ),
+        )
+
+
+def profile_of(policy: Policy, certificate: Certificate | None = CERTIFICATE) -> Profile:
+    """A profile of the traffic's retriever, made by hand."""
+    return Profile(
+        routes={
+            Route.EXTERNAL: RouteProfile(
+                policy=policy,
+                score_kind=ScoreKind.COSINE,
+                certificate=certificate,
+                safe_policy=RatioPolicy(k=10),
+            )
+        },
+        provenance=Provenance(
+            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0" * 64, depth=DEPTH
+        ),
+    )
+
+
+def serve(
+    folder: Path,
+    n: int = 60,
+    *,
+    first: int = 0,
+    ids: Callable[[int, int], str] = "d{}-{}".format,
+    relevant_ranks: Sequence[int] | None = None,
+    misleading: float = 0.0,
+    profile: Profile | None = None,
+    rates: JudgingRates = DEFAULT_RATES,
+    privacy: Privacy = DEFAULT_PRIVACY,
+) -> Traffic:
+    """Serve ``n`` requests and sample all of them into ``folder/samples.db``.
+
+    Args:
+        first: The number of the first query.
+        ids: Of the passages, by the query's number and the rank in the pool.
+        relevant_ranks: Which candidates are relevant; at random, mostly the first, unless given.
+        misleading: Share of the passages whose text says the opposite of what they are worth.
+        profile: What the guard serves by; k = 5 unless given.
+    """
+    relevant: dict[str, frozenset[str]] = {}
+    texts: dict[str, str] = {}
+    pools: dict[str, list[Hit]] = {}
+    for number in range(first, first + n):
+        luck = random.Random(number)
+        query = f"which shelf holds tool {number}"
+        pools[query] = []
+        right = set()
+        for rank in range(DEPTH):
+            name = ids(number, rank)
+            is_right = (
+                luck.random() < (0.5 if rank < 3 else 0.08)
+                if relevant_ranks is None
+                else rank in relevant_ranks
+            )
+            if is_right:
+                right.add(name)
+            says_so = is_right != (luck.random() < misleading)
+            texts[name] = (
+                f"{query} is {name}" if says_so else f"nothing of use, {'abcdefghijkl'[rank]}"
+            )
+            score = (
+                0.9 - 0.05 * rank
+                if relevant_ranks is not None
+                else (luck.gauss(0.8 if is_right else 0.4, 0.12))
+            )
+            pools[query].append(Hit(name, score, text=texts[name]))
+        relevant[query] = frozenset(right)
+    writer = sample_to(f"sqlite:///{folder / 'samples.db'}", rate=1.0, rates=rates, privacy=privacy)
+    guard = ContextGuard(
+        lambda query, depth: pools[query],
+        profile=profile,
+        policy=RatioPolicy(k=5, min_ratio=0.0) if profile is None else None,
+        score_kind=ScoreKind.COSINE,
+        sampler=writer.sampler,
+        telemetry=Telemetry(CollectorRegistry()),
+    )
+    for query in pools:
+        # Choices hash the ids, and tests should choose the same each time.
+        guard.retrieve(query, request_id=query.replace(" ", "-"))
+    writer.stop()
+    writer.store.close()
+    return Traffic(folder / "samples.db", relevant)
+
+
+def states(traffic: Traffic) -> dict[State, int]:
+    """How many samples are in each state that some are in."""
+    with SampleStore.open(traffic.url) as store:
+        return {state: n for state, n in store.states().items() if n}
+
+
+def read_rows(file: Path) -> list[dict[str, object]]:
+    """The rows of a JSONL file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

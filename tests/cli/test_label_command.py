@@ -1,0 +1,559 @@
+"""`ctxguard label`: samples go out to people, their labels and users' feedback come back."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from household import write_jsonl
+from live_traffic import EVERYTHING, Traffic, profile_of, read_rows, serve
+from running import Result, Run
+
+from ctxguard.monitor.records import JudgingRates, Record
+from ctxguard.monitor.store import LabelRow, SampleStore
+from ctxguard.policy import RatioPolicy
+
+Rows = list[dict[str, Any]]
+POOL_IF_UNANSWERED = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=1.0, baseline=0.0)
+
+
+def judged(run: Run, traffic: Traffic, folder: Path, *options: object) -> Result:
+    """Have the truth judge what waits."""
+    labels = traffic.write_labels(folder / "truth.jsonl")
+    return run(
+        *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
+        *options,
+    )
+
+
+@pytest.fixture
+def traffic(run: Run, tmp_path: Path) -> Traffic:
+    """Twenty judged requests, of which the whole pool is to be judged."""
+    made = serve(tmp_path, 20, rates=EVERYTHING)
+    assert judged(run, made, tmp_path).exit_code == 0
+    return made
+
+
+@pytest.fixture
+def export(run: Run, tmp_path: Path) -> Callable[..., Rows]:
+    def exported(traffic: Traffic, *options: object, name: str = "out.jsonl") -> Rows:
+        out = tmp_path / name
+        result = run("label", "export", "--store", traffic.url, "--out", out, *options)
+        assert result.exit_code == 0, result.stderr
+        if out.suffix == ".csv":
+            with out.open(encoding="utf-8", newline="") as file:
+                return list(csv.DictReader(file))
+        return read_rows(out)
+
+    return exported
+
+
+@pytest.fixture
+def import_(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    def imported(traffic: Traffic, rows: Rows, annotator: str = "ann") -> dict[str, Any]:
+        file = write_jsonl(tmp_path / f"{annotator}.jsonl", rows)
+        result = run(
+            *("label", "import", file, "--store", traffic.url, "--annotator", annotator, "--json")
+        )
+        assert result.exit_code == 0, result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    return imported
+
+
+def graded(rows: Rows, traffic: Traffic) -> Rows:
+    """The rows with the truth filled in."""
+    return [
+        {**row, "grade": int(row["passage_id"] in traffic.relevant[row["query"]])} for row in rows
+    ]
+
+
+def labels_of(traffic: Traffic) -> list[LabelRow]:
+    with SampleStore.open(traffic.url) as store:
+        return [label for _, label in store.labels()]
+
+
+def served_of(traffic: Traffic, query: str) -> set[str]:
+    with SampleStore.open(traffic.url) as store:
+        for payload in store.payloads(range(1, 1_000)).values():
+            record = Record.from_bytes(payload)
+            if record.query == query:
+                return {record.passage_ids[place] for place in record.served}
+    raise AssertionError(query)
+
+
+class TestExport:
+    def test_a_row_is_a_passage_with_all_that_it_takes_to_grade_it(
+        self, export: Callable[..., Rows], traffic: Traffic
+    ) -> None:
+        rows = export(traffic, "--n", "3")
+        assert len({row["request_id"] for row in rows}) == 3
+        assert len(rows) == 3 * 12
+        first = rows[0]
+        assert set(first) == {
+            *("request_id", "passage_id", "query", "title", "text", "grade", "negative")
+        }
+        assert first["query"] in traffic.relevant
+        assert first["text"]
+        assert all(row["grade"] is None for row in rows)
+
+    def test_rows_of_a_request_stand_together_in_an_order_that_tells_nothing(
+        self, export: Callable[..., Rows], traffic: Traffic
+    ) -> None:
+        rows = export(traffic)
+        requests = [row["request_id"] for row in rows]
+        changes = sum(one != other for one, other in pairwise(requests))
+        assert changes == 19
+        first = [row["passage_id"] in served_of(traffic, row["query"]) for row in rows[:12]]
+        assert first != sorted(first, reverse=True)
+
+    def test_csv_holds_the_same_rows(self, export: Callable[..., Rows], traffic: Traffic) -> None:
+        lines, table = export(traffic), export(traffic, name="out.CSV".lower())
+        assert [(row["request_id"], row["passage_id"]) for row in lines] == [
+            (row["request_id"], row["passage_id"]) for row in table
+        ]
+
+    def test_asked_again_before_labels_came_it_picks_the_same(
+        self, export: Callable[..., Rows], traffic: Traffic
+    ) -> None:
+        assert export(traffic, "-n", "4") == export(traffic, "-n", "4")
+
+    def test_what_is_labelled_is_not_asked_for_again(
+        self,
+        export: Callable[..., Rows],
+        import_: Callable[..., dict[str, Any]],
+        traffic: Traffic,
+        run: Run,
+        tmp_path: Path,
+    ) -> None:
+        first = export(traffic, "-n", "8")
+        import_(traffic, graded(first, traffic))
+        others = export(traffic, "-n", "50")
+        assert len({row["request_id"] for row in others}) == 12
+        assert not {row["request_id"] for row in first} & {row["request_id"] for row in others}
+        import_(traffic, graded(others, traffic))
+        out = tmp_path / "none.jsonl"
+        result = run("label", "export", "--store", traffic.url, "--out", out)
+        assert "all that was judged has its labels already" in result.stdout
+        assert out.read_text() == ""
+
+    def test_the_rest_of_a_pool_is_asked_for_once_nothing_served_was_relevant(
+        self,
+        run: Run,
+        export: Callable[..., Rows],
+        import_: Callable[..., dict[str, Any]],
+        tmp_path: Path,
+    ) -> None:
+        traffic = serve(tmp_path, 6, relevant_ranks=[8], rates=POOL_IF_UNANSWERED)
+        judged(run, traffic, tmp_path)
+        first = export(traffic, "-n", "2")
+        assert len(first) == 2 * 5
+        import_(traffic, graded(first, traffic))
+        second = export(traffic, "-n", "2")
+        assert {row["request_id"] for row in second} == {row["request_id"] for row in first}
+        assert len(second) == 2 * 7
+        import_(traffic, graded(second, traffic))
+        third = export(traffic, "-n", "2")
+        assert not {row["request_id"] for row in third} & {row["request_id"] for row in first}
+
+    def test_where_something_served_was_relevant_nothing_more_is_asked_for(
+        self,
+        run: Run,
+        export: Callable[..., Rows],
+        import_: Callable[..., dict[str, Any]],
+        tmp_path: Path,
+    ) -> None:
+        traffic = serve(tmp_path, 4, relevant_ranks=[0], rates=POOL_IF_UNANSWERED)
+        judged(run, traffic, tmp_path)
+        import_(traffic, graded(export(traffic), traffic))
+        assert export(traffic) == []
+
+    def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
+        from ctxguard.monitor.redaction import Text
+        from ctxguard.monitor.writer import Privacy
+
+        traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
+        judged(run, traffic, tmp_path)
+        out = tmp_path / "out.jsonl"
+        result = run("label", "export", "--store", traffic.url, "--out", out)
+        assert "24 passages have no text in the store" in result.stdout
+
+    def test_before_anything_is_judged_it_says_what_to_run(self, run: Run, tmp_path: Path) -> None:
+        traffic = serve(tmp_path, 2)
+        out = tmp_path / "out.jsonl"
+        result = run("label", "export", "--store", traffic.url, "--out", out)
+        assert result.exit_code == 2
+        assert "run `ctxguard monitor` first" in result.stderr
+
+    def test_of_several_judges_one_has_to_be_named(
+        self, run: Run, traffic: Traffic, tmp_path: Path
+    ) -> None:
+        more = serve(tmp_path, 2, first=100)
+        judged(run, more, tmp_path)
+        command = ("label", "export", "--store", traffic.url, "--out", tmp_path / "out.jsonl")
+        result = run(*command)
+        assert result.exit_code == 2
+        assert "several judges are in the store; name one with --judge" in result.stderr
+        result = run(*command, "--judge", "nobody")
+        assert "no judge is called 'nobody'" in result.stderr
+        with SampleStore.open(traffic.url) as store:
+            (first, _) = store.series()
+        assert run(*command, "--judge", first).exit_code == 0
+
+    def test_a_folder_for_a_file_is_refused(
+        self, run: Run, traffic: Traffic, tmp_path: Path
+    ) -> None:
+        result = run("label", "export", "--store", traffic.url, "--out", tmp_path)
+        assert result.exit_code == 2
+        assert "folder" in result.stderr
+
+
+class TestAlarm:
+    @pytest.fixture
+    def alarmed(self, run: Run, tmp_path: Path) -> Traffic:
+        """Traffic whose alarm has asked for labels of its worst requests."""
+        profile = profile_of(RatioPolicy(k=1))
+        profile.save(tmp_path / "profile.json")
+        rates = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=1.0, baseline=1.0)
+        made = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=rates)
+        assert judged(run, made, tmp_path, "--profile", tmp_path / "profile.json").exit_code == 1
+        return made
+
+    def test_without_an_alarm_there_is_nothing_to_label(
+        self, run: Run, traffic: Traffic, tmp_path: Path
+    ) -> None:
+        out = tmp_path / "out.jsonl"
+        result = run("label", "export", "--store", traffic.url, "--out", out, "--alarm")
+        assert result.exit_code == 0
+        assert "no alarm asks for labels" in result.stdout
+
+    def test_what_an_alarm_asked_for_is_exported_apart(
+        self, export: Callable[..., Rows], alarmed: Traffic
+    ) -> None:
+        with SampleStore.open(alarmed.url) as store:
+            asked = store.request_ids([sample_id for sample_id, _ in store.label_queue()])
+        sought = export(alarmed, "--alarm")
+        assert {row["request_id"] for row in sought} == set(asked.values())
+
+    def test_labels_of_an_alarm_stay_apart_though_it_takes_two_rounds(
+        self,
+        export: Callable[..., Rows],
+        import_: Callable[..., dict[str, Any]],
+        alarmed: Traffic,
+    ) -> None:
+        first = export(alarmed, "--alarm", "-n", "5")
+        served = [row for row in first if row["passage_id"].endswith("-0")]
+        import_(alarmed, graded(served, alarmed))
+        with SampleStore.open(alarmed.url) as store:
+            before = store.label_reasons()
+        # A random export in between must not take them for a part of its own pick.
+        unfinished = {row["request_id"] for row in served}
+        random = {row["request_id"] for row in export(alarmed, "-n", "1")}
+        second = export(alarmed, "--alarm", "-n", "5")
+        # One that the random pick chose as well is a random one by right.
+        assert {row["request_id"] for row in second} == unfinished - random
+        assert not {row["passage_id"] for row in second} & {row["passage_id"] for row in served}
+        with SampleStore.open(alarmed.url) as store:
+            after = store.label_reasons()
+            now_random = {one for one, why in after.items() if why == "random"}
+            assert set(store.request_ids(sorted(now_random)).values()) == random
+        assert set(before.values()) == {"recall_loss"}
+
+
+BAD_LABELS = {
+    "a grade out of range": ({"grade": 4}, "grade 4 is not a whole number from 0"),
+    "below zero": ({"grade": -1}, "grade -1"),
+    "half a grade": ({"grade": 1.5}, "grade 1.5"),
+    "yes": ({"grade": True}, "grade True"),
+    "infinite": ({"grade": "inf"}, "grade 'inf'"),
+    "a word": ({"grade": "good"}, "grade 'good'"),
+    "a list": ({"grade": [1]}, "grade [1]"),
+    "no request": ({"request_id": ""}, "request_id is ''"),
+    "a number for a passage": ({"passage_id": 7}, "passage_id is 7"),
+    "misleads and helps": ({"grade": 2, "negative": "distractor"}, "negative 'distractor'"),
+    "another kind": ({"grade": 0, "negative": "liar"}, "negative 'liar'"),
+}
+
+BAD_FILES = {
+    "not UTF-8": ("back.jsonl", b'{"request_id": "\xff"}\n', "not UTF-8"),
+    "not UTF-8 either": ("back.csv", b"request_id,passage_id,grade\n\xff,a,1\n", "not UTF-8"),
+    "other columns": ("back.csv", b"id,score\na,1\n", "the columns are id, score"),
+    "semicolons": ("back.csv", b"request_id;passage_id;grade\n", "with commas between them"),
+    "an empty table": ("back.csv", b"", "the columns are none"),
+    "broken JSON": ("back.jsonl", b'{"request_id": "r"\n', "line 1: not JSON"),
+    "a list": ("back.jsonl", b"[1]\n", "line 1: this line is no JSON object"),
+    "deep": ("back.jsonl", b"[" * 100_000, "line 1: not JSON"),
+}
+
+
+class TestImport:
+    def test_what_came_back_is_counted(
+        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+    ) -> None:
+        rows = graded(export(traffic, "-n", "2"), traffic)
+        rows[0]["grade"] = None
+        found = import_(traffic, rows)
+        assert found == {
+            "added": 23,
+            "duplicates": 0,
+            "disagreeing": 0,
+            "unknown": [],
+            "blank": 1,
+        }
+        assert {label.annotator for label in labels_of(traffic)} == {"ann"}
+
+    def test_the_same_again_is_a_duplicate(
+        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+    ) -> None:
+        rows = graded(export(traffic, "-n", "1"), traffic)
+        import_(traffic, rows)
+        found = import_(traffic, rows)
+        assert (found["added"], found["duplicates"]) == (0, 12)
+
+    def test_another_annotators_other_word_is_kept_and_counted(
+        self,
+        run: Run,
+        export: Callable[..., Rows],
+        import_: Callable[..., dict[str, Any]],
+        traffic: Traffic,
+        tmp_path: Path,
+    ) -> None:
+        rows = graded(export(traffic, "-n", "1"), traffic)
+        import_(traffic, rows)
+        other = [{**row, "grade": 1 - row["grade"]} for row in rows[:2]] + rows[2:]
+        found = import_(traffic, other, annotator="bob")
+        assert (found["added"], found["disagreeing"]) == (12, 2)
+        assert len(labels_of(traffic)) == 24
+        report = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
+        assert (report["labelled"], report["disagreements"]) == (1, 2)
+
+    def test_labels_of_unknown_requests_are_left_out_and_the_first_is_named(
+        self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
+    ) -> None:
+        rows = graded(export(traffic, "-n", "1"), traffic)
+        rows[0]["request_id"] = "from elsewhere"
+        file = write_jsonl(tmp_path / "back.jsonl", rows)
+        result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        assert result.exit_code == 0
+        assert "11 labels taken in from ann" in result.stdout
+        assert "first unknown request: from elsewhere" in result.stdout
+
+    def test_how_a_passage_misleads_is_kept(
+        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+    ) -> None:
+        row = {**export(traffic, "-n", "1")[0], "grade": 0, "negative": "distractor"}
+        import_(traffic, [row])
+        assert [label.negative for label in labels_of(traffic)] == ["distractor"]
+
+    @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+    def test_whole_numbers_may_be_written_as_data_frames_write_them(
+        self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path, suffix: str
+    ) -> None:
+        rows = export(traffic, "-n", "1")[:2]
+        back = [{**rows[0], "grade": 2.0}, {**rows[1], "grade": " "}]
+        file = tmp_path / f"back.{suffix}"
+        write_table(file, back) if suffix == "csv" else write_jsonl(file, back)
+        result = run(
+            *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
+        )
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["blank"] == 1
+        assert [label.grade for label in labels_of(traffic)] == [2]
+
+    @pytest.mark.parametrize(
+        "start", ["=1+1", "+49", "-x", "@here", "'=quoted", "''=twice", "'tis", "\tx"]
+    )
+    def test_ids_that_a_spreadsheet_takes_for_formulas_come_back_as_they_were(
+        self,
+        run: Run,
+        export: Callable[..., Rows],
+        tmp_path: Path,
+        start: str,
+    ) -> None:
+        made = serve(tmp_path, 1, ids=(start + "{}-{}").format, rates=EVERYTHING)
+        judged(run, made, tmp_path)
+        rows = export(made, name="out.csv")
+        assert not any(row[key][:1] in set("=+-@\t\r") for row in rows for key in row)
+        file = write_table(tmp_path / "back.csv", [{**row, "grade": 1} for row in rows])
+        result = run("label", "import", file, "--store", made.url, "--annotator", "ann")
+        assert result.exit_code == 0, result.stderr
+        (query,) = made.relevant
+        names = {label.passage_id for label in labels_of(made)}
+        assert made.relevant[query] < names
+        assert all(name.startswith(start) for name in names)
+
+    def test_texts_over_several_lines_survive_csv_and_lines_are_counted_right(
+        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path
+    ) -> None:
+        rows = export(traffic, "-n", "1")[:3]
+        rows = [{**row, "text": 'one\ntwo, "three"', "grade": 1} for row in rows]
+        rows[2]["grade"] = "many"
+        file = write_table(tmp_path / "back.csv", rows)
+        result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        assert result.exit_code == 2
+        assert f"{file}, line 6: grade 'many'" in result.stderr
+        assert labels_of(traffic) == []
+
+    def test_what_excel_puts_before_utf8_is_no_part_of_a_column(
+        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path
+    ) -> None:
+        rows = [{**row, "grade": 1} for row in export(traffic, "-n", "1")]
+        file = write_table(tmp_path / "back.csv", rows)
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        assert result.exit_code == 0, result.stderr
+
+    @pytest.mark.parametrize("name", BAD_LABELS)
+    def test_a_row_that_is_no_label_names_its_line_and_nothing_is_taken_in(
+        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path, name: str
+    ) -> None:
+        change, said = BAD_LABELS[name]
+        rows = [{**row, "grade": 1} for row in export(traffic, "-n", "1")]
+        rows[1].update(change)
+        file = write_jsonl(tmp_path / "back.jsonl", rows)
+        result = run(
+            *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
+        )
+        assert result.exit_code == 2
+        error = json.loads(result.stdout)["error"]
+        assert (error["path"], error["line"]) == (str(file), 2)
+        assert said in error["message"]
+        assert labels_of(traffic) == []
+
+    def test_a_higher_scale_is_taken_where_it_is_said(
+        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path
+    ) -> None:
+        file = write_jsonl(tmp_path / "b.jsonl", [{**export(traffic, "-n", "1")[0], "grade": 5}])
+        command = ("label", "import", file, "--store", traffic.url, "--annotator", "ann")
+        assert run(*command).exit_code == 2
+        assert run(*command, "--max-grade", "5").exit_code == 0
+
+    @pytest.mark.parametrize("name", BAD_FILES)
+    def test_a_file_that_cannot_be_read_is_named(self, run: Run, tmp_path: Path, name: str) -> None:
+        file_name, content, said = BAD_FILES[name]
+        file = tmp_path / file_name
+        file.write_bytes(content)
+        url = f"sqlite:///{tmp_path / 'samples.db'}"
+        result = run("label", "import", file, "--store", url, "--annotator", "ann")
+        assert result.exit_code == 2
+        assert str(file) in result.stderr
+        assert said in result.stderr
+
+    @pytest.mark.parametrize("command", [("import", "--annotator", "ann"), ("feedback",)])
+    def test_a_file_that_is_not_there_is_named(
+        self, run: Run, tmp_path: Path, command: Sequence[str]
+    ) -> None:
+        url = f"sqlite:///{tmp_path / 'samples.db'}"
+        result = run("label", command[0], tmp_path / "gone.jsonl", "--store", url, *command[1:])
+        assert result.exit_code == 2
+        assert "gone.jsonl: No such file" in result.stderr
+
+
+def write_table(file: Path, rows: Rows) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+BAD_REACTIONS = {
+    "no request": ({"kind": "thumb_up"}, "request_id is None"),
+    "another kind": ({"request_id": "r", "kind": "love"}, "kind 'love' is unknown"),
+    "no kind": ({"request_id": "r"}, "kind None is unknown"),
+    "a list for a kind": ({"request_id": "r", "kind": []}, "kind [] is unknown"),
+    "one id, not a list": (
+        {"request_id": "r", "kind": "cited", "passage_ids": "d1"},
+        "passage_ids 'd1' is no list",
+    ),
+    "a date": (
+        {"request_id": "r", "kind": "cited", "time": "2026-01-01"},
+        "time '2026-01-01' is no number of seconds",
+    ),
+    "no finite time": (
+        {"request_id": "r", "kind": "cited", "time": float("nan")},
+        "time nan is no number",
+    ),
+    "a list": ([1], "no JSON object"),
+}
+
+
+class TestFeedback:
+    def take(self, run: Run, traffic: Traffic, file: Path, *rows: object) -> Result:
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return run("label", "feedback", file, "--store", traffic.url, "--json")
+
+    def test_reactions_are_counted_by_kind_and_enter_no_estimate(
+        self, run: Run, traffic: Traffic, tmp_path: Path
+    ) -> None:
+        with SampleStore.open(traffic.url) as store:
+            first, second = store.request_ids([1, 2]).values()
+        before = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
+        result = self.take(
+            *(run, traffic, tmp_path / "f.jsonl"),
+            {"request_id": first, "kind": "thumb_up"},
+            {"request_id": first, "kind": "cited", "passage_ids": ["d0-1"], "time": 5},
+            {"request_id": second, "kind": "thumb_up", "note": "a\u2028b"},
+            {"request_id": "never sampled", "kind": "thumb_down"},
+        )
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout) == {"added": 3, "unknown": ["never sampled"]}
+        after = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
+        assert after["feedback"] == {"thumb_up": 2, "cited": 1}
+        assert after["estimates"] == before["estimates"]
+        with SampleStore.open(traffic.url) as store:
+            cited = [one for _, one in store.feedback() if one.kind == "cited"]
+        assert (cited[0].passage_ids, cited[0].time_seconds) == (("d0-1",), 5.0)
+
+    @pytest.mark.parametrize("name", BAD_REACTIONS)
+    def test_a_row_that_is_no_reaction_names_its_line_and_nothing_is_taken_in(
+        self, run: Run, traffic: Traffic, tmp_path: Path, name: str
+    ) -> None:
+        bad, said = BAD_REACTIONS[name]
+        with SampleStore.open(traffic.url) as store:
+            (known,) = store.request_ids([1]).values()
+        good = {"request_id": known, "kind": "thumb_up"}
+        result = self.take(run, traffic, tmp_path / "f.jsonl", good, bad)
+        assert result.exit_code == 2
+        error = json.loads(result.stdout)["error"]
+        assert error["line"] == 2
+        assert said in error["message"]
+        with SampleStore.open(traffic.url) as store:
+            assert store.feedback() == []
+
+
+def test_labels_of_people_correct_a_judge_that_errs(
+    run: Run, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    pytest.importorskip("openai")
+    from chat_endpoint import ChatEndpoint
+
+    traffic = serve(tmp_path, 60, misleading=0.15, rates=JudgingRates(0.0, 0.0, 0.0, 0.0))
+    endpoint = ChatEndpoint()
+
+    def monitor() -> dict[str, Any]:
+        result = run(
+            *("monitor", "--store", traffic.url, "--judge", "llm", "--model", "m"),
+            *("--base-url", endpoint.url, "--once", "--json"),
+        )
+        assert result.exit_code == 0, result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    try:
+        assert monitor()["estimates"]["kept"]["precision"]["value"] is None
+        import_(traffic, graded(export(traffic, "-n", "35"), traffic))
+        found = monitor()
+    finally:
+        endpoint.close()
+    served = {query: served_of(traffic, query) for query in traffic.relevant}
+    truth = sum(len(served[q] & right) / 5 for q, right in traffic.relevant.items()) / 60
+    corrected = found["estimates"]["kept"]["precision"]
+    assert found["labelled"] == 35
+    assert corrected["lower"] < truth < corrected["upper"]
+    alone = found["uncorrected"]["kept"]["precision"]
+    assert corrected["value"] != alone["value"]

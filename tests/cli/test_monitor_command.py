@@ -1,0 +1,504 @@
+"""`ctxguard monitor`: judge what was sampled, say what it tells, ring where a promise is broken."""
+
+import json
+import re
+import shutil
+import socket
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_endpoint import Answer, ChatEndpoint
+from household import write_jsonl
+from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
+from running import Result, Run
+
+from ctxguard.monitor.estimates import Metric
+from ctxguard.monitor.records import Record
+from ctxguard.monitor.store import SampleStore, State
+from ctxguard.policy import RatioPolicy
+from ctxguard.profile import Profile
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ChatEndpoint]:
+    pytest.importorskip("openai")
+    serving = ChatEndpoint()
+    yield serving
+    serving.close()
+
+
+@pytest.fixture
+def once(run: Run, tmp_path: Path) -> Callable[..., Result]:
+    """`ctxguard monitor --once` with the truth for a judge."""
+
+    def judge(traffic: Traffic, *options: object) -> Result:
+        labels = traffic.write_labels(tmp_path / "labels.jsonl")
+        return run(
+            *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
+            *options,
+        )
+
+    return judge
+
+
+def mean_precision(traffic: Traffic) -> float:
+    """Of what was served, by the truth."""
+    found = []
+    with SampleStore.open(traffic.url) as store:
+        for payload in store.payloads(range(1, 1 + len(traffic.relevant))).values():
+            record = Record.from_bytes(payload)
+            right = traffic.relevant[str(record.query)]
+            served = [record.passage_ids[place] for place in record.served]
+            found.append(sum(name in right for name in served) / len(served))
+    return sum(found) / len(found)
+
+
+class TestOnce:
+    def test_known_labels_give_the_exact_figures_of_what_was_served(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 60)
+        result = once(traffic, "--json")
+        assert result.exit_code == 0, result.stderr
+        found = json.loads(result.stdout)
+        assert found["outcomes"]["judged"] == found["stored"] == found["sampled"] == 60
+        assert found["waiting"] == 0
+        for window in ("recent", "kept"):
+            precision = found["estimates"][window]["precision"]
+            assert precision["value"] == pytest.approx(mean_precision(traffic))
+            assert precision["lower"] < precision["value"] < precision["upper"]
+        assert found["uncorrected"] == {}
+        assert found["estimates"]["kept"]["retriever_miss"]["value"] is None
+
+    def test_a_person_reads_what_was_taken_judged_and_found(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        result = once(serve(tmp_path, 40))
+        assert result.exit_code == 0, result.stderr
+        assert "40 taken, 40 stored, 0 lost" in result.stdout
+        assert "this run   40 judged" in result.stdout
+        assert "Live estimates, the recent window" in result.stdout
+        assert re.search(r"missed by retriever +no data +0 +30\b", result.stdout)
+
+    def test_judging_again_finds_nothing_waiting_and_says_the_same(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 40)
+        first, second = (json.loads(once(traffic, "--json").stdout) for _ in range(2))
+        assert first["estimates"] == second["estimates"]
+        assert "nothing waited" in once(traffic).stdout
+
+    @pytest.mark.parametrize("columns", ["80", "100"])
+    def test_no_line_of_the_tables_is_broken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: str
+    ) -> None:
+        from typer.testing import CliRunner
+
+        from ctxguard.cli import app
+
+        traffic = serve(tmp_path, 40, profile=profile_of(RatioPolicy(k=3)))
+        profile_of(RatioPolicy(k=3)).save(tmp_path / "p.json")
+        labels = traffic.write_labels(tmp_path / "labels.jsonl")
+        arguments = [
+            *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", str(labels)),
+            *("--once", "--profile", str(tmp_path / "p.json")),
+        ]
+        result = CliRunner(env={"COLUMNS": columns}).invoke(app, arguments)
+        assert result.exit_code == 0, result.stderr
+        lines = [line.strip() for line in result.stdout.splitlines()]
+        heads = [place for place, line in enumerate(lines) if line.startswith("───")]
+        rows = [lines[head + 1 : lines.index("", head)] for head in heads]
+        assert [len(table) for table in rows] == [1, len(Metric), len(Metric)]
+
+    def test_other_labels_are_another_judge_and_begin_a_series_of_their_own(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 40)
+        once(traffic)
+        others = {query: frozenset[str]() for query in traffic.relevant}
+        found = json.loads(once(replace(traffic, relevant=others), "--json").stdout)
+        assert found["estimates"]["kept"]["precision"]["n"] == 0
+
+    def test_the_budget_passes_samples_over_and_says_so(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 300, rates=ONLY_SERVED)
+        result = once(traffic, "--calls-per-day", "500", "--json")
+        assert result.exit_code == 0, result.stderr
+        found = json.loads(result.stdout)
+        assert 0 < found["verdicts"] <= 500
+        assert found["outcomes"]["skipped"] > 100
+        assert sum(states(traffic).values()) == 300
+        precision = found["estimates"]["kept"]["precision"]
+        assert precision["lower"] <= mean_precision(traffic) <= precision["upper"]
+
+    def test_a_budget_that_is_used_up_is_said_and_what_waits_stays(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 10, rates=ONLY_SERVED)
+        once(traffic, "--calls-per-day", "50")
+        serve(tmp_path, 10, first=10, rates=ONLY_SERVED)
+        result = once(traffic, "--calls-per-day", "4")
+        assert "the judging budget is used up for now" in result.stdout
+        assert "waiting    10 samples" in result.stdout
+        assert "nothing judged" in result.stdout
+        assert states(traffic)[State.PENDING] == 10
+
+
+class TestLanguageModel:
+    def judge(self, run: Run, endpoint: ChatEndpoint, traffic: Traffic, *options: object) -> Result:
+        return run(
+            *("monitor", "--store", traffic.url, "--judge", "llm", "--model", "m-2026-01-01"),
+            *("--base-url", endpoint.url, "--once", *options),
+        )
+
+    def test_its_own_word_is_published_under_a_name_that_says_so(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 32, rates=ONLY_SERVED)
+        found = json.loads(self.judge(run, endpoint, traffic, "--json").stdout)
+        assert found["outcomes"]["judged"] == 32
+        assert found["judge"].startswith("llm m-2026-01-01 ")
+        precision = found["uncorrected"]["kept"]["precision"]["value"]
+        assert precision == pytest.approx(mean_precision(traffic))
+        assert all(one["value"] is None for one in found["estimates"]["kept"].values())
+        assert endpoint.requests[0]["model"] == "m-2026-01-01"
+        text = self.judge(run, endpoint, traffic).stdout
+        assert "What the judge alone says, uncorrected, the recent window" in text
+        assert "0 requests with human labels correct it" in text
+
+    def test_a_cost_in_the_prices_currency_bounds_a_day(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 40, rates=ONLY_SERVED)
+        options = ("--prices", "1000", "0", "--cost-per-day", "15", "--json")
+        found = json.loads(self.judge(run, endpoint, traffic, *options).stdout)
+        # 300 tokens a call, at 0.3: about fifty calls, and one request more at most.
+        assert 0 < len(endpoint.requests) <= 55
+        assert found["outcomes"]["judged"] == len(endpoint.requests) / 5
+
+    @pytest.mark.parametrize("as_json", [True, False])
+    def test_while_it_is_down_samples_wait_and_the_exit_code_says_so(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path, as_json: bool
+    ) -> None:
+        traffic = serve(tmp_path, 8, rates=ONLY_SERVED)
+        endpoint.script.extend([Answer(status=401, body="no")] * 10)
+        result = self.judge(run, endpoint, traffic, *(["--json"] if as_json else []))
+        assert result.exit_code == 1
+        said = result.stderr if as_json else result.stdout
+        assert "the judge could not be asked; 8 samples wait for it" in " ".join(said.split())
+        if as_json:
+            assert json.loads(result.stdout)["outcomes"]["judge_failed"] == 2
+        assert states(traffic) == {State.PENDING: 8}
+        assert self.judge(run, endpoint, traffic).exit_code == 0
+        assert states(traffic) == {State.JUDGED: 8}
+
+    def test_the_warning_that_it_is_down_is_gone_once_it_answers(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 4, rates=ONLY_SERVED)
+        endpoint.script.extend([Answer(status=401, body="no")] * 10)
+        profile_of(BROKEN).save(tmp_path / "p.json")
+        options = ("--profile", tmp_path / "p.json", "--json")
+        down, up = (
+            json.loads(self.judge(run, endpoint, traffic, *options).stdout)["alarms"]
+            for _ in range(2)
+        )
+        assert [alarm["kind"] for alarm in down] == ["judge_down"]
+        assert up == []
+
+    def test_replies_that_are_no_verdicts_leave_samples_out_and_are_counted(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 4, rates=ONLY_SERVED)
+        endpoint.script.extend([Answer("very relevant"), Answer('{"grade": 9}')])
+        found = json.loads(self.judge(run, endpoint, traffic, "--json").stdout)
+        assert (found["invalid_verdicts"], found["verdicts"]) == (2, 20)
+        assert found["outcomes"]["incomplete"] == 1
+
+
+class TestAlarms:
+    def broken(self, folder: Path, n: int = 60) -> Traffic:
+        profile = profile_of(BROKEN)
+        profile.save(folder / "profile.json")
+        return serve(folder, n, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
+
+    def test_a_broken_promise_rings(self, once: Callable[..., Result], tmp_path: Path) -> None:
+        traffic = self.broken(tmp_path)
+        result = once(traffic, "--profile", tmp_path / "profile.json", "--json")
+        assert result.exit_code == 1
+        found = json.loads(result.stdout)
+        (alarm,) = found["alarms"]
+        assert (alarm["kind"], alarm["severity"], alarm["route"]) == (
+            "recall_loss",
+            "alarm",
+            "external",
+        )
+        assert (alarm["value"], alarm["target"]) == (1.0, 0.12)
+        assert alarm["profile_id"] == profile_of(BROKEN).profile_id
+        assert [one["quantity"] for one in found["promises"]] == ["recall_loss"]
+
+    def test_an_alarm_is_up_until_another_profile_takes_over(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = self.broken(tmp_path)
+        file = tmp_path / "profile.json"
+        for _ in range(2):
+            result = once(traffic, "--profile", file)
+            assert result.exit_code == 1
+            assert "judged recall loss against the retriever's first 10" in " ".join(
+                result.stdout.split()
+            )
+        profile_of(RatioPolicy(k=10)).save(file)
+        result = once(traffic, "--profile", file)
+        assert result.exit_code == 0
+        assert "no request that was judged so far was served by this profile" in " ".join(
+            result.stdout.split()
+        )
+
+    def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        profile = profile_of(RatioPolicy(k=10, min_ratio=0.0))
+        profile.save(tmp_path / "p.json")
+        traffic = serve(tmp_path, 40, profile=profile, rates=EVERYTHING)
+        result = once(traffic, "--profile", tmp_path / "p.json", "--json")
+        assert result.exit_code == 0
+        found = json.loads(result.stdout)
+        assert found["alarms"] == []
+        (promise,) = found["promises"]
+        assert promise["at_most"] == 0.12
+        assert 30 <= promise["judged"] <= 40
+        assert promise["evidence"] < 1.0
+
+    def test_the_safe_policy_takes_the_profiles_place_where_asked_for(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = self.broken(tmp_path)
+        file = tmp_path / "profile.json"
+        assert once(traffic, "--profile", file, "--switch-to-safe").exit_code == 1
+        assert Profile.load(file) == profile_of(BROKEN).safe()
+        assert Profile.load(tmp_path / "profile.json.before-alarm") == profile_of(BROKEN)
+
+    def test_without_being_asked_the_profile_stays(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        once(self.broken(tmp_path), "--profile", tmp_path / "profile.json")
+        assert Profile.load(tmp_path / "profile.json") == profile_of(BROKEN)
+
+    def test_the_webhook_has_the_alarm_before_the_command_ends(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        with listening() as (url, got):
+            once(self.broken(tmp_path), "--profile", tmp_path / "profile.json", "--webhook", url)
+            assert [(one["kind"], one["safe_policy"]) for one in got] == [
+                ("recall_loss", "not_meant")
+            ]
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A URL, and the JSON that was posted to it."""
+    got: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its own name
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/alarms", got
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.model
+def test_with_the_index_texts_are_looked_up_and_what_the_retriever_missed_is_audited(
+    run: Run, index: Path, collection: Path, tmp_path: Path
+) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from ctxguard.guard import ContextGuard
+    from ctxguard.monitor.redaction import Text
+    from ctxguard.monitor.writer import Privacy, sample_to
+    from ctxguard.retrieval.hybrid import HybridRetriever
+    from ctxguard.telemetry import Telemetry
+
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    writer = sample_to(url, rate=1.0, privacy=Privacy(passages=Text.OMITTED), rates=EVERYTHING)
+    guard = ContextGuard(
+        HybridRetriever.load(index),
+        depth=3,
+        sampler=writer.sampler,
+        telemetry=Telemetry(CollectorRegistry()),
+    )
+    questions = (collection / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    test = [one for line in questions if "camera" in (one := json.loads(line)["text"])]
+    for question in test:
+        guard.retrieve(question)
+    writer.stop()
+    writer.store.close()
+    result = run(
+        *("monitor", "--store", url, "--judge", "labels", "--labels", collection),
+        *("--index", index, "--audit", "1", "--once", "--json"),
+    )
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["outcomes"]["judged"] == len(test) == 3
+    # Three candidates of each pool, and about one in twenty of what lies beyond.
+    assert found["verdicts"] > 9
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("--judge", "labels"), "--labels"),
+            (("--judge", "llm"), "--model"),
+            (("--judge", "cross-encoder"), "--model"),
+            (("--judge", "oracle"), "oracle"),
+            (("--judge", "labels", "--switch-to-safe"), "no profile to switch"),
+            (("--judge", "labels", "--webhook", "http://127.0.0.1/"), "nothing can ring"),
+            (("--judge", "labels", "--audit", "0.1"), "give --index"),
+            (("--judge", "labels", "--audit", "2"), "--audit"),
+            (("--judge", "labels", "--cost-per-day", "1"), "--prices"),
+            (("--judge", "labels", "--labels", "gone.jsonl"), "gone.jsonl"),
+            (("--judge", "labels", "--profile", "gone.json"), "gone.json"),
+            (("--judge", "llm", "--model", "m", "--base-url", "x", "--prices", "-1", "0"), "-1.0"),
+        ],
+    )
+    def test_options_that_cannot_work_are_named(
+        self, run: Run, tmp_path: Path, options: tuple[str, ...], said: str
+    ) -> None:
+        url = f"sqlite:///{tmp_path / 'samples.db'}"
+        result = run("monitor", "--store", url, "--once", *options)
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert result.stdout == ""
+
+    @pytest.mark.parametrize("option", ["--calls-per-hour", "--calls-per-day"])
+    def test_a_budget_of_nothing_is_refused(
+        self, once: Callable[..., Result], tmp_path: Path, option: str
+    ) -> None:
+        result = once(serve(tmp_path, 1), option, "0")
+        assert result.exit_code == 2
+        assert option.removeprefix("--").replace("-", "_") in result.stderr
+
+    @pytest.mark.parametrize(
+        ("url", "said"),
+        [
+            ("nonsense", "URL cannot be read"),
+            ("mysql://host/samples", "mysql"),
+            ("sqlite://", "in memory"),
+            ("sqlite:////no/such/folder/samples.db", "no folder /no/such/folder"),
+        ],
+    )
+    def test_a_store_that_cannot_be_is_named(
+        self, run: Run, tmp_path: Path, url: str, said: str
+    ) -> None:
+        labels = write_jsonl(tmp_path / "l.jsonl", [{"query_id": "q", "text": "q", "relevant": []}])
+        for arguments in (
+            ("monitor", "--judge", "labels", "--labels", labels, "--once"),
+            ("label", "export", "--out", tmp_path / "o.jsonl"),
+        ):
+            result = run(*arguments, "--store", url)
+            assert result.exit_code == 2
+            assert said in result.stderr
+
+    def test_a_port_in_use_is_named(self, run: Run, tmp_path: Path) -> None:
+        traffic = serve(tmp_path, 1)
+        labels = traffic.write_labels(tmp_path / "labels.jsonl")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            result = run(
+                *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels),
+                *("--port", port),
+            )
+        assert result.exit_code == 2
+        assert f"127.0.0.1:{port} cannot be listened on" in result.stderr
+        assert "another --port" in result.stderr
+        assert states(traffic) == {State.PENDING: 1}
+
+    def test_a_store_of_a_newer_release_is_left_as_it_is(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 2)
+        with closing(sqlite3.connect(traffic.file)) as connection, connection:
+            connection.execute("UPDATE ctxguard_schema SET version = 99")
+        before = traffic.file.read_bytes()
+        result = once(traffic)
+        assert result.exit_code == 2
+        assert "schema version 99" in result.stderr
+        assert traffic.file.read_bytes() == before
+
+    def test_a_damaged_store_is_moved_aside_and_that_is_said_until_someone_looked(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 2)
+        damaged = b"no database at all" * 500
+        traffic.file.write_bytes(damaged)
+        aside = tmp_path / "samples.db.corrupt-1"
+        result = once(traffic)
+        assert result.exit_code == 0
+        assert "the store was damaged" in result.stdout
+        assert aside.read_bytes() == damaged
+        profile_of(BROKEN).save(tmp_path / "p.json")
+        result = once(traffic, "--profile", tmp_path / "p.json", "--json")
+        assert result.exit_code == 1
+        found = json.loads(result.stdout)
+        assert found["quarantined"] == str(aside)
+        assert [alarm["kind"] for alarm in found["alarms"]] == ["store_quarantined"]
+        aside.unlink()
+        assert json.loads(once(traffic, "--json").stdout)["quarantined"] is None
+
+    def test_a_store_that_may_only_be_read_is_named(
+        self, once: Callable[..., Result], disk: Path
+    ) -> None:
+        traffic = serve(disk, 2)
+        mount = shutil.which("mount")
+        assert mount is not None
+        subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)
+        result = once(traffic)
+        assert result.exit_code == 2
+        assert str(traffic.file) in result.stderr
+        assert "cannot be written" in result.stderr
+
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> Iterator[Path]:
+        """A small disk of its own."""
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        mount, unmount = shutil.which("mount"), shutil.which("umount")
+        if mount is None or unmount is None:
+            pytest.skip("this system has no mount command")
+        options = ["-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
+        if subprocess.run([mount, *options], check=False, capture_output=True).returncode:
+            pytest.skip("only the administrator may make a small disk")
+        yield folder
+        subprocess.run([unmount, "--lazy", str(folder)], check=True)
+
+    def test_a_sample_of_another_release_is_left_out_and_counted(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 2)
+        with closing(sqlite3.connect(traffic.file)) as connection, connection:
+            connection.execute("UPDATE ctxguard_payloads SET payload = x'00' WHERE sample_id = 1")
+        found = json.loads(once(traffic, "--json").stdout)
+        assert (found["outcomes"]["judged"], found["outcomes"]["unreadable"]) == (1, 1)

@@ -1,0 +1,100 @@
+"""`ctxguard monitor` as a process: what it serves, and how it ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from chat_endpoint import ChatEndpoint
+from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
+
+from ctxguard.monitor.store import State
+
+START = "from ctxguard.cli import main; main()"
+PATIENCE_SECONDS = 60.0
+"""For what takes well under a second on a machine that has nothing else to do."""
+
+
+@contextmanager
+def monitor(traffic: Traffic, *options: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", START, "monitor", "--store", traffic.url, "--port", "0"),
+            *map(str, options),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.match(r"(http://127\.0\.0\.1:\d+/metrics), judged by ", line)
+    assert found is not None, line
+    return found[1]
+
+
+def metrics(url: str, until: str) -> str:
+    """What is served once a line of it matches."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:  # noqa: S310
+            text: str = answer.read().decode()
+        if re.search(until, text, re.MULTILINE):
+            return text
+        time.sleep(0.05)
+    pytest.fail(f"{until} was never served")
+
+
+def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path) -> None:
+    profile = profile_of(BROKEN)
+    profile.save(tmp_path / "p.json")
+    traffic = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
+    labels = traffic.write_labels(tmp_path / "labels.jsonl")
+    options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "p.json")
+    with monitor(traffic, *options, "--refresh", "0.1") as process:
+        url = url_of(process)
+        text = metrics(url, r'^ctxguard_judged_samples_total\{outcome="judged"\} 40\.0$')
+        assert re.search(r'^ctxguard_estimate\{metric="recall",window="kept"\} 0\.0$', text, re.M)
+        assert re.search(r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$', text, re.M)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0
+    assert states(traffic) == {State.JUDGED: 40}
+
+
+def test_a_judge_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    traffic = serve(tmp_path, 3, rates=ONLY_SERVED)
+    with closing(ChatEndpoint()) as endpoint:
+        endpoint.hanging_on = "tool"
+        options = ("--judge", "llm", "--model", "m", "--base-url", endpoint.url)
+        end_while_hanging(traffic, endpoint, options)
+    assert sum(states(traffic).values()) == 3
+
+
+def end_while_hanging(traffic: Traffic, endpoint: ChatEndpoint, options: tuple[str, ...]) -> None:
+    with monitor(traffic, *options) as process:
+        url_of(process)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not endpoint.requests and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert endpoint.requests
+        process.send_signal(signal.SIGINT)
+        # The judge's own patience, with its retries, is two minutes.
+        process.communicate(timeout=PATIENCE_SECONDS)
+        assert process.returncode == 0

@@ -1,0 +1,211 @@
+"""`ctxguard recalibrate`: a new profile from judged traffic, beside the one in force."""
+
+import json
+from pathlib import Path
+
+import pytest
+from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
+from running import Result, Run
+from simulated_pools import calibrated, simulate
+from watching import Watching
+
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.records import JudgingRates
+from ctxguard.profile import Profile
+from ctxguard.types import Route
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a store with 160 judged requests."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('live') / 'samples.db'}"
+    watched(160, url=url).store.close()
+    return url
+
+
+@pytest.fixture
+def in_force(tmp_path: Path) -> Path:
+    """A profile that serves far too little."""
+    file = tmp_path / "profile.json"
+    spoilt(calibrated(60).profile).save(file)
+    return file
+
+
+def recalibrate(run: Run, store: str, profile: Path, out: Path, *options: object) -> Result:
+    return run(
+        *("recalibrate", "--from-samples", store, "--profile", profile, "--out", out), *options
+    )
+
+
+def test_a_better_policy_is_found_and_nothing_is_put_in_force(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    before, out = in_force.read_bytes(), tmp_path / "new" / "profile.json"
+    result = recalibrate(run, store, in_force, out, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["route"], found["requests"], found["held_out"]) == ("hybrid", 160, 80)
+    assert found["profile_id"] == Profile.load(out).profile_id
+    assert found["left_out"] == {}
+    assert found["old_policy"] != found["new_policy"]
+    for metric in ("recall", "udcg_strict"):
+        one = found["metrics"][metric]
+        assert one["outcome"] == "better"
+        assert one["difference"] == pytest.approx(one["new"] - one["old"])
+        assert 0.0 < one["lower"] < one["difference"] < one["upper"]
+    assert in_force.read_bytes() == before
+
+
+def test_a_person_reads_what_would_change_and_what_to_do(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    result = recalibrate(run, store, in_force, tmp_path / "new.json")
+    assert result.exit_code == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    for part in (
+        "160 distinct queries with wholly judged pools",
+        "In shadow, on 80 queries that took no part in the choice",
+        "better",
+        "until you copy the new one over it",
+    ):
+        assert part in words
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_no_row_of_the_comparison_is_broken(
+    store: str, in_force: Path, tmp_path: Path, columns: str
+) -> None:
+    from typer.testing import CliRunner
+
+    from ctxguard.cli import app
+
+    arguments = ["recalibrate", "--from-samples", store, "--profile", str(in_force)]
+    result = CliRunner(env={"COLUMNS": columns}).invoke(
+        app, [*arguments, "--out", str(tmp_path / "new.json")]
+    )
+    assert result.exit_code == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    (head,) = [place for place, words in enumerate(lines) if words[:1] == ["metric"]]
+    table = lines[head + 2 : lines.index([], head)]
+    assert len(table) == 9
+    assert all(row[-1] in ("better", "worse", "higher", "lower", "noise", "data") for row in table)
+
+
+def test_where_nothing_changes_all_is_within_noise(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.json"
+    recalibrate(run, store, in_force, new)
+    result = recalibrate(run, store, new, tmp_path / "newer.json", "--json")
+    metrics = json.loads(result.stdout)["metrics"]
+    assert metrics["udcg_strict"]["difference"] == 0.0
+    assert {one["outcome"] for one in metrics.values()} <= {"within noise", "no data"}
+
+
+def test_the_profile_in_force_is_never_overwritten(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    before = in_force.read_bytes()
+    (tmp_path / "link.json").symlink_to(in_force)
+    for out in (in_force, tmp_path / "link.json", tmp_path / "." / "profile.json"):
+        result = recalibrate(run, store, in_force, out)
+        assert result.exit_code == 2
+        assert "is not overwritten" in " ".join(result.stderr.split())
+    assert in_force.read_bytes() == before
+
+
+def test_requests_that_could_not_be_used_are_said(run: Run, in_force: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    rates = JudgingRates(dropped=0.0, pool=0.6, unanswered_pool=0.6, baseline=0.0)
+    watched(160, rates=rates, url=url).store.close()
+    result = recalibrate(run, url, in_force, tmp_path / "new.json")
+    assert result.exit_code == 0, result.stderr
+    assert "judged requests are left out: whose pool was judged in part" in " ".join(
+        result.stdout.split()
+    )
+
+
+def test_nothing_usable_is_a_finding_that_names_why_and_writes_nothing(
+    run: Run, in_force: Path, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    watched(20, rates=JudgingRates(0.0, 0.0, 0.0, 0.0), url=url).store.close()
+    out = tmp_path / "new.json"
+    result = recalibrate(run, url, in_force, out, "--json")
+    assert result.exit_code == 1
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "CalibrationError"
+    assert "20 whose pool was judged in part (raise the rate `pool`)" in error["message"]
+    assert not out.exists()
+
+
+def test_a_route_that_the_profile_does_not_know_is_a_finding(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    profile = Profile.load(in_force)
+    lexical = {Route.LEXICAL: profile.routes[Route.LEXICAL]}
+    profile.model_copy(update={"routes": lexical}).save(tmp_path / "lexical.json")
+    result = recalibrate(run, store, tmp_path / "lexical.json", tmp_path / "new.json")
+    assert result.exit_code == 1
+    assert "no policy for route hybrid" in result.stderr
+
+
+def test_a_route_that_never_answered_is_a_finding(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    result = recalibrate(run, store, in_force, tmp_path / "new.json", "--route", "dense")
+    assert result.exit_code == 1
+    assert "for route dense: 160 of another route (hybrid)" in result.stderr
+
+
+def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    watched(160, url=url).store.close()
+    retriever, dataset = simulate(1)
+    labels = {query.text: dataset.qrels[query.query_id] for query in dataset.queries}
+    other = Watching(LabelJudge(labels, version="2"), rates=WHOLE, url=url)
+    other.watch(*serve(retriever, [query.text for query in dataset.queries]))
+    other.store.close()
+    command = (run, url, in_force, tmp_path / "new.json")
+    result = recalibrate(*command)
+    assert result.exit_code == 2
+    assert f"name one with --judge: '{SERIES}', 'labels 2'" in result.stderr
+    assert recalibrate(*command, "--judge", SERIES).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--held-out", "1"), "held_out 1.0"),
+        (("--held-out", "0"), "held_out 0.0 must be above 0"),
+        (("--route", "magic"), "magic"),
+        (("--seed", "-1"), "--seed"),
+        (("--judge", "nobody"), "no judge is called 'nobody'"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(
+    run: Run,
+    store: str,
+    in_force: Path,
+    tmp_path: Path,
+    *,
+    options: tuple[str, ...],
+    said: str,
+) -> None:
+    result = recalibrate(run, store, in_force, tmp_path / "new.json", *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_store_without_judgments_says_what_to_run(
+    run: Run, in_force: Path, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    retriever, dataset = simulate(2)
+    live = Watching(truth_of(dataset), url=url)
+    live.serve(*serve(retriever, [query.text for query in dataset.queries]))
+    live.store.close()
+    result = recalibrate(run, url, in_force, tmp_path / "new.json")
+    assert result.exit_code == 2
+    assert "run `ctxguard monitor` first" in result.stderr
