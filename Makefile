@@ -51,6 +51,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+chaos: $(VENV)/.run
+	@$(BIN)/python tests/chaos
+
 # The committed dashboard, after a change of what builds it.
 dashboard: $(VENV)/.dev
 	$(BIN)/python -m ctxguard.monitor.prometheus.dashboard > ctxguard/monitor/prometheus/dashboard.json

@@ -21,6 +21,9 @@ from ctxguard.types import Leg, Mode, Passage, PassageSource, Ranking, Route, Sc
 
 FORMAT = 1
 
+MOST_TEXT_CHARS = 50_000
+"""Of a passage; no judge and no person reads more, and a store should not be filled by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class JudgingRates:
@@ -363,9 +366,11 @@ def _readable(passages: PassageSource, position: int) -> Passage | None:
 
 
 def _in_text(passage: Passage) -> Passage:
-    """The passage with its id and title as they are rendered, whatever they are."""
+    """The passage as it is written: id and title as they are rendered, the text's beginning."""
     return Passage(
-        f"{passage.passage_id}", passage.text, f"{passage.title or ''}", passage.metadata
+        f"{passage.passage_id}",
+        passage.text[:MOST_TEXT_CHARS],
+        f"{passage.title or ''}"[:MOST_TEXT_CHARS],
     )
 
 

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH = 100
 _REMEMBERED_TEXTS = 100_000
+_GRACE_SECONDS = 0.5
 _RETRY_SECONDS = (0.1, 5.0)
 """Between attempts at a store that refuses: the first wait, and the longest."""
 
@@ -201,7 +202,8 @@ class SampleWriter:
             self._close()
             return
         # The thread writes to the end itself: a store that hangs must not hold the process.
-        thread.join(self._exit_seconds)
+        # A little longer than the thread gives itself, so that it may say what it gave up.
+        thread.join(self._exit_seconds + _GRACE_SECONDS)
         if thread.is_alive():
             # What it has in hand is in doubt: whoever reads the counts will know it as killed.
             self.sampler.close()
