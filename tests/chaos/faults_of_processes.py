@@ -193,7 +193,8 @@ def _burst(scene: Scene, n: int, grown: float) -> Seen:
         {
             "each is answered or refused": answered + tally.shed == n,
             "with a typed error": set(tally.errors) <= {"OverloadedError"},
-            "both came about": answered >= _IN_FLIGHT[scene.size] and tally.shed > 0,
+            # How many more depends on how fast threads come: on one core none may be refused.
+            "as many are answered as may be in flight": answered >= _IN_FLIGHT[scene.size],
             "memory is bounded": grown < _MOST_MEBIBYTES,
             "the next one is answered": after is not None,
         },
