@@ -15,8 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 from uuid import uuid4
 
-from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.forks import start_afresh_in_children
+from ctxguard.hygiene import describe_error
 from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.monitor.alarms import (
     AlarmActions,
@@ -399,7 +400,7 @@ class Monitor:
                         tidy()
                     refresh_at = time.monotonic() + refresh_seconds
             except Exception as error:
-                _log.warning("a step of the monitor failed: %s", _reason(error))
+                _log.warning("a step of the monitor failed: %s", describe_error(error))
                 with self._lock:
                     self._counts.errors += 1
             in_vain = in_vain + 1 if self._failing and not taken else 0
@@ -472,7 +473,7 @@ class Monitor:
     def _judge_failed(self, error: Exception) -> None:
         if not self._failing:
             # Once until it works again: a dead judge must not fill the log.
-            _log.warning("judge %s failed: %s", self.judge.name, _reason(error))
+            _log.warning("judge %s failed: %s", self.judge.name, describe_error(error))
             if self._watch is not None:
                 self._watch.raise_(
                     AlarmKind.JUDGE_DOWN,
@@ -556,10 +557,3 @@ def verdicts_to_json(judged: Judged) -> str:
         },
         separators=(",", ":"),
     )
-
-
-def _reason(error: Exception) -> str:
-    """Which error, with its message only where it is ours and so holds no text of a request."""
-    if isinstance(error, CtxguardError):
-        return f"{type(error).__name__}: {error}"
-    return type(error).__name__

@@ -17,8 +17,9 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
+from ctxguard.errors import ConfigurationError
 from ctxguard.forks import start_afresh_in_children
+from ctxguard.hygiene import describe_error
 from ctxguard.monitor.chance import Draw
 from ctxguard.monitor.counts import counts_of_the_dead
 from ctxguard.monitor.records import DEFAULT_RATES, Choices, JudgingRates, Record
@@ -222,7 +223,7 @@ class SampleWriter:
                 self._write(math.inf)
                 self._tell()
             except Exception as error:
-                _log.warning("writing samples failed: %s", _reason(error))
+                _log.warning("writing samples failed: %s", describe_error(error))
         self._close()
 
     def _close(self) -> None:
@@ -232,7 +233,7 @@ class SampleWriter:
             self.store.close_worker(self.sampler.worker_id, self._counts())
             self.sampler.leave()
         except Exception as error:
-            _log.warning("the counts of samples could not be closed: %s", _reason(error))
+            _log.warning("the counts of samples could not be closed: %s", describe_error(error))
 
     def _write(self, deadline: float) -> bool:
         """Write until nothing waits, or the deadline or that of the writer's end has passed."""
@@ -279,7 +280,7 @@ class SampleWriter:
                 self._failing = ""
                 return True
             except Exception as error:
-                reason = _reason(error)
+                reason = describe_error(error)
                 if reason != self._failing:
                     # Once until it works again: a dead store must not fill the log.
                     _log.warning("samples wait for the store: %s", reason)
@@ -307,7 +308,7 @@ class SampleWriter:
                 self._stored += len(entries)
                 return True
         except Exception as error:
-            _log.warning("the store cannot say what it took: %s", _reason(error))
+            _log.warning("the store cannot say what it took: %s", describe_error(error))
         return False
 
     def _entry(self, sample: Sample) -> Entry | None:
@@ -411,10 +412,3 @@ def account_for_the_dead(store: SampleStore, counts_folder: Path | str) -> int:
         store.close_worker(dead.worker_id, counted)
         settled += 1
     return settled
-
-
-def _reason(error: Exception) -> str:
-    """Which error, with its message only where it is ours and so holds no text of a request."""
-    if isinstance(error, StoreError | CtxguardError):
-        return f"{type(error).__name__}: {error}"
-    return type(error).__name__
