@@ -33,3 +33,22 @@ def describe_error(error: BaseException) -> str:
         return kind
     frame, line = places[-1]
     return f"{kind} at {Path(frame.f_code.co_filename).name}:{line}"
+
+
+def forget_frames(
+    error: BaseException, of: type[BaseException] | tuple[type[BaseException], ...] = BaseException
+) -> None:
+    """Have a handled error, and those that it came of, let go of the frames that it passed.
+
+    A frame often holds the error, if only through a future, and every frame its caller. All that a
+    request held, the scores of a million passages with it, would then wait for the garbage
+    collector.
+
+    Args:
+        error: The last of them.
+        of: What they are; those from the first that is something else are left alone.
+    """
+    each: BaseException | None = error
+    while isinstance(each, of) and each.__traceback__ is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__

@@ -14,6 +14,8 @@ from time import monotonic
 
 import pybreaker
 
+from ctxguard.hygiene import forget_frames
+
 FAILURES = 3
 """Failures one after the other that open the circuit."""
 
@@ -99,6 +101,7 @@ class Breaker:
             state_storage=_MonotonicStorage(),
             listeners=[self._changes],
         )
+        self._refused_until = 0.0
         self._probe: Probe | None = None
         self._probe_until = 0.0
 
@@ -121,6 +124,9 @@ class Breaker:
         """
         if self.is_closed():
             return None
+        if monotonic() < self._refused_until:
+            # Nearly every request of an outage: none of them waits for another.
+            return Refused.OPEN
         with self._lock:
             if self.is_closed():
                 return None
@@ -130,10 +136,12 @@ class Breaker:
                 self._fail_probe()
             try:
                 self._states.call(_nothing)
-            except pybreaker.CircuitBreakerError:
+            except pybreaker.CircuitBreakerError as error:
+                forget_frames(error)
                 return Refused.OPEN
             self._probe = Probe()
             self._probe_until = monotonic() + (MAX_RETRY_SECONDS if seconds is None else seconds)
+            self._refused_until = self._probe_until
             return self._probe
 
     def succeeded(self, probe: Probe | None) -> None:
@@ -173,8 +181,12 @@ class Breaker:
         self._put_failure()
 
     def _put_failure(self) -> None:
-        with suppress(pybreaker.CircuitBreakerError, _FailureError):
+        try:
             self._states.call(_fail)
+        except (pybreaker.CircuitBreakerError, _FailureError) as error:
+            forget_frames(error, of=(pybreaker.CircuitBreakerError, _FailureError))
+        if not self.is_closed():
+            self._refused_until = monotonic() + self._states.reset_timeout
 
 
 def _nothing() -> None:
