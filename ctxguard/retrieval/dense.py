@@ -14,15 +14,19 @@ four times as many vectors are compared after it.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ctxguard._extras import require
 from ctxguard.errors import DataError
+from ctxguard.fusion import Fusion
 from ctxguard.retrieval.filters import AllowedRows
-from ctxguard.retrieval.protocols import Float32Array, RowArray
+from ctxguard.retrieval.protocols import Float32Array, LexicalHits, RowArray
 from ctxguard.types import FloatArray
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.kernels import FusionNumbers, United
 
 EXACT_LIMIT = 20_000
 """Passages up to which every vector is compared; above, every code, and the best codes' vectors."""
@@ -86,7 +90,7 @@ class DenseIndex:
     """
 
     def __init__(self, vectors: Float32Array, codes: Any = None) -> None:
-        self._faiss = require("faiss", "embedded")
+        self._kernels = require("ctxguard.retrieval.kernels", "embedded")
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
         self.vectors = np.asarray(vectors).view()
         self.vectors.flags.writeable = False
@@ -124,14 +128,26 @@ class DenseIndex:
     def search(self, vector: Float32Array, k: int) -> tuple[RowArray, FloatArray]:
         """The at most ``k`` rows nearest to a unit vector, best first, with their cosines."""
         k = min(k, len(self.vectors))
-        if self._codes is not None:
-            return self._compared_again(self._nearest_codes(vector, self._again(k)), vector, k)
-        metric = self._faiss.METRIC_INNER_PRODUCT
-        (scores,), (rows,) = self._faiss.knn(vector[np.newaxis, :], self.vectors, k, metric=metric)
-        if rows.size and rows[-1] < 0:
-            # faiss pads with row -1 where it finds fewer than k.
-            scores, rows = scores[rows >= 0], rows[rows >= 0]
-        return rows, scores.astype(np.float64)
+        return self._nearest(vector, k, self.looked_at(vector, k))
+
+    def looked_at(self, vector: Float32Array, k: int) -> RowArray | None:
+        """The rows whose vectors a search compares; None for all."""
+        return None if self._codes is None else self._nearest_codes(vector, self._again(k))
+
+    def _nearest(
+        self, vector: Float32Array, k: int, among: RowArray | None
+    ) -> tuple[RowArray, FloatArray]:
+        found: tuple[RowArray, FloatArray] = self._kernels.nearest(self.vectors, vector, k, among)
+        return found
+
+    def unite(
+        self, hits: LexicalHits, rows: RowArray, vector: Float32Array, fusion: Fusion
+    ) -> "United":
+        """The rows of both legs, each scored in both, and fused."""
+        united: United = self._kernels.unite(
+            hits.rows, hits.every, rows, self.vectors, vector, numbers_of(fusion)
+        )
+        return united
 
     def search_codes(
         self, vector: Float32Array, k: int, allowed: AllowedRows
@@ -145,7 +161,7 @@ class DenseIndex:
         is_allowed[allowed.rows] = True
         share = allowed.rows.size / allowed.n_passages
         rows = self._nearest_codes(vector, math.ceil(self._again(k) / share))
-        return self._compared_again(rows[is_allowed[rows]], vector, k)
+        return self._nearest(vector, k, rows[is_allowed[rows]])
 
     def _again(self, k: int) -> int:
         return max(self._times * k, _FEWEST_COMPARED_AGAIN)
@@ -153,31 +169,14 @@ class DenseIndex:
     def _nearest_codes(self, vector: Float32Array, n: int) -> RowArray:
         rows: RowArray
         _, (rows,) = self._codes.search(vector[np.newaxis, :], min(n, len(self.vectors)))
-        return rows[rows >= 0]
-
-    def _compared_again(
-        self, rows: RowArray, vector: Float32Array, k: int
-    ) -> tuple[RowArray, FloatArray]:
-        """The at most ``k`` best of some rows, best first, with their cosines."""
-        faiss, cosines = self._faiss, np.empty(rows.size, np.float32)
-        # Reads the vectors where they lie; indexing with rows would copy a megabyte first.
-        faiss.fvec_inner_products_by_idx(
-            *map(faiss.swig_ptr, (cosines, vector, self.vectors, rows)),
-            self.dimension,
-            1,
-            rows.size,
-        )
-        if 0 < k < rows.size:
-            best = np.flatnonzero(cosines >= np.partition(cosines, -k)[-k])
-            rows, cosines = rows[best], cosines[best]
-        order = np.lexsort((rows, -cosines))[:k]
-        return rows[order], cosines[order].astype(np.float64)
+        # faiss pads with row -1 where it finds fewer.
+        return rows if rows[-1] >= 0 else rows[rows >= 0]
 
     def save(self, folder: Path) -> None:
         """Write the vectors as an array and the codes, if there are any, as faiss writes them."""
         np.save(folder / VECTORS, self.vectors)
         if self._codes is not None:
-            self._faiss.write_index(self._codes, str(folder / CODES))
+            require("faiss", "embedded").write_index(self._codes, str(folder / CODES))
 
     @classmethod
     def load(cls, folder: Path, *, with_codes: bool) -> "DenseIndex":
@@ -194,3 +193,8 @@ class DenseIndex:
             if (codes.ntotal, codes.d) != vectors.shape:
                 raise ValueError(f"{CODES} and {VECTORS} do not belong together")
         return cls(vectors, codes)
+
+
+def numbers_of(fusion: Fusion) -> "FusionNumbers":
+    """What the compiled loops take for a fusion."""
+    return (fusion.weight if fusion.method == "convex" else math.nan), fusion.constant

@@ -6,17 +6,22 @@ An index never changes: adding and deleting make a new one that shares what stay
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ctxguard._extras import require
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
+from ctxguard.fusion import Fusion
 from ctxguard.retrieval import storage
-from ctxguard.retrieval.dense import CODES, EXACT_LIMIT, DenseIndex, unit_rows
-from ctxguard.retrieval.lexical import LexicalEngine, build_lexical, load_lexical
+from ctxguard.retrieval.dense import CODES, EXACT_LIMIT, DenseIndex, numbers_of, unit_rows
+from ctxguard.retrieval.lexical import Bm25sIndex, LexicalEngine, build_lexical, load_lexical
 from ctxguard.retrieval.passages import BuildReport, PassageTable, admit, searchable_text
 from ctxguard.retrieval.protocols import Embedder, Float32Array, LexicalIndex, Progress
 from ctxguard.types import Passage
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.kernels import United
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,36 @@ class HybridIndex:
                 f"{self.embedder_weights[:12]}…), not with {embedder.name!r} (weights "
                 f"{weights[:12]}…); give that embedder, or build the index anew"
             )
+
+    def search_both(
+        self, query: str, vector: Float32Array, k: int, fusion: Fusion
+    ) -> "United | None":
+        """Both legs' searches, united in one compiled call; None where the engine has none.
+
+        Several clients queue for the interpreter lock as often as it is given up: once here, or
+        twice where codes are compared first.
+
+        Args:
+            query: What to search for.
+            vector: Its unit vector.
+            k: The most rows that each leg finds.
+            fusion: How their scores become one.
+        """
+        lexical = self.lexical
+        if not isinstance(lexical, Bm25sIndex):
+            return None
+        words = lexical.words(query)
+        k = min(k, len(self.dense))
+        united: United = require("ctxguard.retrieval.kernels", "embedded").search_both(
+            words,
+            lexical.postings,
+            self.dense.vectors,
+            vector,
+            k,
+            self.dense.looked_at(vector, k),
+            numbers_of(fusion),
+        )
+        return united
 
     def save(self, folder: Path) -> None:
         """Save as a folder of plain files.

@@ -2,108 +2,191 @@
 
 bm25s leaves its scores as one column of passages per word: ``data`` and ``indices`` between
 ``indptr[word]`` and ``indptr[word + 1]``. Its own search returns passages that score zero, breaks
-ties by chance and compiles anew in each process; this one does not. On a small corpus a search
-takes a fifth of a millisecond, so that uniting the legs in a dozen numpy calls would show.
+ties by chance and compiles anew in each process; this one does not.
+
+Each step of a search is one call here rather than a dozen of numpy. A search takes a few tenths of
+a millisecond, of which a dozen calls would show; and nearly each of them gives the interpreter lock
+up and takes it back, for which several clients queue longer than for the work itself.
+
+Imported through `ctxguard._extras.require`, since numba comes with an extra.
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import ParamSpec, TypeVar, cast
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._extras import require
+from ctxguard.retrieval.lexical import Postings
 from ctxguard.retrieval.protocols import Float32Array, RowArray
 from ctxguard.types import FloatArray
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 WordArray = NDArray[np.int64]
-Postings = tuple[Float32Array, NDArray[np.int32], NDArray[np.int64]]
-
-_BUFFER = 4
+AnyFloatArray = Float32Array | FloatArray
 
 
-class Kernels(NamedTuple):
-    """The compiled loops; each is described where it is defined."""
+FusionNumbers = tuple[float, int]
+"""The dense leg's share in a convex fusion, NaN for one of reciprocal ranks; their constant."""
 
-    search_postings: Callable[[WordArray, Postings, int, int], tuple[RowArray, Float32Array]]
-    unite: Callable[
-        [RowArray, RowArray, Float32Array, Float32Array, Float32Array],
-        tuple[RowArray, FloatArray, FloatArray],
-    ]
+United = tuple[RowArray, FloatArray, FloatArray, FloatArray]
+"""Rows of either leg, fused scores, lexical scores and cosines, best first, ties by row."""
 
-
-@cache
-def kernels() -> Kernels:
-    """Compile the loops, or read them from numba's cache on disk where one can be written."""
-    numba = require("numba", "embedded")
-    # Sums may be reordered, and so vectorised; NaN and infinities keep their meaning.
-    return Kernels(
-        _compiled(numba.njit, _search_postings),
-        _compiled(numba.njit, _unite, fastmath={"reassoc", "nsz", "contract"}),
-    )
+_SUMS_REORDERED = frozenset({"reassoc", "nsz", "contract"})
+"""Sums may be reordered, and so vectorised; NaN and infinities keep their meaning."""
 
 
 def _compiled(
-    njit: Callable[..., Any], loop: Callable[..., Any], fastmath: bool | set[str] = False
-) -> Callable[..., Any]:
-    try:
-        return cast(Callable[..., Any], njit(nogil=True, fastmath=fastmath, cache=True)(loop))
-    except RuntimeError:
-        # Neither the package nor the user's cache folder is writable: compile in each process.
-        return cast(Callable[..., Any], njit(nogil=True, fastmath=fastmath)(loop))
+    fastmath: frozenset[str] = frozenset(),
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Compile on first use, or read from numba's cache on disk where one can be written."""
+
+    def compiled(loop: Callable[_P, _T]) -> Callable[_P, _T]:
+        flags = set(fastmath)
+        try:
+            return cast(Callable[_P, _T], numba.njit(loop, cache=True, nogil=True, fastmath=flags))
+        except RuntimeError:
+            # Neither the package nor the user's cache folder is writable: in each process then.
+            return cast(Callable[_P, _T], numba.njit(loop, nogil=True, fastmath=flags))
+
+    return compiled
 
 
-def _search_postings(
-    words: WordArray, postings: Postings, n_passages: int, k: int
-) -> tuple[RowArray, Float32Array]:
-    """The at most k best rows that score above zero, ascending, and every row's score.
+@_compiled()
+def _sink(heap: RowArray, scores: AnyFloatArray, at: int, size: int) -> None:
+    """Move a position down a heap until none below it is worse; of equal scores the later is."""
+    position = heap[at]
+    score = scores[position]
+    while 2 * at + 1 < size:
+        below = 2 * at + 1
+        if below + 1 < size:
+            left, right = heap[below], heap[below + 1]
+            if scores[right] < scores[left] or (scores[right] == scores[left] and right > left):
+                below += 1
+        worst = heap[below]
+        if scores[worst] > score or (scores[worst] == score and worst < position):
+            break
+        heap[at] = worst
+        at = below
+    heap[at] = position
 
-    Of equal scores the lower rows stay. Sorting by score is left to numpy: it would multiply the
-    time to compile by ten.
+
+@_compiled()
+def _sort(positions: RowArray, scores: AnyFloatArray) -> None:
+    """Order positions best first, ties by position; Shell's sort, the quickest for hundreds."""
+    gap = 1
+    while 3 * gap < positions.size:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for at in range(gap, positions.size):
+            position = positions[at]
+            score = scores[position]
+            to = at
+            while to >= gap:
+                before = positions[to - gap]
+                if scores[before] > score or (scores[before] == score and before < position):
+                    break
+                positions[to] = before
+                to -= gap
+            positions[to] = position
+        gap //= 3
+
+
+@_compiled()
+def best_first(scores: AnyFloatArray, k: int, above: float) -> RowArray:
+    """Positions of the at most k highest scores above a bound, best first, ties by position.
+
+    Above k of them, a heap has the worst of the best so far on top. Neither numpy's partition nor
+    its sort: they take numba seconds to compile.
     """
+    best = np.empty(min(k, scores.size), np.int64)
+    if best.size == 0:
+        return best
+    size = 0
+    is_heap = False
+    least = above
+    for position in range(scores.size):
+        if not scores[position] > least:
+            continue
+        if size < best.size:
+            best[size] = position
+            size += 1
+            continue
+        if not is_heap:
+            for at in range(size // 2 - 1, -1, -1):
+                _sink(best, scores, at, size)
+            is_heap = True
+        if scores[position] > scores[best[0]]:
+            best[0] = position
+            _sink(best, scores, 0, size)
+        least = scores[best[0]]
+    best = best[:size]
+    _sort(best, scores)
+    return best
+
+
+@_compiled()
+def search_postings(
+    words: WordArray, postings: Postings, n_passages: int, k: int
+) -> tuple[RowArray, FloatArray, Float32Array]:
+    """The at most k best rows that score above zero, best first, theirs and every row's score."""
     data, indices, indptr = postings
-    scores = np.zeros(n_passages, np.float32)
+    every = np.zeros(n_passages, np.float32)
     for word in words:
         for at in range(indptr[word], indptr[word + 1]):
-            scores[indices[at]] += data[at]
-    # Rows above the k-th best so far wait in a buffer, which is cut back to its best k whenever
-    # it is full and once at the end.
-    buffer = np.empty(_BUFFER * k, np.int64)
-    size = 0
-    least = np.float32(0.0)
-    for row in range(n_passages + 1):
-        if row < n_passages:
-            if scores[row] <= least:
-                continue
-            buffer[size] = row
-            size += 1
-        if size == buffer.size or (row == n_passages and size > k):
-            waiting = scores[buffer[:size]]
-            least = np.partition(waiting, size - k)[size - k]
-            spare = k - np.sum(waiting > least)
-            kept = 0
-            for at in range(size):
-                tied = waiting[at] == least and spare > 0
-                if waiting[at] > least or tied:
-                    spare -= tied
-                    buffer[kept] = buffer[at]
-                    kept += 1
-            size = kept
-    return buffer[:size], scores
+            every[indices[at]] += data[at]
+    rows = best_first(every, k, 0.0)
+    return rows, every[rows].astype(np.float64), every
 
 
-def _unite(
+@_compiled(_SUMS_REORDERED)
+def _product(vectors: Float32Array, row: int, vector: Float32Array) -> np.float32:
+    """The inner product of one vector of many, read where it lies, with another."""
+    total = np.float32(0.0)
+    for i in range(vector.size):
+        total += vectors[row, i] * vector[i]
+    return total
+
+
+@_compiled()
+def nearest(
+    vectors: Float32Array, vector: Float32Array, k: int, among: RowArray | None
+) -> tuple[RowArray, FloatArray]:
+    """The at most k rows nearest to a vector, best first, ties by row, with their cosines.
+
+    ``among`` are the rows looked at, each once; None for all.
+    """
+    if among is None:
+        cosines = np.empty(len(vectors), np.float32)
+        for row in range(cosines.size):
+            cosines[row] = _product(vectors, row, vector)
+        rows = best_first(cosines, k, -np.inf)
+        return rows, cosines[rows].astype(np.float64)
+    ascending = np.sort(among)
+    cosines = np.empty(ascending.size, np.float32)
+    for at in range(ascending.size):
+        cosines[at] = _product(vectors, ascending[at], vector)
+    best = best_first(cosines, k, -np.inf)
+    return ascending[best], cosines[best].astype(np.float64)
+
+
+@_compiled()
+def unite(  # noqa: PLR0917  compiled code takes no keywords
     lexical_rows: RowArray,
+    every: Float32Array,
     dense_rows: RowArray,
-    lexical_scores: Float32Array,
     vectors: Float32Array,
     vector: Float32Array,
-) -> tuple[RowArray, FloatArray, FloatArray]:
-    """The rows of either leg, ascending, with their lexical scores and cosines.
+    fusion: FusionNumbers,
+) -> United:
+    """The rows of either leg, scored in both and fused as `ctxguard.fusion.fuse` does.
 
-    ``lexical_scores`` has a score for every row, ``vectors`` a unit vector.
+    ``every`` is the lexical score of every row, ``vectors`` their unit vectors.
     """
+    weight, constant = fusion
     both = np.sort(np.concatenate((lexical_rows, dense_rows)))
     n = 0
     for at in range(both.size):
@@ -111,13 +194,53 @@ def _unite(
             both[n] = both[at]
             n += 1
     rows = both[:n]
-    lexical = np.empty(n, np.float64)
+    scores = np.empty(n, np.float64)
     cosines = np.empty(n, np.float64)
     for at in range(n):
-        row = rows[at]
-        lexical[at] = lexical_scores[row]
-        total = np.float32(0.0)
-        for i in range(vector.size):
-            total += vectors[row, i] * vector[i]
-        cosines[at] = total
-    return rows, lexical, cosines
+        scores[at] = every[rows[at]]
+        cosines[at] = _product(vectors, rows[at], vector)
+    if np.isnan(weight):
+        fused = _reciprocal_ranks(scores, 0.0, constant)
+        fused += _reciprocal_ranks(cosines, -np.inf, constant)
+    else:
+        fused = weight * _unit_interval(cosines, -1.0)
+        fused += (1.0 - weight) * _unit_interval(scores, 0.0)
+    order = best_first(fused, n, -np.inf)
+    return rows[order], fused[order], scores[order], cosines[order]
+
+
+@_compiled()
+def search_both(  # noqa: PLR0917  compiled code takes no keywords
+    words: WordArray,
+    postings: Postings,
+    vectors: Float32Array,
+    vector: Float32Array,
+    k: int,
+    among: RowArray | None,
+    fusion: FusionNumbers,
+) -> United:
+    """`search_postings` and `nearest`, united."""
+    lexical_rows, _, every = search_postings(words, postings, len(vectors), k)
+    dense_rows, _ = nearest(vectors, vector, k, among)
+    return unite(lexical_rows, every, dense_rows, vectors, vector, fusion)
+
+
+@_compiled()
+def _reciprocal_ranks(scores: FloatArray, above: float, constant: int) -> FloatArray:
+    """1 / (constant + rank), equal scores sharing the better rank; 0 for those not above."""
+    ranks = np.zeros(scores.size, np.float64)
+    better = 0
+    order = best_first(scores, scores.size, above)
+    for at in range(order.size):
+        if at > 0 and scores[order[at]] != scores[order[at - 1]]:
+            better = at
+        ranks[order[at]] = 1.0 / (constant + 1.0 + better)
+    return ranks
+
+
+@_compiled()
+def _unit_interval(scores: FloatArray, minimum: float) -> FloatArray:
+    """(score − minimum) / (highest − minimum), and 0 for what is below."""
+    shifted = np.maximum(scores - minimum, 0.0)
+    span = np.max(shifted) if shifted.size else 0.0
+    return shifted / span if span > 0.0 else shifted

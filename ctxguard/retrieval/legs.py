@@ -7,15 +7,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
-from ctxguard.fusion import Fusion, fuse
+from ctxguard.fusion import Fusion
+from ctxguard.hygiene import forget_frames
 from ctxguard.retrieval.filters import AllowedRows, among, nearest_among
 from ctxguard.retrieval.index import HybridIndex
-from ctxguard.retrieval.kernels import kernels
 from ctxguard.retrieval.passages import searchable_text
 from ctxguard.retrieval.protocols import (
     Embedder,
@@ -24,8 +24,11 @@ from ctxguard.retrieval.protocols import (
     Reranker,
     RowArray,
 )
-from ctxguard.stages import Budget, Stage, UnansweredError, failure_of
+from ctxguard.stages import Budget, Pending, Stage, UnansweredError, failure_of
 from ctxguard.types import FailureKind, FloatArray, Leg, Route, ScoreKind, StageFailure
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.kernels import United
 
 _T = TypeVar("_T")
 
@@ -63,9 +66,16 @@ class DenseHits(NamedTuple):
     vector: Float32Array
 
 
+class _Lost(NamedTuple):
+    """A stage that did not answer, and the probe of it that this request began."""
+
+    failure: StageFailure
+    probe: Pending[Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows with their scores and every stage's own, all in one order."""
+    """Rows with their scores and every stage's own, best first, ties by row and so by id."""
 
     rows: RowArray
     scores: FloatArray
@@ -73,10 +83,16 @@ class Candidates:
     legs: Mapping[str, Leg]
 
     def best(self, n: int) -> "Candidates":
-        """The at most ``n`` best, best first, ties by row and so by passage id."""
-        order = np.lexsort((self.rows, -self.scores))[:n]
-        legs = {name: Leg(leg.scores[order], leg.kind) for name, leg in self.legs.items()}
-        return Candidates(self.rows[order], self.scores[order], self.kind, legs)
+        """The at most ``n`` best."""
+        return self if n >= self.rows.size else self._at(slice(n))
+
+    def sorted(self) -> "Candidates":
+        """What came in any order, best first."""
+        return self._at(np.lexsort((self.rows, -self.scores)))
+
+    def _at(self, positions: RowArray | slice) -> "Candidates":
+        legs = {name: Leg(leg.scores[positions], leg.kind) for name, leg in self.legs.items()}
+        return Candidates(self.rows[positions], self.scores[positions], self.kind, legs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,30 +130,37 @@ def search_legs(
         OverloadedError: no leg had a thread free.
     """
     search = partial(search_lexical, index, query, depth, allowed=allowed)
-    compare = partial(search_dense, index, embedder, query, query_vector, depth, allowed=allowed)
-    lexical: LexicalHits | Exception | None = None
-    dense: DenseHits | Exception | None = None
+    encode = partial(_unit_vector_of, index.dense.dimension, embedder, query, query_vector)
+    compare = partial(search_dense, index, encode, depth, allowed=allowed)
+    lexical: LexicalHits | _Lost | None = None
+    dense: DenseHits | Candidates | _Lost | None = None
     if LEXICAL not in stages:
-        dense = _attempt(partial(legs.dense.call, compare, budget.dense_seconds))
+        dense = _attempt(DENSE, partial(legs.dense.call, compare, budget.dense_seconds))
     elif DENSE not in stages:
-        lexical = _attempt(partial(legs.lexical.call, search, budget.lexical_seconds))
+        lexical = _attempt(LEXICAL, partial(legs.lexical.call, search, budget.lexical_seconds))
     else:
         # rank-bm25 takes milliseconds at any size.
         slow = index.dense.numbers_compared >= _HAND_OVER_NUMBERS or index.engine != "bm25s"
-        lexical, dense = _both(legs, budget, search, compare, side_by_side=slow)
+        if slow or budget.lexical_seconds is not None or budget.dense_seconds is not None:
+            lexical, dense = _side_by_side(legs, budget, search, compare)
+        else:
+            both = partial(search_both, index, encode, query, depth, fusion)
+            whole = allowed is None and not legs.lexical.is_open
+            dense = _attempt(DENSE, partial(legs.dense.call, both if whole else compare))
+            if isinstance(dense, Candidates):
+                legs.lexical.succeeded(None)
+                return dense, []
+            lexical = _attempt(LEXICAL, partial(legs.lexical.call, search))
     if not (isinstance(lexical, LexicalHits) or isinstance(dense, DenseHits)):
         # A circuit counts only while something else answers: load may have opened both.
         lexical = _insisted(lexical, legs.lexical, search, budget.lexical_seconds)
         if not isinstance(lexical, LexicalHits):
             dense = _insisted(dense, legs.dense, compare, budget.dense_seconds)
-    failures = [
-        failure_of(name, outcome)
-        for name, outcome in ((LEXICAL, lexical), (DENSE, dense))
-        if isinstance(outcome, Exception)
-    ]
+    failures = [leg.failure for leg in (lexical, dense) if isinstance(leg, _Lost)]
     if isinstance(lexical, LexicalHits):
         if isinstance(dense, DenseHits):
-            return _united(index, lexical, dense, fusion), failures
+            united = index.dense.unite(lexical, dense.rows, dense.vector, fusion)
+            return _fused(united, fusion), failures
         return _alone(LEXICAL, Leg(lexical.scores, ScoreKind.RATIO), lexical.rows), failures
     if isinstance(dense, DenseHits):
         return _alone(DENSE, Leg(dense.scores, ScoreKind.COSINE), dense.rows), failures
@@ -148,42 +171,37 @@ def search_legs(
     )
 
 
-def _both(
+def _side_by_side(
     legs: LegStages,
     budget: Budget,
     search: Callable[[], LexicalHits],
     compare: Callable[[], DenseHits],
-    *,
-    side_by_side: bool,
-) -> tuple[LexicalHits | Exception, DenseHits | Exception]:
-    """What each leg found, the dense one in its pool where that pays or a limit asks for it."""
-    lexical_seconds, dense_seconds = budget.lexical_seconds, budget.dense_seconds
-    if not side_by_side and lexical_seconds is None and dense_seconds is None:
-        return (
-            _attempt(partial(legs.lexical.call, search)),
-            _attempt(partial(legs.dense.call, compare)),
-        )
-    begun = _attempt(partial(legs.dense.begin, compare, dense_seconds))
-    lexical = _attempt(partial(legs.lexical.call, search, lexical_seconds))
-    return lexical, begun if isinstance(begun, Exception) else _attempt(begun.result)
+) -> tuple[LexicalHits | _Lost, DenseHits | _Lost]:
+    """What each leg found, the dense one in its pool."""
+    begun = _attempt(DENSE, partial(legs.dense.begin, compare, budget.dense_seconds))
+    lexical = _attempt(LEXICAL, partial(legs.lexical.call, search, budget.lexical_seconds))
+    return lexical, begun if isinstance(begun, _Lost) else _attempt(DENSE, begun.result)
 
 
-def _attempt(call: Callable[[], _T]) -> _T | Exception:
+def _attempt(stage: str, call: Callable[[], _T]) -> _T | _Lost:
     try:
         return call()
     except Exception as error:
-        return error
+        probe = error.probe if isinstance(error, UnansweredError) else None
+        lost = _Lost(failure_of(stage, error), probe)
+        forget_frames(error)
+        return lost
 
 
 def _insisted(
-    outcome: _T | Exception, stage: Stage, work: Callable[[], _T], seconds: float | None
-) -> _T | Exception:
+    outcome: _T | _Lost, stage: Stage, work: Callable[[], _T], seconds: float | None
+) -> _T | _Lost:
     """What a stage gives that was not asked because its circuit is open; else what it came to."""
-    if not isinstance(outcome, UnansweredError) or outcome.kind is not FailureKind.CIRCUIT_OPEN:
+    if not isinstance(outcome, _Lost) or outcome.failure.kind is not FailureKind.CIRCUIT_OPEN:
         return outcome
     if outcome.probe is not None:
-        return _attempt(outcome.probe.result)
-    return _attempt(partial(stage.insist, work, seconds))
+        return _attempt(stage.name, outcome.probe.result)
+    return _attempt(stage.name, partial(stage.insist, work, seconds))
 
 
 def search_lexical(
@@ -203,28 +221,18 @@ def search_lexical(
 
 def search_dense(
     index: HybridIndex,
-    embedder: Embedder,
-    query: str,
-    query_vector: Float32Array | None,
+    encode: Callable[[], Float32Array],
     depth: int,
     *,
     allowed: AllowedRows | None,
 ) -> DenseHits:
-    """The dense leg: encodes the query unless its vector is known.
+    """The dense leg, for the unit vector that ``encode`` gives.
 
     Raises:
-        StageError: the embedder gave no usable vector, or NaN or an infinity for a passage.
-        ConfigurationError: ``query_vector`` is no usable vector.
+        StageError: NaN or an infinity for a passage.
+        Exception: what ``encode`` raises.
     """
-    dimension = index.dense.dimension
-    if query_vector is None:
-        vector = _unit_vector(embedder.encode_query(query), dimension)
-    else:
-        try:
-            vector = _unit_vector(query_vector, dimension)
-        except StageError as error:
-            # Whoever gave it is at fault, which says nothing against the stage.
-            raise ConfigurationError(str(error)) from None
+    vector = encode()
     if allowed is None:
         rows, scores = index.dense.search(vector, depth)
     else:
@@ -235,13 +243,53 @@ def search_dense(
     return DenseHits(rows, scores, vector)
 
 
+def search_both(
+    index: HybridIndex,
+    encode: Callable[[], Float32Array],
+    query: str,
+    depth: int,
+    fusion: Fusion,
+) -> Candidates | DenseHits:
+    """The dense leg, and the lexical one with it where all is well; errors as `search_dense`."""
+    vector = encode()
+    try:
+        united = index.search_both(query, vector, depth, fusion)
+    except Exception:
+        # Each leg will say by itself what ails it.
+        united = None
+    if united is None:
+        return search_dense(index, lambda: vector, depth, allowed=None)
+    candidates = _fused(united, fusion)
+    _check_finite(DENSE, candidates.legs[DENSE].scores)
+    return candidates
+
+
+def _unit_vector_of(
+    dimension: int, embedder: Embedder, query: str, query_vector: Float32Array | None
+) -> Float32Array:
+    """A query's vector at unit length, encoded unless it is known.
+
+    Raises:
+        StageError: the embedder gave no usable vector.
+        ConfigurationError: ``query_vector`` is no usable vector.
+    """
+    if query_vector is None:
+        return _unit_vector(embedder.encode_query(query), dimension)
+    try:
+        return _unit_vector(query_vector, dimension)
+    except StageError as error:
+        # Whoever gave it is at fault, which says nothing against the stage.
+        raise ConfigurationError(str(error)) from None
+
+
 def _unit_vector(vector: Float32Array, dimension: int) -> Float32Array:
     vector = np.ascontiguousarray(vector, np.float32)
     if vector.shape != (dimension,):
         raise StageError(
             DENSE, f"the query's vector has shape {vector.shape}, the index has ({dimension},)"
         )
-    length = math.sqrt(vector @ vector)
+    # A dot product would give up the interpreter lock, for a microsecond's work.
+    length = math.sqrt(np.square(vector).sum())
     if not 0.0 < length < math.inf:
         raise StageError(DENSE, f"the query's vector has length {length}, so no direction")
     return vector / np.float32(length)
@@ -256,18 +304,13 @@ def _alone(name: str, leg: Leg, rows: RowArray) -> Candidates:
     return Candidates(rows, leg.scores, leg.kind, {name: leg})
 
 
-def _united(
-    index: HybridIndex, lexical: LexicalHits, dense: DenseHits, fusion: Fusion
-) -> Candidates:
-    """The candidates of either leg, each scored in both, and fused."""
-    rows, lexical_scores, cosines = kernels().unite(
-        lexical.rows, dense.rows, lexical.every, index.dense.vectors, dense.vector
-    )
+def _fused(united: "United", fusion: Fusion) -> Candidates:
+    rows, fused, lexical_scores, cosines = united
     legs = {
         LEXICAL: Leg(lexical_scores, ScoreKind.RATIO),
         DENSE: Leg(cosines, ScoreKind.COSINE),
     }
-    return Candidates(rows, fuse(legs, fusion), fusion.kind, legs)
+    return Candidates(rows, fused, fusion.kind, legs)
 
 
 def rerank(
@@ -281,12 +324,11 @@ def rerank(
 ) -> Candidates | StageFailure:
     """All the candidates with the reranker's logits, or why it did not answer."""
     score = partial(_logits, index, reranker, query, candidates.rows)
-    try:
-        logits = stage.call(score, seconds)
-    except Exception as error:
-        return failure_of(RERANK, error)
+    logits = _attempt(RERANK, partial(stage.call, score, seconds))
+    if isinstance(logits, _Lost):
+        return logits.failure
     legs = {**candidates.legs, RERANK: Leg(logits, ScoreKind.LOGIT)}
-    return Candidates(candidates.rows, logits, ScoreKind.LOGIT, legs)
+    return Candidates(candidates.rows, logits, ScoreKind.LOGIT, legs).sorted()
 
 
 def _logits(index: HybridIndex, reranker: Reranker, query: str, rows: RowArray) -> FloatArray:

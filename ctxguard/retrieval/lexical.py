@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from ctxguard._extras import require
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.analysis import ANALYSER, analyse
-from ctxguard.retrieval.kernels import Postings, kernels
-from ctxguard.retrieval.protocols import Float32Array, LexicalHits, LexicalIndex, RowArray
+from ctxguard.retrieval.protocols import Float32Array, LexicalHits, LexicalIndex
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
+Postings = tuple[Float32Array, NDArray[np.int32], NDArray[np.int64]]
 
 K1 = 1.5
 B = 0.75
@@ -56,6 +56,7 @@ class Bm25sIndex:
     Attributes:
         engine: Its name in settings and manifests.
         fingerprint: The engine, the analyser and their parameters.
+        postings: The scores and rows of all words, one after the other, and where each begins.
     """
 
     engine: LexicalEngine = "bm25s"
@@ -69,8 +70,9 @@ class Bm25sIndex:
         indptr: NDArray[np.int64],
         n_passages: int,
     ) -> None:
+        self._kernels = require("ctxguard.retrieval.kernels", "embedded")
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self._postings: Postings = _read_only(data), _read_only(indices), _read_only(indptr)
+        self.postings: Postings = _read_only(data), _read_only(indices), _read_only(indptr)
         self._vocabulary = vocabulary
         self._n_passages = n_passages
 
@@ -97,20 +99,22 @@ class Bm25sIndex:
 
     def search(self, query: str, k: int) -> LexicalHits:
         """The at most ``k`` best rows, and every row's score."""
-        words = self._words(query)
+        words = self.words(query)
         if words.size == 0 or self._n_passages == 0:
             return _no_hits(self._n_passages)
         k = min(k, self._n_passages)
-        rows, every = kernels().search_postings(words, self._postings, self._n_passages, k)
-        return _best_first(rows, every, k)
+        return LexicalHits(
+            *self._kernels.search_postings(words, self.postings, self._n_passages, k)
+        )
 
-    def _words(self, query: str) -> NDArray[np.int64]:
+    def words(self, query: str) -> NDArray[np.int64]:
+        """The numbers of a query's words, without those that no passage has."""
         known = self._vocabulary
         return np.array([known[word] for word in analyse(query) if word in known], np.int64)
 
     def save(self, folder: Path) -> None:
         """Write the postings as arrays and the vocabulary as JSON."""
-        data, indices, indptr = self._postings
+        data, indices, indptr = self.postings
         np.save(folder / "lexical.data.npy", data)
         np.save(folder / "lexical.indices.npy", indices)
         np.save(folder / "lexical.indptr.npy", indptr)
@@ -168,7 +172,9 @@ class RankBm25Index:
         if self._okapi is None or not words:
             return _no_hits(len(self._passages))
         every = np.maximum(self._okapi.get_scores(words), 0.0).astype(np.float32)
-        return _best_first(np.flatnonzero(every), every, k)
+        rows = np.flatnonzero(every)
+        best = rows[np.argsort(-every[rows], kind="stable")[:k]]
+        return LexicalHits(best, every[best].astype(np.float64), every)
 
     def save(self, folder: Path) -> None:
         """Write every passage's words, as numbers, and the vocabulary as JSON."""
@@ -193,12 +199,6 @@ class RankBm25Index:
         words = [names[word] for word in flat.tolist()]
         bounds = ends.tolist()
         return cls([words[a:b] for a, b in pairwise(bounds)])
-
-
-def _best_first(rows: RowArray, every: Float32Array, k: int) -> LexicalHits:
-    scores = every[rows]
-    order = np.argsort(-scores, kind="stable")[:k]
-    return LexicalHits(rows[order], scores[order].astype(np.float64), every)
 
 
 def _no_hits(n_passages: int) -> LexicalHits:

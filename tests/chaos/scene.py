@@ -252,8 +252,8 @@ class Scene:
     def _switch_lexical(self) -> None:
         assert self.retriever is not None
         lexical: Any = self.retriever._live.index.lexical
-        search = lexical.search
-        lexical.search = lambda query, k: self.lexical(lambda: search(query, k))
+        words = lexical.words
+        lexical.words = lambda query: self.lexical(lambda: words(query))
 
     @property
     def dense(self) -> Switch:

@@ -328,7 +328,7 @@ class TestSearching:
 
         index = retriever._live.index
         if dead == "lexical":
-            monkeypatch.setattr(index.lexical, "search", broken)
+            monkeypatch.setattr(index.lexical, "words", broken)
         if dead == "dense":
             monkeypatch.setattr(WordHashEmbedder, "encode_query", broken)
         ranking = retriever.with_reranker(Reranker()).retrieve("red", where=Where(t=1))

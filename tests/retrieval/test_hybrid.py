@@ -1,5 +1,6 @@
 """The hybrid retriever: what it returns, what it refuses, and how it answers when a leg fails."""
 
+import gc
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from ctxguard.errors import (
 from ctxguard.fusion import Fusion, fuse
 from ctxguard.retrieval import HybridRetriever, Retriever
 from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.stages import Deadlines
 from ctxguard.testing import WordHashEmbedder
 from ctxguard.types import FloatArray, Passage, Route, ScoreKind
 
@@ -201,13 +203,36 @@ class TestFailures:
     def test_a_dead_lexical_leg_is_left_out_and_named(
         self, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def search(query: str, k: int) -> None:
+        def words(query: str) -> None:
             raise OSError("the postings are gone")
 
-        monkeypatch.setattr(retriever._live.index.lexical, "search", search)
+        monkeypatch.setattr(retriever._live.index.lexical, "words", words)
         ranking = retriever.retrieve(QUERY)
         assert (ranking.route, ranking.kind) == (Route.DENSE, ScoreKind.COSINE)
         assert ranking.failures[0].stage == "lexical"
+
+    @pytest.mark.parametrize("deadlines", [Deadlines(), Deadlines(total_seconds=5.0)])
+    @pytest.mark.parametrize("dead", ["lexical", "dense"])
+    def test_a_dead_leg_leaves_nothing_for_the_garbage_collector(
+        self,
+        corpus: list[Passage],
+        monkeypatch: pytest.MonkeyPatch,
+        dead: str,
+        deadlines: Deadlines,
+    ) -> None:
+        broken = BrokenEmbedder(RuntimeError("dead")) if dead == "dense" else WordHashEmbedder()
+        retriever = HybridRetriever.build(corpus, embedder=broken).with_deadlines(deadlines)
+        if dead == "lexical":
+            monkeypatch.setattr(retriever._live.index.lexical, "words", None)
+        retriever.retrieve(QUERY)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                assert retriever.retrieve(QUERY).failures[0].stage == dead
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
     def test_with_both_legs_dead_nothing_pretends_to_be_an_answer(
         self, corpus: list[Passage], monkeypatch: pytest.MonkeyPatch
@@ -215,7 +240,7 @@ class TestFailures:
         retriever = HybridRetriever.build(corpus, embedder=BrokenEmbedder(RuntimeError("dead")))
         with pytest.raises(StageUnavailableError, match=r"dense: RuntimeError at test_hybrid\.py"):
             retriever.on_route(Route.DENSE).retrieve(QUERY)
-        monkeypatch.setattr(retriever._live.index.lexical, "search", None)
+        monkeypatch.setattr(retriever._live.index.lexical, "words", None)
         with pytest.raises(StageUnavailableError, match="lexical and dense"):
             retriever.retrieve(QUERY)
 

@@ -550,14 +550,12 @@ class System:
         self.bare = bare
         self.retriever = bare.with_reranker(self.reranker)
         lexical = bare._live.index.lexical
-        search = lexical.search
+        words = lexical.words
         self.lexical_instead: Callable[[], object] | None = None
         monkeypatch.setattr(
             lexical,
-            "search",
-            lambda query, k: (
-                search(query, k) if self.lexical_instead is None else self.lexical_instead()
-            ),
+            "words",
+            lambda query: words(query) if self.lexical_instead is None else self.lexical_instead(),
         )
 
     def switch(self, stages: Sequence[str], instead: Callable[[], object] | None) -> None:
