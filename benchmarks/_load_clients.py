@@ -50,6 +50,29 @@ def _at(ordered: Sequence[float], share: float) -> float:
 
 def in_threads(ask: Ask, queries: Sequence[str], clients: int, seconds: float) -> Load:
     """Clients on threads of their own, each asking again as soon as it has its answer."""
+    return in_turns([ask], queries, clients, seconds, turns=1)[0]
+
+
+def in_turns(
+    asks: Sequence[Ask], queries: Sequence[str], clients: int, seconds: float, *, turns: int
+) -> list[Load]:
+    """`in_threads` for several that are compared, in turns: a busy spell falls on all of them."""
+    taken: list[list[float]] = [[] for _ in asks]
+    ends: list[Counter[str]] = [Counter() for _ in asks]
+    elapsed = [0.0 for _ in asks]
+    for _ in range(turns):
+        for which, ask in enumerate(asks):
+            turn = _turn(ask, queries, clients, seconds / turns)
+            taken[which] += turn[0]
+            ends[which] += turn[1]
+            elapsed[which] += turn[2]
+    return [Load.of(*each) for each in zip(taken, ends, elapsed, strict=True)]
+
+
+def _turn(
+    ask: Ask, queries: Sequence[str], clients: int, seconds: float
+) -> tuple[list[float], Counter[str], float]:
+    """Seconds of each request, what came back, and seconds in all."""
     taken: list[list[float]] = [[] for _ in range(clients)]
     ends: list[Counter[str]] = [Counter() for _ in range(clients)]
     together = threading.Barrier(clients + 1)
@@ -71,7 +94,7 @@ def in_threads(ask: Ask, queries: Sequence[str], clients: int, seconds: float) -
     for thread in threads:
         thread.join()
     elapsed = time.perf_counter() - started
-    return Load.of(list(chain.from_iterable(taken)), sum(ends, Counter()), elapsed)
+    return list(chain.from_iterable(taken)), sum(ends, Counter()), elapsed
 
 
 def in_a_loop(ask: AwaitedAsk, queries: Sequence[str], clients: int, seconds: float) -> Load:

@@ -108,13 +108,13 @@ class System:
             embedder=self._embedder,
         )
         lexical: Any = built._live.index.lexical
-        search = lexical.search
+        words = lexical.words
 
-        def switched(query: str, k: int) -> object:
+        def switched(query: str) -> object:
             self.switches["lexical"].work()
-            return search(query, k)
+            return words(query)
 
-        lexical.search = switched
+        lexical.words = switched
         self._index = built._live.index
 
     def retriever(self, *, rerank: bool = False, deadlines: Deadlines | None = None) -> Any:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -28,6 +28,7 @@ from benchmarks._search_peers import open_peer
 from benchmarks._search_peers.base import K, SearchPeer, Surroundings
 
 _FEWEST_QUERIES = 3
+_TURNS = 5
 _MEBIBYTE = 2**20
 
 
@@ -81,8 +82,8 @@ def measure(task: Task, report: Report) -> None:
         )
         report("agreement", _agreement(peer, corpus, task.seconds))
         corpus.release()
-        for clients in task.clients:
-            report(f"clients_{clients}", _clients(peer, clients, n_queries, task.seconds))
+        for figures in _clients(peer, task.clients, n_queries, task.seconds):
+            report(f"clients_{figures['clients']}", figures)
         floor = peer.floor_bytes()
         report(
             "served",
@@ -147,19 +148,30 @@ def _shared(found: Sequence[int], exact: Sequence[int]) -> float:
     return len(best & set(found[:K])) / len(best)
 
 
-def _clients(peer: SearchPeer, clients: int, n_queries: int, seconds: float) -> dict[str, Any]:
-    """Clients that each ask one query after the other, all at once, until the time is up."""
-    ask = _in_processes if peer.clients == "processes" and clients > 1 else _in_threads
-    taken, wall = ask(peer, clients, n_queries, seconds)
-    p50, p99 = np.quantile(taken, (0.5, 0.99)) * 1e3
-    return {
-        "clients": clients,
-        "as": "one thread" if clients == 1 else peer.clients,
-        "p50_ms": round(float(p50), 4),
-        "p99_ms": round(float(p99), 4),
-        "queries_per_second": round(len(taken) / wall, 2),
-        "queries": len(taken),
-    }
+def _clients(
+    peer: SearchPeer, clients: Sequence[int], n_queries: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Clients that each ask one query after the other, all at once, until the time is up.
+
+    The numbers of clients take turns, so that a busy spell of the machine falls on all of them.
+    """
+    turns: dict[int, list[tuple[list[float], float]]] = {n: [] for n in clients}
+    for _ in range(_TURNS):
+        for n, taken_turns in turns.items():
+            ask = _in_processes if peer.clients == "processes" and n > 1 else _in_threads
+            taken_turns.append(ask(peer, n, n_queries, seconds / _TURNS))
+    for n, taken_turns in turns.items():
+        taken = [each for turn, _ in taken_turns for each in turn]
+        p50, p99 = np.quantile(taken, (0.5, 0.99)) * 1e3
+        rates = [len(turn) / wall for turn, wall in taken_turns]
+        yield {
+            "clients": n,
+            "as": "one thread" if n == 1 else peer.clients,
+            "p50_ms": round(float(p50), 4),
+            "p99_ms": round(float(p99), 4),
+            "queries_per_second": round(float(np.median(rates)), 2),
+            "queries": len(taken),
+        }
 
 
 def _in_threads(
@@ -233,7 +245,7 @@ def _asked(
     clock = time.perf_counter
     taken: list[float] = []
     at, until = number * n_queries // clients, clock() + seconds
-    while clock() < until or len(taken) < _FEWEST_QUERIES:
+    while clock() < until or not taken:
         started = clock()
         peer.search(at % n_queries)
         taken.append(clock() - started)

@@ -9,7 +9,7 @@ of queries looked up, not encoded).
 
 ``faults``: one stage raises, or never returns, from the first request on. A search has 100 ms, and
 either leg half of that. Compared with the same retriever on the route that is left, healthy, under
-the same deadlines, before and after. Where a stage hangs at every fourth call only, its circuit
+the same deadlines and in turns with it. Where a stage hangs at every fourth call only, its circuit
 opens only now and then and the other requests that meet such a call wait for its deadline: that is
 where the tail past the deadline is seen.
 
@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._load_bursts import Outcome, bursts
-from benchmarks._load_clients import Load, in_a_loop, in_threads
+from benchmarks._load_clients import Load, in_a_loop, in_threads, in_turns
 from benchmarks._load_system import (
     FAULTS,
     FOURTH,
@@ -52,6 +52,7 @@ CLIENTS = (1, 4, 16, 64)
 SAMPLING_RATE = 0.05
 DEADLINE_SECONDS = 0.1
 BURST = 10_000
+TURNS = 6
 
 
 class Draining:
@@ -99,21 +100,21 @@ class Fault:
 
     Attributes:
         faulty: With the fault.
-        healthy_rates: Answers a second of the route that is left, before and after; None for
-            a wrapped retriever, beside which nothing is left.
+        healthy_rate: Answers a second of the route that is left; None for a wrapped retriever,
+            beside which nothing is left.
         past_deadline: Milliseconds by which the 99th percentile passes the deadline; negative
             where hardly a request waits for it.
     """
 
     faulty: Load
-    healthy_rates: tuple[float, float] | None
+    healthy_rate: float | None
     past_deadline: float
 
     @property
     def share(self) -> float | None:
         """The faulty one's answers a second, errors left out, as a share of the healthy route's."""
-        healthy = self.healthy_rates
-        return None if healthy is None else 2.0 * self.faulty.answered_rate / sum(healthy)
+        healthy = self.healthy_rate
+        return None if healthy is None else self.faulty.answered_rate / healthy
 
 
 ROUTE_LEFT = {"dense": Route.LEXICAL, "lexical": Route.DENSE, "rerank": Route.HYBRID}
@@ -130,14 +131,13 @@ def faults(system: System, clients: Sequence[int], seconds: float) -> dict[str, 
     for stage, route in ROUTE_LEFT.items():
         for n in clients:
             for fault in FAULTS:
-                healthy = system.retriever(deadlines=limits).on_route(route)
-                whole = system.retriever(rerank=stage == "rerank", deadlines=limits)
-                before = serve(system, healthy, n, seconds / 2.0)
+                healthy, _ = guarded(system.retriever(deadlines=limits).on_route(route))
+                whole, _ = guarded(system.retriever(rerank=stage == "rerank", deadlines=limits))
+                both = [whole.retrieve, healthy.retrieve]
                 with faulty(system.switches[stage], fault):
-                    load = serve(system, whole, n, seconds)
-                after = serve(system, healthy, n, seconds / 2.0)
+                    lost, left = in_turns(both, system.queries, n, seconds, turns=TURNS)
                 found[f"{stage} {fault}, {n} clients"] = Fault(
-                    load, (before.answered_rate, after.answered_rate), past_deadline(load)
+                    lost, left.answered_rate, past_deadline(lost)
                 )
     for n in clients:
         for fault in (HUNG, FOURTH):
@@ -162,12 +162,6 @@ def wrapped_fault(fault: str, clients: int, seconds: float) -> Fault:
 def past_deadline(load: Load) -> float:
     """Milliseconds by which the 99th percentile passes the deadline."""
     return load.p99 - 1e3 * DEADLINE_SECONDS
-
-
-def serve(system: System, retriever: object, clients: int, seconds: float) -> Load:
-    """Clients on threads, through a guard."""
-    guard, _ = guarded(retriever)
-    return in_threads(guard.retrieve, system.queries, clients, seconds)
 
 
 @dataclass(frozen=True)

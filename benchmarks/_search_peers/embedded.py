@@ -26,6 +26,9 @@ from ctxguard.retrieval.lexical import LexicalEngine
 from ctxguard.retrieval.protocols import Float32Array, Progress
 from ctxguard.types import Passage, Route
 
+_FEW = 1_100
+"""Passages enough for codes."""
+
 
 class GivenVectors:
     """An embedder of vectors that are at hand."""
@@ -65,10 +68,13 @@ class Embedded(SearchPeer):
         self.setting = f"{lexical}; exact to {EXACT_LIMIT:,} passages"
         self._lexical = lexical
         # Compiled loops are a library's share of the memory, not an index's.
-        few = [Passage(f"p{row}", f"word{row} word") for row in range(8)]
-        vectors = GivenVectors(np.eye(8, DIMENSION, dtype=np.float32))
-        retriever = HybridRetriever.build(few, embedder=vectors)
-        retriever.retrieve("word", query_vector=np.ones(DIMENSION, np.float32))
+        few = [Passage(f"p{row}", f"word{row} word") for row in range(_FEW)]
+        random = np.random.default_rng(0).normal(size=(_FEW, DIMENSION)).astype(np.float32)
+        for exact_limit in (0, EXACT_LIMIT):
+            retriever = HybridRetriever.build(
+                few, embedder=GivenVectors(random), exact_limit=exact_limit
+            )
+            retriever.retrieve("word", query_vector=random[0])
 
     def build(self, corpus: Corpus, around: Surroundings) -> dict[str, float]:
         folder = around.folder / "index"
