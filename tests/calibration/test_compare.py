@@ -24,8 +24,9 @@ from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.fusion import Fusion
 from ctxguard.metrics import RELAXED_UTILITIES
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Interval, Profile, Provenance, RouteProfile
+from ctxguard.profile import Interval, RouteProfile
 from ctxguard.types import DEFAULT_DEPTH, Hit, Ranking, Route, ScoreKind
+from tests.profiles import profile_with
 
 
 class Shelf:
@@ -382,18 +383,15 @@ def test_a_smaller_k_than_min_keep_keeps_that_many() -> None:
 
 
 def test_a_profile_brings_its_fullest_route_with_its_fusion_and_policy() -> None:
-    def route(k: int, kind: ScoreKind) -> RouteProfile:
-        return RouteProfile(policy=RatioPolicy(k=k), score_kind=kind)
+    def route(k: int) -> RouteProfile:
+        return RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)
 
-    profile = Profile(
-        routes={
-            Route.LEXICAL: route(2, ScoreKind.RATIO),
-            Route.HYBRID: route(4, ScoreKind.RATIO),
+    profile = profile_with(
+        {
+            Route.LEXICAL: route(2),
+            Route.HYBRID: route(4),
         },
         fusion=Fusion("convex", weight=0.3),
-        provenance=Provenance(
-            ctxguard_version="1", seed=0, dataset="d", dataset_digest="0", depth=50
-        ),
     )
     found = from_profile("mine", profile)
     assert (found.route, found.policy.k, found.fusion.weight) == (Route.HYBRID, 4, 0.3)

@@ -14,9 +14,10 @@ from ctxguard.monitor.records import DEFAULT_RATES, JudgingRates
 from ctxguard.monitor.store import SampleStore, State
 from ctxguard.monitor.writer import DEFAULT_PRIVACY, Privacy, sample_to
 from ctxguard.policy import Policy, RatioPolicy
-from ctxguard.profile import Certificate, Profile, Provenance, RouteProfile
+from ctxguard.profile import Certificate, Profile, RouteProfile
 from ctxguard.telemetry import Telemetry
 from ctxguard.types import Hit, Route, ScoreKind
+from tests.profiles import CERTIFICATE, profile_with
 
 DEPTH = 12
 EVERYTHING = JudgingRates(dropped=1.0, pool=1.0, unanswered_pool=1.0, baseline=1.0)
@@ -24,19 +25,6 @@ ONLY_SERVED = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=0.0, baseline=
 
 BROKEN = RatioPolicy(k=1)
 """Serves the first passage only, where the fifth is the relevant one."""
-
-CERTIFICATE = Certificate(
-    alpha=0.12,
-    beta=None,
-    delta=0.1,
-    baseline="k=10",
-    test="betting upper bound",
-    p_value=0.1,
-    recall_loss=0.1,
-    harm=0.3,
-    n_recall=200,
-    n_queries=250,
-)
 
 
 @dataclass(frozen=True)
@@ -68,8 +56,8 @@ class Traffic:
 
 def profile_of(policy: Policy, certificate: Certificate | None = CERTIFICATE) -> Profile:
     """A profile of the traffic's retriever, made by hand."""
-    return Profile(
-        routes={
+    return profile_with(
+        {
             Route.EXTERNAL: RouteProfile(
                 policy=policy,
                 score_kind=ScoreKind.COSINE,
@@ -77,9 +65,7 @@ def profile_of(policy: Policy, certificate: Certificate | None = CERTIFICATE) ->
                 safe_policy=RatioPolicy(k=10),
             )
         },
-        provenance=Provenance(
-            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0" * 64, depth=DEPTH
-        ),
+        depth=DEPTH,
     )
 
 

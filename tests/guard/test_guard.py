@@ -24,7 +24,7 @@ from ctxguard.errors import (
 from ctxguard.fusion import Fusion
 from ctxguard.guard import ContextGuard
 from ctxguard.policy import ExpectedUtilityPolicy, Policy, RatioPolicy, decide
-from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.profile import Profile, RouteProfile
 from ctxguard.signals import RelevanceModel, signal_names
 from ctxguard.telemetry import Telemetry, default_telemetry
 from ctxguard.types import (
@@ -38,6 +38,7 @@ from ctxguard.types import (
     ScoreKind,
     StageFailure,
 )
+from tests.profiles import profile_with
 
 HITS = [
     Hit("a", 10.0, "The first."),
@@ -143,14 +144,8 @@ def profile_of(
     fingerprint: dict[str, str] | None = None,
     fusion: Fusion | None = None,
 ) -> Profile:
-    return Profile(
-        routes={route: RouteProfile(policy=policy, score_kind=kind)},
-        fingerprint={} if fingerprint is None else fingerprint,
-        fusion=Fusion() if fusion is None else fusion,
-        provenance=Provenance(
-            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
-        ),
-    )
+    routes = {route: RouteProfile(policy=policy, score_kind=kind)}
+    return profile_with(routes, fusion=fusion, fingerprint=fingerprint)
 
 
 def served(context: Context) -> list[str]:
@@ -164,24 +159,24 @@ class TestWhatItWraps:
         assert served(context) == ["a", "b", "c"]
         assert retriever.depths == [37]
 
-    def test_a_plain_callable(self) -> None:
+    def test_a_plain_callable_is_asked_as_it_is(self) -> None:
         def search(query: str, depth: int) -> Ranking:
             return RANKING
 
         assert served(guard_of(search, policy=SEVENTY).retrieve("q?")) == ["a", "b", "c"]
 
-    def test_plain_hits_with_a_score_kind(self) -> None:
+    def test_plain_hits_are_ranked_by_the_score_kind_that_is_named(self) -> None:
         guard = guard_of(Answering(HITS), policy=SEVENTY, score_kind="ratio")
         assert served(guard.retrieve("q?")) == ["a", "b", "c"]
 
-    def test_hits_from_a_generator(self) -> None:
+    def test_hits_may_come_from_a_generator(self) -> None:
         def search(query: str, depth: int) -> Iterator[Hit]:
             yield from HITS[:depth]
 
         guard = guard_of(search, policy=SEVENTY, score_kind=ScoreKind.RATIO, depth=2)
         assert served(guard.retrieve("q?")) == ["a", "b"]
 
-    def test_hits_of_a_subclass(self) -> None:
+    def test_hits_may_be_of_a_subclass(self) -> None:
         class Own(Hit):
             pass
 
@@ -189,7 +184,7 @@ class TestWhatItWraps:
         assert served(guard.retrieve("q?")) == ["a"]
 
     @pytest.mark.parametrize("form", ["method", "function", "callable object", "awaitable"])
-    def test_asynchronous_retrievers(self, form: str) -> None:
+    def test_a_retriever_may_be_asynchronous(self, form: str) -> None:
         async def search(query: str, *, depth: int) -> Ranking:
             await asyncio.sleep(0)
             return RANKING
@@ -332,13 +327,13 @@ class TestErrors:
         assert caught.value.stage == "retriever"
         assert counted["failed_requests"] == 1
 
-    def test_the_same_when_awaited(self, counted: Counted) -> None:
+    def test_a_failing_retriever_is_an_outage_when_awaited_too(self, counted: Counted) -> None:
         guard = guard_of(Failing(TimeoutError("slow")), telemetry=counted.telemetry)
         with pytest.raises(StageUnavailableError, match=r"TimeoutError at test_guard\.py"):
             asyncio.run(guard.aretrieve("q?"))
         assert counted["failed_requests"] == 1
 
-    def test_a_retriever_that_fails_while_its_hits_are_read(self) -> None:
+    def test_a_retriever_that_fails_while_its_hits_are_read_is_an_outage(self) -> None:
         def search(query: str, depth: int) -> Iterator[Hit]:
             yield HITS[0]
             raise ConnectionError("reset")
@@ -448,7 +443,7 @@ class TestCalibration:
             Route.HYBRID: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO),
             Route.LEXICAL: RouteProfile(policy=RatioPolicy(k=1), score_kind=ScoreKind.RATIO),
         }
-        guard = guard_of(profile=profile_of().model_copy(update={"routes": routes}))
+        guard = guard_of(profile=profile_with(routes))
         assert served(guard.filter("q?", replace(RANKING, route=Route.HYBRID))) == ["a", "b", "c"]
         assert served(guard.filter("q?", replace(RANKING, route=Route.LEXICAL))) == ["a"]
 
@@ -647,7 +642,7 @@ class TestSampling:
         assert sampler.events == ["draw r7", "retrieval", "offer r7"]
         assert sampler.contexts == [context]
 
-    def test_the_same_when_awaited_and_when_filtering(self) -> None:
+    def test_awaited_and_filtered_requests_are_selected_before_and_offered_once_too(self) -> None:
         sampler = Sampled()
         guard = guard_of(sampler=sampler)
         asyncio.run(guard.aretrieve("q?", request_id="r1"))
@@ -740,7 +735,9 @@ class TestVerdicts:
         assert {t.setting: t.value for t in last.kept_if} == {"k": 6, "min_ratio": 0.05}
 
     @given(rankings(), POLICIES)
-    def test_those_settings_keep_it(self, ranking: Ranking, policy: RatioPolicy) -> None:
+    def test_a_dropped_passage_is_kept_under_the_settings_that_it_names(
+        self, ranking: Ranking, policy: RatioPolicy
+    ) -> None:
         context = guard_of(Answering(ranking), policy=policy).retrieve("q?")
         assert len(context.verdicts) == len(ranking)
         for verdict in context.verdicts:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from storing import Clock, OpenStore
 
 from ctxguard.context import Context
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store import Limits, SampleStore
 from ctxguard.policy import RatioPolicy, decide
 from ctxguard.types import Hit, Mode, Ranking, Route, ScoreKind
 
@@ -108,6 +109,18 @@ def any_store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'samples.db'}"
     url: str = request.getfixturevalue("postgresql_url")
     return url
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of ``store``."""
+    return Clock()
+
+
+@pytest.fixture
+def store(any_store_url: str, clock: Clock, open_store: OpenStore) -> SampleStore:
+    """A new, empty store of each kind, on a clock that the test sets."""
+    return open_store(any_store_url, limits=Limits(reserve_bytes=0), clock=clock)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -23,20 +23,18 @@ from ctxguard.monitor.alarms import (
 )
 from ctxguard.monitor.alarms.webhook import WebhookAccounts
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.profile import Profile, RouteProfile
 from ctxguard.types import Route, ScoreKind
+from tests.profiles import profile_with
 
-PROFILE = Profile(
-    routes={
+PROFILE = profile_with(
+    {
         Route.HYBRID: RouteProfile(
             policy=RatioPolicy(k=3, min_ratio=0.8),
             score_kind=ScoreKind.RATIO,
             safe_policy=RatioPolicy(k=10),
         )
     },
-    provenance=Provenance(
-        ctxguard_version="0.1.0", seed=0, dataset="d", dataset_digest="0" * 64, depth=100
-    ),
 )
 OTHER = PROFILE.model_copy(update={"fingerprint": {"embedder": "another"}})
 RECALL = Alarm(
@@ -361,7 +359,7 @@ class TestActions:
         ],
         ids=lambda alarm: alarm.kind.value,
     )
-    def test_only_recall_loss_does(self, file: Path, alarm: Alarm) -> None:
+    def test_alarms_of_other_kinds_never_switch(self, file: Path, alarm: Alarm) -> None:
         assert AlarmActions(switch_path=file)(alarm, PROFILE) is SwitchOutcome.NOT_MEANT
         assert Profile.load(file) == PROFILE
 

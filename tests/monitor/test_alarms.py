@@ -25,29 +25,10 @@ from ctxguard.monitor.alarms import (
     where_labels_tell_most,
 )
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import (
-    Certificate,
-    Evidence,
-    Interval,
-    Profile,
-    Provenance,
-    RouteProfile,
-    SegmentProfile,
-)
+from ctxguard.profile import Evidence, Interval, Profile, RouteProfile, SegmentProfile
 from ctxguard.types import Route, ScoreKind
+from tests.profiles import CERTIFICATE, profile_with
 
-CERTIFICATE = Certificate(
-    alpha=0.12,
-    beta=None,
-    delta=0.1,
-    baseline="k=10",
-    test="betting upper bound",
-    p_value=0.1,
-    recall_loss=0.1,
-    harm=0.3,
-    n_recall=200,
-    n_queries=250,
-)
 HELD_OUT = Evidence(
     queries=250, metrics={"harm": Interval(value=0.3, lower=0.25, upper=0.36, n=250)}
 )
@@ -62,13 +43,8 @@ ROUTE_PROFILE = RouteProfile(
 )
 
 
-def profile_of(route_profile: RouteProfile = ROUTE_PROFILE, **changes: object) -> Profile:
-    return Profile(
-        routes={Route.HYBRID: route_profile.model_copy(update=changes)},
-        provenance=Provenance(
-            ctxguard_version="0.1.0", seed=0, dataset="d", dataset_digest="0" * 64, depth=100
-        ),
-    )
+def profile_of(**changes: object) -> Profile:
+    return profile_with({Route.HYBRID: ROUTE_PROFILE.model_copy(update=changes)})
 
 
 PROFILE = profile_of()
@@ -322,7 +298,7 @@ class TestRestarting:
             assert lose(through, loss, 1, harm=loss) == lose(resumed, loss, 1, harm=loss)
         assert resumed.report() == through.report()
 
-    def test_with_signals_too(self) -> None:
+    def test_a_restored_board_goes_on_with_its_signals_too(self) -> None:
         stopped = board_of(drift=True)
         for _ in range(30):
             stopped.signals(Route.HYBRID, Signals(5.0, None, 2), time_seconds=1.0)

@@ -20,8 +20,9 @@ from ctxguard.monitor.alarms import (
 )
 from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, REMEMBERED, drift_watches
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Evidence, Profile, Provenance, RouteProfile
+from ctxguard.profile import Evidence, Profile, RouteProfile
 from ctxguard.types import Route, ScoreKind
+from tests.profiles import profile_with
 
 DECILES = np.linspace(0.0, 1.0, 11)
 
@@ -43,10 +44,7 @@ def route_of(rng: np.random.Generator) -> RouteProfile:
 
 
 def profile_of(route: RouteProfile) -> Profile:
-    provenance = Provenance(
-        ctxguard_version="0.1.0", seed=0, dataset="d", dataset_digest="0" * 64, depth=100
-    )
-    return Profile(routes={Route.HYBRID: route}, provenance=provenance)
+    return profile_with({Route.HYBRID: route})
 
 
 class TestSignals:
@@ -133,7 +131,7 @@ class TestAgainstCalibration:
         assert n == warned.n == COMPARED_REQUESTS
         assert warned.value > warned.before == watch.allowed_distance
 
-    def test_the_same_distribution_is_not(self) -> None:
+    def test_the_distribution_of_calibration_is_seldom_warned_of(self) -> None:
         rng = np.random.default_rng(5)
         far = 0
         for _ in range(200):

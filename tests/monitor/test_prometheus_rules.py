@@ -27,9 +27,10 @@ from ctxguard.monitor.judges.accounts import JudgeAccounts, Ledger
 from ctxguard.monitor.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Certificate, Evidence, Profile, Provenance, RouteProfile
+from ctxguard.profile import Evidence, Profile, RouteProfile
 from ctxguard.telemetry import Telemetry
 from ctxguard.types import Route, ScoreKind
+from tests.profiles import CERTIFICATE, profile_with
 
 FOLDER = Path(prometheus.__file__).parent
 RULES = yaml.safe_load(prometheus.rules())
@@ -94,28 +95,13 @@ def exported(scrape: str) -> set[str]:
 
 
 def _profile() -> Profile:
-    certificate = Certificate(
-        alpha=0.1,
-        beta=None,
-        delta=0.1,
-        baseline="k=10",
-        test="betting upper bound",
-        p_value=0.1,
-        recall_loss=0.05,
-        harm=0.3,
-        n_recall=100,
-        n_queries=100,
-    )
     calibrated = RouteProfile(
         policy=RatioPolicy(k=3, min_ratio=0.8),
         score_kind=ScoreKind.RATIO,
-        certificate=certificate,
+        certificate=CERTIFICATE,
         chosen_on=Evidence(queries=100, metrics={}),
     )
-    provenance = Provenance(
-        ctxguard_version="0.1.0", seed=0, dataset="d", dataset_digest="0" * 64, depth=100
-    )
-    return Profile(routes={Route.HYBRID: calibrated}, provenance=provenance)
+    return profile_with({Route.HYBRID: calibrated})
 
 
 def names_in(expression: str) -> set[str]:

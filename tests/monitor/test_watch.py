@@ -15,37 +15,24 @@ from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.records import JudgingRates
 from ctxguard.monitor.watch import acknowledge, alarms_up
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Certificate, Profile, Provenance, RouteProfile
+from ctxguard.profile import Profile, RouteProfile
 from ctxguard.types import Mode, Route, ScoreKind
+from tests.profiles import CERTIFICATE, profile_with
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 LOST = {"q": {"p9": 1}}
 """The only relevant passage is never served."""
 
-PROFILE = Profile(
-    routes={
+PROFILE = profile_with(
+    {
         Route.EXTERNAL: RouteProfile(
             policy=RatioPolicy(k=3),
             score_kind=ScoreKind.RATIO,
-            certificate=Certificate(
-                alpha=0.1,
-                beta=None,
-                delta=0.1,
-                baseline="k=10",
-                test="betting upper bound",
-                p_value=0.1,
-                recall_loss=0.05,
-                harm=0.3,
-                n_recall=200,
-                n_queries=250,
-            ),
+            certificate=CERTIFICATE,
             safe_policy=RatioPolicy(k=10),
         )
     },
-    provenance=Provenance(
-        ctxguard_version="0.1.0", seed=0, dataset="d", dataset_digest="0" * 64, depth=100
-    ),
 )
 
 
@@ -141,7 +128,7 @@ def test_alarms_outlive_the_monitor_until_someone_acknowledges_them(
 
 def test_a_judge_that_is_down_warns_until_it_is_back(make_context: MakeContext) -> None:
     live = watching()
-    judge = live.monitor._judging.judge
+    judge = live.monitor.judge
     broken = lambda *_: (_ for _ in ()).throw(OSError("down"))  # noqa: E731
     judge.judge = broken
     live.watch(*served(make_context, 2))

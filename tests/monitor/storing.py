@@ -1,0 +1,77 @@
+"""Samples and labels for a store, by the number of their request, and a clock that tests set."""
+
+from collections.abc import Callable
+
+from ctxguard.monitor.store import (
+    Entry,
+    Finished,
+    LabelRow,
+    SampleStore,
+    State,
+    WorkerCounts,
+)
+
+OpenStore = Callable[..., SampleStore]
+DAY = 86_400.0
+NOW = 1.8e9
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def entry(
+    n: int,
+    *,
+    request_id: str | None = None,
+    time_seconds: float = NOW,
+    probability: float = 0.5,
+    label_order: float = 0.5,
+    payload: bytes = b"payload",
+) -> Entry:
+    return Entry(
+        request_id=request_id or f"r{n}",
+        time_seconds=time_seconds,
+        probability=probability,
+        session_id=f"s{n}" if n % 2 else None,
+        label_order=label_order,
+        payload=payload,
+    )
+
+
+def fill(store: SampleStore, n: int, **columns: object) -> list[int]:
+    """Store n samples; their ids, oldest first."""
+    entries = [entry(i, **columns) for i in range(n)]  # type: ignore[arg-type]
+    before = store.stored_count("w")
+    store.append("w", entries, WorkerCounts(before + n))
+    return [store.find(one.request_id)[-1] for one in entries]
+
+
+def judged(sample_id: int, *, time_seconds: float = NOW, summary: bytes = b"summary.") -> Finished:
+    return Finished(
+        sample_id,
+        time_seconds,
+        State.JUDGED,
+        '{"p": 1}',
+        summary,
+        b"grades",
+        (("p", "why", "raw"),),
+    )
+
+
+def judge_all(store: SampleStore, series: str = "judge") -> list[int]:
+    claimed = store.claim("m", 1_000, lease_seconds=60.0)
+    store.finish(series, [judged(one.sample_id, time_seconds=one.time_seconds) for one in claimed])
+    return [one.sample_id for one in claimed]
+
+
+def label(
+    n: int, grade: int = 1, *, annotator: str = "ann", time_seconds: float = NOW, passage: str = "p"
+) -> LabelRow:
+    return LabelRow(f"r{n}", passage, grade, None, annotator, time_seconds)

@@ -1,0 +1,85 @@
+"""What is read back of judged samples: windows of summaries, grades, series, single samples."""
+
+import numpy as np
+import pytest
+from storing import NOW, OpenStore, entry, fill, judged
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.store import Finished, SampleStore, State, WorkerCounts
+
+
+class TestJudged:
+    def test_a_window_holds_since_but_not_until_ordered_by_time(self, store: SampleStore) -> None:
+        times = [NOW + second for second in (3.0, 1.0, 2.0, 0.0)]
+        ids = [fill(store, 1, time_seconds=time)[0] for time in times]
+        store.finish(
+            "judge",
+            [
+                judged(sample_id, time_seconds=time, summary=f"{time - NOW:<8}".encode())
+                for sample_id, time in zip(ids, times, strict=True)
+            ],
+        )
+        rows = store.judged("judge", since=NOW + 1.0, until=NOW + 3.0)
+        assert rows.sample_ids.tolist() == [ids[1], ids[2]]
+        assert rows.time_seconds.tolist() == [NOW + 1.0, NOW + 2.0]
+        assert rows.summaries == b"1.0     2.0     "
+        assert rows.grades is None
+        everything = store.judged("judge", with_grades=True)
+        assert everything.sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
+        assert everything.grades == [b"grades"] * 4
+
+    def test_grades_stay_with_their_request(self, store: SampleStore) -> None:
+        ids = fill(store, 3)
+        for sample_id, grades in zip(ids, (b"a", b"", b"ccc"), strict=True):
+            one = Finished(sample_id, NOW, State.JUDGED, summary=b"s", grades=grades)
+            store.finish("judge", [one])
+        assert store.judged("judge", with_grades=True).grades == [b"a", b"", b"ccc"]
+
+    def test_a_series_that_has_not_begun_is_empty(self, store: SampleStore) -> None:
+        rows = store.judged("judge", with_grades=True)
+        assert (len(rows), rows.summaries, rows.grades) == (0, b"", [])
+        assert rows.sample_ids.dtype == np.int64
+        assert store.series() == []
+
+    def test_another_judge_begins_another_series(self, store: SampleStore) -> None:
+        ids = fill(store, 2)
+        store.finish("judge 2", [judged(ids[0])])
+        store.finish("judge 10", [judged(ids[1])])
+        assert store.series() == ["judge 2", "judge 10"]
+        assert store.judged("judge 10").sample_ids.tolist() == [ids[1]]
+        assert store.verdicts("judge 10", ids) == {ids[1]: '{"p": 1}'}
+
+    def test_summaries_of_another_size_are_refused_and_nothing_is_finished(
+        self, store: SampleStore
+    ) -> None:
+        ids = fill(store, 2)
+        store.finish("judge", [judged(ids[0], summary=b"12345678")])
+        with pytest.raises(ConfigurationError, match="summaries of 8 bytes, not 3"):
+            store.finish("judge", [judged(ids[1], summary=b"123")])
+        assert store.states()[State.PENDING] == 1
+
+    def test_more_rows_than_one_fetch_are_read_whole(
+        self, any_store_url: str, open_store: OpenStore
+    ) -> None:
+        store = open_store(any_store_url)
+        n = 2_500
+        for start in range(0, n, 500):
+            batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 500)]
+            store.append("w", batch, WorkerCounts(start + 500))
+        claimed = store.claim("m", n, lease_seconds=60.0)
+        ids = [one.sample_id for one in claimed]
+        done = [judged(one, summary=np.int64(one).tobytes()) for one in ids]
+        assert store.finish("judge", done) == n
+        rows = store.judged("judge", with_grades=True)
+        assert np.frombuffer(rows.summaries, np.int64).tolist() == rows.sample_ids.tolist()
+        assert rows.sample_ids.tolist() == ids
+        assert len(store.payloads(ids)) == len(store.request_ids(ids)) == n
+        store.close()
+
+    def test_what_is_known_of_single_samples_can_be_looked_up(self, store: SampleStore) -> None:
+        first, second = fill(store, 1)[0], fill(store, 1)[0]
+        assert store.find("r0") == [first, second]
+        assert store.find("unknown") == []
+        assert store.request_ids([first, 10**9]) == {first: "r0"}
+        assert store.payloads([second, 10**9]) == {second: b"payload"}
+        assert store.verdicts("judge", [first]) == store.rejected([first]) == {}

@@ -1,0 +1,109 @@
+"""What people say of samples: labels, the samples they are asked about, and feedback."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from storing import NOW, OpenStore, entry, fill, judged, label
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, WorkerCounts
+
+
+class TestPeople:
+    def test_labels_are_found_with_their_samples(self, store: SampleStore) -> None:
+        ids = fill(store, 2)
+        rows = [label(1, 2), LabelRow("r0", "q", 0, "distractor", "ann", NOW, "import")]
+        added = store.add_labels(rows)
+        assert (added.added, added.duplicates, added.disagreeing, added.unknown) == (2, 0, 0, ())
+        assert store.labels() == [(ids[1], rows[0]), (ids[0], rows[1])]
+        assert store.labels([ids[0]]) == [(ids[0], rows[1])]
+        assert store.labels([]) == []
+
+    def test_labels_of_unknown_samples_are_left_out_and_named(self, store: SampleStore) -> None:
+        fill(store, 1)
+        added = store.add_labels([label(8), label(0), label(9), label(8, passage="q")])
+        assert (added.added, added.unknown) == (1, ("r8", "r9"))
+        assert len(store.labels()) == 1
+
+    def test_the_same_label_twice_is_kept_once(self, store: SampleStore) -> None:
+        fill(store, 1)
+        added = store.add_labels([label(0), label(0)])
+        assert (added.added, added.duplicates) == (1, 1)
+        later = store.add_labels([label(0), label(0, time_seconds=NOW + 5.0)])
+        assert (later.added, later.duplicates) == (0, 2)
+
+    def test_labels_that_disagree_are_all_kept_and_counted(self, store: SampleStore) -> None:
+        fill(store, 1)
+        added = store.add_labels(
+            [label(0, 2), label(0, 0, annotator="bob"), label(0, 2, annotator="cy")]
+        )
+        assert (added.added, added.disagreeing) == (3, 2)
+        assert [row.grade for _, row in store.labels()] == [2, 0, 2]
+
+    def test_an_annotator_may_return_to_an_earlier_opinion(self, store: SampleStore) -> None:
+        """Else the second opinion would stand as the latest."""
+        fill(store, 1)
+        opinions = [label(0, grade, time_seconds=NOW + n) for n, grade in enumerate((2, 0, 2))]
+        for row in opinions:
+            assert store.add_labels([row]).added == 1
+        assert store.add_labels(opinions).duplicates == 3
+        assert [row.grade for _, row in store.labels()] == [2, 0, 2]
+
+    def test_a_request_that_was_sampled_twice_has_its_labels_twice(
+        self, store: SampleStore
+    ) -> None:
+        ids = [*fill(store, 1), *fill(store, 1)]
+        store.add_labels([label(0)])
+        assert store.labels() == [(sample_id, label(0)) for sample_id in ids]
+
+    def test_importers_at_work_at_once_add_a_label_once(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        stores = [open_store(shared_store_url) for _ in range(4)]
+        fill(stores[0], 30)
+        rows = [label(n) for n in range(30)]
+        with ThreadPoolExecutor(4) as pool:
+            added = list(pool.map(lambda store: store.add_labels(rows).added, stores))
+        assert sum(added) == len(stores[0].labels()) == 30
+
+    def test_a_random_pick_takes_judged_unlabelled_samples_of_lowest_order(
+        self, store: SampleStore
+    ) -> None:
+        orders = [0.5, 0.1, 0.9, 0.3, 0.2]
+        entries = [
+            entry(n, time_seconds=NOW + n, label_order=order) for n, order in enumerate(orders)
+        ]
+        store.append("w", entries, WorkerCounts(5))
+        ids = [store.find(f"r{n}")[0] for n in range(5)]
+        store.finish("judge", [judged(ids[n], time_seconds=NOW + n) for n in range(4)])
+        store.add_labels([label(1)])
+        assert store.pick_for_labels("judge", 2) == [ids[3], ids[0]]
+        assert store.pick_for_labels("judge", 9) == [ids[3], ids[0], ids[2]]
+        assert store.pick_for_labels("judge", 9, since=NOW + 2.0) == [ids[3], ids[2]]
+        assert store.pick_for_labels("another", 9) == []
+
+    def test_samples_asked_for_wait_in_order_until_they_are_labelled(
+        self, store: SampleStore
+    ) -> None:
+        ids = fill(store, 3)
+        assert store.queue_labels([ids[2], ids[0], ids[2], 10**9], why="alarm") == 2
+        assert store.queue_labels([ids[0], ids[1]], why="later") == 1
+        assert store.label_queue() == [(ids[2], "alarm"), (ids[0], "alarm"), (ids[1], "later")]
+        store.add_labels([label(0)])
+        assert store.label_queue() == [(ids[2], "alarm"), (ids[1], "later")]
+
+    def test_feedback_is_kept_apart_from_labels(self, store: SampleStore) -> None:
+        ids = fill(store, 2)
+        rows = [
+            FeedbackRow("r0", "cited", ("p", "q"), NOW),
+            FeedbackRow("r1", "thumb_down", (), NOW),
+        ]
+        added = store.add_feedback([*rows, FeedbackRow("gone", "thumb_up", (), NOW)])
+        assert (added.added, added.unknown) == (2, ("gone",))
+        assert store.feedback() == [(ids[0], rows[0]), (ids[1], rows[1])]
+        assert store.feedback([ids[1]]) == [(ids[1], rows[1])]
+        assert store.labels() == []
+
+    def test_feedback_of_another_kind_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="'shrug' is unknown"):
+            FeedbackRow("r", "shrug", (), NOW)

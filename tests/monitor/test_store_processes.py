@@ -1,0 +1,144 @@
+"""A store in several processes: begun together, killed in the midst of writing, and forked."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Sequence
+
+import pytest
+from storing import OpenStore
+
+from ctxguard.monitor.store import State
+
+
+def run(program: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outcomes(processes: Sequence["subprocess.Popen[str]"]) -> list[str]:
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        found.append(out.strip())
+    return found
+
+
+class TestProcesses:
+    def test_processes_that_begin_a_store_together_make_its_tables_once(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        program = """
+            import sys
+            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+            store = SampleStore.open(sys.argv[1])
+            for n in range(20):
+                store.append(sys.argv[2], [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(n))
+        """
+        outcomes([run(program, shared_store_url, f"w{n}") for n in range(4)])
+        store = open_store(shared_store_url)
+        assert [worker.stored for worker in store.workers()] == [20] * 4
+        assert store.states()[State.PENDING] == 80
+
+    def test_a_killed_writer_s_count_is_what_the_store_holds(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        store = open_store(shared_store_url)
+        program = """
+            import sys
+            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+            store = SampleStore.open(sys.argv[1])
+            batch = [Entry("r", 0.0, 1.0, None, 0.0, bytes(1_000)) for _ in range(7)]
+            for n in range(1_000_000):
+                store.append(sys.argv[2], batch, WorkerCounts(7 * n + 7))
+                print(7 * n + 7, flush=True)
+        """
+        for n in range(3):
+            writer = run(program, shared_store_url, f"w{n}")
+            assert writer.stdout is not None
+            assert writer.stdout.readline()
+            # Somewhere in the midst of an append.
+            threading.Event().wait(random.Random(n).uniform(0.0, 0.05))
+            os.kill(writer.pid, signal.SIGKILL)
+            acknowledged = int((["7", *writer.communicate()[0].split()])[-1])
+            assert store.stored_count(f"w{n}") >= acknowledged
+        stored = sum(worker.stored for worker in store.workers())
+        assert stored == store.states()[State.PENDING]
+        assert stored % 7 == 0
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_store_can_be_used_on_both_sides_of_a_fork(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        program = """
+            import os, signal, sys, threading
+            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+            store = SampleStore.open(sys.argv[1])
+            def append(worker):
+                for n in range(30):
+                    store.append(worker, [Entry(worker, 0.0, 1.0, None, 0.0, b"")], WorkerCounts(n))
+            append("before")
+            busy = threading.Thread(target=append, args=("thread",))
+            busy.start()
+            children = []
+            for n in range(5):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(30)
+                    append(f"child {n}")
+                    sys.exit(0)
+                children.append(child)
+            append("after")
+            busy.join()
+            print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+        """
+        assert outcomes([run(program, shared_store_url)]) == ["[0, 0, 0, 0, 0]"]
+        store = open_store(shared_store_url)
+        stored = {worker.worker_id: worker.stored for worker in store.workers()}
+        names = ["after", "before", "thread", *(f"child {n}" for n in range(5))]
+        assert stored == dict.fromkeys(names, 30)
+        assert store.states()[State.PENDING] == 240
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_what_a_child_writes_stays_when_its_parent_closes_the_store(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        program = """
+            import os, sys
+            from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
+            store = SampleStore.open(sys.argv[1])
+            def append():
+                store.append("w", [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(0))
+            append()
+            to_parent, to_child = os.pipe(), os.pipe()
+            child = os.fork()
+            if child == 0:
+                append()
+                os.write(to_parent[1], b".")
+                os.read(to_child[0], 1)
+                append()
+                os._exit(0)
+            os.read(to_parent[0], 1)
+            store.close()
+            os.write(to_child[1], b".")
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+        assert outcomes([run(program, shared_store_url)]) == ["0"]
+        assert open_store(shared_store_url).stored_count("w") == 3
+
+    def test_the_types_import_without_the_database_library(self) -> None:
+        program = """
+            import sys
+            from ctxguard.monitor.store import Entry, WorkerCounts
+            print("sqlalchemy" in sys.modules, "psycopg" in sys.modules)
+        """
+        assert outcomes([run(program)]) == ["False False"]

@@ -1,0 +1,183 @@
+"""The queue between those who sample and those who judge: claims, leases, and how a sample ends."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.store import Entry, Finished, SampleStore, State, WorkerCounts
+
+
+class TestQueue:
+    def test_the_samples_that_came_first_are_claimed_first_whatever_the_clock_said(
+        self, store: SampleStore
+    ) -> None:
+        for step in (0.0, DAY, -DAY):
+            store.append("w", [entry(0, time_seconds=NOW + step)], WorkerCounts(1))
+        times = [one.time_seconds for one in store.claim("m", 3, lease_seconds=60.0)]
+        assert times == [NOW, NOW + DAY, NOW - DAY]
+
+    def test_a_claimed_sample_is_as_it_was_written(self, store: SampleStore) -> None:
+        payload = random.Random(0).randbytes(300_000)
+        store.append("w", [Entry("r", 1.25, 0.0625, "session", 0.1, payload)], WorkerCounts(1))
+        [one] = store.claim("m", 5, lease_seconds=60.0)
+        assert (one.request_id, one.session_id) == ("r", "session")
+        assert (one.time_seconds, one.probability, one.attempts) == (1.25, 0.0625, 0)
+        assert one.payload == payload
+
+    def test_a_sample_put_in_by_hand_is_stored_and_never_claimed(self, store: SampleStore) -> None:
+        [sample_id] = fill(store, 1, probability=0.0)
+        assert store.claim("m", 5, lease_seconds=60.0) == []
+        assert store.states()[State.FORCED] == 1
+        assert store.payloads([sample_id]) == {sample_id: b"payload"}
+        assert store.finish("judge", [judged(sample_id)]) == 0
+
+    def test_nobody_else_gets_a_sample_within_its_lease(self, store: SampleStore) -> None:
+        ids = fill(store, 3)
+        assert [one.sample_id for one in store.claim("a", 2, lease_seconds=60.0)] == ids[:2]
+        assert [one.sample_id for one in store.claim("b", 3, lease_seconds=60.0)] == ids[2:]
+        assert store.claim("a", 3, lease_seconds=60.0) == []
+
+    def test_a_sample_whose_lease_ran_out_is_claimed_again_and_the_attempt_counted(
+        self, store: SampleStore
+    ) -> None:
+        fill(store, 1)
+        store.claim("a", 1, lease_seconds=0.0)
+        [again] = store.claim("b", 1, lease_seconds=60.0)
+        assert again.attempts == 1
+
+    @pytest.mark.parametrize("step", [DAY, -DAY])
+    def test_a_clock_step_neither_ends_a_lease_nor_prolongs_it(
+        self, store: SampleStore, clock: Clock, step: float
+    ) -> None:
+        ids = fill(store, 2)
+        store.claim("a", 1, lease_seconds=60.0)
+        store.claim("a", 1, lease_seconds=0.0)
+        clock.now += step
+        assert [one.sample_id for one in store.claim("b", 2, lease_seconds=60.0)] == ids[1:]
+
+    def test_claimants_at_work_at_once_share_the_samples_out(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        stores = [open_store(shared_store_url) for _ in range(4)]
+        ids = fill(stores[0], 200)
+
+        def claim_all(store: SampleStore) -> list[int]:
+            taken: list[int] = []
+            while some := store.claim("m", 7, lease_seconds=60.0):
+                taken += [one.sample_id for one in some]
+            return taken
+
+        with ThreadPoolExecutor(4) as pool:
+            taken = list(pool.map(claim_all, stores))
+        assert sorted(one for some in taken for one in some) == ids
+
+    def test_a_sample_is_finished_once(self, store: SampleStore) -> None:
+        """Also by a monitor whose lease ran out meanwhile, and within one call."""
+        [sample_id] = fill(store, 1)
+        store.claim("slow", 1, lease_seconds=0.0)
+        store.claim("quick", 1, lease_seconds=60.0)
+        first = judged(sample_id)
+        second = judged(sample_id, time_seconds=NOW + 1.0, summary=b"another.")
+        assert store.finish("judge", [first, second]) == 1
+        assert store.finish("judge", [second]) == 0
+        assert store.finish("another judge", [second]) == 0
+        assert store.judged("judge").summaries == b"summary."
+        assert store.rejected([sample_id]) == {sample_id: (("p", "why", "raw"),)}
+        assert store.states()[State.JUDGED] == 1
+
+    def test_of_two_monitors_that_finish_at_once_one_is_accepted(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        stores = [open_store(shared_store_url) for _ in range(2)]
+        ids = fill(stores[0], 60)
+        ready = threading.Barrier(2)
+
+        def finish(store: SampleStore) -> int:
+            ready.wait()
+            order = random.Random(id(store)).sample(ids, len(ids))
+            return sum(
+                store.finish("judge", [judged(some) for some in order[i : i + 6]])
+                for i in range(0, 60, 6)
+            )
+
+        with ThreadPoolExecutor(2) as pool:
+            accepted = list(pool.map(finish, stores))
+        assert sum(accepted) == 60
+        assert len(stores[0].judged("judge")) == 60
+
+    def test_a_sample_may_end_without_a_judgment(self, store: SampleStore) -> None:
+        ids = fill(store, 2)
+        kept = (("p", "not JSON", "raw"),)
+        ends = [
+            Finished(ids[0], NOW, State.INCOMPLETE, '{"p": null}', rejected=kept),
+            Finished(ids[1], NOW, State.FAILED),
+        ]
+        assert store.finish("judge", ends) == 2
+        assert len(store.judged("judge")) == 0
+        assert store.verdicts("judge", ids) == {ids[0]: '{"p": null}'}
+        assert store.rejected(ids) == {ids[0]: kept}
+
+    def test_what_does_not_end_a_sample_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="cannot be finished as"):
+            Finished(1, NOW, State.PENDING)
+        with pytest.raises(ConfigurationError, match="summary of 0 bytes"):
+            Finished(1, NOW, State.JUDGED)
+
+    def test_a_sample_that_is_given_back_waits_again_until_it_was_tried_too_often(
+        self, store: SampleStore
+    ) -> None:
+        [sample_id] = fill(store, 1)
+        for attempts in range(2):
+            [one] = store.claim("m", 1, lease_seconds=60.0)
+            assert one.attempts == attempts
+            assert store.give_back([sample_id], max_attempts=3) == 0
+        store.claim("m", 1, lease_seconds=60.0)
+        assert store.give_back([sample_id], max_attempts=3) == 1
+        assert store.states()[State.FAILED] == 1
+        assert store.claim("m", 1, lease_seconds=60.0) == []
+
+    def test_giving_back_what_is_finished_changes_nothing(self, store: SampleStore) -> None:
+        ids = fill(store, 1)
+        judge_all(store)
+        assert store.give_back(ids, max_attempts=1) == 0
+        assert store.states()[State.JUDGED] == 1
+
+    def test_the_queue_tells_its_length_and_its_age(self, store: SampleStore, clock: Clock) -> None:
+        assert store.oldest_pending_seconds() is None
+        fill(store, 3)
+        clock.now += 40.0
+        assert store.oldest_pending_seconds() == 40.0
+        clock.now -= DAY
+        assert store.oldest_pending_seconds() == 0.0
+        store.claim("m", 1, lease_seconds=60.0)
+        assert store.states() == dict.fromkeys(State, 0) | {
+            State.PENDING: 2,
+            State.CLAIMED: 1,
+        }
+
+    def test_one_monitor_leads_until_its_lease_ends_or_it_steps_down(
+        self, store: SampleStore
+    ) -> None:
+        assert store.lead("a", lease_seconds=60.0)
+        assert not store.lead("b", lease_seconds=60.0)
+        assert store.lead("a", lease_seconds=0.0)
+        assert store.lead("b", lease_seconds=60.0)
+        assert not store.lead("a", lease_seconds=60.0)
+
+    def test_of_monitors_that_begin_at_once_one_leads(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        stores = [open_store(shared_store_url) for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            leads = list(pool.map(lambda n: stores[n].lead(f"m{n}", lease_seconds=60.0), range(4)))
+        assert sum(leads) == 1
+
+    def test_values_are_kept_for_other_monitors(self, store: SampleStore) -> None:
+        assert store.get_state("key") is None
+        store.set_state("key", "one")
+        store.set_state("key", "two")
+        assert store.get_state("key") == "two"

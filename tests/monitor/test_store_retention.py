@@ -1,0 +1,161 @@
+"""What a store deletes by age and by size, and what it keeps whatever the limits."""
+
+import random
+from pathlib import Path
+
+import pytest
+from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged, label
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.store import FeedbackRow, Limits, SampleStore, State, WorkerCounts
+
+
+class TestRetention:
+    @pytest.fixture
+    def limited(self, clock: Clock, open_store: OpenStore) -> OpenStore:
+        def opened(url: str, **limits: float | None) -> SampleStore:
+            kept = Limits(reserve_bytes=0, **limits)  # type: ignore[arg-type]
+            return open_store(url, limits=kept, clock=clock)
+
+        return opened
+
+    def test_old_samples_go_with_all_that_belongs_to_them(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_age_seconds=DAY)
+        ids = fill(store, 2)
+        judge_all(store)
+        store.add_feedback([FeedbackRow("r0", "thumb_up", (), NOW)])
+        store.queue_labels(ids, why="alarm")
+        clock.now += 0.9 * DAY
+        young = fill(store, 1, time_seconds=clock.now)
+        clock.now += 0.2 * DAY
+        cleaned = store.clean()
+        assert (cleaned.expired, cleaned.by_size, cleaned.unjudged) == (2, 0, 0)
+        assert store.find("r0") == young
+        assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
+        assert len(store.judged("judge")) == 0
+        assert store.feedback(ids) == store.label_queue() == []
+        assert store.feedback(young) != []  # the same request was sampled again
+
+    def test_labelled_samples_lose_their_text_and_keep_what_was_paid_for(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_age_seconds=DAY)
+        ids = fill(store, 3)
+        judge_all(store)
+        store.add_labels([label(1)])
+        clock.now += 2.0 * DAY
+        assert store.clean().expired == 3
+        assert store.clean().expired == 0
+        assert store.labels() == [(ids[1], label(1))]
+        kept = store.judged("judge", with_grades=True)
+        assert (kept.sample_ids.tolist(), kept.grades) == ([ids[1]], [b"grades"])
+        assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
+
+    def test_a_labelled_sample_without_a_payload_is_not_claimed(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_age_seconds=DAY)
+        fill(store, 1)
+        store.add_labels([label(0)])
+        clock.now += 2.0 * DAY
+        assert store.clean().unjudged == 1
+        assert store.claim("m", 1, lease_seconds=60.0) == []
+        assert store.states()[State.FAILED] == 1
+
+    def test_over_the_size_limit_the_oldest_payloads_go_and_judged_rows_stay(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_bytes=5_000)
+        ids = fill(store, 8, payload=bytes(1_000))
+        judge_all(store)
+        assert store.size_bytes() == 8_000
+        cleaned = store.clean()
+        assert (cleaned.expired, cleaned.by_size, cleaned.unjudged) == (0, 3, 0)
+        assert store.size_bytes() == 5_000
+        assert sorted(store.payloads(ids)) == ids[3:]
+        assert sorted(store.verdicts("judge", ids)) == ids[3:]
+        assert store.judged("judge").sample_ids.tolist() == ids
+        assert sorted(store.pick_for_labels("judge", 99)) == ids[3:]
+
+    def test_over_the_size_limit_what_nobody_judged_goes_whole_and_is_counted(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_bytes=5_000)
+        ids = fill(store, 8, payload=bytes(1_000))
+        cleaned = store.clean()
+        assert (cleaned.by_size, cleaned.unjudged) == (3, 3)
+        claimed = store.claim("m", 99, lease_seconds=60.0)
+        assert [one.sample_id for one in claimed] == ids[3:]
+
+    def test_without_limits_nothing_goes(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_age_seconds=None, max_bytes=None)
+        fill(store, 2)
+        clock.now += 1_000.0 * DAY
+        store.clean()
+        assert store.states()[State.PENDING] == 2
+
+    def test_the_id_of_a_deleted_sample_never_comes_back(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        """A monitor that finishes late must not judge another sample by it."""
+        store = limited(any_store_url, max_age_seconds=DAY)
+        [old] = fill(store, 1)
+        store.claim("slow", 1, lease_seconds=60.0)
+        clock.now += 2.0 * DAY
+        store.clean()
+        [new] = fill(store, 1, time_seconds=clock.now)
+        assert new > old
+        assert store.finish("judge", [judged(old)]) == 0
+        assert store.states()[State.PENDING] == 1
+
+    def test_what_a_worker_stored_stays_counted_when_its_samples_go(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_age_seconds=DAY)
+        fill(store, 3)
+        clock.now += 2.0 * DAY
+        store.clean()
+        assert store.stored_count("w") == 3
+
+    def test_more_than_one_batch_is_cleaned(
+        self, any_store_url: str, clock: Clock, limited: OpenStore
+    ) -> None:
+        store = limited(any_store_url, max_bytes=1_000)
+        store.append("w", [entry(n, payload=bytes(10)) for n in range(700)], WorkerCounts(700))
+        assert store.clean().by_size == 600
+        assert store.size_bytes() == 1_000
+
+    def test_a_sqlite_file_shrinks_when_it_is_cleaned(
+        self, tmp_path: Path, clock: Clock, limited: OpenStore
+    ) -> None:
+        file = tmp_path / "samples.db"
+        store = limited(f"sqlite:///{file}", max_bytes=50_000)
+        fill(store, 60, payload=random.Random(0).randbytes(50_000))
+        store.close()
+        before = file.stat().st_size
+        store.clean()
+        store.close()
+        assert file.stat().st_size < 0.2 * before
+
+    def test_deleted_text_is_not_left_in_a_sqlite_file(
+        self, tmp_path: Path, clock: Clock, limited: OpenStore
+    ) -> None:
+        file = tmp_path / "samples.db"
+        store = limited(f"sqlite:///{file}", max_age_seconds=DAY)
+        fill(store, 1, payload=b"a secret of the user's")
+        clock.now += 2.0 * DAY
+        fill(store, 1, time_seconds=clock.now)
+        store.clean()
+        store.close()
+        assert b"a secret" not in file.read_bytes()
+
+    @pytest.mark.parametrize(
+        "limits", [{"max_age_seconds": 0.0}, {"max_bytes": 0}, {"reserve_bytes": -1}]
+    )
+    def test_a_limit_out_of_range_is_refused(self, limits: dict[str, float]) -> None:
+        with pytest.raises(ConfigurationError, match="must be"):
+            Limits(**limits)  # type: ignore[arg-type]

@@ -1,0 +1,46 @@
+"""Small profiles made by hand: whatever a test does not say is valid and of no consequence."""
+
+from collections.abc import Mapping
+
+from ctxguard.fusion import Fusion
+from ctxguard.profile import Certificate, Profile, Provenance, RouteProfile
+from ctxguard.types import Route
+
+CERTIFICATE = Certificate(
+    alpha=0.12,
+    beta=None,
+    delta=0.1,
+    baseline="k=10",
+    test="betting upper bound",
+    p_value=0.1,
+    recall_loss=0.1,
+    harm=0.3,
+    n_recall=200,
+    n_queries=250,
+)
+"""A promise of recall alone, without one of harm."""
+
+
+def profile_with(
+    routes: Mapping[Route, RouteProfile],
+    *,
+    fusion: Fusion | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+    depth: int = 100,
+) -> Profile:
+    """A profile of these routes.
+
+    Args:
+        routes: The policy of each calibrated route, with its evidence where a test needs any.
+        fusion: None for the default.
+        fingerprint: Of the system that it was made on; None for a system that says nothing.
+        depth: Candidates per query at calibration.
+    """
+    return Profile(
+        routes=dict(routes),
+        fusion=Fusion() if fusion is None else fusion,
+        fingerprint={} if fingerprint is None else dict(fingerprint),
+        provenance=Provenance(
+            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0" * 64, depth=depth
+        ),
+    )
