@@ -7,7 +7,7 @@ generation of an index and kept with it.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -48,44 +48,75 @@ class AllowedRows:
         return bool(np.isin(rows, self.rows, assume_unique=True).all())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Field:
-    """The rows that hold each value of one field."""
+    """The rows that hold each value of one field.
 
-    def __init__(self, numbers: dict[Token, int], rows: RowArray, ends: RowArray) -> None:
-        self._numbers = numbers
-        self._rows = rows
-        self._ends = ends
+    Attributes:
+        numbers: Of the values, from 0.
+        rows: Those of the first value, ascending, then those of the second, and so on.
+        ends: Value n has ``rows[ends[n] : ends[n + 1]]``.
+    """
 
-    @classmethod
-    def read(cls, name: str, each_metadata: Iterable[Mapping[str, object]]) -> "_Field":
-        numbers: dict[Token, int] = {}
-        held, rows = array("q"), array("q")
-        for row, metadata in enumerate(each_metadata):
-            for token in dict.fromkeys(tokens(metadata.get(name))):
-                held.append(numbers.setdefault(token, len(numbers)))
-                rows.append(row)
-        of_value = np.frombuffer(held, np.int64) if held else np.zeros(0, np.int64)
-        all_rows = np.frombuffer(rows, np.int64) if rows else np.zeros(0, np.int64)
-        # Stable, so that the rows of each value stay ascending.
-        order = np.argsort(of_value, kind="stable")
-        counts = np.bincount(of_value, minlength=len(numbers))
-        return cls(numbers, all_rows[order], np.cumsum([0, *counts.tolist()], dtype=np.int64))
+    numbers: Mapping[Token, int]
+    rows: RowArray
+    ends: RowArray
 
     def mask(self, wanted: frozenset[Token], n_passages: int) -> NDArray[np.bool_]:
         """Which of all rows hold any of the values."""
         found = np.zeros(n_passages, np.bool_)
         for token in wanted:
-            number = self._numbers.get(token)
+            number = self.numbers.get(token)
             if number is not None:
-                found[self._rows[self._ends[number] : self._ends[number + 1]]] = True
+                found[self.rows[self.ends[number] : self.ends[number + 1]]] = True
         return found
+
+
+class _Values:
+    """The values of one field as they are come by, row after row."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Token, int] = {}
+        self._held, self._rows = array("q"), array("q")
+
+    def add(self, row: int, value: object) -> None:
+        for token in dict.fromkeys(tokens(value)):
+            self._held.append(self._numbers.setdefault(token, len(self._numbers)))
+            self._rows.append(row)
+
+    def field(self) -> _Field:
+        of_value, rows = np.array(self._held, np.int64), np.array(self._rows, np.int64)
+        # Stable, so that the rows of each value stay ascending.
+        order = np.argsort(of_value, kind="stable")
+        counts = np.bincount(of_value, minlength=len(self._numbers))
+        ends = np.cumsum([0, *counts.tolist()], dtype=np.int64)
+        return _Field(self._numbers, rows[order], ends)
+
+
+def _read_fields(
+    names: Iterable[str], each_metadata: Iterable[object]
+) -> tuple[dict[str, _Field], frozenset[str]]:
+    """Those of the fields that a passage has, and the names of all that there are; in one pass."""
+    wanted = {name: _Values() for name in names}
+    there: set[str] = set()
+    for row, metadata in enumerate(each_metadata):
+        # A line of a saved index may hold anything there.
+        if not isinstance(metadata, Mapping):
+            continue
+        there.update(metadata)
+        for name, values in wanted.items():
+            if name in metadata:
+                values.add(row, metadata[name])
+    fields = {name: values.field() for name, values in wanted.items() if name in there}
+    return fields, frozenset(there)
 
 
 class MetadataRows:
     """What the fields of one generation's passages hold; read on first use, and bounded.
 
-    Safe to use from several threads at once. A field that no passage has costs nothing after the
-    first filter, so that asking for absent ones in turn is no way to keep a server busy.
+    Safe to use from several threads at once: while one reads a field, only who needs a field that
+    was not read yet waits. A field that no passage has costs nothing after the first filter, so
+    that asking for absent ones in turn is no way to keep a server busy.
 
     Args:
         read: Gives the metadata of every passage, by row.
@@ -101,10 +132,11 @@ class MetadataRows:
         start_afresh_in_children(self)
 
     def start_afresh(self) -> None:
-        """Forget the filters asked before and take a new lock; for a forked child."""
+        """Forget the filters asked before and take new locks; for a forked child."""
         self._asked: OrderedDict[Where, AllowedRows] = OrderedDict()
         self._cached_rows = 0
         self._lock = Lock()
+        self._reading = Lock()
 
     def allowed(self, where: Where) -> AllowedRows:
         """The rows that a filter allows."""
@@ -113,13 +145,16 @@ class MetadataRows:
             if found is not None:
                 self._asked.move_to_end(where)
                 return found
-            found = AllowedRows(self._rows(where), self._n_passages)
-            self._asked[where] = found
-            self._cached_rows += found.rows.size
+        found = AllowedRows(self._rows(where), self._n_passages)
+        with self._lock:
+            # Another thread may have asked the same meanwhile.
+            if where not in self._asked:
+                self._asked[where] = found
+                self._cached_rows += found.rows.size
             while self._cached_rows > MAX_CACHED_ROWS and len(self._asked) > 1:
                 _, oldest = self._asked.popitem(last=False)
                 self._cached_rows -= oldest.rows.size
-            return found
+        return found
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -128,44 +163,58 @@ class MetadataRows:
             return tuple(self._fields)
 
     def prepare(self, fields: Iterable[str]) -> None:
-        """Read fields before the first filter asks for them."""
-        for name in fields:
-            with self._lock:
-                self._field(name)
+        """Read fields before the first filter asks for them, all in one pass.
+
+        Filters on other fields are answered meanwhile. Of more than ``MAX_FIELDS`` the first are
+        read; one that no passage has is no error.
+        """
+        self._held(tuple(dict.fromkeys(fields))[:MAX_FIELDS])
 
     def _rows(self, where: Where) -> RowArray:
+        nothing = np.zeros(0, np.int64)
+        if not all(wanted for _, wanted in where.conditions):
+            return nothing
+        held = self._held(where.fields)
         mask: NDArray[np.bool_] | None = None
         for name, wanted in where.conditions:
-            field = self._field(name)
-            if field is None or not wanted:
-                return np.zeros(0, np.int64)
-            held = field.mask(wanted, self._n_passages)
-            mask = held if mask is None else mask & held
-        return np.flatnonzero(mask) if mask is not None else np.zeros(0, np.int64)
+            field = held.get(name)
+            if field is None:
+                return nothing
+            found = field.mask(wanted, self._n_passages)
+            mask = found if mask is None else mask & found
+        return nothing if mask is None else np.flatnonzero(mask)
 
-    def _field(self, name: str) -> _Field | None:
-        if self._names is not None and name not in self._names:
-            return None
-        field = self._fields.get(name)
-        if field is None:
-            names: set[str] = set()
-            field = _Field.read(name, self._each(names))
-            self._names = frozenset(names)
-            if name not in names:
-                return None
-            self._fields[name] = field
-            if len(self._fields) > MAX_FIELDS:
-                self._fields.popitem(last=False)
-        self._fields.move_to_end(name)
-        return field
+    def _held(self, names: Sequence[str]) -> dict[str, _Field]:
+        """Those of the fields that a passage has; what was not read yet is read now."""
+        held, unread = self._looked_up(names)
+        if not unread:
+            return held
+        with self._reading:
+            # Another thread may have read them while this one waited.
+            held, unread = self._looked_up(names)
+            if unread:
+                read, there = _read_fields(unread, self._read())
+                held |= read
+                with self._lock:
+                    self._names = there
+                    self._fields.update(read)
+                    while len(self._fields) > MAX_FIELDS:
+                        self._fields.popitem(last=False)
+        return held
 
-    def _each(self, names: set[str]) -> Iterator[Mapping[str, object]]:
-        """The metadata of every passage; notes the names of its fields on the way."""
-        for metadata in self._read():
-            # A line of a saved index may hold anything there.
-            known = metadata if isinstance(metadata, Mapping) else {}
-            names.update(known)
-            yield known
+    def _looked_up(self, names: Sequence[str]) -> tuple[dict[str, _Field], list[str]]:
+        """The fields that were read already, and the names of those that may be there unread."""
+        held: dict[str, _Field] = {}
+        unread: list[str] = []
+        with self._lock:
+            for name in names:
+                field = self._fields.get(name)
+                if field is not None:
+                    self._fields.move_to_end(name)
+                    held[name] = field
+                elif self._names is None or name in self._names:
+                    unread.append(name)
+        return held, unread
 
 
 def among(hits: LexicalHits, allowed: AllowedRows, k: int) -> LexicalHits:

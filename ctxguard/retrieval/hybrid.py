@@ -1,97 +1,37 @@
-"""The embedded hybrid retriever: both legs side by side, every candidate scored in both.
+"""The embedded hybrid retriever: how it is built, loaded, changed and asked, and its views.
 
-DESIGN.md §2 and §5. A leg that fails is left out of the answer and named in it; the route says
-which stages answered.
+DESIGN.md §2 and §5. A view is a plan, how to search, over the generation that answers now, or over
+one that it is pinned to. A leg that fails is left out of the answer and named in it; the route
+says which stages answered.
 """
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import Self
 
-from ctxguard.errors import (
-    ConfigurationError,
-    FilterViolationError,
-    IndexFolderError,
-    QueryError,
-)
-from ctxguard.forks import start_afresh_in_children
+from ctxguard.errors import ConfigurationError
 from ctxguard.fusion import Fusion
-from ctxguard.retrieval import storage
 from ctxguard.retrieval.dense import EXACT_LIMIT
 from ctxguard.retrieval.embedder import (
     SentenceTransformerEmbedder,
     named_embedder,
     portable_name,
 )
+from ctxguard.retrieval.generations import LiveIndex, open_index
 from ctxguard.retrieval.index import HybridIndex
-from ctxguard.retrieval.legs import (
-    RERANK,
-    ROUTES,
-    STAGES,
-    LegStages,
-    rerank,
-    rerank_stage,
-    search_legs,
-)
+from ctxguard.retrieval.legs import STAGES, rerank_stage
 from ctxguard.retrieval.lexical import LexicalEngine
-from ctxguard.retrieval.passages import (
-    BuildReport,
-    PassageTable,
-    searchable_text,
-    without_surrogates,
-)
-from ctxguard.retrieval.protocols import (
-    Embedder,
-    Float32Array,
-    Progress,
-    Reranker,
-    RowArray,
-)
+from ctxguard.retrieval.passages import BuildReport, searchable_text
+from ctxguard.retrieval.plan import SearchPlan
+from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress, Reranker
 from ctxguard.stages import Deadlines, Watcher
-from ctxguard.stamps import Stamp, file_stamp
-from ctxguard.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
+from ctxguard.types import DEFAULT_DEPTH, Passage, Ranking, Route
 from ctxguard.where import Where
 
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000
-
-_MAX_OPENINGS = 20
-
-
-class _Live:
-    """What every view of one retriever shares."""
-
-    def __init__(self, index: HybridIndex) -> None:
-        self.index = index
-        self.folder: Path | None = None
-        self.stamp: Stamp | None = None
-        self.legs = LegStages()
-        self.start_afresh()
-        start_afresh_in_children(self)
-
-    def start_afresh(self) -> None:
-        """Take a new lock: another thread may have held it when this process was forked."""
-        self.writing = Lock()
-
-    def swap(self, index: HybridIndex) -> None:
-        """Answer from another index; one reference, so that a request sees one of the two."""
-        fields = self.index.passages.metadata_rows.fields
-        index.passages.metadata_rows.prepare(fields)
-        self.index = index
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A ranking's passages, each read from the table when it is asked for."""
-
-    table: PassageTable
-    rows: RowArray
-
-    def __getitem__(self, position: int, /) -> Passage:
-        return self.table[int(self.rows[position])]
 
 
 class HybridRetriever:
@@ -125,18 +65,18 @@ class HybridRetriever:
         deadlines: Deadlines = Deadlines(),  # noqa: B008  frozen
     ) -> None:
         index.check_embedder(embedder)
-        _check_positive("rerank_depth", rerank_depth)
-        _check_positive("max_query_chars", max_query_chars)
-        self._live = _Live(index)
+        self._plan = SearchPlan(
+            embedder=embedder,
+            fusion=fusion,
+            reranker=reranker,
+            rerank_depth=rerank_depth,
+            max_query_chars=max_query_chars,
+            deadlines=deadlines,
+            stages=STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK],
+            rerank_stage=rerank_stage(),
+        )
+        self._live = LiveIndex(index)
         self._pinned: HybridIndex | None = None
-        self._embedder = embedder
-        self._fusion = fusion
-        self._reranker = reranker
-        self._rerank_depth = rerank_depth
-        self._max_query_chars = max_query_chars
-        self._deadlines = deadlines
-        self._rerank_stage = rerank_stage()
-        self._stages = STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK]
 
     @classmethod
     def build(
@@ -199,7 +139,7 @@ class HybridRetriever:
             IndexFolderError: not a saved index, or one that is incomplete or damaged.
             ConfigurationError: another embedder than the index's.
         """
-        index, stamp = _open(Path(folder), verify)
+        index, stamp = open_index(Path(folder), verify)
         loaded = cls(
             index,
             embedder=named_embedder(index.embedder) if embedder is None else embedder,
@@ -229,20 +169,11 @@ class HybridRetriever:
                 the index that was there before goes on answering.
             IndexFolderError: as ``load``; likewise.
         """
-        known = self._live.folder if folder is None else Path(folder)
-        if known is None:
-            raise ConfigurationError(
-                "this retriever was built in memory, so there is no folder to reload; give one"
-            )
-        live = self._live
-        with live.writing:
-            if known == live.folder and _stamp(known) == live.stamp is not None:
-                return False
-            index, stamp = _open(known, verify)
-            index.check_embedder(self._embedder)
-            live.swap(index)
-            live.folder, live.stamp = known, stamp
-        return True
+        return self._live.reload(
+            None if folder is None else Path(folder),
+            embedder=self._plan.embedder,
+            verify=verify,
+        )
 
     @property
     def folder(self) -> Path | None:
@@ -280,9 +211,7 @@ class HybridRetriever:
 
     def with_fusion(self, fusion: Fusion) -> Self:
         """The same retriever under another fusion; the index is shared."""
-        view = copy.copy(self)
-        view._fusion = fusion
-        return view
+        return self._view(replace(self._plan, fusion=fusion))
 
     def with_reranker(
         self, reranker: Reranker, *, rerank_depth: int = DEFAULT_RERANK_DEPTH
@@ -292,23 +221,15 @@ class HybridRetriever:
         Raises:
             ConfigurationError: a depth below 1.
         """
-        _check_positive("rerank_depth", rerank_depth)
-        view = copy.copy(self)
-        view._reranker = reranker
-        view._rerank_depth = rerank_depth
-        view._rerank_stage = rerank_stage()
-        view._stages = STAGES[Route.HYBRID_RERANK]
-        return view
+        return self._view(self._plan.reranked_by(reranker, rerank_depth))
 
     def with_deadlines(self, deadlines: Deadlines) -> Self:
         """The same retriever under limits of time; the index, pools and breakers are shared."""
-        view = copy.copy(self)
-        view._deadlines = deadlines
-        return view
+        return self._view(replace(self._plan, deadlines=deadlines))
 
     def watch_stages(self, watcher: Watcher) -> None:
         """Have ``watcher`` told of every stage whose circuit opens or closes."""
-        for stage in (self._live.legs.lexical, self._live.legs.dense, self._rerank_stage):
+        for stage in (self._live.legs.lexical, self._live.legs.dense, self._plan.rerank_stage):
             stage.watch(watcher)
 
     def on_route(self, route: Route) -> Self:
@@ -317,31 +238,22 @@ class HybridRetriever:
         Raises:
             ConfigurationError: a route that this retriever cannot take.
         """
-        stages = STAGES.get(route)
-        if stages is None or (RERANK in stages and self._reranker is None):
-            raise ConfigurationError(
-                f"route {route.value!r} cannot be taken here: "
-                + ("it names no stages" if stages is None else "no reranker was given")
-            )
+        return self._view(self._plan.on_route(route))
+
+    def _view(self, plan: SearchPlan) -> Self:
         view = copy.copy(self)
-        view._stages = stages
+        view._plan = plan
         return view
 
     @property
     def route(self) -> Route:
         """The stages that answer while all is well."""
-        return ROUTES[self._stages]
+        return self._plan.route
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """Every route that this retriever can take, the fullest first."""
-        return tuple(
-            [
-                route
-                for route, stages in STAGES.items()
-                if RERANK not in stages or self._reranker is not None
-            ]
-        )
+        return self._plan.routes
 
     def encode_query(self, query: str) -> Float32Array:
         """A query's vector, for callers that retrieve it more than once.
@@ -349,12 +261,12 @@ class HybridRetriever:
         Raises:
             QueryError: as ``retrieve``.
         """
-        return self._embedder.encode_query(self._searchable(query))
+        return self._plan.embedder.encode_query(self._plan.searchable(query))
 
     @property
     def fusion(self) -> Fusion:
         """How the legs' scores become one."""
-        return self._fusion
+        return self._plan.fusion
 
     @property
     def report(self) -> BuildReport:
@@ -388,8 +300,8 @@ class HybridRetriever:
             DataError: an id that is already there, or passages that cannot be indexed; nothing
                 is added then.
         """
-        with self._live.writing:
-            self._live.swap(self._live.index.added(passages, self._embedder, progress))
+        embedder = self._plan.embedder
+        self._live.change(lambda index: index.added(passages, embedder, progress))
 
     def delete(self, passage_ids: Iterable[str]) -> None:
         """Delete passages, for every view of this retriever at once; costs as ``add`` does.
@@ -398,13 +310,12 @@ class HybridRetriever:
             DataError: an id that is not there, or no passage would be left; nothing is deleted
                 then.
         """
-        with self._live.writing:
-            self._live.swap(self._live.index.deleted(passage_ids))
+        self._live.change(lambda index: index.deleted(passage_ids))
 
     def fingerprint(self) -> dict[str, str]:
         """What the scores depend on, by name; a profile holds for equal fingerprints only."""
         index = self._index
-        fusion = self._fusion
+        fusion, reranker = self._plan.fusion, self._plan.reranker
         return {
             "embedder": portable_name(index.embedder),
             "embedder_weights": index.embedder_weights,
@@ -412,17 +323,32 @@ class HybridRetriever:
             "fusion": f"convex w={fusion.weight!r}"
             if fusion.method == "convex"
             else f"reciprocal_rank c={fusion.constant}",
-            "reranker": "none" if self._reranker is None else self._reranker.fingerprint,
+            "reranker": "none" if reranker is None else reranker.fingerprint,
             "corpus_size": str(len(index.passages)),
             "corpus_digest": index.corpus_digest,
         }
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
         """Load the models and compile the loops, so that the first query does not wait.
 
         Takes as long as it takes, whatever the deadlines.
+
+        Args:
+            filter_fields: Names of the metadata that filters will ask for, read in one pass over
+                all passages, which the first filter on a field would else wait for (0.4 s for
+                100,000 passages). Generations that follow read them before they answer. The
+                first 16 count; one that no passage has is no error.
+
+        Raises:
+            ConfigurationError: one text instead of several names.
         """
-        query = searchable_text(self._index.passages[0])[: self._max_query_chars]
+        if isinstance(filter_fields, str):
+            raise ConfigurationError(
+                f"filter_fields takes several names; give [{filter_fields!r}] for this one"
+            )
+        index = self._index
+        index.passages.metadata_rows.prepare(filter_fields)
+        query = searchable_text(index.passages[0])[: self._plan.max_query_chars]
         self.with_deadlines(Deadlines()).retrieve(query)
 
     def retrieve(
@@ -459,87 +385,11 @@ class HybridRetriever:
             StageUnavailableError: no leg answered, or none in time.
             OverloadedError: no leg had a thread free.
         """
-        budget = self._deadlines.start()
-        query = self._searchable(query)
-        _check_positive("depth", depth)
-        if where is not None and not isinstance(where, Where):
-            raise ConfigurationError(
-                f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
-            )
-        index = self._index
-        allowed = None if where is None else index.passages.metadata_rows.allowed(where)
-        reranker = self._reranker if RERANK in self._stages else None
-        wanted = depth if reranker is None else max(depth, self._rerank_depth)
-        candidates, failures = search_legs(
-            index,
+        return self._plan.search(
+            self._index,
             self._live.legs,
-            budget,
-            self._embedder,
             query,
+            depth=depth,
             query_vector=query_vector,
-            depth=wanted,
-            stages=self._stages,
-            fusion=self._fusion,
-            allowed=allowed,
+            where=where,
         )
-        if allowed is not None and not allowed.hold(candidates.rows):
-            raise FilterViolationError("filter", "a leg gave a passage that it forbids")
-        if reranker is not None:
-            few = candidates.best(self._rerank_depth)
-            reranked = rerank(
-                index,
-                reranker,
-                query,
-                few,
-                stage=self._rerank_stage,
-                seconds=budget.rerank_seconds,
-            )
-            if isinstance(reranked, StageFailure):
-                failures.append(reranked)
-            else:
-                candidates = reranked
-        candidates = candidates.best(depth)
-        return Ranking(
-            passage_ids=index.passages.ids_of(candidates.rows),
-            scores=tuple(candidates.scores.tolist()),
-            kind=candidates.kind,
-            passages=_Rows(index.passages, candidates.rows),
-            route=ROUTES[tuple(candidates.legs)],
-            legs=candidates.legs,
-            failures=tuple(failures),
-        )
-
-    def _searchable(self, query: str) -> str:
-        if not isinstance(query, str) or not query.strip():
-            instead = "" if isinstance(query, str) else f" (a {type(query).__name__}, not a text)"
-            raise QueryError(f"the query is empty{instead}: there is nothing to search for")
-        if len(query) > self._max_query_chars:
-            raise QueryError(
-                f"the query has {len(query):,} characters, the limit is "
-                f"{self._max_query_chars:,} (max_query_chars)"
-            )
-        return without_surrogates(query)
-
-
-def _open(folder: Path, verify: bool | None) -> tuple[HybridIndex, Stamp | None]:
-    """The index of a folder, looked for again where another was saved over it meanwhile."""
-    for _ in range(_MAX_OPENINGS):
-        stamp = _stamp(folder)
-        try:
-            return HybridIndex.load(folder, verify=verify), stamp
-        except IndexFolderError:
-            # Saving clears the generation before it away, perhaps while it was being read here.
-            if _stamp(folder) == stamp:
-                raise
-    raise IndexFolderError(
-        f"{folder} was saved again {_MAX_OPENINGS} times while it was being opened; save less often"
-    )
-
-
-def _stamp(folder: Path) -> Stamp | None:
-    return file_stamp(storage.manifest_file(folder))
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ConfigurationError(f"{name} {value!r} must be at least 1")

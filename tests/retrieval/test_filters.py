@@ -1,6 +1,7 @@
 """A filter on metadata: applied inside the search in both legs, checked again, failing closed."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -369,6 +370,214 @@ class TestSearching:
             assert all(pool.map(ask, range(200)))
 
 
+class Readings:
+    """Metadata that counts how often it was read from the start."""
+
+    def __init__(self, every: Sequence[object]) -> None:
+        self.every = every
+        self.count = 0
+
+    def __call__(self) -> Iterator[object]:
+        self.count += 1
+        yield from self.every
+
+
+class HeldUp(Readings):
+    """Metadata whose reading waits, once asked to, until it is let go."""
+
+    def __init__(self, every: Sequence[object]) -> None:
+        super().__init__(every)
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self.begun = threading.Event()
+
+    def __call__(self) -> Iterator[object]:
+        self.begun.set()
+        assert self.let_go.wait(10.0)
+        yield from super().__call__()
+
+
+class TestReadingFields:
+    every = tuple({"t": n % 5, "u": n % 3, f"f{n % 20}": 1} for n in range(60))
+
+    def test_fields_are_prepared_in_one_pass(self) -> None:
+        read = Readings(self.every)
+        held = MetadataRows(read, 60)
+        held.prepare(["t", "u", "f0"])
+        assert held.fields == ("t", "u", "f0")
+        assert held.allowed(Where(t=1, u=1)).rows.tolist() == [1, 16, 31, 46]
+        assert held.allowed(Where(f0=1)).rows.tolist() == [0, 20, 40]
+        assert read.count == 1
+
+    def test_a_filter_on_several_fields_reads_them_in_one_pass(self) -> None:
+        read = Readings(self.every)
+        MetadataRows(read, 60).allowed(Where(t=1, u=1, f1=1))
+        assert read.count == 1
+
+    def test_what_was_read_before_is_not_prepared_again(self) -> None:
+        read = Readings(self.every)
+        held = MetadataRows(read, 60)
+        held.prepare(["t", "u"])
+        held.prepare(["u", "t", "t"])
+        held.prepare([])
+        assert read.count == 1
+
+    def test_preparing_a_field_that_no_passage_has_is_harmless(self) -> None:
+        read = Readings(self.every)
+        held = MetadataRows(read, 60)
+        held.prepare(["absent", "t"])
+        assert held.fields == ("t",)
+        assert held.allowed(Where(absent=1)).rows.size == 0
+        assert held.allowed(Where(t=1)).rows.size == 12
+        held.prepare(["absent too"])
+        assert read.count == 1
+
+    def test_of_too_many_fields_the_first_are_prepared(self) -> None:
+        held = MetadataRows(Readings(self.every), 60)
+        held.prepare(["t", *(f"f{n}" for n in range(20))])
+        assert held.fields == ("t", *(f"f{n}" for n in range(filters_module.MAX_FIELDS - 1)))
+
+    def test_a_filter_on_more_fields_than_are_kept_is_answered_all_the_same(self) -> None:
+        every = [{f"f{n}": n < 3 or row % 2 for n in range(40)} for row in range(6)]
+        held = MetadataRows(Readings(every), 6)
+        where = Where({f"f{n}": [True, 1] for n in range(40)})
+        assert held.allowed(where).rows.tolist() == [1, 3, 5]
+        assert len(held.fields) == filters_module.MAX_FIELDS
+
+    def test_a_filter_that_allows_nothing_reads_nothing(self) -> None:
+        read = Readings(self.every)
+        assert MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
+        assert read.count == 0
+
+    def test_filters_on_other_fields_are_answered_while_a_field_is_read(self) -> None:
+        read = HeldUp(self.every)
+        held = MetadataRows(read, 60)
+        before = held.allowed(Where(t=1))
+        read.begun.clear()
+        read.let_go.clear()
+        with ThreadPoolExecutor(2) as pool:
+            preparing = pool.submit(held.prepare, ["u"])
+            assert read.begun.wait(10.0)
+            try:
+                wheres = (Where(t=1), Where(t=2), Where(absent=1))
+                again, new, absent = pool.submit(
+                    lambda: [held.allowed(where) for where in wheres]
+                ).result(10.0)
+                assert held.fields == ("t",)
+                assert not preparing.done()
+            finally:
+                read.let_go.set()
+            preparing.result(10.0)
+        assert again is before
+        assert absent.rows.size == 0
+        assert new.rows.tolist() == list(range(2, 60, 5))
+        assert held.fields == ("t", "u")
+
+    def test_those_who_need_the_field_that_is_being_read_wait_for_that_one_pass(self) -> None:
+        read = HeldUp(self.every)
+        held = MetadataRows(read, 60)
+        read.let_go.clear()
+        with ThreadPoolExecutor(9) as pool:
+            preparing = pool.submit(held.prepare, ["t"])
+            assert read.begun.wait(10.0)
+            asked = [pool.submit(held.allowed, Where(t=n % 5)) for n in range(8)]
+            read.let_go.set()
+            preparing.result(10.0)
+            found = [each.result(10.0).rows.tolist() for each in asked]
+        assert found == [list(range(n % 5, 60, 5)) for n in range(8)]
+        assert read.count == 1
+
+    def test_after_a_pass_that_failed_the_next_filter_reads_again(self) -> None:
+        read = Readings(self.every)
+        failures = iter([OSError("a page is missing")])
+
+        def unsure() -> Iterator[object]:
+            for failure in failures:
+                raise failure
+            yield from read()
+
+        held = MetadataRows(unsure, 60)
+        with pytest.raises(OSError, match="a page"):
+            held.prepare(["t"])
+        assert held.allowed(Where(t=1)).rows.size == 12
+
+    def test_a_forked_child_does_not_wait_for_its_parents_pass(self) -> None:
+        held = MetadataRows(Readings(self.every), 60)
+        with held._reading, held._lock:
+            held.start_afresh()
+            assert held.allowed(Where(t=1)).rows.size == 12
+
+
+class TestWarmingUp:
+    @pytest.fixture
+    def readings(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """One entry, the number of passages, for every pass over the metadata of an index."""
+        passes: list[int] = []
+        each_metadata = PassageTable._each_metadata
+
+        def counted(table: PassageTable) -> Iterator[object]:
+            passes.append(len(table))
+            return each_metadata(table)
+
+        monkeypatch.setattr(PassageTable, "_each_metadata", counted)
+        return passes
+
+    @pytest.fixture
+    def retriever(self, readings: list[int]) -> HybridRetriever:
+        corpus = [
+            Passage(f"p{n}", "red fox", metadata={"tenant": n % 2, "groups": [n % 3]})
+            for n in range(6)
+        ]
+        return HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+
+    def test_a_filter_on_a_prepared_field_reads_no_metadata_any_more(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        retriever.warm_up(filter_fields=["tenant", "groups"])
+        assert readings == [6]
+        ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
+        assert sorted(ranking.passage_ids) == ["p3", "p5"]
+        assert readings == [6]
+
+    def test_without_fields_no_metadata_is_read(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        retriever.warm_up()
+        assert readings == []
+
+    def test_the_generations_that_follow_read_the_same_fields_in_one_pass(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        retriever.warm_up(filter_fields=iter(("tenant", "groups")))
+        retriever.delete(["p1"])
+        assert readings == [6, 5]
+        ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
+        assert sorted(ranking.passage_ids) == ["p3", "p5"]
+        assert readings == [6, 5]
+
+    def test_a_field_that_no_passage_has_is_no_error(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        retriever.warm_up(filter_fields=["nowhere", "tenant"])
+        assert len(retriever.retrieve("red", where=Where(nowhere="a"))) == 0
+        assert len(retriever.retrieve("red", where=Where(tenant=1))) == 3
+        assert readings == [6]
+
+    def test_a_pinned_view_prepares_the_passages_that_it_searches(
+        self, retriever: HybridRetriever, readings: list[int]
+    ) -> None:
+        pinned = retriever.pinned()
+        retriever.delete(["p1"])
+        pinned.warm_up(filter_fields=["tenant"])
+        assert readings == [6]
+        assert len(pinned.retrieve("red", where=Where(tenant=1))) == 3
+        assert readings == [6]
+
+    def test_one_text_instead_of_several_names_is_refused(self, retriever: HybridRetriever) -> None:
+        with pytest.raises(ConfigurationError, match=r"give \['tenant'\]"):
+            retriever.warm_up(filter_fields="tenant")
+
+
 class TestRowsOfMetadata:
     def rows(self) -> MetadataRows:
         return MetadataRows(lambda: [{"t": i % 5, f"f{i % 20}": 1} for i in range(100)], 100)
@@ -403,17 +612,11 @@ class TestRowsOfMetadata:
         assert len(held.fields) == filters_module.MAX_FIELDS
 
     def test_a_field_that_no_passage_has_is_not_looked_for_again(self) -> None:
-        readings = 0
-
-        def read() -> Iterator[object]:
-            nonlocal readings
-            readings += 1
-            yield {"t": 1}
-
+        read = Readings([{"t": 1}])
         held = MetadataRows(read, 1)
         for n in range(50):
             assert held.allowed(Where({f"absent{n}": 1})).rows.size == 0
-        assert readings == 1
+        assert read.count == 1
 
     def test_what_a_text_says_of_its_metadata_is_not_believed(self) -> None:
         """Nor a nested field, nor a line of a saved index that is not as it was written."""
