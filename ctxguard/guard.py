@@ -7,77 +7,39 @@ typed error, never an empty context (DESIGN.md §7).
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from ctxguard.context import Assembled, Assembly, Context, assemble, bare_passages
+from ctxguard.answer import answer, compares_scores, ranking_of
+from ctxguard.context import Assembly, Context
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
-    FilterViolationError,
     OverloadedError,
     ProfileMismatchError,
-    QueryError,
 )
 from ctxguard.forks import start_afresh_in_children
-from ctxguard.policy import Decision, Policy, RatioPolicy, decide
+from ctxguard.observers import Observers, Sampler
+from ctxguard.policy import Policy, RatioPolicy
 from ctxguard.profile import Profile
-from ctxguard.serving import (
-    Retrieval,
-    RetrieverCallable,
-    Serving,
-    bind,
-    describe,
-)
-from ctxguard.stages import DEFAULT_MAX_IN_FLIGHT, Asking, cause_of, typed
+from ctxguard.request import Asked, Request
+from ctxguard.serving import Retrieval, RetrieverCallable, Serving, bind, describe
+from ctxguard.stages import DEFAULT_MAX_IN_FLIGHT, Asking, typed
 from ctxguard.telemetry import Telemetry, default_telemetry
-from ctxguard.types import (
-    DEFAULT_DEPTH,
-    DEFAULT_K,
-    Flag,
-    Hit,
-    Mode,
-    Ranking,
-    ScoreKind,
-)
-from ctxguard.where import Where, verified
+from ctxguard.types import DEFAULT_DEPTH, DEFAULT_K, Mode, ScoreKind
+from ctxguard.where import Where
+
+__all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler"]
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_QUERY_CHARS = 10_000
 
-
-class Sampler(Protocol):
-    """What the guard asks of a sampler: a decision before retrieval, one append after."""
-
-    def draw(self, request_id: str, /) -> float:
-        """The probability with which the request was selected; 0.0 where it was not."""
-        ...
-
-    def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
-        """Take a selected request; one of probability 0.0 was put in by hand."""
-        ...
-
-
 _Setting = TypeVar("_Setting", Mode, ScoreKind)
-
-
-class _Request(NamedTuple):
-    """What is known of a request before it is answered."""
-
-    serving: Serving
-    query: str
-    request_id: str
-    segment: str | None
-    session_id: str | None
-    probability: float
-    sampled: bool
-    where: Where | None
 
 
 class ContextGuard:
@@ -150,18 +112,18 @@ class ContextGuard:
             None if score_kind is None else _member(ScoreKind, score_kind, "score_kind")
         )
         self.max_query_chars = max_query_chars
-        if policy is not None and self.score_kind is ScoreKind.RANK and _compares_scores(policy):
+        if policy is not None and self.score_kind is ScoreKind.RANK and compares_scores(policy):
             raise ConfigurationError(
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
                 "only: set min_ratio to 0, or hand over scores that can be compared"
             )
         self.assembly = Assembly() if assembly is None else assembly
-        self._sampler = sampler
-        self._telemetry = default_telemetry() if telemetry is None else telemetry
+        telemetry = default_telemetry() if telemetry is None else telemetry
+        self._observers = Observers(telemetry, sampler)
         self._asking = Asking(deadline_seconds, max_in_flight)
-        self._asking.watch(self._telemetry.circuit_changed)
+        self._asking.watch(telemetry.circuit_changed)
         if hasattr(retriever, "watch_stages"):
-            cast(Any, retriever).watch_stages(self._telemetry.circuit_changed)
+            cast(Any, retriever).watch_stages(telemetry.circuit_changed)
         self._wrapped = retriever
         self._fingerprint = fingerprint
         self._policy = policy
@@ -257,17 +219,17 @@ class ContextGuard:
                 outage is never an empty context.
             OverloadedError: more requests at once than can be served.
         """
-        request = self._begin(query, request_id, segment, session_id, sample=sample, where=where)
-        call = partial(self._checked(request), query, depth=self.depth, **_filtering(where))
+        request = self._begin(Asked(query, request_id, segment, session_id, sample, where))
+        call = self._call_for(request)
         self._enter()
         try:
             start = perf_counter()
             try:
                 retrieved = self._asking.ask(call)
             except Exception as error:
-                raise self._failed(error) from error
+                self._fail(error)
             except BaseException:
-                self._cancelled()
+                self._observers.cancelled(self.mode)
                 raise
             return self._finish(request, retrieved, start)
         finally:
@@ -288,8 +250,8 @@ class ContextGuard:
         A plain retriever is called on one of 32 threads of the guard's own. A request that is
         cancelled while it waits counts as failed.
         """
-        request = self._begin(query, request_id, segment, session_id, sample=sample, where=where)
-        call = partial(self._checked(request), query, depth=self.depth, **_filtering(where))
+        request = self._begin(Asked(query, request_id, segment, session_id, sample, where))
+        call = self._call_for(request)
         acall = request.serving.acall
         self._enter()
         try:
@@ -301,9 +263,9 @@ class ContextGuard:
                     else self._asking.ask_natively(partial(acall, *call.args, **call.keywords))
                 )
             except Exception as error:
-                raise self._failed(error) from error
+                self._fail(error)
             except BaseException:
-                self._cancelled()
+                self._observers.cancelled(self.mode)
                 raise
             return self._finish(request, retrieved, start)
         finally:
@@ -321,72 +283,39 @@ class ContextGuard:
         where: Where | None = None,
     ) -> Context:
         """Decide on results that the caller already has; the same contract as ``retrieve``."""
-        request = self._begin(query, request_id, segment, session_id, sample=sample, where=where)
+        request = self._begin(Asked(query, request_id, segment, session_id, sample, where))
         return self._finish(request, hits, None)
 
-    def _begin(
-        self,
-        query: str,
-        request_id: str | None,
-        segment: str | None,
-        session_id: str | None,
-        *,
-        sample: bool,
-        where: Where | None,
-    ) -> _Request:
-        try:
-            self._telemetry.received(self.mode)
-        except Exception:
-            self._observer_failed("telemetry")
-        self._check(query, where)
+    def _begin(self, asked: Asked) -> Request:
+        self._observers.received(self.mode)
+        refusal = asked.refusal(self.max_query_chars)
+        if refusal is not None:
+            raise self._failed(refusal)
         try:
             serving = self._current()
         except Exception as error:
-            raise self._failed(error) from error
-        request_id = os.urandom(8).hex() if request_id is None else request_id
-        probability = 0.0
-        if self._sampler is not None:
-            # Selected before retrieval, so that a sample cannot depend on how the request went.
-            try:
-                probability = self._sampler.draw(request_id)
-            except Exception:
-                self._observer_failed("sampler")
-        sampled = self._sampler is not None and (sample or probability > 0.0)
-        return _Request(
-            serving, query, request_id, segment, session_id, probability, sampled, where
-        )
+            self._fail(error)
+        request_id = os.urandom(8).hex() if asked.request_id is None else asked.request_id
+        # Selected before retrieval, so that a sample cannot depend on how the request went.
+        return Request(asked, request_id, serving, self._observers.draw(request_id))
 
-    def _check(self, query: object, where: object) -> None:
-        """Refuse what must be neither searched nor sampled."""
-        if not isinstance(query, str):
-            raise self._failed(QueryError(f"a query must be a text, not {describe(query)}"))
-        if len(query) > self.max_query_chars:
-            raise self._failed(
-                QueryError(
-                    f"the query has {len(query):,} characters, the limit is "
-                    f"{self.max_query_chars:,} (max_query_chars)"
-                )
-            )
-        if where is not None and not isinstance(where, Where):
-            raise self._failed(
-                ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
-            )
-
-    def _checked(self, request: _Request) -> RetrieverCallable:
+    def _call_for(self, request: Request) -> partial[Any]:
         """The call that answers a request, if there is one that can."""
-        call = request.serving.call
+        call, where = request.serving.call, request.asked.where
         if call is None:
             raise self._failed(
                 ConfigurationError("this guard has no retriever: pass one, or use filter()")
             )
-        if request.where is not None and not request.serving.can_filter:
+        if where is None:
+            return partial(call, request.asked.query, depth=self.depth)
+        if not request.serving.can_filter:
             raise self._failed(
                 ConfigurationError(
                     f"{describe(self._wrapped)} cannot filter, and searching unfiltered would "
                     "show what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
                 )
             )
-        return call
+        return partial(call, request.asked.query, depth=self.depth, where=where)
 
     def _current(self) -> Serving:
         """What the next request is served by, over the retriever's generation of now."""
@@ -406,95 +335,22 @@ class ContextGuard:
             )
         return serving
 
-    def _finish(self, request: _Request, retrieved: Retrieval, start: float | None) -> Context:
+    def _finish(self, request: Request, retrieved: Retrieval, start: float | None) -> Context:
         received = perf_counter()
         try:
-            ranking = self._ranking(retrieved)
-            if request.where is not None:
-                ranking = verified(ranking, request.where)
-            context = self._decide(request, ranking)
+            ranking = ranking_of(retrieved, self.score_kind, request.asked.where)
+            context = answer(request, ranking, self.mode, self.assembly, self._bare)
         except Exception as error:
-            raise self._failed(error) from error
+            self._fail(error)
         except BaseException:
-            self._cancelled()
+            self._observers.cancelled(self.mode)
             raise
-        if request.sampled:
-            try:
-                cast(Sampler, self._sampler).offer(context, request.probability, time())
-            except Exception:
-                self._observer_failed("sampler")
-        try:
-            self._telemetry.answered(
-                context, None if start is None else received - start, perf_counter() - received
-            )
-        except Exception:
-            self._observer_failed("telemetry")
+        if request.asked.sample or request.probability > 0.0:
+            self._observers.offer(context, request.probability, time())
+        self._observers.answered(
+            context, None if start is None else received - start, perf_counter() - received
+        )
         return context
-
-    def _observer_failed(self, observer: str) -> None:
-        """Watching a request must not fail it; where even the count fails, nothing is left."""
-        with suppress(Exception):
-            self._telemetry.observer_failed(observer)
-
-    def _decide(self, request: _Request, ranking: Ranking) -> Context:
-        if self.mode is Mode.OFF:
-            n = len(ranking)
-            flags: tuple[Flag, ...] = ()
-            decision = Decision(ranking, self._bare, range(n), min(self._bare.k, n))
-        else:
-            plan = request.serving.plan(ranking.route, request.segment)
-            policy, flags = plan.policy, plan.flags
-            if plan.kind is not None and plan.kind is not ranking.kind:
-                # The profile knows this route, but its scores have another meaning here.
-                policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.PROFILE_MISMATCH)
-            elif ranking.kind is ScoreKind.RANK and _compares_scores(policy):
-                policy, flags = RatioPolicy(k=policy.k), (*flags, Flag.RANK_ONLY)
-            decision = decide(ranking, policy)
-            if decision.flags:
-                flags = (*flags, *decision.flags)
-        if self.mode is Mode.ENFORCE:
-            assembled = assemble(decision, self.assembly)
-        else:
-            assembled = Assembled(bare_passages(ranking, self._bare.k))
-        if ranking.failures:
-            flags = (*flags, Flag.DEGRADED)
-        if not len(ranking):
-            flags = (*flags, Flag.EMPTY_RETRIEVAL)
-        return Context(
-            request_id=request.request_id,
-            query=request.query,
-            route=ranking.route,
-            mode=self.mode,
-            passages=assembled.passages,
-            decision=decision,
-            dropped_in_assembly=assembled.dropped,
-            flags=flags,
-            failures=ranking.failures + assembled.failures,
-            assembly=self.assembly,
-            segment=request.segment,
-            session_id=request.session_id,
-            profile_id=request.serving.profile_id,
-        )
-
-    def _ranking(self, retrieved: Retrieval) -> Ranking:
-        if isinstance(retrieved, Ranking):
-            return retrieved
-        # An empty string or mapping is iterable too, and must not pass for an empty result.
-        iterable = isinstance(retrieved, Iterable) and not isinstance(
-            retrieved, str | bytes | Mapping
-        )
-        hits = tuple(retrieved) if iterable else None
-        if hits is None or not all(issubclass(kind, Hit) for kind in set(map(type, hits))):
-            raise ConfigurationError(
-                f"the retriever returned {describe(retrieved)}; return a Ranking, or Hit "
-                "objects together with score_kind"
-            )
-        if self.score_kind is None:
-            raise ConfigurationError(
-                "plain hits need score_kind on the guard: say what the scores mean, one of "
-                + ", ".join(kind.value for kind in ScoreKind)
-            )
-        return Ranking.from_hits(hits, self.score_kind)
 
     def _enter(self) -> None:
         try:
@@ -502,26 +358,17 @@ class ContextGuard:
         except OverloadedError as error:
             raise self._failed(error) from None
 
+    def _fail(self, error: Exception) -> NoReturn:
+        failure = self._failed(error)
+        if failure is error:
+            raise error
+        raise failure from error
+
     def _failed(self, error: Exception) -> CtxguardError:
         """The typed error that a failure becomes, counted; what is typed stays as it is."""
         failure = typed(error)
-        try:
-            if isinstance(failure, OverloadedError):
-                self._telemetry.shed(self.mode)
-            else:
-                self._telemetry.failed(self.mode, cause_of(error))
-            if isinstance(failure, FilterViolationError):
-                self._telemetry.filter_violated()
-        except Exception:
-            self._observer_failed("telemetry")
+        self._observers.failed(self.mode, error, failure)
         return failure
-
-    def _cancelled(self) -> None:
-        """Count a request that whoever asked has given up."""
-        try:
-            self._telemetry.failed(self.mode, "cancelled")
-        except Exception:
-            self._observer_failed("telemetry")
 
     def _bound(self, profile: Profile | None, *, lenient: bool = False) -> Serving:
         return bind(
@@ -534,18 +381,9 @@ class ContextGuard:
         )
 
 
-def _compares_scores(policy: Policy) -> bool:
-    return isinstance(policy, RatioPolicy) and policy.min_ratio > 0.0
-
-
 def _member(kind: type[_Setting], value: _Setting | str, setting: str) -> _Setting:
     try:
         return kind(value)
     except ValueError:
         options = ", ".join(member.value for member in kind)
         raise ConfigurationError(f"{setting} {value!r} is unknown; use one of {options}") from None
-
-
-def _filtering(where: Where | None) -> dict[str, Where]:
-    """The keyword for a retriever that filters; none, so that others are called as ever."""
-    return {} if where is None else {"where": where}

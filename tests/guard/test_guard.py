@@ -327,6 +327,15 @@ class TestErrors:
         assert caught.value.stage == "retriever"
         assert counted["failed_requests"] == 1
 
+    def test_an_outage_that_a_retriever_raises_itself_keeps_its_cause(self) -> None:
+        cause = ConnectionError("refused")
+        outage = StageUnavailableError("engine", "no answer")
+        outage.__cause__ = cause
+        with pytest.raises(StageUnavailableError) as caught:
+            guard_of(Failing(outage)).retrieve("q?")
+        assert caught.value is outage
+        assert caught.value.__cause__ is cause
+
     def test_a_failing_retriever_is_an_outage_when_awaited_too(self, counted: Counted) -> None:
         guard = guard_of(Failing(TimeoutError("slow")), telemetry=counted.telemetry)
         with pytest.raises(StageUnavailableError, match=r"TimeoutError at test_guard\.py"):
@@ -700,6 +709,17 @@ class TestSampling:
         assert served(asyncio.run(guard.aretrieve("q?"))) == ["a", "b", "c"]
         assert counted.by_label("observer_failures") == {("sampler",): 2}
         assert counted.requests("ok") == 2
+
+    def test_a_sampler_that_draws_what_is_no_number_is_counted_as_one_that_raises(
+        self, counted: Counted
+    ) -> None:
+        class Undecided(Sampled):
+            def draw(self, request_id: str) -> float:
+                return None  # type: ignore[return-value]
+
+        guard = guard_of(policy=SEVENTY, sampler=Undecided(), telemetry=counted.telemetry)
+        assert served(guard.retrieve("q?")) == ["a", "b", "c"]
+        assert counted.by_label("observer_failures") == {("sampler",): 1}
 
     def test_telemetry_that_raises_fails_no_request_and_is_counted(self) -> None:
         class Broken(Telemetry):

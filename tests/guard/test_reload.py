@@ -17,10 +17,11 @@ from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMisma
 from ctxguard.fusion import Fusion
 from ctxguard.guard import ContextGuard
 from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.profile import Profile, RouteProfile
 from ctxguard.reload import ProfileWatcher
 from ctxguard.telemetry import ReloadOutcome, Telemetry
 from ctxguard.types import Flag, Hit, Ranking, Route, ScoreKind
+from tests.profiles import profile_with
 
 SYSTEM = {"embedder": "mini", "corpus_size": "6"}
 HITS = [Hit(f"p{n}", 10.0 - n, f"text number {n}") for n in range(6)]
@@ -48,13 +49,10 @@ class Fused:
 
 def profile_of(k: int, *, fingerprint: dict[str, str] | None = None) -> Profile:
     """A profile whose k and fusion weight belong together: k passages under weight k / 10."""
-    return Profile(
-        routes={Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)},
+    return profile_with(
+        {Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=k), score_kind=ScoreKind.RATIO)},
         fusion=Fusion("convex", weight=k / 10),
         fingerprint=SYSTEM if fingerprint is None else fingerprint,
-        provenance=Provenance(
-            ctxguard_version="0", seed=0, dataset="d", dataset_digest="0", depth=100
-        ),
     )
 
 
@@ -65,12 +63,14 @@ class Scene:
         self.path = folder / "profile.json"
         profile_of(2).save(self.path)
         self.registry = CollectorRegistry()
-        telemetry = Telemetry(self.registry)
+        self.telemetry = Telemetry(self.registry)
         self.guard = ContextGuard(
-            Fused() if retriever is None else retriever, profile=self.path, telemetry=telemetry
+            Fused() if retriever is None else retriever,
+            profile=self.path,
+            telemetry=self.telemetry,
         )
         self.watcher = ProfileWatcher(
-            self.guard, self.path, interval_seconds=0.01, telemetry=telemetry
+            self.guard, self.path, interval_seconds=0.01, telemetry=self.telemetry
         )
 
     def k(self) -> int:
@@ -109,7 +109,7 @@ class TestUseProfile:
         assert context.passages[0].passage_id == "w=0.4"
         assert scene.guard.profile == profile_of(4)
 
-    def test_a_path_is_read(self, scene: Scene, tmp_path: Path) -> None:
+    def test_a_profile_is_read_from_its_path(self, scene: Scene, tmp_path: Path) -> None:
         profile_of(5).save(tmp_path / "other.json")
         scene.guard.use_profile(tmp_path / "other.json")
         assert scene.k() == 5
@@ -399,7 +399,7 @@ class TestBadFiles:
 
     def test_two_watchers_raise_the_alarm_apart(self, scene: Scene, tmp_path: Path) -> None:
         other = tmp_path / "other.json"
-        second = ProfileWatcher(scene.guard, other, telemetry=scene.guard._telemetry)
+        second = ProfileWatcher(scene.guard, other, telemetry=scene.telemetry)
         second.check()
         malformed(scene.path)
         scene.watcher.check()
@@ -459,7 +459,7 @@ class TestSignals:
     def patient(self, scene: Scene) -> ProfileWatcher:
         """A watcher that would not look by itself for a long time."""
         return ProfileWatcher(
-            scene.guard, scene.path, interval_seconds=1000.0, telemetry=scene.guard._telemetry
+            scene.guard, scene.path, interval_seconds=1000.0, telemetry=scene.telemetry
         )
 
     def test_a_signal_reloads_at_once_and_calls_the_handler_before_it(self, scene: Scene) -> None:
