@@ -147,14 +147,17 @@ def import_(
     read = read_label_file(file, annotator, time.time(), max_grade)
     with open_store(store) as opened:
         added = opened.add_labels(read.rows)
+        of_blank = set(opened.unknown_requests(read.blank))
+    unknown = list(dict.fromkeys([*added.unknown, *filter(of_blank.__contains__, read.blank)]))
+    blank = sum(request_id not in of_blank for request_id in read.blank)
     if as_json:
         print_json(
             {
                 "added": added.added,
                 "duplicates": added.duplicates,
                 "disagreeing": added.disagreeing,
-                "unknown": list(added.unknown),
-                "blank": read.blank,
+                "unknown": unknown,
+                "blank": blank,
             }
         )
         return
@@ -162,13 +165,13 @@ def import_(
     for count, words in (
         (added.duplicates, "were there already"),
         (added.disagreeing, "contradict another label; all are kept"),
-        (read.blank, "rows have no grade yet"),
-        (len(added.unknown), "requests are not in the store; their labels were left out"),
+        (blank, "rows have no grade yet"),
+        (len(unknown), "requests are not in the store; their labels were left out"),
     ):
         if count:
             output.note(f"{count:,} {words}")
-    if added.unknown:
-        output.note(f"first unknown request: {added.unknown[0]}")
+    if unknown:
+        output.note(f"first unknown request: {unknown[0]}")
 
 
 @_label.command("feedback")

@@ -200,7 +200,7 @@ def _once(made: "Monitor", output: Output, *, as_json: bool) -> None:
     with output.passes() as begin:
         waiting = made.store.states().get(State.PENDING, 0)
         step = begin("judging samples", waiting) if waiting else lambda _: None
-        while done := made.step(20):
+        while done := made.step():
             step(done)
     report = made.tend()
     if as_json:

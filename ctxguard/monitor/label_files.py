@@ -44,11 +44,11 @@ class LabelsRead:
 
     Attributes:
         rows: The labels.
-        blank: Rows without a grade: not labelled yet.
+        blank: Of each row without a grade, which nobody has labelled yet, the request id.
     """
 
     rows: tuple[LabelRow, ...]
-    blank: int
+    blank: tuple[str, ...]
 
 
 def to_label(record: Record, labels: Iterable[LabelRow]) -> list[ToLabel]:
@@ -111,11 +111,13 @@ def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: 
     Raises:
         DataError: a row that is no label, with file and line.
     """
-    rows, blank = [], 0
+    rows, blank = [], []
     for line, document in _documents(path):
+        request_id = _identifier(document, "request_id", path, line)
+        passage_id = _identifier(document, "passage_id", path, line)
         grade = _grade(document.get("grade"), max_grade, path, line)
         if grade is None:
-            blank += 1
+            blank.append(request_id)
             continue
         negative = document.get("negative") or None
         if negative is not None and (
@@ -129,15 +131,15 @@ def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: 
             )
         rows.append(
             LabelRow(
-                _identifier(document, "request_id", path, line),
-                _identifier(document, "passage_id", path, line),
+                request_id,
+                passage_id,
                 grade,
                 None if negative is None else str(negative),
                 annotator,
                 time_seconds,
             )
         )
-    return LabelsRead(tuple(rows), blank)
+    return LabelsRead(tuple(rows), tuple(blank))
 
 
 def _identifier(document: Mapping[str, object], name: str, path: Path, line: int) -> str:
@@ -226,7 +228,9 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
                 )
             line = reader.line_num + 1
             for row in reader:
-                yield line, row
+                # Spreadsheets write rows of commas alone below a table.
+                if any(row.values()):
+                    yield line, row
                 line = reader.line_num + 1
         except csv.Error as error:
             raise DataError(f"not CSV ({error})", path=path) from error

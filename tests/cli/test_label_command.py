@@ -273,6 +273,7 @@ BAD_LABELS = {
     "a word": ({"grade": "good"}, "grade 'good'"),
     "a list": ({"grade": [1]}, "grade [1]"),
     "no request": ({"request_id": ""}, "request_id is ''"),
+    "no request nor grade": ({"request_id": "", "grade": None}, "request_id is ''"),
     "a number for a passage": ({"passage_id": 7}, "passage_id is 7"),
     "misleads and helps": ({"grade": 2, "negative": "distractor"}, "negative 'distractor'"),
     "another kind": ({"grade": 0, "negative": "liar"}, "negative 'liar'"),
@@ -341,6 +342,26 @@ class TestImport:
         assert result.exit_code == 0
         assert "11 labels taken in from ann" in result.stdout
         assert "first unknown request: from elsewhere" in result.stdout
+
+    def test_a_row_of_an_unknown_request_is_told_as_such_also_without_a_grade(
+        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+    ) -> None:
+        rows = graded(export(traffic, "-n", "1"), traffic)
+        rows[0] |= {"request_id": "from elsewhere", "grade": None}
+        rows[1]["grade"] = None
+        found = import_(traffic, rows)
+        assert (found["unknown"], found["blank"], found["added"]) == (["from elsewhere"], 1, 10)
+
+    def test_rows_of_commas_alone_are_passed_over(
+        self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
+    ) -> None:
+        rows = graded(export(traffic, "-n", "1"), traffic)
+        file = write_table(tmp_path / "back.csv", [*rows, dict.fromkeys(rows[0], "")])
+        result = run(
+            *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
+        )
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["blank"] == 0
 
     def test_how_a_passage_misleads_is_kept(
         self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic

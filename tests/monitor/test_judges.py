@@ -1,9 +1,17 @@
 """Judging by labels."""
 
-import pytest
+import logging
+from collections.abc import Callable
 
+import pytest
+from watching import Watching
+
+from ctxguard.context import Context
+from ctxguard.errors import RedactionError
 from ctxguard.metrics import Negative
 from ctxguard.monitor.judges import Judgment, LabelJudge, Unjudged
+from ctxguard.monitor.monitor import Outcome
+from ctxguard.monitor.redaction import hash_text, redact
 from ctxguard.testing import JudgeContract
 from ctxguard.types import Passage
 
@@ -57,3 +65,72 @@ def test_a_query_without_relevant_passages_is_judged_if_it_is_known() -> None:
 def test_the_highest_grade_is_that_of_the_labels_and_at_least_one() -> None:
     assert LabelJudge(QRELS).max_grade == 2
     assert LabelJudge({}).max_grade == 1
+
+
+class TestRedactedQuestions:
+    """Samples hold what the redactor left of a question; labels hold it as it was asked."""
+
+    ASKED = "where is the order of joe@example.org?"
+    WRITTEN = "where is the order of [e-mail]?"
+
+    def test_a_question_is_found_by_what_was_written_of_it(self) -> None:
+        judge = LabelJudge({self.ASKED: {"a": 2}}, {self.ASKED: ["b"]})
+        for query in (self.ASKED, self.WRITTEN):
+            assert judge.judge(query, PASSAGES) == [
+                Judgment("a", 2),
+                Judgment("b", 0, Negative.DISTRACTOR),
+                *[Judgment(passage.passage_id, 0) for passage in PASSAGES[2:]],
+            ]
+
+    def test_another_redactor_is_applied_where_the_writers_had_another(self) -> None:
+        judge = LabelJudge(
+            {"what does Ann owe?": {"a": 1}}, redactor=lambda q: q.replace("Ann", "X")
+        )
+        assert judge.judge("what does X owe?", PASSAGES[:1]) == [Judgment("a", 1)]
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+
+    def test_hashed_queries_are_found_by_their_hash(self) -> None:
+        key = b"sixteen or more."
+        judge = LabelJudge(
+            {self.ASKED: {"a": 1}}, redactor=lambda query: hash_text(redact(query), key)
+        )
+        assert judge.judge(hash_text(self.WRITTEN, key), PASSAGES[:1]) == [Judgment("a", 1)]
+
+    def test_questions_that_redaction_makes_one_share_labels_that_agree(self) -> None:
+        other = self.ASKED.replace("joe", "ann")
+        judge = LabelJudge({self.ASKED: {"a": 1}, other: {"a": 1, "c": 0}})
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [Judgment("a", 1)]
+        assert judge.ambiguous == 0
+
+    @pytest.mark.parametrize("other", ["where is the order of ann@example.org?", WRITTEN])
+    def test_where_their_labels_disagree_there_is_no_verdict_and_it_is_counted(
+        self, other: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING):
+            judge = LabelJudge({self.ASKED: {"a": 1}, other: {"c": 1}})
+        assert judge.judge(self.WRITTEN, PASSAGES) == [None] * 5
+        assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
+        assert judge.ambiguous == 1
+        assert "1 redacted texts" in caplog.text
+        assert "order" not in caplog.text
+
+    def test_with_partial_labels_a_zero_is_a_word_too(self) -> None:
+        other = self.ASKED.replace("joe", "ann")
+        judge = LabelJudge({self.ASKED: {"a": 1}, other: {"a": 1, "c": 0}}, unjudged="unknown")
+        assert judge.ambiguous == 1
+
+    def test_where_queries_are_kept_as_asked_nothing_is_redacted(self) -> None:
+        judge = LabelJudge({self.ASKED: {"a": 1}}, redactor=None)
+        assert judge.judge(self.WRITTEN, PASSAGES[:1]) == [None]
+        assert judge.judge(self.ASKED, PASSAGES[:1]) == [Judgment("a", 1)]
+
+    def test_a_redactor_that_fails_on_a_question_is_an_error(self) -> None:
+        with pytest.raises(RedactionError):
+            LabelJudge({self.ASKED: {"a": 1}}, redactor=lambda query: None)  # type: ignore[arg-type,return-value]
+
+    def test_a_sampled_question_with_an_address_in_it_is_judged(
+        self, make_context: Callable[..., Context]
+    ) -> None:
+        live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
+        live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 1

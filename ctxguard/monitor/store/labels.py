@@ -81,6 +81,13 @@ def add_labels(
     return LabelsAdded(len(new), duplicates, disagreeing, tuple(unknown))
 
 
+def unknown_requests(connection: sa.Connection, request_ids: Iterable[str]) -> list[str]:
+    """The requests that no sample is of, each once, in the order given."""
+    asked = {request_id: storable(request_id) for request_id in request_ids}
+    known = _known_requests(connection, asked.values())
+    return [request_id for request_id, text in asked.items() if text not in known]
+
+
 def labels(
     connection: sa.Connection, sample_ids: Sequence[int] | None
 ) -> list[tuple[int, LabelRow]]:

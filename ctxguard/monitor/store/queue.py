@@ -165,13 +165,17 @@ def _oldest(
 
 def finish(
     database: Database, connection: sa.Connection, series: str, finished: Sequence[Finished]
-) -> int:
-    """Put down what became of samples; those that are finished already stay as they are."""
+) -> list[int]:
+    """Put down what became of samples; those that are finished already stay as they are.
+
+    Returns:
+        The samples that were not.
+    """
     last = {one.sample_id: one for one in reversed(finished)}
     orders = _unfinished(connection, list(last))
     accepted = [one for one in last.values() if one.sample_id in orders]
     if not accepted:
-        return 0
+        return []
     series_id = _series_id(database, connection, series, accepted)
     connection.execute(
         sa.update(schema.samples)
@@ -226,7 +230,7 @@ def finish(
             for passage_id, reason, reply in one.rejected
         ),
     )
-    return len(accepted)
+    return [one.sample_id for one in accepted]
 
 
 def give_back(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from ctxguard.errors import ConfigurationError, StoreFullError
+from ctxguard.errors import ConfigurationError, StoreError, StoreFullError
 from ctxguard.monitor.store import files, judged, labels, parquet, queue, retention, schema
 from ctxguard.monitor.store.database import Database, storable
 from ctxguard.monitor.store.types import (
@@ -22,6 +22,7 @@ from ctxguard.monitor.store.types import (
     FeedbackAdded,
     FeedbackRow,
     Finished,
+    FinishedEach,
     JudgedRows,
     LabelRow,
     LabelsAdded,
@@ -168,8 +169,38 @@ class SampleStore:
         Raises:
             ConfigurationError: summaries of another size than the series holds.
         """
+        return len(self._finish(series, finished))
+
+    def finish_each(self, series: str, finished: Sequence[Finished]) -> FinishedEach:
+        """Put down what became of claimed samples, each whatever the others hold.
+
+        One transaction for all of them; one for each where something in them cannot be written.
+
+        Args:
+            series: The judge's pinned name and version.
+            finished: Of samples that are finished already, nothing is changed.
+
+        Raises:
+            StoreError: nothing can be written at present; nothing was.
+        """
+        try:
+            return FinishedEach(frozenset(self._finish(series, finished)))
+        except StoreError:
+            raise
+        except Exception as error:
+            if len(finished) == 1:
+                return FinishedEach(frozenset(), {finished[0].sample_id: error})
+        accepted, refused = set[int](), dict[int, Exception]()
+        for one in finished:
+            try:
+                accepted.update(self._finish(series, [one]))
+            except Exception as error:
+                refused[one.sample_id] = error
+        return FinishedEach(frozenset(accepted), refused)
+
+    def _finish(self, series: str, finished: Sequence[Finished]) -> list[int]:
         if not finished:
-            return 0
+            return []
         return self._database.write(
             lambda connection: queue.finish(self._database, connection, series, finished)
         )
@@ -288,6 +319,12 @@ class SampleStore:
         """
         return self._database.write(
             lambda connection: labels.add_labels(self._database, connection, rows)
+        )
+
+    def unknown_requests(self, request_ids: Sequence[str]) -> list[str]:
+        """Those of which the store has no sample, each once, in the order given."""
+        return self._database.read(
+            lambda connection: labels.unknown_requests(connection, request_ids)
         )
 
     def labels(self, sample_ids: Sequence[int] | None = None) -> list[tuple[int, LabelRow]]:

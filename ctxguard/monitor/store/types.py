@@ -160,6 +160,20 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedEach:
+    """What became of samples that were finished together, each for itself.
+
+    Attributes:
+        accepted: Ids of those that were put down; those that are neither here nor refused were
+            finished before, deleted or forced.
+        refused: By id, why what a sample's end holds could not be written.
+    """
+
+    accepted: frozenset[int]
+    refused: Mapping[int, Exception] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedRows:
     """The judged requests of a series, ordered by time, then by sample id.
 

@@ -1,0 +1,108 @@
+"""Samples that are finished together: each is put down whatever the others hold, and once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from storing import NOW, Clock, OpenStore, fill, judged
+
+from ctxguard.errors import StoreError, StoreLockedError
+from ctxguard.monitor.store import Finished, Limits, SampleStore, State
+from ctxguard.monitor.store.database import Database
+
+
+@pytest.fixture
+def store(any_store_url: str, open_store: OpenStore) -> SampleStore:
+    return open_store(any_store_url, limits=Limits(reserve_bytes=0), clock=Clock())
+
+
+@pytest.fixture
+def transactions(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each transaction that writes."""
+    begun: list[None] = []
+    write = Database.write
+
+    def counting(database: Database, work: Callable[..., object]) -> object:
+        begun.append(None)
+        return write(database, work)
+
+    monkeypatch.setattr(Database, "write", counting)
+    return begun
+
+
+def claimed(store: SampleStore, n: int) -> list[int]:
+    fill(store, n)
+    return [one.sample_id for one in store.claim("m", n, lease_seconds=60.0)]
+
+
+def test_many_samples_take_one_transaction(store: SampleStore, transactions: list[None]) -> None:
+    ids = claimed(store, 20)
+    transactions.clear()
+    assert store.finish_each("judge", [judged(one) for one in ids]).accepted == set(ids)
+    assert len(transactions) == 1
+    assert store.states()[State.JUDGED] == 20
+
+
+POISON = {
+    "a summary of another size": lambda one: replace(one, summary=b"short"),
+    "a time that is no number": lambda one: replace(one, time_seconds=object()),
+    "verdicts that are no text": lambda one: replace(one, verdicts=object()),
+    "grades that are no bytes": lambda one: replace(one, grades={1: 2}),
+}
+
+
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
+def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
+    store: SampleStore, poison: Callable[[Finished], Finished]
+) -> None:
+    ids = claimed(store, 5)
+    ends = [judged(one) for one in ids]
+    ends[3] = poison(ends[3])
+    found = store.finish_each("judge", ends)
+    assert found.accepted == {*ids} - {ids[3]}
+    assert list(found.refused) == [ids[3]]
+    assert store.judged("judge").sample_ids.tolist() == [*ids[:3], ids[4]]
+    assert store.states()[State.CLAIMED] == 1
+
+
+def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore) -> None:
+    ids = claimed(store, 2)
+    store.finish("judge", [judged(ids[0])])
+    found = store.finish_each("judge", [judged(ids[1], summary=b"short")])
+    assert (found.accepted, list(found.refused)) == (frozenset(), [ids[1]])
+    assert "summaries of 8 bytes" in str(found.refused[ids[1]])
+
+
+def test_samples_that_were_finished_before_are_neither_accepted_nor_refused(
+    store: SampleStore,
+) -> None:
+    ids = claimed(store, 3)
+    store.finish("judge", [judged(ids[0])])
+    found = store.finish_each("judge", [judged(one, time_seconds=NOW + 1.0) for one in ids])
+    assert (found.accepted, found.refused) == ({*ids[1:]}, {})
+    assert store.judged("judge").time_seconds.tolist() == [NOW, NOW + 1.0, NOW + 1.0]
+
+
+def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[None]) -> None:
+    assert store.finish_each("judge", []).accepted == frozenset()
+    assert transactions == []
+
+
+def test_a_store_that_cannot_write_at_present_says_so_and_has_written_nothing(
+    store: SampleStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(database: Database, work: object) -> object:
+        raise StoreLockedError("others hold it")
+
+    ids = claimed(store, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "write", locked)
+        with pytest.raises(StoreError):
+            store.finish_each("judge", [judged(one) for one in ids])
+    assert store.states()[State.CLAIMED] == 3
+
+
+def test_requests_that_no_sample_is_of_are_told_in_the_order_given(store: SampleStore) -> None:
+    fill(store, 2)
+    asked = ["gone", "r1", "\ud800", "gone", "r0"]
+    assert store.unknown_requests(asked) == ["gone", "\ud800"]
