@@ -1,7 +1,8 @@
 """Profiles and indexes that are taken up while serving, when their file changes or on a signal.
 
 The file is looked at by time, size and inode. One that cannot be used leaves what serves in
-force, raises an alarm metric, and is tried again at every look until it can be (DESIGN.md §6).
+force, raises an alarm metric, and is tried again at every look until it can be (DESIGN.md §6). One
+that was replaced while it was looked at is looked at again before anything is said of it.
 """
 
 import json
@@ -38,6 +39,9 @@ DEFAULT_INTERVAL_SECONDS = 5.0
 
 _AFTER_FORK_SECONDS = 0.1
 """Before a child's first look: until then other objects may still hold the parent's locks."""
+
+_MOST_TRIES = 10
+"""In one look, while the file changes faster than it can be taken up."""
 
 _Failure = tuple[Stamp | None, ReloadOutcome, str]
 
@@ -89,19 +93,17 @@ class _Watcher(ABC):
             What became of it; None where there was nothing new.
         """
         with self._checking:
-            stamp = file_stamp(self.file)
-            if not again and self._failure is None and stamp == self._stamp:
+            if not again and self._failure is None and file_stamp(self.file) == self._stamp:
                 return None
-            try:
-                is_new = self._take_up()
-            except Exception as error:
-                return self._failed(stamp, error, again=again)
+            stamp, found = self._take_up_as_it_stands()
+            if isinstance(found, Exception):
+                return self._failed(stamp, found, again=again)
             self._stamp = stamp
             self._last_error = None
             if self._failure is not None:
                 self._failure = None
                 self._telemetry.reload_failing(self.what, False)
-            elif not is_new:
+            elif not found:
                 return None
             self._telemetry.reload_attempted(self.what, ReloadOutcome.RELOADED)
             _log.info("%s %r was taken up", self.what.value, str(self.file))
@@ -174,6 +176,21 @@ class _Watcher(ABC):
     @abstractmethod
     def _outcome(self, error: Exception) -> ReloadOutcome:
         """What an error says of the file."""
+
+    def _take_up_as_it_stands(self) -> tuple[Stamp | None, bool | Exception]:
+        """Whether it held anything new, or why it cannot be served by, and the stamp of which.
+
+        A file that changed meanwhile is tried again: what failed is no longer there, and may have
+        been whole, as a generation is that the next one cleared away while it was being read.
+        """
+        tries = 0
+        while True:
+            stamp, tries = file_stamp(self.file), tries + 1
+            try:
+                return stamp, self._take_up()
+            except Exception as error:
+                if tries == _MOST_TRIES or file_stamp(self.file) == stamp:
+                    return stamp, error
 
     def _failed(
         self, stamp: Stamp | None, error: Exception, *, again: bool

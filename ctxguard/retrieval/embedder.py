@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from ctxguard.retrieval.runtimes import (
     Runtime,
     Served,
 )
+from ctxguard.retrieval.runtimes.by_torch import TorchModel, torch
 from ctxguard.retrieval.runtimes.tracing import PROBES, Traceable, traceable_embedder
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -43,6 +43,9 @@ class SentenceTransformerEmbedder:
     A query is encoded on one thread, so that clients scale; passages on all processors, or as
     many as the environment's `OMP_NUM_THREADS` says. Under torch, its own threads do both. Only
     torch uses a GPU: ask for it where there is one.
+
+    A forked child encodes as its parent did, on threads of its own; under torch on one thread, if
+    the parent had loaded a model in it.
 
     Args:
         name_or_path: A folder, or a name on the model hub. None or the default's name takes
@@ -67,8 +70,7 @@ class SentenceTransformerEmbedder:
         self.name = DEFAULT_MODEL if name_or_path is None else model_name(name_or_path)
         self._served = Served(self._described, runtime, EMBEDDING, cache)
         self._bundled = bundled_model() if self.name == DEFAULT_MODEL else None
-        # Of torch: its tokenizer raises "Already borrowed" when two threads use it at once.
-        self._lock = Lock()
+        self._torch = TorchModel(self._load)
         if self._bundled is not None and self._weights != DEFAULT_MODEL_SHA256:
             raise ConfigurationError(
                 f"the weights in {self._bundled} have sha256 {self._weights}, the published "
@@ -84,17 +86,18 @@ class SentenceTransformerEmbedder:
     def dimension(self) -> int:
         """Length of a vector; loads the model."""
         encoder = self._served.encoder
-        return int(self._model.get_embedding_dimension()) if encoder is None else encoder.width
+        if encoder is not None:
+            return encoder.width
+        with self._torch.held() as model:
+            return int(model.get_embedding_dimension())
 
     def encode_query(self, text: str) -> Float32Array:
         """One unit vector, shape (dimension,)."""
         encoder = self._served.encoder
         if encoder is not None:
             return encoder.query(text)
-        with self._lock:
-            vector = self._model.encode_query(
-                text, normalize_embeddings=True, show_progress_bar=False
-            )
+        with self._torch.held() as model:
+            vector = model.encode_query(text, normalize_embeddings=True, show_progress_bar=False)
         return np.asarray(vector, np.float32)
 
     def encode_passages(
@@ -112,8 +115,8 @@ class SentenceTransformerEmbedder:
         by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
         for start in range(0, len(texts), _CHUNK):
             rows = by_length[start : start + _CHUNK]
-            with self._lock:
-                vectors[rows] = self._model.encode_document(
+            with self._torch.held() as model:
+                vectors[rows] = model.encode_document(
                     [texts[row] for row in rows],
                     batch_size=_BATCH,
                     normalize_embeddings=True,
@@ -151,14 +154,11 @@ class SentenceTransformerEmbedder:
             most=MOST_COSINE_LOST,
         )
 
-    @cached_property
-    def _model(self) -> Any:
-        return self._load()
-
     def _trace(self) -> Traceable:
         return traceable_embedder(self._load(device="cpu"))
 
     def _load(self, device: str | None = None) -> Any:
+        torch()
         library = require("sentence_transformers", "embedded")
         with quiet_loading():
             return library.SentenceTransformer(str(self._folder), device=device)

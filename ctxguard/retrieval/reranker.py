@@ -6,7 +6,6 @@ It runs on the fastest runtime that is installed and gives torch's own logits.
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from ctxguard.retrieval.runtimes import (
     Runtime,
     Served,
 )
+from ctxguard.retrieval.runtimes.by_torch import TorchModel, torch
 from ctxguard.retrieval.runtimes.tracing import (
     PROBE_QUERY,
     PROBES,
@@ -51,6 +51,9 @@ class CrossEncoderReranker:
     The passages are spread over all processors, or as many as the environment's `OMP_NUM_THREADS`
     says. Only torch uses a GPU: ask for it where there is one.
 
+    A forked child scores as its parent did, on threads of its own; under torch on one thread, if
+    the parent had loaded a model in it.
+
     Args:
         name_or_path: A folder, or a name on the model hub.
         runtime: What computes the logits; None for the fastest that is installed and whose
@@ -71,8 +74,7 @@ class CrossEncoderReranker:
     ) -> None:
         self.name = model_name(name_or_path)
         self._served = Served(self._described, runtime, RERANKING, cache)
-        # Of torch: its tokenizer raises "Already borrowed" when two threads use it at once.
-        self._lock = Lock()
+        self._torch = TorchModel(self._load)
 
     @property
     def runtime(self) -> Runtime:
@@ -93,8 +95,8 @@ class CrossEncoderReranker:
         encoder = self._served.encoder
         if encoder is not None:
             return encoder.pairs(query, texts)[:, 0].astype(np.float64)
-        with self._lock:
-            logits = self._model.predict(
+        with self._torch.held() as model:
+            logits = model.predict(
                 [(query, text) for text in texts], batch_size=_BATCH, show_progress_bar=False
             )
         return np.asarray(logits, dtype=np.float64)
@@ -118,16 +120,12 @@ class CrossEncoderReranker:
             most=MOST_LOGIT_LOST,
         )
 
-    @cached_property
-    def _model(self) -> Any:
-        return self._load()
-
     def _trace(self) -> Traceable:
         return traceable_cross_encoder(self._load(device="cpu"))
 
     def _load(self, device: str | None = None) -> Any:
         library = require("sentence_transformers", "embedded")
-        identity = require("torch", "embedded").nn.Identity()
+        identity = torch().nn.Identity()
         with quiet_loading():
             model = library.CrossEncoder(str(self._folder), activation_fn=identity, device=device)
         if model.num_labels != 1:

@@ -126,7 +126,13 @@ def load(folder: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], P
         IndexFolderError: it is not a saved index, of another version, incomplete or damaged.
     """
     manifest = _read_manifest(folder)
-    _check_files(folder, manifest, verify=verify)
+    try:
+        _check_files(folder, manifest, verify=verify)
+    except OSError as error:
+        # Saving clears the generation before it away, perhaps while it is being checked here.
+        raise IndexFolderError(
+            f"{folder} cannot be read ({error.strerror or type(error).__name__}); {_REBUILD}"
+        ) from error
     return manifest, folder / manifest["generation"]
 
 

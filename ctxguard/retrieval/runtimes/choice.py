@@ -15,6 +15,7 @@ import numpy as np
 
 from ctxguard._extras import require
 from ctxguard.errors import ConfigurationError, MissingExtraError
+from ctxguard.forks import start_afresh_in_children
 from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.retrieval.runtimes.encoder import Encoder
 from ctxguard.retrieval.runtimes.exported import (
@@ -126,8 +127,13 @@ class Served:
         self._asked = None if runtime is None else _known(runtime)
         self._order = order
         self._cache = default_cache() if cache is None else cache
-        self._lock = Lock()
         self._opened: tuple[Runtime, Encoder | None] | None = None
+        self.start_afresh()
+        start_afresh_in_children(self)
+
+    def start_afresh(self) -> None:
+        """Take a new lock: another thread may have been opening it when this process was forked."""
+        self._lock = Lock()
 
     @property
     def lossy(self) -> Runtime | None:
