@@ -116,11 +116,6 @@ class DenseIndex:
         return int(self.vectors.shape[1])
 
     @property
-    def numbers_compared(self) -> int:
-        """About how much a search reads, in float32 numbers: all vectors, or all codes."""
-        return int(self.vectors.size) // (1 if self.is_exact else 8 * self._codes.pq.dsub)
-
-    @property
     def is_exact(self) -> bool:
         """Whether every vector is compared with the query."""
         return self._codes is None

@@ -1,6 +1,6 @@
 """How one view of a retriever searches, and the ranking that one search gives.
 
-DESIGN.md §5 and §7: both legs side by side, every candidate scored in both, fused, and the best
+DESIGN.md §5 and §7: both legs, every candidate scored in both, fused, and the best
 reranked if asked. A plan never changes: another view of a retriever has another plan.
 """
 
