@@ -74,7 +74,8 @@ class Embedded(SearchPeer):
             retriever = HybridRetriever.build(
                 few, embedder=GivenVectors(random), exact_limit=exact_limit
             )
-            retriever.retrieve("word", query_vector=random[0])
+            for route in retriever.routes:
+                retriever.on_route(route).retrieve("word", query_vector=random[0])
 
     def build(self, corpus: Corpus, around: Surroundings) -> dict[str, float]:
         folder = around.folder / "index"
