@@ -103,7 +103,9 @@ def test_an_interrupt_ends_quietly_with_130() -> None:
 
 def test_an_interrupted_process_ends_quietly_with_130() -> None:
     code = (
-        "import time, typer; from ctxguard.cli._console import Command\n"
+        "import signal, time, typer; from ctxguard.cli._console import Command\n"
+        # What a shell starts in the background ignores it, and so would what that starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "app = typer.Typer()\n"
         "@app.command(cls=Command)\n"
         "def wait():\n"
