@@ -71,6 +71,20 @@ class TestNearest:
         assert rows.tolist() == looked_at[np.argsort(-exact)[:20]].tolist()
         assert np.allclose(cosines, np.sort(exact)[::-1][:20], atol=1e-5)
 
+    @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    def test_every_row_is_compared_whatever_their_number(self, n: int) -> None:
+        vectors = read_only(np.eye(n, 9, dtype=np.float32))
+        for row in range(n):
+            rows, cosines = nearest(vectors, vectors[row].copy(), n, None)
+            assert (rows[0], cosines[0]) == (row, 1.0)
+            assert rows.tolist() == [row, *(other for other in range(n) if other != row)]
+
+    def test_equal_vectors_come_in_the_order_of_their_rows(self) -> None:
+        vector = np.random.default_rng(0).normal(size=384).astype(np.float32)
+        vectors = read_only(np.tile(vector, (1003, 1)))
+        rows, _ = nearest(vectors, vector, 1003, None)
+        assert rows.tolist() == list(range(1003))
+
 
 class TestUnite:
     @given(
