@@ -143,15 +143,17 @@ def search_legs(
         both = partial(search_both, index, encode, query, depth, fusion)
         whole = allowed is None and not legs.lexical.is_open
         dense = _attempt(DENSE, partial(legs.dense.call, both if whole else compare))
-        if isinstance(dense, Candidates):
-            legs.lexical.succeeded(None)
-            return dense, []
-        lexical = _attempt(LEXICAL, partial(legs.lexical.call, search))
-    if not (isinstance(lexical, LexicalHits) or isinstance(dense, DenseHits)):
+        if not isinstance(dense, Candidates):
+            lexical = _attempt(LEXICAL, partial(legs.lexical.call, search))
+    if not isinstance(lexical, LexicalHits) and not isinstance(dense, DenseHits | Candidates):
         # A circuit counts only while something else answers: load may have opened both.
         lexical = _insisted(lexical, legs.lexical, search, budget.lexical_seconds)
         if not isinstance(lexical, LexicalHits):
             dense = _insisted(dense, legs.dense, compare, budget.dense_seconds)
+    if isinstance(dense, Candidates):
+        # Also by a probe of the dense leg, which searches both.
+        legs.lexical.succeeded(None)
+        return dense, []
     failures = [leg.failure for leg in (lexical, dense) if isinstance(leg, _Lost)]
     if isinstance(lexical, LexicalHits):
         if isinstance(dense, DenseHits):

@@ -22,6 +22,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.lexical import Bm25sIndex
 from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.stages import Deadlines, Stage, UnansweredError, failure_of
 from ctxguard.stages import breaker as breaker_module
@@ -594,6 +595,25 @@ class TestSearch:
         assert tuple(failure.stage for failure in ranking.failures) == gone
         assert {failure.kind for failure in ranking.failures} == {FailureKind.TIMEOUT}
         assert len(ranking) > 0
+
+    def test_a_probe_that_finds_both_legs_well_answers_where_nothing_else_does(
+        self, system: System, clock: Clock
+    ) -> None:
+        lexical, asker = system.bare._live.index.lexical, threading.current_thread()
+        system.switch(["dense"], fail)
+        for _ in range(breaker_module.FAILURES):
+            system.bare.retrieve(QUERY)
+        system.switch(["dense"], None)
+        clock.now += breaker_module.RETRY_SECONDS
+
+        def only_beside_the_request() -> object:
+            return (
+                fail() if threading.current_thread() is asker else Bm25sIndex.words(lexical, QUERY)
+            )
+
+        system.switch(["lexical"], only_beside_the_request)
+        ranking = system.bare.retrieve(QUERY)
+        assert (ranking.route, ranking.failures) == (Route.HYBRID, ())
 
     @pytest.mark.parametrize("gone", LEFT, ids="+".join)
     def test_so_are_dead_ones_with_and_without_deadlines(
