@@ -1,4 +1,4 @@
-"""The dense leg: cosine search over passage vectors, exact or by codes of them, with faiss.
+"""The dense leg: cosine search over passage vectors, all of them or, by faiss, codes of them first.
 
 Vectors are brought to unit length here, so that an inner product is a cosine whatever the
 embedder returns. A zero vector stays zero: its cosine with everything is 0.
@@ -14,19 +14,15 @@ four times as many vectors are compared after it.
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ctxguard._extras import require
 from ctxguard.errors import DataError
-from ctxguard.fusion import Fusion
 from ctxguard.retrieval.filters import AllowedRows
-from ctxguard.retrieval.protocols import Float32Array, LexicalHits, RowArray
+from ctxguard.retrieval.protocols import Float32Array, RowArray
 from ctxguard.types import FloatArray
-
-if TYPE_CHECKING:
-    from ctxguard.retrieval.kernels import FusionNumbers, United
 
 EXACT_LIMIT = 20_000
 """Passages up to which every vector is compared; above, every code, and the best codes' vectors."""
@@ -135,15 +131,6 @@ class DenseIndex:
         found: tuple[RowArray, FloatArray] = self._kernels.nearest(self.vectors, vector, k, among)
         return found
 
-    def unite(
-        self, hits: LexicalHits, rows: RowArray, vector: Float32Array, fusion: Fusion
-    ) -> "United":
-        """The rows of both legs, each scored in both, and fused."""
-        united: United = self._kernels.unite(
-            hits.rows, hits.every, rows, self.vectors, vector, numbers_of(fusion)
-        )
-        return united
-
     def search_codes(
         self, vector: Float32Array, k: int, allowed: AllowedRows
     ) -> tuple[RowArray, FloatArray]:
@@ -188,8 +175,3 @@ class DenseIndex:
             if (codes.ntotal, codes.d) != vectors.shape:
                 raise ValueError(f"{CODES} and {VECTORS} do not belong together")
         return cls(vectors, codes)
-
-
-def numbers_of(fusion: Fusion) -> "FusionNumbers":
-    """What the compiled loops take for a fusion."""
-    return (fusion.weight if fusion.method == "convex" else math.nan), fusion.constant

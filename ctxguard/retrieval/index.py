@@ -3,8 +3,10 @@
 An index never changes: adding and deleting make a new one that shares what stays.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,21 @@ from ctxguard._extras import require
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.fusion import Fusion
 from ctxguard.retrieval import storage
-from ctxguard.retrieval.dense import CODES, EXACT_LIMIT, DenseIndex, numbers_of, unit_rows
+from ctxguard.retrieval.dense import CODES, EXACT_LIMIT, DenseIndex, unit_rows
 from ctxguard.retrieval.lexical import Bm25sIndex, LexicalEngine, build_lexical, load_lexical
 from ctxguard.retrieval.passages import BuildReport, PassageTable, admit, searchable_text
-from ctxguard.retrieval.protocols import Embedder, Float32Array, LexicalIndex, Progress
+from ctxguard.retrieval.protocols import (
+    Embedder,
+    Float32Array,
+    LexicalHits,
+    LexicalIndex,
+    Progress,
+    RowArray,
+)
 from ctxguard.types import Passage
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.kernels import United
+    from ctxguard.retrieval.kernels import FusionNumbers, United
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +209,7 @@ class HybridIndex:
             return None
         words = lexical.words(query)
         k = min(k, len(self.dense))
-        united: United = require("ctxguard.retrieval.kernels", "embedded").search_both(
+        united: United = _kernels().search_both(
             words,
             lexical.postings,
             self.dense.vectors,
@@ -208,6 +217,15 @@ class HybridIndex:
             k,
             self.dense.looked_at(vector, k),
             numbers_of(fusion),
+        )
+        return united
+
+    def unite(
+        self, hits: LexicalHits, dense_rows: RowArray, vector: Float32Array, fusion: Fusion
+    ) -> "United":
+        """What each leg found by itself, every row scored in both, and fused."""
+        united: United = _kernels().unite(
+            hits.rows, hits.every, dense_rows, self.dense.vectors, vector, numbers_of(fusion)
         )
         return united
 
@@ -286,6 +304,16 @@ class HybridIndex:
                 f"{index.lexical.fingerprint!r}"
             )
         return index
+
+
+def numbers_of(fusion: Fusion) -> "FusionNumbers":
+    """What the compiled loops take for a fusion."""
+    return (fusion.weight if fusion.method == "convex" else math.nan), fusion.constant
+
+
+@cache
+def _kernels() -> Any:
+    return require("ctxguard.retrieval.kernels", "embedded")
 
 
 def _encode(

@@ -28,7 +28,6 @@ _T = TypeVar("_T")
 WordArray = NDArray[np.int64]
 AnyFloatArray = Float32Array | FloatArray
 
-
 FusionNumbers = tuple[float, int]
 """The dense leg's share in a convex fusion, NaN for one of reciprocal ranks; their constant."""
 
@@ -100,7 +99,7 @@ def best_first(scores: AnyFloatArray, k: int, above: float) -> RowArray:
     """Positions of the at most k highest scores above a bound, best first, ties by position.
 
     Above k of them, a heap has the worst of the best so far on top. Neither numpy's partition nor
-    its sort: they take numba seconds to compile.
+    its argsort: they take numba seconds to compile.
     """
     best = np.empty(min(k, scores.size), np.int64)
     if best.size == 0:

@@ -157,7 +157,7 @@ def search_legs(
     failures = [leg.failure for leg in (lexical, dense) if isinstance(leg, _Lost)]
     if isinstance(lexical, LexicalHits):
         if isinstance(dense, DenseHits):
-            united = index.dense.unite(lexical, dense.rows, dense.vector, fusion)
+            united = index.unite(lexical, dense.rows, dense.vector, fusion)
             return _fused(united, fusion), failures
         return _alone(LEXICAL, Leg(lexical.scores, ScoreKind.RATIO), lexical.rows), failures
     if isinstance(dense, DenseHits):

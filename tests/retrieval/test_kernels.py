@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ctxguard.fusion import Fusion, fuse
-from ctxguard.retrieval.dense import numbers_of
+from ctxguard.retrieval.index import numbers_of
 from ctxguard.retrieval.kernels import best_first, nearest, search_postings, unite
 from ctxguard.types import Leg, ScoreKind
 
