@@ -1,28 +1,31 @@
-"""Calibration from end to end: replay, fit, choose, certify, measure on queries held out."""
+"""Calibrate every route of a retriever: replay, fit, choose, certify, measure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
-from calibration.certify import RouteOutcome, Settings, calibrate_route
+from calibration.calibrate_route import (
+    RouteOutcome,
+    Settings,
+    calibrate_route,
+    ordering_and_test_parts,
+)
+from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
-from calibration.labelling.datasets import Dataset, split_by_query
-from calibration.losses import label
-from calibration.replay import Pools, Progress, Replayable, replay
-from ctxguard._extras import require
-from ctxguard.errors import CalibrationError, QueryError
-from ctxguard.fusion import Fusion
-from ctxguard.profile import Profile, Provenance
-from ctxguard.types import Route
+from calibration.pool_labels import label
+from calibration.replay import Pools, Progress, Replayable, encode_queries, replay
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.types import Route
+from ctxguard.errors import CalibrationError
+from ctxguard.profile.schema import Profile, Provenance
 
 VERSIONED = ("ctxguard", "numpy", "bm25s", "faiss-cpu", "scikit-learn", "sentence-transformers")
-"""Distributions whose versions a profile records: what its numbers came from."""
+"""Distributions whose versions a profile records."""
 
 Passes = Callable[[str, int], Progress]
-"""Told the name and the size of each pass over the queries; returns that pass's progress."""
+"""Called with the name and size of each pass over the queries; returns its progress callback."""
 
 
 class MultiRoute(Protocol):
@@ -45,12 +48,13 @@ class Calibration:
     """A profile, and what it was made from.
 
     Attributes:
-        profile: What the guard loads.
+        profile: The file that the guard loads.
         pools: The replay of each route, over all queries.
-        outcomes: Each route's choice with everything that was weighed.
-        dataset: All the labelled queries.
-        chosen_on: The part that chose and certified.
-        held_out: The part that did neither; None where no share was held out.
+        outcomes: Each route's choice and the alternatives.
+        dataset: All labelled queries.
+        chosen_on: The queries that chose, and with a promise certified.
+        held_out: The other queries; None if no share is held out.
+        settings: The settings of the calibration.
     """
 
     profile: Profile
@@ -59,6 +63,7 @@ class Calibration:
     dataset: Dataset
     chosen_on: Dataset
     held_out: Dataset | None
+    settings: Settings
 
 
 def calibrate(
@@ -71,22 +76,21 @@ def calibrate(
     passes: Passes | None = None,
     cache: Path | None = None,
 ) -> Calibration:
-    """Choose a policy for every route of a retriever, certify it, measure it on queries held out.
+    """Choose a policy for every route of a retriever, certify it, measure it on held-out queries.
 
     Args:
-        retriever: What answers in production: one with routes of its own, such as
+        retriever: The retriever that answers in production: one with several routes, such as
             ``HybridRetriever``, or anything with ``retrieve(query, *, depth) -> Ranking``.
-        dataset: Labelled queries; those without a relevant passage count too, since what is
-            kept for them is harm.
-        settings: What is asked of the choice.
-        fusion: How the legs are fused; fitted on the choosing queries unless given.
-        fingerprint: Of a retriever that has no ``fingerprint()``.
-        passes: Shown what is under way.
-        cache: Folder for replayed pools; None keeps nothing.
+        dataset: Labelled queries. What is kept for a query without a relevant passage is harm.
+        settings: How to choose and certify.
+        fusion: How the legs are fused; fitted unless given.
+        fingerprint: Identity of a retriever that has no ``fingerprint()``.
+        passes: Reports progress.
+        cache: Folder for replayed pools; None keeps none.
 
     Raises:
-        CalibrationError: the labels cannot support the choice, or nothing could be certified
-            and ``settings.allow_uncertified`` is not set.
+        CalibrationError: the labels do not support a choice, or nothing could be certified and
+            ``settings.allow_uncertified`` is not set.
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = _parts(dataset, settings)
@@ -101,7 +105,8 @@ def calibrate(
         identity = fingerprint or (own() if callable(own) else {})
     else:
         several = cast(MultiRoute, retriever)
-        vectors = _vectors(several, dataset, passes)
+        progress = passes("encoding queries", len(dataset))
+        vectors = encode_queries(several, dataset.queries, progress)
         used = (
             _fit_fusion(
                 several,
@@ -139,7 +144,7 @@ def calibrate(
         segment_by=settings.segment_by,
         provenance=_provenance(dataset, settings, pools),
     )
-    return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out)
+    return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out, settings)
 
 
 def _parts(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
@@ -157,25 +162,6 @@ def _parts(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | Non
     return chosen_on, held_out
 
 
-def _vectors(retriever: MultiRoute, dataset: Dataset, passes: Passes) -> dict[str, Any]:
-    """Each query's vector, encoded once, on one thread.
-
-    The last bits of a vector depend on how many threads made it; a profile must not.
-    """
-    advance = passes("encoding queries", len(dataset))
-    vectors = {}
-    if dataset.queries:
-        with suppress(QueryError):
-            retriever.encode_query(dataset.queries[0].text)  # loads the libraries to be limited
-    with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        for query in dataset.queries:
-            # A query that is refused here is met again by the replay, which records why.
-            with suppress(QueryError):
-                vectors[query.query_id] = retriever.encode_query(query.text)
-            advance(1)
-    return vectors
-
-
 def _fit_fusion(
     retriever: MultiRoute,
     dataset: Dataset,
@@ -186,15 +172,22 @@ def _fit_fusion(
     passes: Passes,
     cache: Path | None,
 ) -> Fusion:
-    """Convex fusion fitted on the choosing queries, from a replay in which both legs are whole."""
+    """Convex fusion with the weight that ranks best on the queries that may fit.
+
+    Those are all the choosing queries, or with a promise the part of them that orders the
+    candidates: the other part certifies, so nothing may be fitted to it.
+    """
     if Route.HYBRID not in retriever.routes:
         return Fusion()
+    fit_on = chosen_on
+    if settings.promise is not None:
+        fit_on, _ = ordering_and_test_parts(chosen_on, settings.seed)
     pools = replay(
         retriever.with_fusion(Fusion()).on_route(Route.HYBRID),
-        chosen_on.queries,
-        depth=2 * settings.depth,
+        fit_on.queries,
+        depth=2 * settings.depth,  # deep enough for the whole pools of both legs
         vectors=vectors,
-        progress=passes("replaying hybrid, to fit the fusion", len(chosen_on)),
+        progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
         cache=cache,
     )
     return fit_fusion(pools, label(pools, dataset, settings.utilities))

@@ -1,373 +1,197 @@
-"""One route's calibration: which family of policies, the choice, its certificate, its evidence."""
+"""Test the policies of a grid, and choose among those that are certified.
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+Policies are ordered by one set of queries and tested on another (DESIGN.md §9): given the first,
+the second is an independent sample, as the test requires.
+"""
+
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from calibration import risk
-from calibration.evaluate import QueryMetrics, per_query
-from calibration.fit import (
-    fit_relevance,
-    fit_temperature,
-    out_of_fold,
-    pool_signals,
-    probabilities,
-)
-from calibration.labelling.datasets import Dataset, split_by_query
-from calibration.losses import IntArray, Labels, label
-from calibration.replay import Pools
-from calibration.select import (
-    Certification,
-    Grid,
-    Promise,
-    certify,
-    ratio_grid,
-    utility_grid,
-)
+from calibration.grid import Grid, GridIndex
+from calibration.pool_labels import discounts
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.policy import Policy, RatioPolicy, decide
-from ctxguard.profile import Certificate, RouteProfile, SegmentProfile
-from ctxguard.types import DEFAULT_DEPTH, FloatArray
-
-FEWEST_LABELS = 20
-"""Labelled queries below which a probability is not fitted (DESIGN.md §5)."""
-
-BASELINE_K = 10
-
-ORDERING_SHARE = 0.4
-"""Share of the choosing queries that fits and orders the candidates; the rest tests them."""
-
-Family = Literal["auto", "ratio", "expected_utility"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is asked of a calibration.
+class Promise:
+    """What a certificate must say.
 
     Attributes:
-        policy: The family of policies; ``auto`` takes what the labels support.
-        promise: What a certificate must say for a policy to be taken; None takes the policy of
-            highest strict UDCG, and the certificate says what it costs in recall.
-        delta: The probability that the certificate of a policy's cost may be false, in (0, 1).
-        baseline_k: Recall loss is relative to the retriever's first this many; None: the pool.
-        allow_uncertified: Take the best policy where nothing can be certified.
-        segment_by: Column of the queries whose values get policies of their own.
-        held_out: Share of the queries that takes no part in any choice, in [0, 1).
-        depth: Candidates per query.
-        min_keep: The fewest passages that every policy keeps.
-        utilities: What a passage is worth.
-        seed: Of the splits, the order of tests, and the bootstrap.
+        alpha: Limit on the mean recall loss, in (0, 1).
+        beta: Limit on the mean harm, > 0; None for no promise on harm.
+        delta: The probability that the promise may be false, in (0, 1).
     """
 
-    policy: Family = "auto"
-    promise: Promise | None = None
-    delta: float = risk.DEFAULT_DELTA
-    baseline_k: int | None = BASELINE_K
-    allow_uncertified: bool = False
-    segment_by: str | None = None
-    held_out: float = 0.5
-    depth: int = DEFAULT_DEPTH
-    min_keep: int = 1
-    utilities: Utilities = DEFAULT_UTILITIES
-    seed: int = 0
+    alpha: float = 0.1
+    beta: float | None = None
+    delta: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.held_out < 1.0:
-            raise ConfigurationError(f"held_out {self.held_out!r} must lie in [0, 1): a share")
-        if not 0.0 < self.delta < 1.0:
-            raise ConfigurationError(f"delta {self.delta!r} must lie strictly between 0 and 1")
-        if self.depth < 1:
-            raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
-        if self.baseline_k is not None and self.baseline_k < 1:
-            raise ConfigurationError(f"baseline_k {self.baseline_k!r} must be at least 1")
-        if self.policy not in ("auto", "ratio", "expected_utility"):
-            raise ConfigurationError(
-                f"policy {self.policy!r} is unknown; use 'auto', 'ratio' or 'expected_utility'"
-            )
-
-    @property
-    def baseline(self) -> str:
-        return "pool" if self.baseline_k is None else f"k={self.baseline_k}"
+        for name, value in (("alpha", self.alpha), ("delta", self.delta)):
+            if not 0.0 < value < 1.0:
+                raise ConfigurationError(f"{name} {value!r} must lie strictly between 0 and 1")
+        if self.beta is not None and not self.beta > 0.0:
+            raise ConfigurationError(f"beta {self.beta!r} must be > 0, or left out")
 
 
 @dataclass(frozen=True)
-class RouteOutcome:
-    """One route's choice with everything that was weighed.
+class RuleChoice:
+    """The policy that one rule chooses.
 
     Attributes:
-        profile: What the profile says of the route.
-        chosen_grid: Every policy of the family over the choosing queries.
-        certification: The outcome of the test; None where no promise was asked for.
-        uncertified: What would be chosen by strict UDCG alone.
+        rule: ``betting``, which certifies, or ``uncorrected``: the riskiest policy whose plain
+            means on the test queries keep the promise.
+        grid_index: Its choice; None if it allows no policy.
+        tested: Means of udcg_strict, recall_loss and harm on the test queries; None if it
+            allows no policy.
     """
 
-    profile: RouteProfile
-    chosen_grid: Grid
-    certification: Certification | None
-    uncertified: Policy
+    rule: Literal["betting", "uncorrected"]
+    grid_index: GridIndex | None
+    tested: dict[str, float] | None
 
 
 @dataclass(frozen=True)
-class _Candidates:
-    """Every policy of a family, over the queries that it was fitted on and over any others."""
+class Certification:
+    """The outcome of testing a grid's policies on queries that did not order them.
 
-    own: Grid
-    over: Callable[[Pools, Labels], Grid]
+    Attributes:
+        grid_index: The chosen policy; None if nothing could be certified, as are the next three.
+        p_value: Its p-value.
+        recall_loss: Its mean recall loss on the test queries.
+        harm: Its mean harm on the test queries.
+        n_recall: Test queries on which recall loss is defined.
+        n_harm: All test queries.
+        tested: Policies in the sequence.
+        certified: How many of them passed.
+        labels_needed: If nothing is certified, how many test queries like these would certify
+            the safest policy; None if no number would, or if something is certified.
+        rule_choices: What was chosen, and what would be chosen without a test.
+    """
+
+    grid_index: GridIndex | None
+    p_value: float | None
+    recall_loss: float | None
+    harm: float | None
+    n_recall: int
+    n_harm: int
+    tested: int
+    certified: int
+    labels_needed: int | None
+    rule_choices: tuple[RuleChoice, ...]
 
 
-def calibrate_route(
-    pools: Pools,
-    dataset: Dataset,
-    chosen_on: Dataset,
-    held_out: Dataset | None,
-    settings: Settings,
-) -> RouteOutcome:
-    """Choose one route's policy on ``chosen_on``, certify it, and measure it on ``held_out``.
+def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -> Certification:
+    """Order policies on one set of queries, test them on another, choose among those that pass.
 
-    Without a promise every choosing query fits and chooses, and the held-out queries, which
-    played no part in that, bound the recall loss of the one policy chosen. With a promise the
-    choosing queries are split once more, into those that fit and order the candidates and those
-    that test them; the held-out ones stay untouched.
+    Fixed-sequence testing with betting p-values along the Pareto front of risk and strict UDCG,
+    safest first. A policy whose plain mean on the test queries breaks the promise is not
+    certified whatever its p-value: betting may stop at its luckiest moment, which is valid at
+    level delta, but a promise must not contradict its own evidence. Of the certified policies
+    the one with the highest strict UDCG over all these queries is chosen. The certificate allows
+    this, since it holds for all of them at once.
+
+    Args:
+        ordering: The grid over the queries that order it.
+        testing: The same policies over the queries that test them, which must not have been used
+            to fit or order them.
+        promise: What is to be certified.
+        seed: Shuffles the test queries, since betting needs an order fixed beforehand.
 
     Raises:
-        CalibrationError: the labels cannot support the choice, or nothing could be certified
-            and uncertified policies are not allowed; the message says how many labels would do.
+        CalibrationError: no test query has a relevant passage in the baseline.
     """
-
-    def part(queries: Dataset) -> tuple[Pools, Labels]:
-        own = pools.subset([query.query_id for query in queries.queries])
-        return own, label(own, dataset, settings.utilities, baseline_k=settings.baseline_k)
-
-    family, why = _family(pools, chosen_on, settings)
-    make = _ratio_candidates if family == "ratio" else _utility_candidates
-    chosen_pools, chosen_labels = part(chosen_on)
-    chosen_grid = make(chosen_pools, chosen_labels, settings).own
-    policy = uncertified = chosen_grid.policy(chosen_grid.means.best())
-    certification, certificate = None, None
-    segments: dict[str, SegmentProfile] = {}
-    if settings.promise is not None:
-        fit_part, test_part = split_by_query(
-            chosen_on, (ORDERING_SHARE, 1.0 - ORDERING_SHARE), seed=settings.seed + 1
-        )
-        (fit_pools, fit_labels), (test_pools, test_labels) = part(fit_part), part(test_part)
-        candidates = make(fit_pools, fit_labels, settings)
-        testing = candidates.over(test_pools, test_labels)
-        certification = certify(candidates.own, testing, settings.promise, seed=settings.seed)
-        if certification.cell is not None:
-            policy = testing.policy(certification.cell)
-            certificate = _certificate(certification, settings.promise, settings)
-        elif settings.allow_uncertified:
-            why += "; uncertified: chosen by strict UDCG alone"
-        else:
-            raise CalibrationError(_nothing_certified(pools, certification, settings.promise))
-        if settings.segment_by is not None:
-            segments = _segments(
-                (candidates.own, _segment_rows(fit_part, fit_pools, settings.segment_by)),
-                (testing, _segment_rows(test_part, test_pools, settings.segment_by)),
-                settings.promise,
-                settings,
-            )
-    held_out_metrics = None
-    if held_out is not None:
-        held_out_metrics = per_query(*part(held_out), policy, settings.utilities)
-        if settings.promise is None:
-            certificate = _cost_certificate(held_out_metrics, settings)
-    if certificate is None and not settings.allow_uncertified:
+    indices = _sequence(ordering, promise)
+    tested = testing.at(indices)
+    order = np.random.default_rng(seed).permutation(tested.harm.shape[0])
+    recall_loss, harm = tested.recall_loss[order], tested.harm[order]
+    defined = ~np.isnan(recall_loss[:, 0])
+    if not defined.any():
         raise CalibrationError(
-            f"route {pools.route.value}: no query with a relevant passage is held out, so what "
-            "the policy costs cannot be certified; raise --held-out, label more queries, or "
-            "accept an uncertified profile with --allow-uncertified"
+            f"none of the {defined.size} test queries has a relevant passage in the baseline, "
+            "so recall loss cannot be tested; label more queries, or deepen the retrieval"
         )
-    profile = RouteProfile(
-        policy=policy,
-        score_kind=pools.kind,
-        why=why,
-        certificate=certificate,
-        segments=segments,
-        chosen_on=per_query(chosen_pools, chosen_labels, policy, settings.utilities).evidence(
-            settings.seed
+    recall_loss = recall_loss[defined]
+    largest = _largest_harm(testing)
+
+    p_values = risk.betting_p_value(recall_loss, promise.alpha)
+    kept_promise = recall_loss.mean(axis=0) <= promise.alpha
+    if promise.beta is not None:
+        kept_promise &= harm.mean(axis=0) <= promise.beta
+        limit = promise.beta / largest
+        # A harm that cannot exceed the limit keeps the promise without any evidence.
+        if limit < 1.0:
+            harm_p_values = risk.betting_p_value(harm / largest, limit)
+            p_values = risk.joint_p_value(p_values, harm_p_values)
+    p_values = np.where(kept_promise, p_values, 1.0)
+    n_certified = risk.fixed_sequence(p_values, promise.delta)
+
+    def choice(rule: Literal["betting", "uncorrected"], position: int) -> RuleChoice:
+        if position < 0:
+            return RuleChoice(rule, None, None)
+        means = {
+            "udcg_strict": float(tested.udcg_strict[:, position].mean()),
+            "recall_loss": float(recall_loss[:, position].mean()),
+            "harm": float(harm[:, position].mean()),
+        }
+        return RuleChoice(rule, indices[position], means)
+
+    n_ordering, n_testing = len(ordering.labels), len(testing.labels)
+    mean_udcg = (
+        np.array([ordering.means.udcg_strict[index] for index in indices]) * n_ordering
+        + tested.udcg_strict.sum(axis=0)
+    ) / (n_ordering + n_testing)
+    chosen = int(np.argmax(mean_udcg[:n_certified])) if n_certified else -1
+    riskiest = int(np.flatnonzero(kept_promise)[-1]) if kept_promise.any() else -1
+    return Certification(
+        grid_index=indices[chosen] if n_certified else None,
+        p_value=float(p_values[chosen]) if n_certified else None,
+        recall_loss=float(recall_loss[:, chosen].mean()) if n_certified else None,
+        harm=float(harm[:, chosen].mean()) if n_certified else None,
+        n_recall=recall_loss.shape[0],
+        n_harm=harm.shape[0],
+        tested=len(indices),
+        certified=n_certified,
+        labels_needed=(
+            None if n_certified else _needed(recall_loss, harm / largest, largest, promise)
         ),
-        held_out=None if held_out_metrics is None else held_out_metrics.evidence(settings.seed),
-        reference=_reference(chosen_pools, policy),
-        safe_policy=_safe_policy(chosen_grid, settings),
-    )
-    return RouteOutcome(profile, chosen_grid, certification, uncertified)
-
-
-def _family(
-    pools: Pools, chosen_on: Dataset, settings: Settings
-) -> tuple[Literal["ratio", "expected_utility"], str]:
-    """Which family of policies, and why in words."""
-    labelled, legs = len(chosen_on.answerable), len(pools.legs)
-    if settings.policy != "auto":
-        return settings.policy, f"{settings.policy} was asked for"
-    if labelled < FEWEST_LABELS:
-        return "ratio", (
-            f"ratio: {labelled} answerable queries to choose on, and a probability needs "
-            f"{FEWEST_LABELS}"
-        )
-    if legs < 2:
-        return "ratio", "ratio: a single scorer, whose probability would keep the same order"
-    return "expected_utility", (
-        f"expected_utility: {labelled} answerable queries to choose on, and {legs} scorers"
+        rule_choices=(choice("betting", chosen), choice("uncorrected", riskiest)),
     )
 
 
-def _ratio_candidates(pools: Pools, labels: Labels, settings: Settings) -> _Candidates:
-    temperature = fit_temperature(pools)
-
-    def over(pools: Pools, labels: Labels) -> Grid:
-        return ratio_grid(pools, labels, temperature=temperature, min_keep=settings.min_keep)
-
-    return _Candidates(over(pools, labels), over)
-
-
-def _utility_candidates(pools: Pools, labels: Labels, settings: Settings) -> _Candidates:
-    if not pools.legs:
+def _sequence(ordering: Grid, promise: Promise) -> list[GridIndex]:
+    """The policies worth testing, safest first, by the ordering queries alone."""
+    means = ordering.means
+    if np.isnan(means.recall_loss).any():
         raise CalibrationError(
-            f"route {pools.route.value}: the retriever hands over no leg's scores, so there is "
-            "no signal for a probability; use --policy ratio"
+            "no query to choose on has a relevant passage in the baseline of recall loss; label "
+            "more queries, or deepen the retrieval"
         )
-    table = pool_signals(pools)
-    model = fit_relevance(pools, labels, table)
-
-    def grid(pools: Pools, labels: Labels, values: FloatArray) -> Grid:
-        return utility_grid(pools, labels, values, model, min_keep=settings.min_keep)
-
-    return _Candidates(
-        grid(pools, labels, out_of_fold(pools, labels, table)),
-        lambda pools, labels: grid(pools, labels, probabilities(model, pools, pool_signals(pools))),
-    )
+    share_used = means.recall_loss / promise.alpha
+    if promise.beta is not None:
+        share_used = np.maximum(share_used, means.harm / promise.beta)
+    order = risk.pareto_order(share_used.ravel(), means.udcg_strict.ravel())
+    width = means.udcg_strict.shape[1]
+    return [divmod(flat, width) for flat in order.tolist()]
 
 
-def _certificate(found: Certification, promise: Promise, settings: Settings) -> Certificate:
-    return Certificate(
-        alpha=promise.alpha,
-        beta=promise.beta,
-        delta=promise.delta,
-        baseline=settings.baseline,
-        test="betting p-values, fixed sequence",
-        p_value=_tidy(found.p_value or 0.0),
-        recall_loss=_tidy(found.recall_loss or 0.0),
-        harm=_tidy(found.harm or 0.0),
-        n_recall=found.n_recall,
-        n_queries=found.n_harm,
-    )
+def _largest_harm(grid: Grid) -> float:
+    """The most harm that any context of the grid could do: a bound known without the labels."""
+    worst = max(-grid.labels.worst_utility, 1e-9)
+    return worst * float(discounts(int(grid.keep_table.ks[-1])).sum())
 
 
-def _cost_certificate(held_out: QueryMetrics, settings: Settings) -> Certificate | None:
-    """What the chosen policy costs in recall, from queries that took no part in its choice."""
-    losses, harm = held_out.values["recall_loss"], held_out.values["harm"]
-    losses = losses[~np.isnan(losses)]
-    if losses.size == 0:
-        return None
-    # Betting needs an order that is fixed beforehand; the file's may be sorted by topic.
-    order = np.random.default_rng(settings.seed).permutation(losses.size)
-    return Certificate(
-        alpha=math.ceil(risk.betting_upper_bound(losses[order], settings.delta) * 1e4) / 1e4,
-        beta=None,
-        delta=settings.delta,
-        baseline=settings.baseline,
-        test="betting upper bound",
-        p_value=settings.delta,
-        recall_loss=_tidy(float(losses.mean())),
-        harm=_tidy(float(harm.mean())),
-        n_recall=int(losses.size),
-        n_queries=len(held_out.query_ids),
-    )
-
-
-def _safe_policy(grid: Grid, settings: Settings) -> RatioPolicy:
-    """The retriever's own order without a threshold, as far as the baseline goes.
-
-    Against ``k=…`` it loses no recall. Against the whole pool it is the largest context that was
-    weighed, since nobody reads a pool.
-    """
-    return RatioPolicy(k=settings.baseline_k or int(grid.survival.ks[-1]))
-
-
-def _nothing_certified(pools: Pools, found: Certification, promise: Promise) -> str:
-    harm = "" if promise.beta is None else f" and harm ≤ {promise.beta:g}"
-    if found.labels_needed is None:
-        needed = "no number of labels would certify it on queries like these: relax the promise"
-    else:
-        total = math.ceil(found.labels_needed / (1.0 - ORDERING_SHARE))
-        needed = (
-            f"about {total} answerable queries to choose on would do, were the others like these"
-        )
-    return (
-        f"route {pools.route.value}: no policy could be certified for recall loss ≤ "
-        f"{promise.alpha:g}{harm} with probability {1 - promise.delta:g} from {found.n_recall} "
-        f"answerable test queries; {needed}. Label more, relax --alpha or --delta, or accept an "
-        "uncertified profile with --allow-uncertified"
-    )
-
-
-def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArray]:
-    """Rows of the pools by the value of a column of the queries."""
-    values = {query.query_id: (query.metadata or {}).get(column) for query in part.queries}
-    if all(value is None for value in values.values()):
-        raise CalibrationError(
-            f"no query has the column {column!r} in its metadata, so there are no segments"
-        )
-    rows: dict[str, list[int]] = {}
-    for row, query_id in enumerate(pools.query_ids):
-        if values[query_id] is not None:
-            rows.setdefault(str(values[query_id]), []).append(row)
-    return {value: np.array(found, dtype=np.int64) for value, found in sorted(rows.items())}
-
-
-def _segments(
-    ordering: tuple[Grid, dict[str, IntArray]],
-    testing: tuple[Grid, dict[str, IntArray]],
-    promise: Promise,
-    settings: Settings,
-) -> dict[str, SegmentProfile]:
-    """The segments that can be certified by themselves, each tested at delta / S."""
-    names = sorted(ordering[1].keys() & testing[1].keys())
-    if not names:
-        return {}
-    each = replace(promise, delta=promise.delta / len(names))
-    certified = {}
-    for name in names:
-        try:
-            found = certify(
-                ordering[0].rows(ordering[1][name]),
-                testing[0].rows(testing[1][name]),
-                each,
-                seed=settings.seed,
-            )
-        except CalibrationError:
-            continue  # nothing answerable in it: the route's policy serves it
-        if found.cell is not None:
-            certified[name] = SegmentProfile(
-                policy=testing[0].policy(found.cell),
-                certificate=_certificate(found, each, settings),
-            )
-    return certified
-
-
-def _reference(pools: Pools, policy: Policy) -> dict[str, tuple[float, ...]]:
-    """Deciles of what needs no label, for drift: top score, lead of the best, kept count."""
-    deciles = np.linspace(0.0, 1.0, 11)
-    found = pools.lengths > 0
-    signals = {"top_score": pools.scores[found, 0]}
-    if pools.scores.shape[1] > 1:
-        lead = pools.scores[found, 0] - pools.scores[found, 1]
-        signals["lead"] = lead[~np.isnan(lead)]
-    signals["kept"] = np.array(
-        [decide(ranking, policy).n_kept for ranking in pools.rankings()], dtype=np.float64
-    )
-    return {
-        name: tuple(_tidy(value) for value in np.quantile(values, deciles).tolist())
-        for name, values in signals.items()
-        if values.size
-    }
-
-
-def _tidy(value: float) -> float:
-    return float(f"{value:.6g}")
+def _needed(
+    recall_loss: FloatArray, harm_share: FloatArray, largest: float, promise: Promise
+) -> int | None:
+    """Test queries for every promise; None if one of them cannot be kept."""
+    needed = risk.labels_needed(recall_loss[:, 0], promise.alpha, promise.delta)
+    if needed is None or promise.beta is None or promise.beta >= largest:
+        return needed
+    limit = promise.beta / largest
+    for_harm = risk.labels_needed(harm_share[:, 0], limit, promise.delta)
+    return None if for_harm is None else max(needed, for_harm)

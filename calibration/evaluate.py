@@ -1,39 +1,47 @@
 """What a policy achieves on labelled queries: every metric per query, then means with intervals.
 
-Decisions are made by ``ctxguard.policy.decide`` itself, so that what is evaluated is what runs.
+Decisions are made by ``ctxguard.core.decision.decide`` itself: what is evaluated is what runs.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
+from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
-from calibration.losses import Labels
+from calibration.pool_labels import PoolLabels, discounts, label
 from calibration.replay import Pools
-from ctxguard.metrics import (
+from ctxguard.core.decision import decide
+from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
+    average_precision,
+    context_precision,
     context_recall,
     distractor_rate,
     heuristic_utilities,
+    hit_rate_at_k,
+    keyword_first_ranks,
+    keyword_recall_at_k,
+    keyword_reciprocal_rank,
     ndcg,
     precision_at_k,
     reciprocal_rank,
     strict_utilities,
     udcg,
 )
-from ctxguard.policy import Policy, RatioPolicy, decide
-from ctxguard.profile import Evidence, Interval
-from ctxguard.scores import is_relative, relative_scores, within_domain
-from ctxguard.types import FloatArray, Ranking
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.scores import is_relative, relative_scores, within_domain
+from ctxguard.core.types import FloatArray, Ranking
+from ctxguard.profile.schema import Evidence, Interval
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 NDCG_CUTOFF = 10
 
-DESCRIPTIONS: Mapping[str, str] = {
+PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
     "precision": "share of the context that is relevant",
     "mrr": "reciprocal rank of the context's first relevant passage",
@@ -43,11 +51,28 @@ DESCRIPTIONS: Mapping[str, str] = {
     "harm": "the negative part of udcg_strict, as a positive number",
     "distractor_rate": "share of the context with negative utility (heuristic)",
     "kept": "passages in the context",
-    "recall_loss": "share of the baseline's relevant passages that the filter dropped",
-    "recall_at_depth": "recall of the retriever's whole pool, before the filter",
-    "ndcg_at_10": "nDCG@10 of the retriever's order, before the filter",
-    "judged": "share of the context for which any label exists",
+    "recall_loss": "share of the baseline's relevant passages that the policy drops",
+    "recall_at_depth": "recall of the retriever's whole pool, before the policy",
+    "ndcg_at_10": "nDCG@10 of the retriever's order, before the policy",
+    "judged": "share of the context that has a label",
 }
+"""The metrics of a profile's evidence, with what they mean."""
+
+LABEL_METRICS: Mapping[str, str] = {
+    **PROFILE_METRICS,
+    "hit_rate": "1 if the context holds a relevant passage, else 0",
+    "average_precision": "precision at each relevant rank, averaged over all relevant passages",
+    "context_precision": "precision at each relevant rank, averaged over those in the context",
+}
+"""The metrics that need labelled passages: those of ``per_query``."""
+
+KEYWORD_METRICS: Mapping[str, str] = {
+    "keyword_recall": "share of the query's keywords that the context holds",
+    "keyword_mrr": "reciprocal rank of the first passage with a keyword, averaged over keywords",
+}
+"""The metrics that need keywords: those of ``per_query_keywords``."""
+
+DESCRIPTIONS: Mapping[str, str] = {**LABEL_METRICS, **KEYWORD_METRICS}
 
 
 @dataclass(frozen=True)
@@ -62,47 +87,111 @@ class QueryMetrics:
     query_ids: tuple[str, ...]
     values: Mapping[str, FloatArray]
 
-    def evidence(self, seed: int = 0) -> Evidence:
-        """Means with bootstrap intervals; undefined values are left out and n says so."""
+    def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> Evidence:
+        """Means with bootstrap intervals over the queries that define a metric.
+
+        Args:
+            seed: Random seed of the bootstrap.
+            metrics: Which ones; all unless given.
+        """
+        names = self.values if metrics is None else metrics
         return Evidence(
             queries=len(self.query_ids),
-            metrics={
-                name: bootstrap_interval(values, seed=seed) for name, values in self.values.items()
-            },
+            metrics={name: bootstrap_interval(self.values[name], seed=seed) for name in names},
         )
 
 
 def per_query(
     pools: Pools,
-    labels: Labels,
+    labels: PoolLabels,
     policy: Policy,
     utilities: Utilities = DEFAULT_UTILITIES,
 ) -> QueryMetrics:
-    """Decide on every recorded pool and measure the context that results.
+    """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
-    Recall, MRR and nDCG are undefined for a query without relevant passages; precision and the
-    distractor rate for an empty context; recall loss where the baseline holds nothing relevant.
+    Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
+    passages; precision, context precision and the distractor rate for an empty context; recall
+    loss if the baseline holds nothing relevant.
     """
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
     rows = [
         _measure(ranking, row, labels, policy, utilities, temperature=temperature)
         for row, ranking in enumerate(pools.rankings())
     ]
+    return _columns(pools.query_ids, rows, LABEL_METRICS)
+
+
+def per_query_keywords(
+    pools: Pools,
+    keywords: Mapping[str, Sequence[str]],
+    policy: Policy,
+    text_of: Callable[[str], str],
+) -> QueryMetrics:
+    """Decide on every recorded pool and measure the resulting context by ``KEYWORD_METRICS``.
+
+    Args:
+        pools: The replay of one route.
+        keywords: Words and phrases that an answer needs, by query id; the metrics are undefined
+            for a query without any.
+        policy: What is kept.
+        text_of: The text of a passage.
+    """
+    rows = []
+    for query_id, ranking in zip(pools.query_ids, pools.rankings(), strict=True):
+        kept = decide(ranking, policy).kept
+        texts = [text_of(ranking.passage_ids[position]) for position in kept]
+        ranks = keyword_first_ranks(keywords.get(query_id, ()), texts)
+        rows.append(
+            {
+                "keyword_recall": keyword_recall_at_k(ranks, max(len(texts), 1)),
+                "keyword_mrr": keyword_reciprocal_rank(ranks),
+            }
+        )
+    return _columns(pools.query_ids, rows, KEYWORD_METRICS)
+
+
+def measure(
+    pools: Pools,
+    dataset: Dataset,
+    policy: Policy,
+    utilities: Utilities = DEFAULT_UTILITIES,
+    *,
+    baseline_k: int | None,
+    text_of: Callable[[str], str],
+) -> QueryMetrics:
+    """Every metric that the labels of a data set allow: of passages, of keywords, or of both.
+
+    Args:
+        pools: The replay of one route.
+        dataset: The labels.
+        policy: What is kept.
+        utilities: What a passage is worth.
+        baseline_k: What recall loss is relative to, as in ``label``.
+        text_of: The text of a passage, in which keywords are looked for.
+    """
+    values: dict[str, FloatArray] = {}
+    if dataset.answerable:
+        labels = label(pools, dataset, utilities, baseline_k=baseline_k)
+        values.update(per_query(pools, labels, policy, utilities).values)
+    if dataset.keywords:
+        values.update(per_query_keywords(pools, dataset.keywords, policy, text_of).values)
+    return QueryMetrics(pools.query_ids, values)
+
+
+def _columns(
+    query_ids: tuple[str, ...], rows: Sequence[Mapping[str, float | None]], names: Iterable[str]
+) -> QueryMetrics:
+    """Rows by query as columns by metric, with NaN for None."""
     return QueryMetrics(
-        pools.query_ids,
-        {
-            name: np.array(
-                [np.nan if row[name] is None else row[name] for row in rows], dtype=np.float64
-            )
-            for name in DESCRIPTIONS
-        },
+        query_ids,
+        {name: np.array([row[name] for row in rows], dtype=np.float64) for name in names},
     )
 
 
 def _measure(
     ranking: Ranking,
     row: int,
-    labels: Labels,
+    labels: PoolLabels,
     policy: Policy,
     utilities: Utilities,
     *,
@@ -112,7 +201,7 @@ def _measure(
     order, kept = list(decision.order), list(decision.kept)
     upstream = labels.grades[row, : len(ranking)].tolist()
     grades = labels.grades[row, kept].tolist()
-    negatives = [labels.negatives[row][position] for position in kept]
+    negatives = labels.negatives[row, kept].tolist()
     judged = labels.query_grades[row]
     counted = labels.relevant[row] & labels.in_baseline[row]
     in_baseline = int(counted.sum())
@@ -147,7 +236,26 @@ def _measure(
         "recall_at_depth": context_recall(upstream, judged),
         "ndcg_at_10": ndcg(upstream, judged, NDCG_CUTOFF),
         "judged": float(labels.judged[row, kept].mean()) if kept else None,
+        "hit_rate": hit_rate_at_k(grades, judged, max(len(kept), 1)),
+        "average_precision": average_precision(grades, judged),
+        "context_precision": context_precision(grades),
     }
+
+
+def utilities_by_rank(pools: Pools, labels: PoolLabels, policy: Policy, k: int) -> FloatArray:
+    """Discounted strict utility at each rank of the contexts of a policy whose k is ``k``.
+
+    Its threshold stays as it is, so sums of the first columns are strict UDCG at smaller k.
+
+    Returns:
+        Shape (n_q, k); 0 beyond the end of a context.
+    """
+    widest = replace(policy, k=k, min_keep=min(policy.min_keep, k))
+    worth = np.zeros((len(pools), k))
+    for row, ranking in enumerate(pools.rankings()):
+        kept = list(decide(ranking, widest).kept)
+        worth[row, : len(kept)] = labels.utilities[row, kept]
+    return worth * discounts(k)
 
 
 def bootstrap_interval(
@@ -155,8 +263,8 @@ def bootstrap_interval(
 ) -> Interval:
     """The mean over defined values with its percentile bootstrap interval, clustered by query.
 
-    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. With one value there is
-    no spread to resample: the interval is None.
+    Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. One value cannot be
+    resampled: its bounds are None.
 
     >>> interval = bootstrap_interval(np.array([0.0, 1.0, np.nan, 1.0]))
     >>> round(interval.value, 4), interval.n
@@ -169,9 +277,27 @@ def bootstrap_interval(
     if defined.size == 1:
         return Interval(value=mean, lower=None, upper=None, n=1)
     means = resampled_means(defined[:, None], seed=seed, resamples=resamples)[:, 0]
+    lower, upper = interval_bounds(means, confidence).tolist()
+    return Interval(value=mean, lower=lower, upper=upper, n=int(defined.size))
+
+
+def bootstrap_intervals(values: FloatArray, *, seed: int = 0) -> list[Interval]:
+    """``bootstrap_interval`` of each column, resampled once if no value is undefined."""
+    n = values.shape[0]
+    if n < 2 or np.isnan(values).any():
+        return [bootstrap_interval(column, seed=seed) for column in values.T]
+    bounds = interval_bounds(resampled_means(values, seed=seed)).tolist()
+    return [
+        Interval(value=mean, lower=lower, upper=upper, n=n)
+        for mean, lower, upper in zip(values.mean(axis=0).tolist(), *bounds, strict=True)
+    ]
+
+
+def interval_bounds(samples: FloatArray, confidence: float = CONFIDENCE) -> FloatArray:
+    """The ends of the percentile interval of bootstrap samples, along the first axis."""
     tail = (1.0 - confidence) / 2.0
-    lower, upper = np.quantile(means, [tail, 1.0 - tail])
-    return Interval(value=mean, lower=float(lower), upper=float(upper), n=int(defined.size))
+    bounds: FloatArray = np.quantile(samples, [tail, 1.0 - tail], axis=0)
+    return bounds
 
 
 def resampled_means(values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES) -> FloatArray:
@@ -181,8 +307,8 @@ def resampled_means(values: FloatArray, *, seed: int = 0, resamples: int = RESAM
     """
     n = values.shape[0]
     random = np.random.default_rng(seed)
-    # Multinomial counts of each row are the same resample, and make it one product of tables;
-    # not a matrix product, whose order of sums depends on the number of threads.
+    # Drawing multinomial counts of the rows resamples them. The product is not a matrix product,
+    # whose order of sums depends on the number of threads.
     counts = random.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
     means: FloatArray = np.einsum("rn,nc->rc", counts, values) / n
     return means

@@ -1,4 +1,4 @@
-"""What is fitted before a policy is chosen: fusion weight, temperature, P(relevant)."""
+"""Fit what comes before the choice of a policy: fusion weight, temperature, P(relevant)."""
 
 import hashlib
 import math
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calibration.losses import IntArray, Labels, discounts
+from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
-from ctxguard._extras import require
+from ctxguard._support.extras import require
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.signals import RelevanceModel, signals
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import CalibrationError
-from ctxguard.fusion import Fusion, fuse
-from ctxguard.signals import RelevanceModel, signals
-from ctxguard.types import FloatArray, Leg, ScoreKind
 
 WEIGHTS: tuple[float, ...] = tuple(round(step * 0.05, 2) for step in range(21))
 NDCG_CUTOFF = 10
@@ -20,17 +20,17 @@ _TEMPERATURE_RANK = 10
 _TEMPERATURE_SHARE = 0.1
 
 
-def fit_fusion(pools: Pools, labels: Labels, weights: Sequence[float] = WEIGHTS) -> Fusion:
+def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIGHTS) -> Fusion:
     """The convex fusion whose order has the highest mean nDCG@10 on these queries.
 
     Args:
         pools: A hybrid replay, whose candidates have both legs' scores.
         labels: Their labels.
-        weights: Candidate weights of the dense leg.
+        weights: The weights of the dense leg to try.
 
     Returns:
-        Convex fusion. Of equal weights the one nearest the middle of its plateau is taken, so
-        that the choice does not hang on one query.
+        Convex fusion. Of equally good weights the middle one, so that the choice does not depend
+        on one query.
 
     Raises:
         CalibrationError: no query has a relevant passage.
@@ -41,7 +41,7 @@ def fit_fusion(pools: Pools, labels: Labels, weights: Sequence[float] = WEIGHTS)
     return Fusion("convex", plateau[len(plateau) // 2])
 
 
-def _mean_ndcg(pools: Pools, labels: Labels, fusion: Fusion) -> float:
+def _mean_ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion) -> float:
     discount = discounts(NDCG_CUTOFF)
     values = []
     for row, n in enumerate(pools.lengths.tolist()):
@@ -63,11 +63,11 @@ def _mean_ndcg(pools: Pools, labels: Labels, fusion: Fusion) -> float:
 
 
 def fit_temperature(pools: Pools) -> float:
-    """The temperature that makes relative scores of a route spread over (0, 1].
+    """The temperature that spreads the relative scores of a route over (0, 1].
 
-    On a ratio scale it is 1, which keeps the plain meaning "a share of the top score".
-    Elsewhere it is set so that the median query's tenth candidate has r = 0.1, rounded to three
-    digits for people; scaling scores and temperature together changes nothing (DESIGN.md §4).
+    On a ratio scale it is 1, so that a relative score is a share of the top score. On other
+    scales the tenth candidate of the median query has r = 0.1, rounded to three digits; scaling
+    scores and temperature together changes nothing (DESIGN.md §4).
     """
     if pools.kind in (ScoreKind.RATIO, ScoreKind.RANK):
         return 1.0
@@ -87,11 +87,11 @@ def _log_odds(probabilities: FloatArray) -> FloatArray:
 
 FOLDS = 5
 _DIGITS = 8
-"""Significant digits that a profile keeps of a coefficient: more than the labels support."""
+"""Significant digits of a coefficient in a profile: more than the labels support."""
 
 _REGULARISATION = 0.1
-"""C of the regression. In nested cross-validation on five collections 0.03 and 0.1 were level, and
-better than 1 by 0.004 to 0.009 strict UDCG on the mean."""
+"""C of the regression. In nested cross-validation on five collections 0.03 and 0.1 were equal, and
+better than 1 by 0.004 to 0.009 mean strict UDCG."""
 
 _MAX_ITERATIONS = 1_000
 
@@ -99,7 +99,7 @@ _MAX_ITERATIONS = 1_000
 def pool_signals(pools: Pools) -> FloatArray:
     """The signals of every candidate of every query, shape (n_q, depth, n_signals).
 
-    NaN beyond a pool's end. What the guard computes on a request, by the same function.
+    NaN beyond a pool's end. The guard computes them by the same function.
     """
     rows = [signals(ranking.legs).T for ranking in pools.rankings()]
     n_signals = rows[0].shape[1] if rows else 0
@@ -110,7 +110,7 @@ def pool_signals(pools: Pools) -> FloatArray:
 
 
 def fit_relevance(
-    pools: Pools, labels: Labels, table: FloatArray, rows: IntArray | None = None
+    pools: Pools, labels: PoolLabels, table: FloatArray, rows: IntArray | None = None
 ) -> RelevanceModel:
     """L2 logistic regression of relevance on the signals (DESIGN.md §5).
 
@@ -121,7 +121,7 @@ def fit_relevance(
         rows: The queries to fit on; all unless given.
 
     Raises:
-        CalibrationError: a signal is NaN, or the candidates are all relevant or none is.
+        CalibrationError: a signal is NaN, or all candidates are relevant, or none is.
     """
     if rows is None:
         rows = np.arange(len(pools))
@@ -141,7 +141,7 @@ def fit_relevance(
     scales[scales < 1e-12] = 1.0
     linear_model = require("sklearn.linear_model", "calibrate")
     model = linear_model.LogisticRegression(C=_REGULARISATION, max_iter=_MAX_ITERATIONS)
-    # Threads change the order of sums, and with it the last digits of a coefficient.
+    # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
         model.fit((features - means) / scales, relevant)
     return RelevanceModel(
@@ -164,12 +164,12 @@ def probabilities(model: RelevanceModel, pools: Pools, table: FloatArray) -> Flo
     return np.where(np.isnan(pools.scores), np.nan, values)
 
 
-def out_of_fold(pools: Pools, labels: Labels, table: FloatArray) -> FloatArray:
-    """P(relevant) of every candidate from a model that never saw its query.
+def out_of_fold(pools: Pools, labels: PoolLabels, table: FloatArray) -> FloatArray:
+    """P(relevant) of every candidate, from a model that was not fitted to its query.
 
-    A threshold tuned on a model's own training queries is too bold. Folds follow from the query
-    ids alone, so they do not depend on the order of the file. Where a fold leaves nothing to
-    fit on, the model of all queries stands in for it.
+    A threshold tuned on a model's own training queries is too high. Folds follow from the query
+    ids alone, not from the order of the file. If the other folds leave nothing to fit on, the
+    model of all queries is used.
 
     Returns:
         Shape (n_q, depth), NaN beyond a pool's end.

@@ -1,25 +1,26 @@
-"""Replay: every labelled query through a retriever once, its candidates kept as columns.
+"""Replay every labelled query through a retriever once, and keep its candidates as columns.
 
-Pools are cached on disk by what they depend on: the system's fingerprint, the queries and the
-depth. Every later step reads pools and never the retriever again.
+Pools are cached on disk by what they depend on: the fingerprint of the system, the queries and
+the depth. Later steps read pools, never the retriever.
 """
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
 
-from calibration.labelling.datasets import Query, RunEntry
-from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
-from ctxguard.policy import candidate_order
-from ctxguard.types import (
+from calibration.data.dataset import Query
+from calibration.data.readers import RunEntry
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.extras import require
+from ctxguard.core.decision import candidate_order
+from ctxguard.core.types import (
     DEFAULT_DEPTH,
     FloatArray,
     Hit,
@@ -29,6 +30,7 @@ from ctxguard.types import (
     Route,
     ScoreKind,
 )
+from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
 
 Progress = Callable[[int], None]
 
@@ -36,40 +38,56 @@ _FORMAT = 1
 
 
 class Replayable(Protocol):
-    """A retriever as calibration sees it."""
+    """A retriever that can be replayed."""
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
 
 
-class RecordedRun:
-    """A run that was recorded elsewhere, such as a TREC file, in the place of a retriever.
+class RecordedRankings:
+    """Rankings recorded elsewhere, used in place of a retriever.
 
     Args:
-        run: Candidates by query id, best first, from ``read_trec_run``.
-        queries: What the run answers; two queries with one text must have one ranking.
-        kind: What the run's scores mean.
+        rankings: By query text.
     """
 
-    def __init__(
-        self, run: Mapping[str, Sequence[RunEntry]], queries: Sequence[Query], kind: ScoreKind
-    ) -> None:
-        self._run = {query.text: run.get(query.query_id, ()) for query in queries}
-        self._kind = kind
+    def __init__(self, rankings: Mapping[str, Ranking]) -> None:
+        self._rankings = rankings
+
+    @classmethod
+    def of_run(
+        cls, run: Mapping[str, Sequence[RunEntry]], queries: Sequence[Query], kind: ScoreKind
+    ) -> "RecordedRankings":
+        """The rankings of a TREC run, which are empty for a query that the run leaves out.
+
+        Args:
+            run: Candidates by query id, best first, from ``read_trec_run``.
+            queries: The queries of the run; two with one text must have one ranking.
+            kind: What the scores of the run mean.
+        """
+        return cls(
+            {
+                query.text: Ranking.from_hits(
+                    [
+                        Hit(entry.passage_id, entry.score, rank=entry.rank)
+                        for entry in run.get(query.query_id, ())
+                    ],
+                    kind,
+                )
+                for query in queries
+            }
+        )
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """The recorded candidates; none for a query that the run left out.
+        """The recorded candidates, all of them: they are as deep as was recorded.
 
         Raises:
-            QueryError: a query that was not among those given.
+            QueryError: no ranking was recorded for this query.
         """
-        if query not in self._run:
-            raise QueryError(f"the run holds no query with the text {query!r}")
-        return Ranking.from_hits(
-            [Hit(entry.passage_id, entry.score, rank=entry.rank) for entry in self._run[query]][
-                :depth
-            ],
-            self._kind,
-        )
+        del depth
+        try:
+            return self._rankings[query]
+        except KeyError:
+            raise QueryError("this query is not among the recorded ones") from None
 
 
 @dataclass(frozen=True)
@@ -84,8 +102,8 @@ class Pools:
         scores: Shape (n_q, depth), NaN beyond a pool's end.
         legs: Each stage's own scores, shape (n_q, depth), NaN where absent.
         leg_kinds: What each leg's scores mean.
-        skipped: Queries that the retriever refused, or answered on another route or with
-            another kind of score than most, with why.
+        skipped: Queries left out, with the reason: the retriever refused them, or answered on
+            another route or with another kind of score than most.
     """
 
     route: Route
@@ -106,7 +124,7 @@ class Pools:
         return np.array([len(ids) for ids in self.passage_ids], dtype=np.int64)
 
     def subset(self, query_ids: Sequence[str]) -> "Pools":
-        """The pools of these queries, in this order; queries that were skipped are left out."""
+        """The pools of these queries, in this order, without those that were skipped."""
         where = {query_id: row for row, query_id in enumerate(self.query_ids)}
         rows = [where[query_id] for query_id in query_ids if query_id in where]
         return Pools(
@@ -121,9 +139,9 @@ class Pools:
         )
 
     def rankings(self) -> Iterator[Ranking]:
-        """Each pool as the ranking that it was recorded from, without its text.
+        """Each pool as the ranking that was recorded, without its texts.
 
-        Its ranks are those of the pool, so that ties stay in the order that was recorded.
+        Ranks are those of the pool, so that ties keep the recorded order.
         """
         for row, ids in enumerate(self.passage_ids):
             n = len(ids)
@@ -143,12 +161,36 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class _Textless:
-    """Recorded pools hold ids, not text."""
+    """Passages of a recorded pool, which has ids and no texts."""
 
     ids: Sequence[str]
 
     def __getitem__(self, position: int, /) -> Passage:
         return Passage(self.ids[position], "")
+
+
+class _Encoder(Protocol):
+    def encode_query(self, query: str) -> Any: ...
+
+
+def encode_queries(
+    retriever: _Encoder, queries: Sequence[Query], progress: Progress
+) -> dict[str, Any]:
+    """Each query's vector by query id, encoded once, on one thread.
+
+    The last bits of a vector depend on the number of threads; a profile must not.
+    """
+    vectors = {}
+    if queries:
+        with suppress(QueryError):
+            retriever.encode_query(queries[0].text)  # loads the libraries to be limited
+    with require("threadpoolctl", "calibrate").threadpool_limits(1):
+        for query in queries:
+            # If it is refused, the replay meets it again and records why.
+            with suppress(QueryError):
+                vectors[query.query_id] = retriever.encode_query(query.text)
+            progress(1)
+    return vectors
 
 
 def replay(
@@ -160,16 +202,16 @@ def replay(
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> Pools:
-    """Retrieve every query and keep its candidates in the order that ``decide`` would see.
+    """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
     Args:
-        retriever: What answers in production, on one route.
+        retriever: The retriever that answers in production, on one route.
         queries: The labelled queries.
         depth: Candidates per query.
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
-        cache: A folder in which pools are kept; None keeps nothing. Only a retriever with a
-            ``fingerprint()`` is cached, since nothing else tells two systems apart.
+        cache: Folder for pools; None keeps none. Only pools of a retriever with a
+            ``fingerprint()`` are kept, since nothing else tells two systems apart.
 
     Raises:
         CalibrationError: no query could be replayed.
@@ -179,11 +221,11 @@ def replay(
         raise CalibrationError("there are no queries to replay")
     file = _cache_file(retriever, queries, depth, cache)
     if file is not None:
-        _make_folder(file.parent)  # before the work, not after it
-    if file is not None and (found := _load(file)) is not None:
+        _make_folder(file.parent)  # an error here must come before the work
+    if file is not None and (cached := _load(file)) is not None:
         if progress is not None:
             progress(len(queries))
-        return found
+        return cached
     pools = _replay(retriever, queries, depth, vectors, progress)
     if file is not None:
         _save(pools, file)
@@ -217,7 +259,7 @@ def _replay(
         raise CalibrationError(
             f"none of {len(queries)} queries could be replayed; the first: {skipped[0]}"
         )
-    # The usual one, not the first one's: a stage may have been down for the first query.
+    # The commonest, not that of the first query, for which a stage may have been down.
     counts = Counter((ranking.route, ranking.kind) for _, ranking in answered)
     (route, kind), _ = counts.most_common(1)[0]
     same = []
@@ -302,21 +344,15 @@ def _save(pools: Pools, file: Path) -> None:
         "leg_kinds": {name: kind.value for name, kind in pools.leg_kinds.items()},
         "skipped": pools.skipped,
     }
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, suffix=".npz")
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
-            arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-            arrays["scores"] = pools.scores
-            np.savez_compressed(handle, **arrays)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+    arrays["scores"] = pools.scores
+    with atomic_write(file, mode=0o600) as stream:
+        np.savez_compressed(stream, **arrays)
 
 
 def _load(file: Path) -> Pools | None:
-    """The cached pools; None where there are none, or they are damaged and must be made anew."""
+    """The cached pools; None if there are none, or if they are damaged."""
     try:
         # Opened here, since a damaged archive would leave numpy's own handle open.
         with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
@@ -333,5 +369,5 @@ def _load(file: Path) -> Pools | None:
                 skipped=tuple(about["skipped"]),
             )
     except Exception:
-        # A damaged archive raises whatever its damage leads to; no list of types holds it.
+        # A damaged archive can raise any type.
         return None

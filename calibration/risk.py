@@ -1,14 +1,14 @@
-"""P-values for a bounded mean loss, the tests that certify candidates by them, and their order.
+"""Tests of a bounded mean loss: betting p-values, and the order in which candidates are tested.
 
 The certificate of DESIGN.md §9 is learn-then-test (Angelopoulos, Bates, Candès, Jordan and Lei,
-2021): each candidate setting has the null hypothesis "its mean loss exceeds alpha"; whatever a
-test with family-wise error delta rejects is certified, so with probability at least 1 − delta
-every certified candidate keeps its promise, whichever of them is chosen afterwards and on
-whatever data. Pure: no I/O, no clock, no random numbers.
+2021). Each candidate policy has the null hypothesis "its mean loss exceeds alpha". Candidates
+whose hypothesis is rejected, with family-wise error delta, are certified: with probability at
+least 1 − delta all of them keep the promise, however one of them is chosen afterwards. Pure: no
+I/O, no clock, no random numbers.
 
-A loss lies in [0, 1], one row per query, one column per candidate. The queries must be an
+Losses lie in [0, 1], one row per query and one column per candidate. The queries must be an
 independent sample of those that the promise is about, in an order fixed without looking at the
-losses (shuffle them by a seed where the file is sorted by topic).
+losses: shuffle them by a seed, since a file may be sorted by topic.
 """
 
 from math import log, sqrt
@@ -17,9 +17,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ctxguard._extras import require
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.types import FloatArray
 
 IntArray = NDArray[np.intp]
 
@@ -29,12 +28,12 @@ TRUNCATION = 0.75
 """The largest share of the wealth that one query can cost; see ``betting_p_value``."""
 
 ROUNDING = 1e-9
-"""How far outside [0, 1] a loss may lie and still be taken for a rounding error."""
+"""How far outside [0, 1] a loss may lie and still count as a rounding error."""
 
 _BISECTIONS = 30
 
 LEAST_MARGIN = 1e-6
-"""Below this distance of a mean loss from alpha, no practical number of labels tells them apart."""
+"""A mean loss closer to alpha than this cannot be certified by any practical number of labels."""
 
 
 def betting_p_value(
@@ -43,14 +42,14 @@ def betting_p_value(
     """P-value of "the mean loss is at least alpha", by betting against it query by query.
 
     A gambler with wealth 1 stakes ν_s, chosen from the earlier queries alone, on the next loss
-    being under alpha: W_t = Π_{s≤t} (1 − ν_s (L_s − alpha)). Where the mean is at least alpha
-    each factor has expectation ≤ 1 given the past, since ν_s ≥ 0, and is positive, so W is a
-    non-negative supermartingale and, by Ville's inequality, passes 1/p at any time with
-    probability at most p. Hence p = 1 / max_t W_t is valid at every n, for any distribution.
+    being below alpha: W_t = Π_{s≤t} (1 − ν_s (L_s − alpha)). If the mean is at least alpha, each
+    factor is positive and has expectation ≤ 1 given the past, since ν_s ≥ 0. W is then a
+    non-negative supermartingale and, by Ville's inequality, ever exceeds 1/p with probability at
+    most p. So p = 1 / max_t W_t is valid at every n, for any distribution.
 
     The stake is the predictable plug-in √(2 log(1/target_delta) / (n σ̂²_{s−1})), with the
-    running variance started at 1/4, cut at ``TRUNCATION`` / (1 − alpha): so every factor is at
-    least 1 − ``TRUNCATION``, and the p-value never rises with alpha.
+    running variance started at 1/4, limited to ``TRUNCATION`` / (1 − alpha). Every factor is
+    therefore at least 1 − ``TRUNCATION``, and the p-value never rises with alpha.
 
     Source: Waudby-Smith and Ramdas, JRSS B 86(1), 2024, §4.2 and Theorem 3, one-sided.
 
@@ -59,13 +58,13 @@ def betting_p_value(
             beforehand.
         alpha: The limit on the mean loss, in (0, 1).
         target_delta: The level that the stakes are tuned for, in (0, 1), fixed beforehand. The
-            p-value is valid at every level whatever this is.
+            p-value is valid at every level whatever its value.
 
     Returns:
         Shape () or (n_candidates,), in [0, 1].
 
     Raises:
-        CalibrationError: no losses, an undefined one, one outside [0, 1], or a level outside
+        CalibrationError: no losses, an undefined loss, one outside [0, 1], or a level outside
             (0, 1).
 
     >>> betting_p_value([[0.0, 1.0]] * 50, alpha=0.1).round(4).tolist()
@@ -93,114 +92,46 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
     """An upper confidence bound of the mean loss: true with probability at least 1 − delta.
 
     The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
-    alpha and its p-value never rises with alpha, so the alphas that it does not reject hold the
-    true mean with probability 1 − delta (Waudby-Smith and Ramdas, 2024, Theorem 3). The loss
-    must be that of one setting, fixed before these queries were looked at.
+    alpha and its p-value never rises with alpha, so the true mean is among the alphas that are
+    not rejected with probability 1 − delta (Waudby-Smith and Ramdas, 2024, Theorem 3). The
+    losses must be those of one policy, fixed without these queries.
 
     Args:
         losses: Shape (n,), each in [0, 1], in an order fixed beforehand.
         delta: The probability that the bound is false, in (0, 1).
 
     Returns:
-        In [mean of the losses, 1]: never below the mean, whatever luck the order had; 1 where
-        the queries are too few to exclude anything.
+        In [mean of the losses, 1]. It is 1 where too few queries exclude nothing, and where
+        every loss is 1.
 
     Raises:
-        CalibrationError: as ``betting_p_value``, or losses of more than one setting.
+        CalibrationError: as ``betting_p_value``, or losses of more than one policy.
 
     >>> round(betting_upper_bound([0.0] * 100), 3)
     0.03
     """
     checked = _check_losses(losses)
+    _check_share("delta", delta)
     if checked.ndim != 1:
         raise CalibrationError(f"losses of shape {checked.shape}: bound one setting at a time")
     low, high = float(checked.mean()), 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
+        if middle == high:
+            break  # the mean is 1: alpha must be below 1, so there is nothing to test
         rejected = betting_p_value(checked, middle, target_delta=delta) <= delta
         low, high = (low, middle) if rejected else (middle, high)
     return high
-
-
-def hoeffding_bentkus_p_value(losses: ArrayLike, alpha: float) -> FloatArray:
-    """P-value of "the mean loss is at least alpha", from the mean alone.
-
-    min{ exp(−n h(min(R̂, alpha), alpha)), e · P(Binomial(n, alpha) ≤ ⌈n R̂⌉) }, where h is the
-    relative entropy of two Bernoulli variables: Hoeffding's bound and Bentkus's. Valid at every
-    n; it cannot profit from a small variance, which is why betting certifies more.
-
-    Source: Bates, Angelopoulos, Lei, Malik and Jordan, J. ACM 68(6), 2021, §3.1; Angelopoulos
-    et al., Learn then Test, 2021, Proposition 3.
-
-    Args:
-        losses: Shape (n,) or (n, n_candidates), each in [0, 1].
-        alpha: The limit on the mean loss, in (0, 1).
-
-    Returns:
-        Shape () or (n_candidates,), in [0, 1].
-
-    Raises:
-        CalibrationError: as ``betting_p_value``.
-        MissingExtraError: scipy is not installed.
-
-    >>> hoeffding_bentkus_p_value([0.0] * 50, alpha=0.1).round(4).tolist()
-    0.0052
-    """
-    checked = _check_losses(losses)
-    _check_share("alpha", alpha)
-    special = require("scipy.special", "calibrate")
-    n = checked.shape[0]
-    total = checked.sum(axis=0)
-    low = np.minimum(total / n, alpha)
-    entropy = special.xlogy(low, low / alpha) + special.xlogy(1 - low, (1 - low) / (1 - alpha))
-    # A sum such as 30 × 0.1 lands a rounding error above 3, and must not be taken for 4.
-    successes = np.minimum(np.ceil(total - ROUNDING), n)
-    bentkus = np.e * require("scipy.stats", "calibrate").binom.cdf(successes, n, alpha)
-    return np.asarray(np.minimum(np.exp(-n * entropy), np.minimum(bentkus, 1.0)))
-
-
-def clt_p_value(losses: ArrayLike, alpha: float) -> FloatArray:
-    """P-value of "the mean loss is at least alpha" by the central limit theorem.
-
-    Φ((R̂ − alpha) √n / σ̂). An approximation: too small where few queries carry the loss, and 0
-    where the sample has no variance and a mean under alpha. For comparison and for ordering
-    candidates, not for certificates.
-
-    Args:
-        losses: Shape (n,) or (n, n_candidates), n ≥ 2, each in [0, 1].
-        alpha: The limit on the mean loss, in (0, 1).
-
-    Returns:
-        Shape () or (n_candidates,), in [0, 1].
-
-    Raises:
-        CalibrationError: as ``betting_p_value``, or a single query.
-        MissingExtraError: scipy is not installed.
-
-    >>> clt_p_value([0.0, 0.2, 0.0, 0.2], alpha=0.1).tolist()
-    0.5
-    """
-    checked = _check_losses(losses)
-    _check_share("alpha", alpha)
-    n = checked.shape[0]
-    if n < 2:
-        raise CalibrationError(f"a variance needs at least 2 labelled queries, not {n}")
-    margin = checked.mean(axis=0) - alpha
-    error = checked.std(axis=0, ddof=1) / sqrt(n)
-    # Without spread the sign of the margin decides; ±inf carries it through Φ.
-    certain = np.where(margin < 0.0, -np.inf, np.inf)
-    z = np.divide(margin, error, out=certain, where=error > 0.0)
-    return np.asarray(require("scipy.special", "calibrate").ndtr(z))
 
 
 def joint_p_value(*p_values: ArrayLike) -> FloatArray:
     """P-value of "at least one of several promises fails": the largest of theirs.
 
     The null hypothesis of a candidate with two promises (recall loss ≤ alpha and harm ≤ beta)
-    is the union of two nulls. Whichever of them is true, the largest p-value is at least that
-    one's, so it is valid without any correction (intersection-union test: Berger,
-    Technometrics 24(4), 1982). A harm is not bounded by 1: divide it, and beta, by the largest
-    harm that the grid allows, a constant known without the labels.
+    is the union of two nulls. Whichever is true, the largest p-value is at least that one's, so
+    it is valid without any correction (intersection-union test: Berger, Technometrics 24(4),
+    1982). A harm is not bounded by 1: divide it, and beta, by the largest harm that the grid
+    allows, a constant known without the labels.
 
     Args:
         p_values: One array per promise, all of one shape.
@@ -226,22 +157,18 @@ def joint_p_value(*p_values: ArrayLike) -> FloatArray:
 def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
     """The candidates worth testing, safest first.
 
-    A candidate is left out where another has less risk and no less benefit; the rest are sorted
-    by risk, and so by benefit as well. Fixed-sequence testing then spends no step on a setting
-    that nobody would choose, its p-values rise slowly along the order, and the last candidate
-    that it certifies is the most beneficial one. Of equal risks, the least beneficial comes
-    first: a few queries show no loss at all for many settings, and of those the modest ones are
-    the likeliest to be truly safe.
+    A candidate is left out if another has less risk and no less benefit. The others are sorted
+    by risk, and so by benefit as well. Fixed-sequence testing then spends no step on a candidate
+    that nobody would choose, and the last one that it certifies is the most beneficial. Of equal
+    risks the least beneficial comes first: on a few queries many candidates show no loss at all,
+    and of those the modest ones are the likeliest to be safe.
 
-    The figures must come from queries that take no part in the test: given them, the order is
-    a constant, which is all that fixed-sequence testing asks of it. A poor order costs power,
-    never validity.
+    The figures must come from queries that take no part in the test: given them, the order is a
+    constant, as fixed-sequence testing requires. A poor order costs power, never validity.
 
     Args:
-        risk: Shape (n_candidates,), lower is safer: the mean recall loss, or, for two promises,
-            the ``joint_p_value`` of ``clt_p_value`` on the ordering queries.
-        benefit: Shape (n_candidates,), higher is better: mean utility, or the mean harm with
-            its sign turned.
+        risk: Shape (n_candidates,), lower is safer, such as the mean recall loss.
+        benefit: Shape (n_candidates,), higher is better, such as the mean utility.
 
     Returns:
         Indices of candidates, at least one.
@@ -275,8 +202,8 @@ def pareto_order(risk: ArrayLike, benefit: ArrayLike) -> IntArray:
 def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
     """How many candidates are certified when they are tested in order, each at level delta.
 
-    Testing stops at the first that fails; the family-wise error is delta without any
-    correction, because a false certificate needs the first true null of the sequence to pass.
+    Testing stops at the first that fails. The family-wise error is delta without any correction,
+    because a false certificate requires the first true null hypothesis of the sequence to pass.
 
     Source: Angelopoulos et al., Learn then Test, 2021, §3 (fixed-sequence testing).
 
@@ -290,61 +217,11 @@ def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
     >>> fixed_sequence([0.01, 0.08, 0.30, 0.02], delta=0.1)
     2
     """
-    failed = _check_p_values(p_values_in_order, n_dimensions=1) > _check_share("delta", delta)
+    checked = _check_p_values(p_values_in_order)
+    if checked.ndim != 1:
+        raise CalibrationError(f"p-values of shape {checked.shape}: give one per candidate")
+    failed = checked > _check_share("delta", delta)
     return int(failed.argmax()) if failed.any() else failed.size
-
-
-def bonferroni(p_values: ArrayLike, delta: float) -> IntArray:
-    """Indices of the candidates certified when each is tested at delta / n_candidates.
-
-    Needs no order; pays for every candidate of the grid.
-
-    Args:
-        p_values: Shape (n_candidates,).
-        delta: The probability that any certificate is false, in (0, 1).
-
-    Raises:
-        CalibrationError: a p-value outside [0, 1], or delta outside (0, 1).
-
-    >>> bonferroni([0.01, 0.08, 0.30, 0.02], delta=0.1).tolist()
-    [0, 3]
-    """
-    checked = _check_p_values(p_values, n_dimensions=1)
-    return np.flatnonzero(checked <= _check_share("delta", delta) / max(checked.size, 1))
-
-
-def conformal_risk_control(losses_in_order: ArrayLike, alpha: float) -> int:
-    """How many candidates of an order conformal risk control allows; the last is its choice.
-
-    Candidate j passes where (n R̂_j + 1) / (n + 1) ≤ alpha. This bounds the loss of the next
-    query in expectation, over calibration samples as well: on a large share of samples the
-    risk of its choice may lie above alpha. It is no certificate, and is shown beside one. The
-    method needs losses that rise
-    along the order for every query; each is replaced by its running maximum, which does, and
-    which bounds the loss itself.
-
-    Source: Angelopoulos, Bates, Fisch, Lei and Schuster, ICLR 2024, Theorem 1, with B = 1.
-
-    Args:
-        losses_in_order: Shape (n, n_candidates), each in [0, 1], safest candidate first, in an
-            order chosen without these queries.
-        alpha: The limit on the expected loss, in (0, 1).
-
-    Raises:
-        CalibrationError: as ``betting_p_value``, or losses of another shape.
-
-    >>> conformal_risk_control([[0.0, 0.0, 0.2], [0.0, 0.1, 0.9]] * 50, alpha=0.1)
-    2
-    """
-    checked = _check_losses(losses_in_order)
-    if checked.ndim != 2:
-        raise CalibrationError(
-            f"losses need one row per query and one column per candidate, not shape {checked.shape}"
-        )
-    n = checked.shape[0]
-    rising = np.maximum.accumulate(checked, axis=1)
-    too_high = (rising.sum(axis=0) + 1.0) / (n + 1) > _check_share("alpha", alpha)
-    return int(too_high.argmax()) if too_high.any() else too_high.size
 
 
 def labels_needed(
@@ -352,20 +229,20 @@ def labels_needed(
 ) -> int | None:
     """How many labelled queries would certify one candidate by betting, if these are typical.
 
-    An analytic approximation, not a guarantee: the log wealth after n queries is taken as
-    normal, with the growth and spread that the stakes would have on losses like those given; the
-    answer is the least n at which it reaches log(1/delta) with probability ``power``. The sample
-    stands for the population, so a mean that is low by luck gives a number that is low.
+    An approximation, not a guarantee: the log wealth after n queries is taken as normal, with
+    the growth and spread that the stakes would have on losses like those given; the answer is
+    the least n at which it reaches log(1/delta) with probability ``power``. A sample whose mean
+    is low by luck gives a number that is too low.
 
     Args:
-        losses: Shape (n,), of the candidate asked about, each in [0, 1].
+        losses: Shape (n,), of one candidate, each in [0, 1].
         alpha: The limit on the mean loss, in (0, 1).
         delta: The level of the test, in (0, 1).
         power: The probability of success to plan for, in (0, 1).
 
     Returns:
-        A number of labelled queries in the test, those for ordering not counted. None where the
-        mean loss is not below alpha (by ``LEAST_MARGIN``): no number would do.
+        A number of test queries, without those that order the candidates. None where the mean
+        loss is not below alpha by ``LEAST_MARGIN``: no number would do.
 
     Raises:
         CalibrationError: as ``betting_p_value``, or losses of more than one candidate.
@@ -377,9 +254,7 @@ def labels_needed(
     """
     checked = _check_losses(losses)
     if checked.ndim != 1:
-        raise CalibrationError(
-            f"losses of shape {checked.shape}: ask about one candidate at a time"
-        )
+        raise CalibrationError(f"losses of shape {checked.shape}: give those of one candidate")
     for name, value in (("alpha", alpha), ("delta", delta), ("power", power)):
         _check_share(name, value)
     if checked.mean() > alpha - LEAST_MARGIN:
@@ -427,10 +302,8 @@ def _check_losses(losses: ArrayLike) -> FloatArray:
     return np.clip(values, 0.0, 1.0)
 
 
-def _check_p_values(p_values: ArrayLike, n_dimensions: int | None = None) -> FloatArray:
+def _check_p_values(p_values: ArrayLike) -> FloatArray:
     values = np.asarray(p_values, dtype=np.float64)
-    if n_dimensions is not None and values.ndim != n_dimensions:
-        raise CalibrationError(f"p-values of shape {values.shape}: give one per candidate")
     faults = ~((values >= 0.0) & (values <= 1.0))
     if faults.any():
         raise CalibrationError(f"the p-value {float(values[faults][0])!r} lies outside [0, 1]")

@@ -10,17 +10,17 @@
     ├── StageError              a stage of the request path failed
     │   ├── StageUnavailableError   nothing is left that could answer
     │   ├── OverloadedError         refused: more requests at once than can be served
-    │   └── FilterViolationError    a retriever gave what the request's filter forbids
+    │   └── FilterViolationError    a retriever returned what the request's filter forbids
     ├── QueryError              a query that cannot be searched (empty, too large)  (ValueError)
     ├── RedactionError          a text could not be redacted, so it is not written
-    ├── StoreError              the monitor's sample store cannot do what was asked
+    ├── StoreError              an operation of the monitor's sample store failed
     │   ├── StoreUnavailableError   cannot be opened or reached
     │   ├── StoreFullError          its disk, or the space that it may take, is used up
-    │   ├── StoreLockedError        others held it for longer than one may wait
-    │   ├── StoreReadOnlyError      may be read only
+    │   ├── StoreLockedError        other processes held it for too long
+    │   ├── StoreReadOnlyError      cannot be written
     │   ├── StoreCorruptError       damaged, and could not be moved aside
     │   └── StoreSchemaError        written by a newer release, or by another program
-    ├── CalibrationError        the labels cannot support what was asked
+    ├── CalibrationError        the labels do not suffice for a calibration or a report
     └── MissingExtraError       an optional library is not installed              (ImportError)
 
 Every message says what was wrong, the value seen, and what mends it. Pure: imports nothing
@@ -46,8 +46,8 @@ class DataError(CtxguardError):
     """A user's data file cannot be used as it is.
 
     Attributes:
-        path: The file, or None where the data did not come from one.
-        line: The 1-based line, or None where the fault is not on one line.
+        path: The file; None if the data did not come from a file.
+        line: The 1-based line; None if the fault is not on one line.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class StageUnavailableError(StageError):
 
 
 class OverloadedError(StageError):
-    """A request was refused because more came at once than can be served: ask again later."""
+    """A request was refused because too many are under way: try again later."""
 
 
 class FilterViolationError(StageError):
-    """A retriever gave passages that the request's filter forbids; nothing was served."""
+    """A retriever returned passages that the request's filter forbids; nothing was served."""
 
 
 class RedactionError(CtxguardError):
@@ -119,7 +119,7 @@ class RedactionError(CtxguardError):
 
 
 class StoreError(CtxguardError):
-    """The monitor's sample store cannot do what was asked of it."""
+    """An operation of the monitor's sample store failed."""
 
 
 class StoreUnavailableError(StoreError):
@@ -131,7 +131,7 @@ class StoreFullError(StoreError):
 
 
 class StoreLockedError(StoreError):
-    """Other processes held the store for longer than one may wait."""
+    """Other processes held the store for too long."""
 
 
 class StoreReadOnlyError(StoreError):
@@ -146,7 +146,7 @@ class StoreSchemaError(StoreError):
     """The tables were made by a newer release, or the file is another program's: left untouched.
 
     Attributes:
-        found: The schema version of the tables; None where they are not a store's.
+        found: The schema version of the tables; None if they are not a store's.
         known: The highest schema version that this release reads.
     """
 
@@ -157,7 +157,7 @@ class StoreSchemaError(StoreError):
 
 
 class CalibrationError(CtxguardError):
-    """The labels or the recorded runs cannot support what was asked of them."""
+    """The labels or the recorded runs do not suffice for what they are used for."""
 
 
 class MissingExtraError(CtxguardError, ImportError):

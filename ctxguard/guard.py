@@ -1,37 +1,42 @@
-"""ContextGuard: the request path. Retrieve, decide, assemble, count, sample.
+"""ContextGuard, the request path: retrieve, decide, assemble, count, sample.
 
-``retrieve`` and ``aretrieve`` share one core; only the call of the retriever differs. Quality
-decisions fail open, towards the upstream order at the route's k; a retriever that fails is a
-typed error, never an empty context (DESIGN.md §7).
+``retrieve``, ``aretrieve`` and ``filter`` differ only in where the candidates come from. A policy
+that cannot be applied falls back to the retriever's own order at the route's k. A retriever that
+fails is a typed error, never an empty context (DESIGN.md §7).
 """
 
 import logging
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter, time
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ctxguard.answer import answer, compares_scores, ranking_of
-from ctxguard.context import Assembly, Context
-from ctxguard.errors import (
-    ConfigurationError,
-    CtxguardError,
-    OverloadedError,
-    ProfileMismatchError,
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.context import Assembly, Context
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.types import (
+    DEFAULT_DEPTH,
+    DEFAULT_K,
+    Mode,
+    ModeName,
+    ScoreKind,
+    ScoreKindName,
+    member_of,
 )
-from ctxguard.forks import start_afresh_in_children
-from ctxguard.observers import Observers, Sampler
-from ctxguard.policy import Policy, RatioPolicy
-from ctxguard.profile import Profile
-from ctxguard.request import Asked, Request
-from ctxguard.serving import Retrieval, RetrieverCallable, Serving, bind, describe
-from ctxguard.stages import DEFAULT_MAX_IN_FLIGHT, Asking, typed
-from ctxguard.telemetry import Telemetry, default_telemetry
-from ctxguard.types import DEFAULT_DEPTH, DEFAULT_K, Mode, ScoreKind
-from ctxguard.where import Where
+from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.profile.schema import Profile
+from ctxguard.request.bound_profile import BoundProfile, bind_profile, describe
+from ctxguard.request.build_context import build_context
+from ctxguard.request.input import Request, RequestInput
+from ctxguard.request.instrumentation import Instrumentation, Sampler
+from ctxguard.request.telemetry import Telemetry, default_telemetry
+from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler"]
 
@@ -39,62 +44,60 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_MAX_QUERY_CHARS = 10_000
 
-_Setting = TypeVar("_Setting", Mode, ScoreKind)
-
 
 class ContextGuard:
     """Wraps a retriever and lets only clean context through.
 
     Args:
-        retriever: An object with ``retrieve(query, *, depth)`` (and, where it has one,
-            ``aretrieve``), or a plain callable taking ``(query, depth=…)``; sync or async. It
-            returns a ``Ranking``, or ``Hit`` objects together with ``score_kind``. None for a
-            guard that only filters results already at hand. One that also has ``generation``
-            (another object after every change of what it searches) and ``pinned()`` (itself over
-            the generation of this moment) is followed through its changes: each request is
-            answered from one generation, and the profile is compared with every new one.
-        profile: A calibrated ``Profile`` or the path of one. Without it the top ``k`` is
+        retriever: A `Retriever`, an `AsyncRetriever`, or a function ``(query, *, depth)``, plain or
+            asynchronous. It returns a ``Ranking``, or ``Hit`` objects if ``score_kind`` is given.
+            The index of a `SwappingRetriever` may change while it serves. None for a guard that
+            only filters results already at hand.
+        profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
-        k: The size of a context while nothing is calibrated.
-        mode: ``enforce``, ``shadow`` (decide and record, serve the bare top k) or ``off``.
-        depth: How many candidates are asked of the retriever.
-        score_kind: What plain hits' scores mean.
-        fingerprint: Identifies a wrapped system that has no ``fingerprint()`` of its own; it
-            is compared with the profile's.
-        strict: Refuse a profile of another system at start, instead of serving top k with
-            every answer flagged.
-        assembly: Order, token budget, duplicates, sanitising, template.
-        max_query_chars: Longer queries are refused before they are searched or sampled.
+        k: The most passages in a context while nothing is calibrated.
+        mode: ``enforce``; ``shadow`` decides and records, but serves the bare top k; ``off``
+            decides nothing and serves the bare top k.
+        depth: How many candidates the retriever is asked for.
+        score_kind: What the scores of plain hits mean; None if the retriever returns rankings.
+        fingerprint: Identifies a wrapped system that has no ``fingerprint()`` of its own. It is
+            compared with the profile's.
+        strict: Raise if the profile was made for another system, instead of serving the top k
+            with every answer flagged.
+        assembly: Order, token budget, duplicates, sanitising and template of a context.
+        max_query_chars: Longer queries are refused before they are searched or sampled. A retriever
+            that has a limit of its own is given this one; None leaves it its own, and is 10,000 for
+            the guard.
         sampler: Selects the traffic to be judged.
-        telemetry: Where requests are counted; the process's default registry unless given.
-        deadline_seconds: How long the retriever may take; None for as long as it takes. With
-            a deadline a plain retriever runs on one of 32 threads of the guard's own, which
-            costs a hand-over, and one that fails again and again is not asked for a while. The
-            embedded retriever has deadlines by stage (``Deadlines``), and answers with what is
-            left.
-        max_in_flight: The most requests under way at once; more are refused at once.
+        telemetry: Where requests are counted; None for that of the process's default registry.
+        deadline_seconds: The longest that the retriever may take; None for no limit. With one, a
+            plain retriever runs on one of 32 threads of the guard's own, which costs 20 to 40 µs,
+            and is not called for a while after it failed repeatedly. The embedded retriever has
+            deadlines for each stage instead (``Deadlines``), and answers without a late one.
+        max_in_flight: The most requests that may wait for the retriever at once; others are
+            refused with an ``OverloadedError``.
 
     Raises:
-        ConfigurationError: settings that contradict each other.
-        ProfileFormatError: ``profile`` is a path without a readable profile.
-        ProfileMismatchError: in strict mode, a profile of another system.
+        ConfigurationError: a setting is out of range, or two contradict each other.
+        ProfileFormatError: ``profile`` is the path of a file that is no profile.
+        ProfileMismatchError: the profile was made for another system, and ``strict`` is set.
     """
 
     def __init__(
         self,
-        retriever: object | RetrieverCallable | None = None,
+        retriever: "AnyRetriever | None" = None,
         *,
         profile: Profile | Path | str | None = None,
         policy: Policy | None = None,
         k: int = DEFAULT_K,
-        mode: Mode | str = Mode.ENFORCE,
+        mode: Mode | ModeName = Mode.ENFORCE,
         depth: int = DEFAULT_DEPTH,
-        score_kind: ScoreKind | str | None = None,
+        score_kind: ScoreKind | ScoreKindName | None = None,
         fingerprint: Mapping[str, str] | None = None,
         strict: bool = False,
         assembly: Assembly | None = None,
-        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
+        max_query_chars: int | None = None,
         sampler: Sampler | None = None,
         telemetry: Telemetry | None = None,
         deadline_seconds: float | None = None,
@@ -104,46 +107,85 @@ class ContextGuard:
             raise ConfigurationError("give a profile or a policy, not both: they would compete")
         if depth < 1:
             raise ConfigurationError(f"depth {depth!r} must be at least 1")
-        if max_query_chars < 1:
+        if max_query_chars is not None and max_query_chars < 1:
             raise ConfigurationError(f"max_query_chars {max_query_chars!r} must be at least 1")
-        self.mode = _member(Mode, mode, "mode")
-        self.depth = depth
-        self.score_kind = (
-            None if score_kind is None else _member(ScoreKind, score_kind, "score_kind")
+        self._mode = member_of(Mode, mode, "mode")
+        self._depth = depth
+        self._score_kind = (
+            None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
         )
-        self.max_query_chars = max_query_chars
-        if policy is not None and self.score_kind is ScoreKind.RANK and compares_scores(policy):
+        if max_query_chars is not None and hasattr(retriever, "with_max_query_chars"):
+            retriever = cast(Any, retriever).with_max_query_chars(max_query_chars)
+        self._max_query_chars = (
+            DEFAULT_MAX_QUERY_CHARS if max_query_chars is None else max_query_chars
+        )
+        if policy is not None and self._score_kind is ScoreKind.RANK and policy.compares_scores:
             raise ConfigurationError(
                 "min_ratio compares scores, and score_kind 'rank' says that they carry order "
                 "only: set min_ratio to 0, or hand over scores that can be compared"
             )
-        self.assembly = Assembly() if assembly is None else assembly
+        self._assembly = Assembly() if assembly is None else assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
-        self._observers = Observers(telemetry, sampler)
-        self._asking = Asking(deadline_seconds, max_in_flight)
-        self._asking.watch(telemetry.circuit_changed)
+        self._instrumentation = Instrumentation(telemetry, sampler)
+        self._caller = BoundedCaller(deadline_seconds, max_in_flight)
+        self._caller.watch(telemetry.circuit_changed)
         if hasattr(retriever, "watch_stages"):
             cast(Any, retriever).watch_stages(telemetry.circuit_changed)
         self._wrapped = retriever
         self._fingerprint = fingerprint
         self._policy = policy
         self._bare = RatioPolicy(k=k)
-        self._serving = self._bound(
+        self._bound = self._bind(
             Profile.load(profile) if isinstance(profile, str | Path) else profile
         )
         if strict and self.differences:
             raise ProfileMismatchError(self.differences)
-        self.start_afresh()
-        start_afresh_in_children(self)
+        self._reset_after_fork()
+        reset_in_children(self)
 
-    def start_afresh(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Take a new lock: another thread may have held it when this process was forked."""
-        self._swapping = Lock()
+        self._rebinding = Lock()
+
+    @property
+    def mode(self) -> Mode:
+        """What the guard does with its decisions; may be set while it serves.
+
+        A request keeps the mode that it began with. Setting takes a ``Mode`` or its name.
+
+        Raises:
+            ConfigurationError: set to a mode that does not exist; the mode stays as it was.
+        """
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode | ModeName) -> None:
+        self._mode = member_of(Mode, mode, "mode")
+
+    @property
+    def depth(self) -> int:
+        """How many candidates the retriever is asked for."""
+        return self._depth
+
+    @property
+    def score_kind(self) -> ScoreKind | None:
+        """What the scores of plain hits mean; None if that was not given."""
+        return self._score_kind
+
+    @property
+    def assembly(self) -> Assembly:
+        """How kept passages become a context."""
+        return self._assembly
+
+    @property
+    def max_query_chars(self) -> int:
+        """The longest query that is searched or sampled, in characters."""
+        return self._max_query_chars
 
     @property
     def profile(self) -> Profile | None:
-        """The calibration in force."""
-        return self._serving.profile
+        """The profile in force; None without one."""
+        return self._bound.profile
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -152,22 +194,22 @@ class ContextGuard:
 
     @property
     def retriever(self) -> Any:
-        """The wrapped retriever, under the profile's fusion where it can be set."""
-        return self._serving.retriever
+        """The wrapped retriever, under the profile's fusion if it can be set; None without one."""
+        return self._bound.retriever
 
     def use_profile(self, profile: Profile | Path | str) -> None:
         """Serve by another profile from the next request on.
 
-        One reference is swapped: a request that has begun ends under the profile that it began
-        with, its retrieval and its decision alike.
+        A request that has begun ends with the profile that it began with. If an error is raised,
+        the former profile stays in force.
 
         Args:
-            profile: Calibrated on this system.
+            profile: A profile that was calibrated on this system, or the path of one.
 
         Raises:
             ConfigurationError: the guard has a policy set by hand.
-            ProfileFormatError: a path without a readable profile; the one in force stays.
-            ProfileMismatchError: it was made for another system; the one in force stays.
+            ProfileFormatError: the path is of a file that is no profile.
+            ProfileMismatchError: the profile was made for another system.
         """
         if self._policy is not None:
             raise ConfigurationError(
@@ -175,11 +217,11 @@ class ContextGuard:
                 "guard without it"
             )
         loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
-        with self._swapping:
-            serving = self._bound(loaded)
-            if serving.differences:
-                raise ProfileMismatchError(serving.differences)
-            self._serving = serving
+        with self._rebinding:
+            bound = self._bind(loaded)
+            if bound.differences:
+                raise ProfileMismatchError(bound.differences)
+            self._bound = bound
 
     def retrieve(
         self,
@@ -191,49 +233,42 @@ class ContextGuard:
         sample: bool = False,
         where: Where | None = None,
     ) -> Context:
-        """Retrieve and filter one query.
+        """Retrieve candidates for one query, and build the context from them.
 
         Args:
-            query: The question as asked.
-            request_id: Identifies the request in samples; made up where absent.
-            segment: The segment that the query belongs to, where the profile was calibrated by
-                segments; one without a policy of its own is served by the route's.
-            session_id: The session or conversation that the request belongs to: its requests
-                are not independent, and the live estimates count them as one cluster.
-            sample: Sample this request whatever the sampler draws, for debugging: it is marked,
-                and left out of every estimate.
-            where: The passages that may be found, by their metadata (tenant, access list); None
-                for all. The retriever applies it, and every candidate is checked again here.
+            query: The question, at most ``max_query_chars`` long.
+            request_id: Identifies the request in samples; None for a random one.
+            segment: The segment that the query belongs to, if the profile was calibrated by
+                segments. A segment without a policy of its own is served by the route's.
+            session_id: The session or conversation that the request belongs to. Requests of one
+                session are not independent: the live estimates count them as one cluster.
+            sample: Sample this request even if the sampler does not select it, for debugging; it
+                is marked, and left out of every estimate.
+            where: Which passages may be returned, by their metadata (tenant, access list); None
+                for all. The retriever applies it, and the guard checks every candidate again.
 
         Returns:
-            The context: kept passages, the verdict on every candidate, and flags that say
-            what was unusual. Empty only where the retriever found nothing, or by a policy
-            that may abstain.
+            The kept passages, the verdict on every candidate, and flags for what was unusual. It
+            is empty only if the retriever returned nothing, nothing could be read, or the policy
+            or the token budget allows no passage.
 
         Raises:
-            QueryError: the query is too long, or the retriever refuses it.
-            ConfigurationError: a filter that is no ``Where``, or a retriever without the keyword
-                ``where``: nothing is retrieved rather than unfiltered.
-            FilterViolationError: the retriever gave what the filter forbids; nothing is served.
-            StageUnavailableError: the retriever failed, or did not answer by its deadline; an
-                outage is never an empty context.
-            OverloadedError: more requests at once than can be served.
+            QueryError: the query is too long, or the retriever refused it.
+            ConfigurationError: ``where`` is no ``Where``, the retriever cannot filter, or it
+                returned something that is neither a ranking nor hits.
+            FilterViolationError: the retriever returned a passage that ``where`` forbids; nothing
+                is served.
+            StageUnavailableError: the retriever failed, or did not answer by its deadline.
+            OverloadedError: too many requests are under way.
         """
-        request = self._begin(Asked(query, request_id, segment, session_id, sample, where))
-        call = self._call_for(request)
-        self._enter()
+        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        start = perf_counter()
         try:
-            start = perf_counter()
-            try:
-                retrieved = self._asking.ask(call)
-            except Exception as error:
-                self._fail(error)
-            except BaseException:
-                self._observers.cancelled(self.mode)
-                raise
-            return self._finish(request, retrieved, start)
-        finally:
-            self._asking.leave()
+            options = {"depth": self._depth} if where is None else self._filter_options(request)
+            retrieved = self._caller.call(request.bound.call, query, **options)
+        except BaseException as error:
+            raise self._counted(request.mode, error)  # noqa: B904  it sets the cause
+        return self._finish(request, retrieved, start)
 
     async def aretrieve(
         self,
@@ -245,36 +280,29 @@ class ContextGuard:
         sample: bool = False,
         where: Where | None = None,
     ) -> Context:
-        """``retrieve`` without blocking the event loop; the same core, contract and errors.
+        """``retrieve`` without blocking the event loop: same arguments, result and errors.
 
-        A plain retriever is called on one of 32 threads of the guard's own. A request that is
-        cancelled while it waits counts as failed.
+        A retriever without an asynchronous call runs on one of 32 threads of the guard's own. A
+        request that is cancelled while it waits counts as failed.
         """
-        request = self._begin(Asked(query, request_id, segment, session_id, sample, where))
-        call = self._call_for(request)
-        acall = request.serving.acall
-        self._enter()
+        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
+        bound = request.bound
+        start = perf_counter()
         try:
-            start = perf_counter()
-            try:
-                retrieved = await (
-                    self._asking.ask_aside(call)
-                    if acall is None
-                    else self._asking.ask_natively(partial(acall, *call.args, **call.keywords))
-                )
-            except Exception as error:
-                self._fail(error)
-            except BaseException:
-                self._observers.cancelled(self.mode)
-                raise
-            return self._finish(request, retrieved, start)
-        finally:
-            self._asking.leave()
+            options = {"depth": self._depth} if where is None else self._filter_options(request)
+            retrieved = await (
+                self._caller.call_in_thread(bound.call, query, **options)
+                if bound.acall is None
+                else self._caller.await_call(bound.acall, query, **options)
+            )
+        except BaseException as error:
+            raise self._counted(request.mode, error)  # noqa: B904  it sets the cause
+        return self._finish(request, retrieved, start)
 
     def filter(
         self,
         query: str,
-        hits: Retrieval,
+        hits: "Retrieval",
         *,
         request_id: str | None = None,
         segment: str | None = None,
@@ -282,96 +310,100 @@ class ContextGuard:
         sample: bool = False,
         where: Where | None = None,
     ) -> Context:
-        """Decide on results that the caller already has; the same contract as ``retrieve``."""
-        request = self._begin(Asked(query, request_id, segment, session_id, sample, where))
+        """Build the context from results that the caller already has.
+
+        Args:
+            query: The question that was searched.
+            hits: A ``Ranking``, or ``Hit`` objects if the guard has a ``score_kind``.
+            request_id: As for ``retrieve``, like all that follow.
+            segment: See ``retrieve``.
+            session_id: See ``retrieve``.
+            sample: See ``retrieve``.
+            where: See ``retrieve``; here it is only checked.
+
+        Raises:
+            QueryError: the query is too long.
+            ConfigurationError: ``hits`` is neither a ranking nor hits, or ``where`` no ``Where``.
+            FilterViolationError: a passage does not satisfy ``where``; nothing is served.
+        """
+        request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
         return self._finish(request, hits, None)
 
-    def _begin(self, asked: Asked) -> Request:
-        self._observers.received(self.mode)
-        refusal = asked.refusal(self.max_query_chars)
-        if refusal is not None:
-            raise self._failed(refusal)
+    def _begin(self, given: RequestInput) -> Request:
+        """Count a request, check its input, and fix the state that answers it."""
+        mode = self._mode
+        self._instrumentation.received(mode)
         try:
-            serving = self._current()
-        except Exception as error:
-            self._fail(error)
-        request_id = os.urandom(8).hex() if asked.request_id is None else asked.request_id
+            given.validate(self._max_query_chars)
+            bound = self._current()
+        except BaseException as error:
+            raise self._counted(mode, error)  # noqa: B904
+        request_id = os.urandom(8).hex() if given.request_id is None else given.request_id
         # Selected before retrieval, so that a sample cannot depend on how the request went.
-        return Request(asked, request_id, serving, self._observers.draw(request_id))
+        return Request(given, request_id, bound, mode, self._instrumentation.draw(request_id))
 
-    def _call_for(self, request: Request) -> partial[Any]:
-        """The call that answers a request, if there is one that can."""
-        call, where = request.serving.call, request.asked.where
-        if call is None:
-            raise self._failed(
-                ConfigurationError("this guard has no retriever: pass one, or use filter()")
-            )
-        if where is None:
-            return partial(call, request.asked.query, depth=self.depth)
-        if not request.serving.can_filter:
-            raise self._failed(
-                ConfigurationError(
-                    f"{describe(self._wrapped)} cannot filter, and searching unfiltered would "
-                    "show what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
-                )
-            )
-        return partial(call, request.asked.query, depth=self.depth, where=where)
+    def _filter_options(self, request: Request) -> dict[str, Any]:
+        """The keyword arguments of the retriever's call for a request with a filter.
 
-    def _current(self) -> Serving:
-        """What the next request is served by, over the retriever's generation of now."""
-        serving = self._serving
-        if serving.is_current:
-            return serving
-        with self._swapping:
-            before = self._serving
-            if before.is_current:
-                return before
-            serving = self._serving = self._bound(before.profile, lenient=True)
-        if bool(serving.differences) != bool(before.differences):
+        Raises:
+            ConfigurationError: the retriever takes no filter.
+        """
+        if not request.bound.can_filter:
+            raise ConfigurationError(
+                f"{describe(self._wrapped)} cannot filter, and searching unfiltered would show "
+                "what `where` forbids: give its retrieve (and aretrieve) a keyword `where`"
+            )
+        return {"depth": self._depth, "where": request.input.where}
+
+    def _current(self) -> BoundProfile:
+        """What answers the next request, over the retriever's present generation."""
+        bound = self._bound
+        if not bound.swaps or bound.generation is bound.retriever.generation:
+            return bound
+        with self._rebinding:
+            if self._bound is not bound:  # another request was quicker
+                return self._bound
+            rebound = self._bound = self._bind(bound.profile, lenient=True)
+        if bool(rebound.differences) != bool(bound.differences):
             _log.warning(
                 "the index was swapped: the profile in force %s (%d differences)",
-                "is not for this one, top k is served" if serving.differences else "holds again",
-                len(serving.differences),
+                "is not for this one, top k is served" if rebound.differences else "holds again",
+                len(rebound.differences),
             )
-        return serving
+        return rebound
 
-    def _finish(self, request: Request, retrieved: Retrieval, start: float | None) -> Context:
+    def _finish(self, request: Request, retrieved: "Retrieval", start: float | None) -> Context:
+        """Build the context, sample it and count it."""
         received = perf_counter()
         try:
-            ranking = ranking_of(retrieved, self.score_kind, request.asked.where)
-            context = answer(request, ranking, self.mode, self.assembly, self._bare)
-        except Exception as error:
-            self._fail(error)
-        except BaseException:
-            self._observers.cancelled(self.mode)
-            raise
-        if request.asked.sample or request.probability > 0.0:
-            self._observers.offer(context, request.probability, time())
-        self._observers.answered(
+            context = build_context(
+                request, retrieved, self._score_kind, self._assembly, self._bare
+            )
+        except BaseException as error:
+            raise self._counted(request.mode, error)  # noqa: B904  it sets the cause
+        if request.input.sample or request.probability > 0.0:
+            self._instrumentation.offer(context, request.probability, time())
+        self._instrumentation.answered(
             context, None if start is None else received - start, perf_counter() - received
         )
         return context
 
-    def _enter(self) -> None:
-        try:
-            self._asking.enter()
-        except OverloadedError as error:
-            raise self._failed(error) from None
+    def _counted(self, mode: Mode, error: BaseException) -> BaseException:
+        """Count a request that ended in an error, and return the typed error to raise.
 
-    def _fail(self, error: Exception) -> NoReturn:
-        failure = self._failed(error)
-        if failure is error:
-            raise error
-        raise failure from error
-
-    def _failed(self, error: Exception) -> CtxguardError:
-        """The typed error that a failure becomes, counted; what is typed stays as it is."""
+        What is no ``Exception``, such as an interrupt or a cancellation, stays as it is.
+        """
+        if not isinstance(error, Exception):
+            self._instrumentation.cancelled(mode)
+            return error
         failure = typed(error)
-        self._observers.failed(self.mode, error, failure)
+        self._instrumentation.failed(mode, error, failure)
+        if failure is not error:
+            failure.__cause__ = error
         return failure
 
-    def _bound(self, profile: Profile | None, *, lenient: bool = False) -> Serving:
-        return bind(
+    def _bind(self, profile: Profile | None, *, lenient: bool = False) -> BoundProfile:
+        return bind_profile(
             self._wrapped,
             profile,
             policy=self._policy,
@@ -379,11 +411,3 @@ class ContextGuard:
             fingerprint=self._fingerprint,
             lenient=lenient,
         )
-
-
-def _member(kind: type[_Setting], value: _Setting | str, setting: str) -> _Setting:
-    try:
-        return kind(value)
-    except ValueError:
-        options = ", ".join(member.value for member in kind)
-        raise ConfigurationError(f"{setting} {value!r} is unknown; use one of {options}") from None

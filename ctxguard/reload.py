@@ -1,8 +1,8 @@
-"""Profiles and indexes that are taken up while serving, when their file changes or on a signal.
+"""Watchers that reload a profile or an index while serving, when its file changes or on a signal.
 
-The file is looked at by time, size and inode. One that cannot be used leaves what serves in
-force, raises an alarm metric, and is tried again at every look until it can be (DESIGN.md §6). One
-that was replaced while it was looked at is looked at again before anything is said of it.
+A file has changed when its modification time, size or inode has. One that cannot be loaded leaves
+the former state in force, raises an alarm metric, and is tried again at every check until it loads
+(DESIGN.md §6). One that changes while it is loaded is loaded again before anything is reported.
 """
 
 import json
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import ValidationError
 
+from ctxguard._support.file_version import FileVersion, file_version
+from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import (
     ConfigurationError,
     IndexFolderError,
     ProfileFormatError,
     ProfileMismatchError,
 )
-from ctxguard.forks import start_afresh_in_children
-from ctxguard.profile import Profile
-from ctxguard.stamps import Stamp, file_stamp
-from ctxguard.telemetry import Reloaded, ReloadOutcome, Telemetry, default_telemetry
+from ctxguard.profile.schema import Profile
+from ctxguard.request.telemetry import ReloadOutcome, ReloadTarget, Telemetry, default_telemetry
 
 if TYPE_CHECKING:
     from ctxguard.guard import ContextGuard
@@ -38,36 +38,37 @@ _log = logging.getLogger(__name__)
 DEFAULT_INTERVAL_SECONDS = 5.0
 
 _AFTER_FORK_SECONDS = 0.1
-"""Before a child's first look: until then other objects may still hold the parent's locks."""
+"""Before the first check in a forked child, while other objects may hold the parent's locks."""
 
-_MOST_TRIES = 10
-"""In one look, while the file changes faster than it can be taken up."""
+_MAX_TRIES = 10
+"""Loads in one check of a file that keeps changing."""
 
-_Failure = tuple[Stamp | None, ReloadOutcome, str]
+_Failure = tuple[FileVersion | None, ReloadOutcome, str]
+
+# No file has it, so that the first check loads the file: what serves may be another version of it.
+_NOT_LOADED: FileVersion = (-1, -1, -1)
 
 
 class _Watcher(ABC):
-    """Looks at one file now and then, and has it taken up when it changed."""
+    """Checks one file from time to time, and reloads it when it changed."""
 
-    what: ClassVar[Reloaded]
+    target: ClassVar[ReloadTarget]
 
-    def __init__(
-        self, file: Path, interval_seconds: float, telemetry: Telemetry | None, seen: Stamp | None
-    ) -> None:
+    def __init__(self, file: Path, interval_seconds: float, telemetry: Telemetry | None) -> None:
         if not 0.0 < interval_seconds < float("inf"):
             raise ConfigurationError(f"interval_seconds {interval_seconds!r} must be > 0, finite")
         self.file = file
         self._interval_seconds = interval_seconds
         self._telemetry = default_telemetry() if telemetry is None else telemetry
-        self._stamp = seen
+        self._version: FileVersion | None = _NOT_LOADED
         self._failure: _Failure | None = None
         self._last_error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self.start_afresh()
-        start_afresh_in_children(self)
+        self._reset_after_fork()
+        reset_in_children(self)
 
-    def start_afresh(self) -> None:
-        """Take a new lock, and in a forked child go on watching on a thread of its own."""
+    def _reset_after_fork(self) -> None:
+        """Take a new lock, and go on watching on a thread of the forked child's own."""
         self._checking = threading.Lock()
         self._wake: SimpleQueue[bool | None] = SimpleQueue()
         was_watching, self._thread = self._thread is not None, None
@@ -77,40 +78,40 @@ class _Watcher(ABC):
 
     @property
     def last_error(self) -> Exception | None:
-        """Why the file could not be taken up at the last attempt; None where it could.
+        """Why the last load failed; None if it did not.
 
-        It may quote the file, which the log and the metrics never do.
+        Its message may quote the file, which the log and the metrics never do.
         """
         return self._last_error
 
-    def check(self, *, again: bool = False) -> ReloadOutcome | None:
-        """Look at the file now, and take it up if it changed.
+    def check(self, *, force: bool = False) -> ReloadOutcome | None:
+        """Check the file now, and reload it if it changed.
 
         Args:
-            again: Take it up even if it did not change.
+            force: Reload it even if it did not change.
 
         Returns:
-            What became of it; None where there was nothing new.
+            How the reload ended; None if there was nothing new.
         """
         with self._checking:
-            if not again and self._failure is None and file_stamp(self.file) == self._stamp:
+            if not force and self._failure is None and file_version(self.file) == self._version:
                 return None
-            stamp, found = self._take_up_as_it_stands()
-            if isinstance(found, Exception):
-                return self._failed(stamp, found, again=again)
-            self._stamp = stamp
+            version, result = self._load_stable()
+            if isinstance(result, Exception):
+                return self._failed(version, result, force=force)
+            self._version = version
             self._last_error = None
             if self._failure is not None:
                 self._failure = None
-                self._telemetry.reload_failing(self.what, False)
-            elif not found:
+                self._telemetry.reload_failing(self.target, False)
+            elif not result:
                 return None
-            self._telemetry.reload_attempted(self.what, ReloadOutcome.RELOADED)
-            _log.info("%s %r was taken up", self.what.value, str(self.file))
+            self._telemetry.reload_attempted(self.target, ReloadOutcome.RELOADED)
+            _log.info("%s %r was reloaded", self.target.value, str(self.file))
             return ReloadOutcome.RELOADED
 
     def start(self) -> Self:
-        """Watch on a daemon thread, in every process forked from this one too.
+        """Check on a daemon thread at every interval, also in processes forked from this one.
 
         A second call does nothing.
         """
@@ -119,7 +120,10 @@ class _Watcher(ABC):
         return self
 
     def stop(self, timeout_seconds: float = 5.0) -> bool:
-        """End the thread after the look in hand.
+        """Stop the thread once its present check has ended.
+
+        Args:
+            timeout_seconds: The longest to wait for that.
 
         Returns:
             Whether it ended in time.
@@ -132,13 +136,16 @@ class _Watcher(ABC):
         return not thread.is_alive()
 
     def reload_on_signal(self, number: int) -> None:
-        """Take the file up whenever this signal comes, changed or not; starts watching.
+        """Reload the file whenever this signal arrives, changed or not; starts watching.
 
-        A handler that a program had set before is called as well.
+        A handler that the program set before is called as well.
+
+        Args:
+            number: The signal, such as ``signal.SIGHUP``.
 
         Raises:
-            ConfigurationError: called outside the main thread, where Python takes no handlers,
-                or for a signal that cannot be handled.
+            ConfigurationError: called outside the main thread, where Python sets no handlers, or
+                for a signal that cannot be handled.
         """
         previous: object = None
 
@@ -170,44 +177,48 @@ class _Watcher(ABC):
         self.stop()
 
     @abstractmethod
-    def _take_up(self) -> bool:
-        """Serve by the file; whether it held anything new."""
+    def _load(self) -> bool:
+        """Load the file and serve by it; return whether it held anything new."""
 
     @abstractmethod
     def _outcome(self, error: Exception) -> ReloadOutcome:
-        """What an error says of the file."""
+        """The outcome that an error of `_load` stands for."""
 
-    def _take_up_as_it_stands(self) -> tuple[Stamp | None, bool | Exception]:
-        """Whether it held anything new, or why it cannot be served by, and the stamp of which.
+    def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:
+        """Load the file, retrying while it keeps changing.
 
-        A file that changed meanwhile is tried again: what failed is no longer there, and may have
-        been whole, as a generation is that the next one cleared away while it was being read.
+        A load may fail only because the file was replaced meanwhile, as when the generation of an
+        index that is being read is deleted by the next save.
+
+        Returns:
+            The version that was loaded, and whether it was new, or the error.
         """
         tries = 0
         while True:
-            stamp, tries = file_stamp(self.file), tries + 1
+            version, tries = file_version(self.file), tries + 1
             try:
-                return stamp, self._take_up()
+                return version, self._load()
             except Exception as error:
-                if tries == _MOST_TRIES or file_stamp(self.file) == stamp:
-                    return stamp, error
+                if tries == _MAX_TRIES or file_version(self.file) == version:
+                    return version, error
 
     def _failed(
-        self, stamp: Stamp | None, error: Exception, *, again: bool
+        self, version: FileVersion | None, error: Exception, *, force: bool
     ) -> ReloadOutcome | None:
+        """Count and log a failure, unless it only repeats the last one."""
         outcome, reason = self._outcome(error), _reason(error)
-        failure = (stamp, outcome, reason)
-        before, self._failure = self._failure, failure
-        self._stamp, self._last_error = stamp, error
-        if before is None:
-            self._telemetry.reload_failing(self.what, True)
-        if before == failure and not again:
+        failure = (version, outcome, reason)
+        previous, self._failure = self._failure, failure
+        self._version, self._last_error = version, error
+        if previous is None:
+            self._telemetry.reload_failing(self.target, True)
+        if previous == failure and not force:
             return None
-        self._telemetry.reload_attempted(self.what, outcome)
-        if before != failure:
+        self._telemetry.reload_attempted(self.target, outcome)
+        if previous != failure:
             _log.warning(
                 "%s %r is %s (%s): the one before stays in force",
-                self.what.value,
+                self.target.value,
                 str(self.file),
                 outcome.value,
                 reason,
@@ -218,7 +229,7 @@ class _Watcher(ABC):
         thread = threading.Thread(
             target=self._run,
             args=(self._wake, delay_seconds),
-            name=f"ctxguard-{self.what}-watcher",
+            name=f"ctxguard-{self.target}-watcher",
             daemon=True,
         )
         self._thread = thread
@@ -227,33 +238,33 @@ class _Watcher(ABC):
     def _run(self, wake: "SimpleQueue[bool | None]", delay_seconds: float) -> None:
         wait_seconds = delay_seconds
         while True:
-            again: bool | None = False
+            force: bool | None = False
             with suppress(Empty):
-                again = wake.get(timeout=wait_seconds)
-            if again is None:
+                force = wake.get(timeout=wait_seconds)
+            if force is None:
                 return
             try:
-                self.check(again=again)
+                self.check(force=force)
             except Exception as error:
-                _log.warning("the %s watcher failed (%s)", self.what.value, type(error).__name__)
+                _log.warning("the %s watcher failed (%s)", self.target.value, type(error).__name__)
             wait_seconds = self._interval_seconds
 
 
 class ProfileWatcher(_Watcher):
-    """Has a guard serve by a profile's file as it is now.
+    """Reloads a guard's profile whenever the profile's file changes.
 
     Args:
         guard: Serves by the profile; must not have a policy set by hand.
-        path: The profile. Replace it in one step, as ``Profile.save`` does; half of a file is
-            refused and looked at again.
-        interval_seconds: Between two looks, > 0.
-        telemetry: Where attempts are counted; the process's default registry unless given.
+        path: The profile. Replace it in one step, as ``Profile.save`` does: an incomplete file is
+            refused, and tried again.
+        interval_seconds: Between two checks, > 0.
+        telemetry: Where attempts are counted; None for that of the process's default registry.
 
     Raises:
         ConfigurationError: an interval that is not > 0 and finite.
     """
 
-    what = Reloaded.PROFILE
+    target = ReloadTarget.PROFILE
 
     def __init__(
         self,
@@ -264,10 +275,9 @@ class ProfileWatcher(_Watcher):
         telemetry: Telemetry | None = None,
     ) -> None:
         self._guard = guard
-        # The first look compares contents: the guard may have read another version of the file.
-        super().__init__(Path(path), interval_seconds, telemetry, (-1, -1, -1))
+        super().__init__(Path(path), interval_seconds, telemetry)
 
-    def _take_up(self) -> bool:
+    def _load(self) -> bool:
         if self.file.exists() and not self.file.is_file():
             raise OSError("not a regular file")
         profile = Profile.load(self.file)
@@ -285,19 +295,19 @@ class ProfileWatcher(_Watcher):
 
 
 class IndexWatcher(_Watcher):
-    """Has a retriever answer from the generation of the index that its folder holds now.
+    """Reloads a retriever's index whenever another one is saved into its folder.
 
     Args:
         retriever: Loaded from a folder.
-        interval_seconds: Between two looks, > 0.
-        telemetry: Where attempts are counted; the process's default registry unless given.
+        interval_seconds: Between two checks, > 0.
+        telemetry: Where attempts are counted; None for that of the process's default registry.
 
     Raises:
         ConfigurationError: a retriever that was built in memory, or an interval that is not > 0
             and finite.
     """
 
-    what = Reloaded.INDEX
+    target = ReloadTarget.INDEX
 
     def __init__(
         self,
@@ -306,16 +316,16 @@ class IndexWatcher(_Watcher):
         interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
         telemetry: Telemetry | None = None,
     ) -> None:
-        from ctxguard.retrieval.storage import manifest_file
+        from ctxguard.retrieval.index.storage import manifest_file
 
         if retriever.folder is None:
             raise ConfigurationError(
                 "this retriever was built in memory: save it, and watch one loaded from the folder"
             )
         self._retriever = retriever
-        super().__init__(manifest_file(retriever.folder), interval_seconds, telemetry, (-1, -1, -1))
+        super().__init__(manifest_file(retriever.folder), interval_seconds, telemetry)
 
-    def _take_up(self) -> bool:
+    def _load(self) -> bool:
         return self._retriever.reload()
 
     def _outcome(self, error: Exception) -> ReloadOutcome:
@@ -329,14 +339,14 @@ class IndexWatcher(_Watcher):
 
 
 def _reason(error: Exception) -> str:
-    """Why, in words of ours alone: what a file holds must not get into the log."""
+    """Why a load failed, without anything that the file holds: this is logged."""
     cause = error.__cause__ if error.__cause__ is not None else error
     if isinstance(cause, json.JSONDecodeError):
         return f"not JSON, line {cause.lineno}"
     if isinstance(cause, UnicodeDecodeError):
         return f"not UTF-8, byte {cause.start}"
     if isinstance(cause, ValidationError):
-        return f"{cause.error_count()} fields are not as the schema has them"
+        return f"{cause.error_count()} fields do not match the schema"
     if isinstance(cause, OSError):
         return cause.strerror or "not a regular file"
     if isinstance(error, ProfileMismatchError):

@@ -1,4 +1,4 @@
-"""Answers that were marked right or wrong, and what the contexts behind them held."""
+"""Answers marked right or wrong, and what the labels say of the contexts behind them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.labelling.datasets import Dataset
-from calibration.labelling.textfiles import Record, read_records, shown
+from calibration.data.dataset import Dataset
+from calibration.data.text_files import Record, read_records, shown
+from ctxguard.core.metrics import Negative
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError, DataError
-from ctxguard.metrics import Negative
-from ctxguard.types import FloatArray
 
 IntArray = NDArray[np.int64]
 
@@ -31,9 +31,9 @@ class Answer:
 
     Attributes:
         query_id: The question.
-        passage_ids: The context, in the order in which the reader saw it; distinct, at least one.
+        passage_ids: The context in the order that the reader saw; distinct, at least one.
         correct: Whether the answer was marked right.
-        pipeline: What made the context; empty where the file does not say.
+        pipeline: Name of the system that made the context; empty if the file does not say.
     """
 
     query_id: str
@@ -43,15 +43,15 @@ class Answer:
 
 
 def read_answers(path: Path | str) -> tuple[Answer, ...]:
-    """The answers of a JSONL file, one object a line, in order.
+    """Read the answers of a JSONL file, one object a line, in order.
 
     Fields: ``query_id``, ``passage_ids`` in context order, ``correct`` (``true`` or ``false``)
-    and, where given, ``pipeline``. One question may have several answers, of several pipelines
-    or of one.
+    and optionally ``pipeline``. One question may have several answers, from several pipelines
+    or from one.
 
     Raises:
-        DataError: no such file, broken JSON, a missing field, ``correct`` that is not a
-            boolean, an answer without a context, a passage twice in one context, or no answer.
+        DataError: no such file, broken JSON, a missing field, ``correct`` is not a boolean, an
+            answer without a context, a passage twice in one context, or no answer.
     """
     path = Path(path)
     answers = tuple([_answer(record) for record in read_records(path, Counter())])
@@ -77,7 +77,7 @@ def _context(record: Record) -> tuple[str, ...]:
     value = record.fields["passage_ids"]
     if value is None or value == []:
         raise record.error(
-            f"passage_ids is {shown(value)}: an answer without a context says nothing about what "
+            f"passage_ids is {shown(value)}: an answer without a context does not show what "
             "passages are worth; leave the line out"
         )
     if not isinstance(value, list):
@@ -89,18 +89,18 @@ def _context(record: Record) -> tuple[str, ...]:
     if repeated:
         raise record.error(
             f"passage {shown(repeated[0])} is in the context {ids.count(repeated[0])} times; list "
-            "each passage once, where it first stood"
+            "each passage once, at its first position"
         )
     return tuple(ids)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What one context held, by the labels.
+    """What the labels say of one context.
 
     Attributes:
-        grades: In context order, 0 where not relevant or not judged.
-        negatives: In context order, the label of each passage that is known to mislead.
+        grades: In context order; 0 if not relevant or not judged.
+        negatives: In context order, the kind of each passage known to mislead, else None.
         judged: All grades that the labels hold for the question.
     """
 
@@ -114,16 +114,16 @@ class Context:
 
     @property
     def n_needed(self) -> int:
-        """All relevant passages of the question, ≥ 1."""
+        """How many relevant passages the question has, ≥ 1."""
         return sum(grade > 0 for grade in self.judged)
 
     @property
     def first_rank(self) -> int | None:
-        """Of the first relevant passage, 1-based; None where the context holds none."""
+        """1-based rank of the first relevant passage; None if the context holds none."""
         return next((rank for rank, grade in enumerate(self.grades, start=1) if grade > 0), None)
 
     def n_irrelevant(self, negative: Negative | None) -> int:
-        """Passages that are not relevant and have exactly this label."""
+        """How many passages are not relevant and of exactly this kind."""
         return sum(
             grade <= 0 and label is negative
             for grade, label in zip(self.grades, self.negatives, strict=True)
@@ -132,17 +132,17 @@ class Context:
 
 @dataclass(frozen=True)
 class MarkedContexts:
-    """The answers that labels can explain: the rows that utilities are fitted to.
+    """The answers to questions with labels: the rows that utilities are fitted to.
 
     Attributes:
         contexts: Length n.
-        correct: Shape (n,).
-        question: Shape (n,), which of ``query_ids`` each row answers.
-        query_ids: Length n_q, the questions that have an answer here, sorted.
-        top_grade: The collection's highest grade.
+        correct: Shape (n,), whether each answer is right.
+        question: Shape (n,), the row of ``query_ids`` that each answer belongs to.
+        query_ids: Length n_q, the questions with an answer here, sorted.
+        top_grade: The highest grade of the collection.
         n_unknown_queries: Answers left out because the labels do not hold their question.
-        n_unanswerable: Answers left out because their question has no relevant passage, so
-            that shares of it are undefined.
+        n_unanswerable: Answers left out because their question has no relevant passage, so that
+            shares of relevant passages are undefined.
     """
 
     contexts: tuple[Context, ...]
@@ -177,14 +177,14 @@ class MarkedContexts:
 
 
 def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
-    """Look up what every answer's context held.
+    """Look up the labels of every answer's context.
 
     Raises:
         CalibrationError: no answer is left, or the labels hold no relevant passage.
     """
     if dataset.max_grade is None:
         raise CalibrationError(
-            f"{dataset.name}: no passage is labelled relevant, so nothing explains an answer"
+            f"{dataset.name}: no passage is labelled relevant, so utilities cannot be fitted"
         )
     known = {query.query_id for query in dataset.queries}
     answerable = set(dataset.answerable)
@@ -225,15 +225,15 @@ def _look_up(answer: Answer, dataset: Dataset) -> Context:
 
 
 def term_columns(contexts: Sequence[Context]) -> dict[str, FloatArray]:
-    """What each context held, as the columns of a regression, shape (n,) each.
+    """The contexts as columns of a regression, shape (n,) each.
 
     ``relevant``: log2(1 + relevant passages held) / log2(1 + needed), in [0, 1]: the share of
-    the needed ones with diminishing returns, which is what a rank discount makes of passages
-    at the top. ``irrelevant``, ``hard_negative``, ``distractor``: counts of passages that are
-    not relevant, by label. ``position``: 1 − 1 / log2(1 + rank of the first relevant passage),
-    the share that UDCG's discount takes from it, 0 where there is none. ``completeness``:
-    whether every relevant passage is there. ``needed``: log2(1 + needed), which has no
-    utility: it takes up that questions which need more are harder.
+    the needed passages with diminishing returns, as a rank discount gives passages at the top.
+    ``irrelevant``, ``hard_negative``, ``distractor``: counts of passages that are not relevant,
+    by kind. ``position``: 1 − 1 / log2(1 + rank of the first relevant passage), the share that
+    UDCG's discount takes from it; 0 without one. ``completeness``: whether every relevant
+    passage is there. ``needed``: log2(1 + needed), a control without a utility: questions that
+    need more passages are harder.
 
     >>> columns = term_columns([Context((0, 1), (None, None), (1, 2, 1))])
     >>> {name: round(float(column[0]), 3) for name, column in columns.items()}  # doctest: +ELLIPSIS

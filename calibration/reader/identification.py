@@ -1,6 +1,6 @@
-"""Which terms of a context's worth recorded contexts could tell apart, whatever the answers were.
+"""Which terms the recorded contexts can tell apart, whatever the answers are.
 
-Pure.
+Pure: no I/O, no clock, no logging.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from calibration.reader.answers import COSTS, TERMS, IntArray, TermName
-from ctxguard.types import FloatArray
+from ctxguard.core.types import FloatArray
 
 MIN_OWN_VARIATION = 0.05
-"""The least share of a term's variance that other terms do not explain: an inflation of 20."""
+"""The least share of a term's variance that other terms do not explain (inflation 20)."""
 
 MIN_CARRYING_QUESTIONS = 10
 
@@ -35,16 +35,16 @@ def varies(column: FloatArray) -> bool:
 
 
 def unidentified(columns: Mapping[str, FloatArray], question: IntArray) -> dict[TermName, str]:
-    """The terms that no answers could identify with these contexts, each with why.
+    """The terms that these contexts cannot identify, whatever the answers, each with the reason.
 
-    The counts of passages that are not relevant are compared only among contexts that hold
-    equally many of equally many relevant passages: with one context size for all they follow
-    from the number of relevant ones, and only an assumed curve could tell the two apart.
-    ``relevant`` and ``completeness`` make up the unit together, so ``relevant`` need not be
-    told from it; nor from a count that was refused, which leaves the model.
+    Counts of passages that are not relevant are compared only among contexts with equally many
+    relevant passages held and needed: if all contexts have one size, these counts follow from
+    the number of relevant passages, and only an assumed curve could tell the two apart.
+    ``relevant`` and ``completeness`` form the unit together, so ``relevant`` need not be told
+    from it, nor from a count that is refused, which leaves the model.
 
     Args:
-        columns: Of ``answers.term_columns``, shape (n,) each.
+        columns: From ``answers.term_columns``, shape (n,) each.
         question: Shape (n,), which question each row answers.
     """
     varying = [name for name, column in columns.items() if varies(column)]

@@ -1,14 +1,14 @@
-"""Logistic regression for many weightings of one small table at once, and when it has no answer.
+"""Logistic regression for many weightings of one small table at once, and a test of separation.
 
-Pure but for scipy's linear programming in ``separated``. Sums run in numpy's own loops, not in
-a threaded library, so that a result does not depend on the number of threads.
+Sums run in numpy's own loops, not in a threaded library, so that a result does not depend on the
+number of threads.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ctxguard._extras import require
-from ctxguard.types import FloatArray
+from ctxguard._support.extras import require
+from ctxguard.core.types import FloatArray
 
 _RIDGE = 1e-6
 _STEPS = 60
@@ -19,11 +19,11 @@ _DIRECTION = 1e-6
 
 
 def fit_logistic(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> FloatArray:
-    """Coefficients of log odds by Jeffreys' prior, one set for each weighting of the rows.
+    """Coefficients of log odds with Jeffreys' prior, one set for each weighting of the rows.
 
-    Maximum likelihood with Firth's correction: finite in every resample, also where the
-    outcomes are separated, and without the bias of order 1/n that stretches plain
-    coefficients. Heinze and Schemper, Statistics in Medicine 21, 2002.
+    Maximum likelihood with Firth's correction: finite in every resample, also if the outcomes
+    are separated, and without the bias of order 1/n of plain coefficients. Heinze and Schemper,
+    Statistics in Medicine 21, 2002.
 
     Args:
         rows: Shape (n_rows, p), the first column usually 1.
@@ -67,7 +67,7 @@ def _newton(rows: FloatArray, right: FloatArray, total: FloatArray) -> FloatArra
 
 
 def probability(rows: FloatArray, coefficients: FloatArray) -> FloatArray:
-    """Of a right answer, shape (n_fits, n_rows), for coefficients of shape (n_fits, p)."""
+    """P(right answer), shape (n_fits, n_rows), for coefficients of shape (n_fits, p)."""
     log_odds = np.einsum("fp,rp->fr", coefficients, rows)
     # Beyond 35 a double cannot tell the probability from 0 or 1, and a weight of 0 has no inverse.
     mean: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -35.0, 35.0)))
@@ -77,9 +77,9 @@ def probability(rows: FloatArray, coefficients: FloatArray) -> FloatArray:
 def separated(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> tuple[int, ...]:
     """Columns whose maximum-likelihood coefficient is infinite.
 
-    A direction along which no right answer loses and no wrong one gains, and some do better,
-    can be followed for ever. Found exactly, by linear programming: Konis, "Linear programming
-    algorithms for detecting separated data", 2007.
+    The likelihood rises without end along a direction in which no right answer becomes less
+    probable, no wrong one more, and some change. Such directions are found exactly by linear
+    programming: Konis, "Linear programming algorithms for detecting separated data", 2007.
 
     Args:
         rows: Shape (n_rows, p), of full column rank.
@@ -87,7 +87,7 @@ def separated(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> tuple[int,
         total: Shape (n_rows,), how many there were.
 
     Returns:
-        Indices of columns, ascending; empty where the estimate is finite.
+        Indices of columns, ascending; empty if the estimate is finite.
 
     Raises:
         MissingExtraError: scipy is not installed.

@@ -1,7 +1,7 @@
-"""What passages are worth to one reader, fitted to answers that were marked right or wrong.
+"""Fit what passages are worth to one reader, from answers marked right or wrong.
 
 A logistic regression of correctness on what the context held, clustered by question
-(DESIGN.md §5, §9). A term that the answers cannot identify gets no value, and says why.
+(DESIGN.md §5, §9). A term that the answers cannot identify has no value but a reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.evaluate import CONFIDENCE, RESAMPLES
-from calibration.labelling.datasets import Dataset
+from calibration.data.dataset import Dataset
+from calibration.evaluate import CONFIDENCE, RESAMPLES, interval_bounds
 from calibration.reader.answers import (
     COSTS,
     TERMS,
@@ -29,9 +29,9 @@ from calibration.reader.identification import (
     varies,
 )
 from calibration.reader.logistic import fit_logistic, probability, separated
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.types import FloatArray
 
 DESCRIPTIONS: Mapping[TermName, str] = {
     "relevant": "log odds of a right answer that a relevant passage gains, on average",
@@ -66,12 +66,12 @@ _DIGITS = 6
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One thing that a context's worth hangs on.
+    """One term of a context's utility.
 
     Attributes:
-        value: The estimate; None where the answers do not identify it.
-        lower: Of the interval; given also where it is too wide to conclude from.
-        upper: As ``lower``.
+        value: The estimate; None if the answers do not identify it.
+        lower: Lower end of its interval; also given if the interval is too wide for a value.
+        upper: Upper end, as ``lower``.
         n: How many answers it was estimated from.
         reason_if_none: Why there is no value.
     """
@@ -87,19 +87,19 @@ class Term:
 class ReaderFit:
     """What passages are worth to one reader.
 
-    The estimates are of answers as they were recorded: where better contexts went to easier
-    questions, part of that difference is in them. The number of needed passages is held fixed;
-    nothing else about a question is. What is unknown about questions brings all log odds nearer
-    to 0 alike, so ``relevant`` is an average over questions, and the ratios hardly change.
+    The estimates describe the answers as recorded: if easier questions got better contexts, part
+    of that difference is in them. Only the number of needed passages is held fixed. Unobserved
+    differences between questions shrink all log odds alike, so ``relevant`` is an average over
+    questions and the ratios hardly change.
 
     Attributes:
-        terms: By name, see ``DESCRIPTIONS``. ``relevant`` is in log odds; the costs are
-            positive where a passage does harm, negative where it helps.
-        coefficients: The model's columns, in log odds; empty where nothing could be fitted.
+        terms: By name, see ``DESCRIPTIONS``. ``relevant`` is in log odds; costs are positive if
+            a passage does harm, negative if it helps.
+        coefficients: Of the model's columns, in log odds; empty if nothing could be fitted.
         n_answers: How many answers were used.
         n_queries: How many questions they answer.
-        confidence: Of every interval.
-        seed: Of the bootstrap.
+        confidence: Confidence level of every interval.
+        seed: Random seed of the bootstrap.
         notes: What was left out, one readable line each.
     """
 
@@ -113,14 +113,14 @@ class ReaderFit:
 
     @property
     def identified_costs(self) -> tuple[TermName, ...]:
-        """The costs that have a value: what ``utilities`` takes from this reader."""
+        """The costs that have a value; ``utilities`` uses these."""
         return tuple([name for name in COSTS if self.terms[name].value is not None])
 
     def utilities(self, base: Utilities = DEFAULT_UTILITIES) -> Utilities:
-        """``base`` with the costs that were identified, as penalties in units of its ``relevant``.
+        """``base`` with the identified costs, as penalties in units of its ``relevant``.
 
-        A passage that was found to help although it is not relevant gets 0: a utility of a
-        passage that is not relevant is never positive.
+        A passage that helps although it is not relevant gets 0: the utility of a passage that is
+        not relevant is never positive.
 
         Raises:
             CalibrationError: no cost was identified.
@@ -158,16 +158,16 @@ def fit_utilities(
     """Fit what passages are worth to the reader that gave these answers.
 
     Correctness is regressed on ``answers.term_columns`` with Firth's correction. The unit is
-    what a relevant passage gains: log odds with all needed passages less those with none,
-    divided by how many are needed, averaged over questions. It is well defined also where
-    completeness cannot be told from the share held. Intervals are percentiles of a bootstrap
-    that draws whole questions, so that several pipelines' answers to one question count as the
-    one question that they are. ``RULES`` say when a term has no value.
+    the gain of a relevant passage: log odds with all needed passages less those with none,
+    divided by how many are needed, averaged over questions. It is defined even if completeness
+    cannot be told from the share held. Intervals are percentiles of a bootstrap over whole
+    questions, so that several answers to one question count as one question. ``RULES`` say when
+    a term has a value.
 
     Args:
-        answers: Of one reader.
-        dataset: Labels of the questions, with ``distractors`` where there are any.
-        seed: Of the bootstrap; the same seed gives the same fit.
+        answers: The answers of one reader.
+        dataset: Labels of the questions.
+        seed: Random seed of the bootstrap; the same seed gives the same fit.
         resamples: Bootstrap samples.
 
     Raises:
@@ -204,11 +204,11 @@ def fit_utilities(
 
 
 class Model:
-    """The regression, ready to be fitted to any number of samples of questions.
+    """The regression, to be fitted to any number of samples of questions.
 
     Attributes:
-        columns: Names of the regression's columns, the intercept first.
-        marked: The rows.
+        columns: Names of its columns, the intercept first.
+        marked: Its rows.
     """
 
     def __init__(self, marked: MarkedContexts, columns: Sequence[str]) -> None:
@@ -219,19 +219,19 @@ class Model:
         self._patterns, pattern = np.unique(rows, axis=0, return_inverse=True)
         self._pattern = pattern.ravel()
         shape = (len(marked.query_ids), len(self._patterns))
-        # Counts by question and pattern are whole numbers: their sums are exact in any order.
+        # Counts by question and pattern are whole numbers, so sums are exact in any order.
         self._total, self._right = np.zeros(shape), np.zeros(shape)
         np.add.at(self._total, (marked.question, self._pattern), 1.0)
         np.add.at(self._right, (marked.question, self._pattern), marked.correct)
         self._mean_share = float(np.mean([1.0 / c.n_needed for c in _one_per_question(marked)]))
 
     def fit(self, counts: IntArray) -> FloatArray:
-        """Coefficients of samples that draw question q ``counts[:, q]`` times: (n_fits, p)."""
+        """Coefficients, shape (n_fits, p), of samples with question q ``counts[:, q]`` times."""
         return fit_logistic(self._patterns, counts @ self._right, counts @ self._total)
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """Of all questions once."""
+        """Coefficients by column, with every question once."""
         beta = self.fit(np.ones((1, len(self.marked.query_ids)), dtype=np.int64))[0]
         return {
             name: round(float(value), _DIGITS)
@@ -244,7 +244,7 @@ class Model:
         return tuple([self.columns[column] for column in found])
 
     def probability(self, coefficients: FloatArray) -> FloatArray:
-        """Of a right answer, shape (n_fits, n_answers)."""
+        """P(right answer), shape (n_fits, n_answers)."""
         by_pattern = probability(self._patterns, coefficients)
         return by_pattern[:, self._pattern]
 
@@ -290,8 +290,7 @@ def _terms(
     once = np.ones((1, len(model.marked.query_ids)), dtype=np.int64)
     estimates = model.values(model.fit(once))
     samples = model.values(model.fit(model.marked.resamples(resamples, seed)))
-    tails = [(1.0 - CONFIDENCE) / 2.0, (1.0 + CONFIDENCE) / 2.0]
-    intervals = {name: np.quantile(sample, tails) for name, sample in samples.items()}
+    intervals = {name: interval_bounds(sample) for name, sample in samples.items()}
     infinite = set(model.separated())
     terms: dict[TermName, Term] = {}
     for name in TERMS:
@@ -311,7 +310,7 @@ def _terms(
 
 
 def _unbounded(name: TermName, infinite: set[str], gain_above_0: bool) -> str | None:
-    """Why a term of the model has no interval, where it has none."""
+    """Why a term of the model has no interval; None if it has one."""
     gain_infinite = bool(infinite & {"relevant", "completeness"})
     if name in infinite or (name == "relevant" and gain_infinite):
         return "right and wrong answers are separated along it without exception"

@@ -1,25 +1,33 @@
 """The charts of a calibration report, as plotly figures of ``ReportData``.
 
-Colours of text, grid and background belong to the page's style sheet, so that one chart serves
-light, dark and paper.
+The style sheet of the page sets the colours of text, grid and background, for a light screen, a
+dark one and paper.
 """
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
-from calibration.report.data import MetricComparison, Reliability, RouteReport
-from ctxguard._extras import require
-from ctxguard.profile import Interval
+from calibration.report.data import (
+    MetricComparison,
+    Price,
+    Reliability,
+    RouteReport,
+    Segments,
+)
+from ctxguard._support.extras import require
+from ctxguard.profile.schema import Interval
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3f87c9", "#d9822b", "#2a9d6f", "#d1495b", "#8a8f98"
 
+_LABEL_WIDTH = 20
 _CONFIG = {"displaylogo": False, "responsive": True, "displayModeBar": False}
 _UNITLESS = ("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "recall_loss")
 
 
 def library() -> str:
-    """The whole of plotly.js, to stand in the page once.
+    """The source of plotly.js, which the page holds once.
 
     Raises:
         MissingExtraError: plotly is not installed.
@@ -29,7 +37,7 @@ def library() -> str:
 
 
 def chart(figure: Any, name: str) -> str:
-    """A figure as an element with this id, without the library."""
+    """A figure as an HTML element with this id, without the library."""
     rendered: str = require("plotly.io", "report").to_html(
         figure, full_html=False, include_plotlyjs=False, div_id=name, config=_CONFIG
     )
@@ -56,37 +64,34 @@ def _figure(height: int, **layout: Any) -> Any:
 
 
 def _spread(intervals: Sequence[Interval]) -> dict[str, Any]:
-    """Error bars of intervals; none where there is no spread."""
-
-    def arm(bound: float | None, interval: Interval) -> float:
-        if bound is None or interval.value is None:
-            return 0.0
-        return abs(bound - interval.value)
-
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [arm(interval.upper, interval) for interval in intervals],
-        "arrayminus": [arm(interval.lower, interval) for interval in intervals],
-        "thickness": 1.5,
-        "width": 4,
+    """Error bars of intervals; no bar where an interval has no bounds."""
+    values = [interval.value or 0.0 for interval in intervals]
+    bounds = {
+        "array": [interval.upper for interval in intervals],
+        "arrayminus": [interval.lower for interval in intervals],
     }
+    lengths = {
+        side: [0.0 if b is None else abs(b - v) for b, v in zip(ends, values, strict=True)]
+        for side, ends in bounds.items()
+    }
+    return {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4, **lengths}
 
 
 def differences(comparison: Sequence[MetricComparison], bare_k: int) -> Any:
     """Chosen policy minus each of the two others, by metric, with paired intervals."""
     rows = [row for name in _UNITLESS for row in comparison if row.metric == name][::-1]
+    arrows = {"higher": "↑", "lower": "↓", None: ""}
     figure = _figure(60 + 42 * len(rows), scattermode="group", scattergap=0.6)
-    for name, colour, found in (
+    for name, colour, intervals in (
         ("against 3 and 70%", ORANGE, [row.against_seed_rule for row in rows]),
         (f"against the first {bare_k}", BLUE, [row.against_first_k for row in rows]),
     ):
         figure.add_scatter(
-            x=[interval.value for interval in found],
-            y=[_arrowed(row) for row in rows],
+            x=[interval.value for interval in intervals],
+            y=[f"{row.metric} {arrows[row.better_when]} " for row in rows],
             orientation="h",
             offsetgroup=name,
-            error_x=_spread(found),
+            error_x=_spread(intervals),
             mode="markers",
             name=name,
             marker={"color": colour, "size": 9},
@@ -98,12 +103,8 @@ def differences(comparison: Sequence[MetricComparison], bare_k: int) -> Any:
     return figure
 
 
-def _arrowed(row: MetricComparison) -> str:
-    return f"{row.metric} {'↓' if row.better_when == 'lower' else '↑'} "
-
-
 def udcg_by_k(route: RouteReport) -> Any:
-    """Gain and harm of the bare first k apart, their sum, and the chosen policy's."""
+    """Gain and harm of the first k passages, and strict UDCG of them and of the policy."""
     figure = _figure(400, barmode="relative", bargap=0.35)
     ks = [row.k for row in route.by_k]
     for name, colour, values in (
@@ -137,11 +138,11 @@ def udcg_by_k(route: RouteReport) -> Any:
 
 
 def frontier(route: RouteReport, bare_k: int) -> Any:
-    """All candidate policies by recall loss and harm, with what is certified."""
+    """All candidate policies by recall loss and harm, with the certified region."""
     figure = _figure(460)
-    found = route.frontier
+    candidates, chosen = route.frontier.candidates, route.frontier.chosen
     if route.certificate is not None:
-        top = max([harm for _, harm, _ in found.candidates], default=1.0) * 1.05
+        top = max([harm for _, harm, _ in candidates], default=1.0) * 1.05
         figure.add_shape(
             type="rect",
             x0=0,
@@ -157,17 +158,17 @@ def frontier(route: RouteReport, bare_k: int) -> Any:
             x=[None],
             y=[None],
             mode="markers",
-            name="region that the certificate promises",
+            name="certified region",
             marker={"symbol": "square", "size": 12, "color": GREEN, "opacity": 0.3},
         )
     figure.add_scatter(
-        x=[loss for loss, _, _ in found.candidates],
-        y=[harm for _, harm, _ in found.candidates],
+        x=[loss for loss, _, _ in candidates],
+        y=[harm for _, harm, _ in candidates],
         mode="markers",
         name="candidate policies",
         marker={
             "size": 4,
-            "color": [udcg for _, _, udcg in found.candidates],
+            "color": [udcg for _, _, udcg in candidates],
             "colorscale": "Viridis",
             "opacity": 0.6,
             "colorbar": {"title": {"text": "strict<br>UDCG"}, "thickness": 10, "len": 0.8},
@@ -176,22 +177,20 @@ def frontier(route: RouteReport, bare_k: int) -> Any:
         "<extra></extra>",
     )
     figure.add_scatter(
-        x=[loss for loss, _ in found.front_line],
-        y=[harm for _, harm in found.front_line],
+        x=[loss for loss, _ in route.frontier.front_line],
+        y=[harm for _, harm in route.frontier.front_line],
         mode="lines",
         name="Pareto front",
         line={"color": GREY, "width": 2, "shape": "hv"},
     )
-    marked = [("chosen, on the choosing queries", "star", BLUE, found.chosen)]
     loss, harm = route.metric("recall_loss"), route.metric("harm")
     where = "held out" if route.held_out else "same queries"
-    points = [(name, symbol, colour, p.recall_loss, p.harm) for name, symbol, colour, p in marked]
-    points += [
+    for name, symbol, colour, x, y in (
+        ("chosen, on the choosing queries", "star", BLUE, chosen.recall_loss, chosen.harm),
         (f"chosen, {where}", "diamond", BLUE, loss.chosen, harm.chosen),
         (f"first {bare_k}, {where}", "circle", ORANGE, loss.first_k, harm.first_k),
         (f"3 and 70%, {where}", "square", RED, loss.seed_rule, harm.seed_rule),
-    ]
-    for name, symbol, colour, x, y in points:
+    ):
         figure.add_scatter(
             x=[x.value],
             y=[y.value],
@@ -206,15 +205,15 @@ def frontier(route: RouteReport, bare_k: int) -> Any:
     return figure
 
 
-def reliability(found: Reliability) -> Any:
-    """Share relevant against P, with the number of candidates below."""
+def reliability(data: Reliability) -> Any:
+    """Share relevant against P(relevant), with the number of candidates below."""
     figure = _figure(460)
-    bins = [b for b in found.bins if b.mean_probability is not None]
+    bins = [b for b in data.bins if b.mean_probability is not None]
     figure.add_scatter(
         x=[0, 1],
         y=[0, 1],
         mode="lines",
-        name="perfect",
+        name="perfectly calibrated",
         line={"color": GREY, "width": 1, "dash": "dash"},
     )
     figure.add_scatter(
@@ -228,9 +227,9 @@ def reliability(found: Reliability) -> Any:
         hovertemplate="P %{x:.3f}, relevant %{y:.3f}, n %{customdata}<extra></extra>",
     )
     figure.add_bar(
-        x=[(b.lower + b.upper) / 2 for b in found.bins],
-        y=[b.relevant.n or None for b in found.bins],
-        width=[b.upper - b.lower for b in found.bins],
+        x=[(b.lower + b.upper) / 2 for b in data.bins],
+        y=[b.relevant.n or None for b in data.bins],
+        width=[b.upper - b.lower for b in data.bins],
         name="candidates",
         marker={"color": GREY, "opacity": 0.6},
         yaxis="y2",
@@ -250,32 +249,43 @@ def reliability(found: Reliability) -> Any:
     return figure
 
 
-def dots(rows: Sequence[tuple[str, Interval]], title: str, *, line_at: float | None) -> Any:
-    """One dot with its interval for each row, best read from the top down.
+def rules(price: Price, names: Mapping[str, str]) -> Any:
+    """Strict UDCG of what each rule would choose."""
+    rows = [(names[rule.rule], rule.udcg_strict) for rule in price.rules if rule.udcg_strict]
+    return _dots(rows, "strict UDCG, held out")
 
-    Args:
-        rows: Names, which may hold anything, and their figures.
-        title: Of the axis of figures.
-        line_at: A value to compare with.
-    """
+
+def segments(data: Segments, bare_k: int) -> Any:
+    """Chosen policy minus the first ``bare_k`` passages, by segment."""
+    rows = [(row.segment, row.against_first_k) for row in data.rows]
+    figure = _dots(rows, f"strict UDCG, chosen − first {bare_k}")
+    # Plotly's own range would leave out a line that no dot is near.
+    bounds = (bound for _, i in rows for bound in (i.lower, i.value, i.upper))
+    values = [0.0, *(bound for bound in bounds if bound is not None)]
+    margin = 0.05 * (max(values) - min(values)) or 1.0
+    figure.update_xaxes(range=[min(values) - margin, max(values) + margin])
+    figure.add_vline(x=0.0, line={"color": GREY, "width": 1, "dash": "dash"})
+    return figure
+
+
+def _dots(rows: Sequence[tuple[str, Interval]], title: str) -> Any:
+    """One dot with its interval for each row, the first at the top; names may hold any text."""
     figure = _figure(70 + 34 * len(rows), showlegend=False)
-    found = [interval for _, interval in rows][::-1]
+    intervals = [interval for _, interval in rows][::-1]
+    # Plotly reads a little HTML in its labels. Long ones would leave a phone no room for the dots.
+    # White space is kept, so that different names stay different rows.
+    names = [
+        "<br>".join(map(html.escape, wrap(name, _LABEL_WIDTH, drop_whitespace=False)))
+        for name, _ in rows
+    ][::-1]
     figure.add_scatter(
-        x=[interval.value for interval in found],
-        # Plotly reads a little HTML in its labels.
-        y=[html.escape(name) + " " for name, _ in rows][::-1],
-        error_x=_spread(found),
+        x=[interval.value for interval in intervals],
+        y=[f"{name} " for name in names],
+        error_x=_spread(intervals),
         mode="markers",
         marker={"color": BLUE, "size": 9},
         hovertemplate="%{x:.3f}<extra></extra>",
     )
-    if line_at is not None:
-        # Plotly's own range would leave out a line that no dot is near.
-        known = (bound for i in found for bound in (i.lower, i.value, i.upper))
-        values = [line_at, *(bound for bound in known if bound is not None)]
-        margin = 0.05 * (max(values) - min(values)) or 1.0
-        figure.update_xaxes(range=[min(values) - margin, max(values) + margin])
-        figure.add_vline(x=line_at, line={"color": GREY, "width": 1, "dash": "dash"})
     figure.update_xaxes(title=title)
     figure.update_yaxes(type="category")
     return figure

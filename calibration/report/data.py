@@ -1,17 +1,17 @@
-"""What a calibration report says, as data: every figure with its n and its interval.
+"""The data of a calibration report: every figure with its n and its interval.
 
-Pure: JSON-ready, frozen, no labels and no passages beyond the examples that it shows.
-``calibration.evidence`` gathers it, ``calibration.report`` writes it for people.
+Frozen models that become JSON; they hold no label and no passage except the examples shown.
+``calibration.report.evidence`` gathers them, ``calibration.report.page`` shows them.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ctxguard.fusion import Fusion
-from ctxguard.metrics import Utilities
-from ctxguard.profile import Certificate, Interval, Provenance
-from ctxguard.types import Route, ScoreKind
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metrics import Utilities
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.profile.schema import Certificate, Interval, Provenance
 
 Direction = Literal["higher", "lower"]
 Count = Annotated[int, Field(ge=0)]
@@ -25,12 +25,15 @@ class PolicySettings(_Frozen):
     """The settings of a policy that a person would change.
 
     Attributes:
-        threshold: The least relative score (``ratio``) or the least P(relevant)
-            (``expected_utility``) that is kept.
-        temperature: T of the relative score; None where P decides.
-        cost: What an irrelevant passage costs; None where the relative score decides.
+        words: What the policy keeps, in words.
+        threshold: Lowest relative score (``ratio``) or lowest P(relevant) (``expected_utility``)
+            that is kept.
+        temperature: T of the relative score; None for ``expected_utility``.
+        cost: Cost of an irrelevant passage; None for ``ratio``.
+        gain: Gain of a relevant passage; None for ``ratio``.
     """
 
+    words: str
     kind: Literal["ratio", "expected_utility"]
     k: int
     threshold: float
@@ -41,12 +44,12 @@ class PolicySettings(_Frozen):
 
 
 class MetricComparison(_Frozen):
-    """One metric before and after, on the same queries.
+    """One metric under three policies, on the same queries.
 
     Attributes:
-        better_when: Which way is better; None for the size of a context.
-        first_k: The bare retriever's first ``BARE_K`` passages.
-        seed_rule: At most 3 passages of at least 70% of the best.
+        better_when: Whether higher or lower is better; None for the size of a context.
+        first_k: The retriever's first ``BARE_K`` passages.
+        seed_rule: At most 3 passages with at least 70% of the best score.
         chosen: The chosen policy.
         against_first_k: chosen − first_k, paired by query.
         against_seed_rule: chosen − seed_rule, paired by query.
@@ -66,10 +69,10 @@ class AtK(_Frozen):
     """Strict UDCG at one size of context.
 
     Attributes:
-        gain: Of the bare retriever's first k.
-        harm: Of the bare retriever's first k, as a positive number.
+        gain: Gain of the retriever's first k passages.
+        harm: Harm of the retriever's first k passages, as a positive number.
         first_k: gain − harm.
-        chosen: Strict UDCG of the chosen policy with its k set to this one.
+        chosen: Strict UDCG of the chosen policy limited to this k.
     """
 
     k: int
@@ -80,7 +83,7 @@ class AtK(_Frozen):
 
 
 class FrontPolicy(_Frozen):
-    """One policy that no other beats in both recall loss and harm."""
+    """One policy of the Pareto front of recall loss and harm."""
 
     k: int
     threshold: float
@@ -90,12 +93,13 @@ class FrontPolicy(_Frozen):
 
 
 class Frontier(_Frozen):
-    """Every candidate policy by recall loss and harm, on the queries that chose.
+    """Every candidate policy by recall loss and harm, on the choosing queries.
 
     Attributes:
+        n_candidates: Number of candidate policies, including those with equal figures.
         candidates: Distinct (recall loss, harm, strict UDCG), means over queries.
-        n_candidates: Policies weighed, those with equal figures included.
-        front: The Pareto front, least recall loss first, thinned for a person.
+        front_line: (recall loss, harm) of the Pareto front, least recall loss first.
+        front: Some policies of the front, evenly spaced along it.
         chosen: The chosen settings on the same queries.
     """
 
@@ -110,10 +114,10 @@ class ReliabilityBin(_Frozen):
     """Candidates whose P(relevant) lies in [lower, upper).
 
     Attributes:
-        mean_probability: What the model said of them; None for an empty bin.
-        relevant: Share that the labels call relevant, with an interval that allows for
-            candidates of one query being alike; its n counts candidates.
-        queries: How many queries they come from.
+        mean_probability: Mean predicted probability; None for an empty bin.
+        relevant: Share labelled relevant; its interval is clustered by query, its n counts
+            candidates.
+        queries: Number of queries that the candidates belong to.
     """
 
     lower: float
@@ -124,13 +128,13 @@ class ReliabilityBin(_Frozen):
 
 
 class Reliability(_Frozen):
-    """Whether P(relevant) is true, on queries that the model never saw.
+    """Calibration of P(relevant) on held-out queries.
 
     Attributes:
         expected_calibration_error: Mean of |P − share relevant| over the bins, weighted by
             candidates; its n counts queries.
         kept_probability: Mean P of the passages that the policy keeps.
-        kept_relevant: Share of them that the labels call relevant; its n counts queries.
+        kept_relevant: Share of those passages labelled relevant; its n counts queries.
     """
 
     bins: tuple[ReliabilityBin, ...]
@@ -140,13 +144,15 @@ class Reliability(_Frozen):
     kept_relevant: Interval
 
 
-class RuleChoice(_Frozen):
-    """What one rule would choose, measured on queries that took no part in any choice.
+class MeasuredRule(_Frozen):
+    """The policy that one rule would choose, measured on held-out queries.
 
     Attributes:
-        policy: None where the rule allows no policy.
-        tested_recall_loss: Its mean on the test queries of the certificate.
-        price: Strict UDCG of the policy chosen without any promise minus this one's, paired.
+        chosen: Whether the profile's policy was chosen by this rule.
+        policy: None if the rule allows no policy.
+        tested_recall_loss: Mean recall loss on the test queries of the certificate.
+        price: Strict UDCG of the policy chosen without a promise minus this one's, paired by
+            query.
     """
 
     rule: str
@@ -159,31 +165,24 @@ class RuleChoice(_Frozen):
     price: Interval | None
 
 
-class Bound(_Frozen):
-    """An upper bound of the chosen policy's mean recall loss by one method."""
-
-    method: str
-    bound: float
-    guaranteed: bool
-
-
 class Price(_Frozen):
-    """What the guarantee costs, and what other ways of giving one would say.
+    """The utility that a guarantee costs, and an upper bound of the recall loss.
 
     Attributes:
-        rules: Empty where no promise was asked for.
+        rules: Empty if no promise was asked for.
+        delta: Probability that the bound is false.
         observed: Mean recall loss of the chosen policy.
-        bounds: On that mean, each true with probability ``1 − delta`` where guaranteed.
+        bound: Betting upper bound of that mean.
     """
 
-    rules: tuple[RuleChoice, ...]
+    rules: tuple[MeasuredRule, ...]
     delta: float
     observed: Interval
-    bounds: tuple[Bound, ...]
+    bound: float
 
 
 class SegmentRow(_Frozen):
-    """One segment's queries under the policy that would serve them."""
+    """The queries of one segment under the policy that serves them."""
 
     segment: str
     queries: Count
@@ -195,10 +194,10 @@ class SegmentRow(_Frozen):
 
 
 class Segments(_Frozen):
-    """The chosen policy by the values of a column of the queries.
+    """Metrics by segment: the values of a metadata column of the queries.
 
     Attributes:
-        gathered: How many segments were too small to stand alone and share the last row.
+        gathered: Number of segments too small for a row of their own; the last row holds them.
     """
 
     column: str
@@ -207,7 +206,7 @@ class Segments(_Frozen):
 
 
 class KeptIf(_Frozen):
-    """A setting and the value of it that would have kept a passage."""
+    """The value of a setting at which a passage would have been kept."""
 
     setting: str
     value: float
@@ -217,12 +216,12 @@ class Example(_Frozen):
     """One dropped passage.
 
     Attributes:
-        label: What the labels say of it, in words.
-        retrieved_rank: 1-based, in the retriever's order.
-        rank: 1-based, in the policy's order.
-        snippet: The beginning of its text; None where no text was at hand.
-        reason: Why it was dropped.
-        kept_if: Every setting that would have to change for it to be kept.
+        snippet: The beginning of the text; None if the passage could not be looked up.
+        label: The label, in words.
+        retrieved_rank: Rank in the retriever's order, from 1.
+        rank: Rank in the policy's order, from 1.
+        reason: Why the passage was dropped.
+        kept_if: The settings that would all have to change for the passage to be kept.
     """
 
     query_id: str
@@ -240,13 +239,13 @@ class Example(_Frozen):
 
 
 class Examples(_Frozen):
-    """Dropped passages of one sort.
+    """Dropped passages of one kind.
 
     Attributes:
-        total: How many passages could have been dropped.
-        dropped: How many were.
+        total: Number of passages of this kind.
+        dropped: Number of them that were dropped.
         share: dropped / total, with an interval clustered by query; its n counts queries.
-        shown: At most one of a query, the most telling first.
+        shown: Examples, at most one per query, the worst first.
     """
 
     total: Count
@@ -256,29 +255,31 @@ class Examples(_Frozen):
 
 
 class JudgedShare(_Frozen):
-    """Share of the retriever's first k for which any label exists."""
+    """Share of the retriever's first k passages that have a label."""
 
     k: int
     share: Interval
 
 
 class RouteReport(_Frozen):
-    """One route: what was chosen, what proves it, what it does.
+    """One route: the chosen policy, its certificate, and its measurements.
 
     Attributes:
-        without_promise: The policy of highest strict UDCG; equal to ``policy`` where no promise
-            was asked for.
-        no_certificate: Why there is none, and how many labels it would take; None where there
-            is one.
-        held_out: Whether what follows was measured on queries held out; otherwise on those
-            that chose the policy, which is optimistic.
-        queries: How many queries that were.
-        no_reliability: Why P(relevant) is not examined; None where it is.
-        no_segments: Why there is no table by segment; None where there is one.
-        dropped_irrelevant: Irrelevant passages of the bare first ``BARE_K``.
+        without_promise: The policy of highest strict UDCG; equal to ``policy`` if no promise was
+            asked for.
+        why: Why this kind of policy was chosen.
+        no_certificate: Why there is no certificate; None if there is one.
+        held_out: Whether the figures below were measured on held-out queries. Otherwise they
+            were measured on the choosing queries, and are optimistic.
+        queries: Number of queries measured on.
+        answerable: Number of those with a relevant passage.
+        no_reliability: Why ``reliability`` is None.
+        price: None if no query was held out, or recall loss is undefined on all of them.
+        no_segments: Why ``segments`` is None.
+        dropped_irrelevant: Irrelevant passages among the retriever's first ``BARE_K``.
         dropped_relevant: Relevant passages of the baseline of recall loss.
-        judged: Over all queries.
-        recall_at_depth: Of the retriever's whole pool, over all queries.
+        judged: Share of the first passages with a label, over all queries.
+        recall_at_depth: Recall of all candidates, over all queries.
     """
 
     route: Route
@@ -310,14 +311,15 @@ class RouteReport(_Frozen):
 
 
 class LabelCounts(_Frozen):
-    """How many labels there are.
+    """Numbers of queries and labels.
 
     Attributes:
-        unanswerable: Queries without a relevant passage: what is kept for them is harm.
-        chosen_on: Queries that chose and certified, and how many of them are answerable.
-        held_out: Queries that did neither, and how many of them are answerable.
-        grades: Judged passages by grade; 0 is judged irrelevant.
-        negatives: Passages known to mislead, by kind.
+        answerable: Queries with a relevant passage.
+        unanswerable: Queries without one; every passage kept for them is harm.
+        chosen_on: Number of choosing queries, and of answerable ones among them.
+        held_out: Number of held-out queries, and of answerable ones among them.
+        grades: Number of judged passages by grade; grade 0 is irrelevant.
+        negatives: Number of passages labelled as misleading, by kind.
     """
 
     queries: Count
@@ -330,13 +332,14 @@ class LabelCounts(_Frozen):
 
 
 class ReportData(_Frozen):
-    """A calibration, in figures that a person can check.
+    """The evidence of a calibration.
 
     Attributes:
-        baseline: What recall loss is relative to: ``pool`` or ``k=10``.
-        confidence: Of every interval, in (0, 1).
-        routes: The first is the one that answers where every stage is alive.
-        provenance: How the profile was made; no date, so that equal labels give equal bytes.
+        baseline: What recall loss is relative to: ``pool``, or ``k=10`` for the first 10.
+        confidence: Confidence level of every interval, in (0, 1).
+        routes: The first answers while every stage works.
+        provenance: How the profile was made; it has no date, so equal calibrations give equal
+            bytes.
     """
 
     profile_id: str

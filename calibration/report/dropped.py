@@ -1,22 +1,24 @@
-"""What a policy dropped: irrelevant passages that it kept out, and relevant ones that it lost.
+"""Passages that a policy dropped: irrelevant ones, and relevant ones.
 
-Pure, but for the look-up of the passages that are shown.
+Pure, except that it looks up the passages shown as examples.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import floor
 
 import numpy as np
 
-from calibration.labelling.labels import Dataset
-from calibration.losses import Labels
+from calibration.data.dataset import Dataset
+from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.report.data import Example, Examples, KeptIf
 from calibration.report.reliability import ratio_interval
-from ctxguard.policy import Policy, decide
-from ctxguard.render import sanitise
-from ctxguard.types import Passage, Verdict
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import Policy
+from ctxguard.core.render import sanitise
+from ctxguard.core.types import FloatArray, Passage, Verdict
 
 SHOWN = 6
 _SNIPPET = 240
@@ -27,7 +29,7 @@ PassageOf = Callable[[str], Passage]
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A candidate of one of the two sorts, and what became of it."""
+    """A candidate at ``position`` of the pool of query ``row``, and the policy's verdict on it."""
 
     row: int
     position: int
@@ -36,78 +38,71 @@ class _Candidate:
 
 def dropped_passages(
     pools: Pools,
-    labels: Labels,
+    labels: PoolLabels,
     dataset: Dataset,
-    policy_of: Callable[[str], Policy],
+    policies: Mapping[str, Policy],
     passage: PassageOf | None,
     *,
     bare_k: int,
     seed: int = 0,
 ) -> tuple[Examples, Examples]:
-    """What was rightly and what was wrongly dropped, with the worst of both as examples.
+    """Count what was dropped rightly and wrongly, with the worst of each as examples.
 
     Args:
         pools: The replay of one route.
-        labels: Their labels.
-        dataset: The queries and what is known of their passages.
-        policy_of: The policy that serves a query, by query id.
-        passage: A passage by its id, raising KeyError where it is gone; None shows ids alone.
-        bare_k: Irrelevant passages count where the bare retriever would have served them among
-            its first this many.
-        seed: Of the bootstrap.
+        labels: Labels of the pools.
+        dataset: The queries of the pools, with their texts.
+        policies: The policy that serves each query, by query id.
+        passage: Returns a passage by its id, or raises KeyError; None shows ids only.
+        bare_k: Irrelevant passages are counted among the retriever's first ``bare_k``.
+        seed: Random seed of the bootstrap.
 
     Returns:
-        Irrelevant passages of the bare first ``bare_k``, known distractors shown first; and
+        Irrelevant passages of the first ``bare_k``, labelled distractors shown first; and
         relevant passages of the baseline of recall loss, the highest grades shown first.
     """
     irrelevant: list[_Candidate] = []
     relevant: list[_Candidate] = []
     for row, (query_id, ranking) in enumerate(zip(pools.query_ids, pools.rankings(), strict=True)):
-        decision = decide(ranking, policy_of(query_id))
+        decision = decide(ranking, policies[query_id])
         for position, verdict in zip(decision.order, decision.verdicts, strict=False):
-            found = _Candidate(row, position, verdict)
+            candidate = _Candidate(row, position, verdict)
             if labels.relevant[row, position]:
                 if labels.in_baseline[row, position]:
-                    relevant.append(found)
+                    relevant.append(candidate)
             elif position < bare_k:
-                irrelevant.append(found)
+                irrelevant.append(candidate)
 
     def worst(candidate: _Candidate) -> tuple[float, int, int, str]:
-        grade = int(labels.grades[candidate.row, candidate.position])
-        known = labels.utilities[candidate.row, candidate.position]
-        judged = bool(labels.judged[candidate.row, candidate.position])
-        # For an irrelevant one the worth says how misleading it is known to be.
-        severity = -grade if grade else float(known)
-        return severity, -int(judged), candidate.position, pools.query_ids[candidate.row]
+        row, position = candidate.row, candidate.position
+        grade = int(labels.grades[row, position])
+        # The utility of an irrelevant passage is lower if it is labelled as misleading.
+        severity = -grade if grade else float(labels.utilities[row, position])
+        return severity, -int(labels.judged[row, position]), position, pools.query_ids[row]
+
+    def per_query(candidates: list[_Candidate]) -> FloatArray:
+        counts = np.bincount([candidate.row for candidate in candidates], minlength=len(pools))
+        return counts.astype(float)
 
     def examples(candidates: list[_Candidate]) -> Examples:
-        n_queries = len(pools)
-        totals = np.bincount([c.row for c in candidates], minlength=n_queries)
-        gone = [c for c in candidates if not c.verdict.kept]
-        dropped = np.bincount([c.row for c in gone], minlength=n_queries)
-        shown = list(_one_per_query(sorted(gone, key=worst)))[:SHOWN]
+        dropped = [candidate for candidate in candidates if not candidate.verdict.kept]
+        # The worst comes last, so that it is the one that a query keeps.
+        worst_of = {c.row: c for c in sorted(dropped, key=worst, reverse=True)}
+        shown = sorted(worst_of.values(), key=worst)[:SHOWN]
         return Examples(
             total=len(candidates),
-            dropped=len(gone),
-            share=ratio_interval(dropped.astype(float), totals.astype(float), seed=seed),
+            dropped=len(dropped),
+            share=ratio_interval(per_query(dropped), per_query(candidates), seed=seed),
             shown=tuple(_example(c, pools, labels, dataset, passage) for c in shown),
         )
 
     return examples(irrelevant), examples(relevant)
 
 
-def _one_per_query(candidates: list[_Candidate]) -> Iterator[_Candidate]:
-    seen: set[int] = set()
-    for candidate in candidates:
-        if candidate.row not in seen:
-            seen.add(candidate.row)
-            yield candidate
-
-
 def _example(
     candidate: _Candidate,
     pools: Pools,
-    labels: Labels,
+    labels: PoolLabels,
     dataset: Dataset,
     passage_of: PassageOf | None,
 ) -> Example:
@@ -115,10 +110,8 @@ def _example(
     query_id = pools.query_ids[row]
     passage = None
     if passage_of is not None:
-        try:
+        with suppress(KeyError):
             passage = passage_of(verdict.passage_id)
-        except KeyError:
-            passage = None
     text = next(query.text for query in dataset.queries if query.query_id == query_id)
     return Example(
         query_id=_line(query_id),
@@ -133,19 +126,19 @@ def _example(
         probability=verdict.probability,
         reason="" if verdict.reason is None else verdict.reason.value,
         kept_if=tuple(
-            # Rounded down, so that the value shown would indeed keep it.
+            # Rounded down, so that the value shown would keep it.
             KeptIf(setting=t.setting, value=floor(t.value * _PRECISION) / _PRECISION)
             for t in verdict.kept_if
         ),
     )
 
 
-def _label(labels: Labels, row: int, position: int) -> str:
+def _label(labels: PoolLabels, row: int, position: int) -> str:
     grade, negative = int(labels.grades[row, position]), labels.negatives[row][position]
     if grade > 0:
         return f"relevant, grade {grade} of {labels.top_grade}"
     if negative is not None:
-        return f"known {negative.value.replace('_', ' ')}"
+        return f"labelled {negative.value.replace('_', ' ')}"
     return "judged irrelevant" if labels.judged[row, position] else "not judged"
 
 

@@ -1,19 +1,21 @@
-"""The evidence for a calibration, gathered: from its pools and labels to ``ReportData``.
+"""The evidence of a calibration: from its pools and labels to ``ReportData``.
 
-Pure, but for the look-up of the passages that stand as examples. Everything is measured on the
-queries held out, where there are any: they took no part in any choice.
+Pure, except that it looks up the passages shown as examples. Figures are measured on the held-out
+queries, which took no part in any choice, or on the choosing queries if none was held out.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from calibration.calibrate import Calibration
-from calibration.certify import ORDERING_SHARE, RouteOutcome
-from calibration.comparing.differences import BETTER_WHEN
+from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
+from calibration.certify import Certification
+from calibration.compare.paired_differences import BETTER_WHEN
+from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import (
     CONFIDENCE,
     DESCRIPTIONS,
@@ -22,8 +24,7 @@ from calibration.evaluate import (
     per_query,
 )
 from calibration.fit import fit_temperature, pool_signals, probabilities
-from calibration.labelling.labels import Dataset, Query
-from calibration.losses import Labels, label
+from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools
 from calibration.report.data import (
     JudgedShare,
@@ -42,22 +43,20 @@ from calibration.report.reliability import (
     reliability_bins,
 )
 from calibration.report.tradeoffs import by_k, frontier, price, settings_of
-from calibration.risk import DEFAULT_DELTA
-from calibration.select import Certification, Promise
-from ctxguard.metrics import Utilities
-from ctxguard.policy import ExpectedUtilityPolicy, Policy, RatioPolicy, decide
-from ctxguard.profile import RouteProfile
-from ctxguard.scores import is_relative
-from ctxguard.types import DEFAULT_K, FloatArray, Route
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.scores import is_relative
+from ctxguard.core.types import DEFAULT_K, FloatArray, Route
+from ctxguard.profile.schema import RouteProfile
 
 BARE_K = DEFAULT_K
-"""The fixed context that the chosen policy is compared with."""
+"""Number of first passages that the chosen policy is compared with."""
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
 SMALLEST_SEGMENT = 5
 NO_SEGMENT = "(none)"
 TOPIC = "topic"
-"""The column that tells segments where the calibration had none."""
+"""Metadata column of the segments if the calibration had no ``segment_by``."""
 
 _COMPARED = (*BETTER_WHEN, "recall_loss")
 _JUDGED_AT = (1, 5, 10)
@@ -66,100 +65,108 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class _Measured:
-    """Recorded queries with their labels, and three policies applied to them."""
+    """Three policies applied to the same recorded queries.
+
+    Attributes:
+        pools: The replay of one route on these queries.
+        labels: Their labels.
+        policies: The policy that serves each query: its segment's, or the route's.
+        first_k: Metrics of the first ``BARE_K`` passages.
+        seed_rule: Metrics of at most 3 passages with at least 70% of the best score.
+        chosen: Metrics of ``policies``.
+    """
 
     pools: Pools
-    labels: Labels
+    labels: PoolLabels
+    policies: Mapping[str, Policy]
     first_k: QueryMetrics
     seed_rule: QueryMetrics
     chosen: QueryMetrics
 
 
-def report(
-    calibration: Calibration,
-    passages: PassageOf | None = None,
-    *,
-    promise: Promise | None = None,
-) -> ReportData:
-    """Everything that a person needs to check a calibration.
+def report(calibration: Calibration, passages: PassageOf | None = None) -> ReportData:
+    """Gather what a person needs to check a calibration.
 
     Args:
-        calibration: What ``calibration.calibrate.calibrate`` returned.
-        passages: A passage by its id, such as ``HybridRetriever.passage``, for the examples;
-            a KeyError, or None, shows ids alone.
-        promise: What was asked for. A certificate says it already; where none was possible,
-            this is what the report says could not be certified.
+        calibration: Result of ``calibration.calibrate.calibrate``.
+        passages: Returns a passage by its id, such as ``HybridRetriever.passage``, for the
+            examples, or raises KeyError. Without it, or on KeyError, only the id is shown.
 
     Returns:
-        The data of ``write_html`` and ``write_json``; the same calibration gives the same.
+        The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
     """
-    outcomes = calibration.outcomes
-    fullest = sorted(outcomes, key=lambda route: list(Route).index(route))
+    profile = calibration.profile
     data = ReportData(
-        profile_id=calibration.profile.profile_id,
+        profile_id=profile.profile_id,
         dataset=calibration.dataset.name,
-        baseline=_baseline(calibration),
+        baseline=calibration.settings.baseline,
         confidence=CONFIDENCE,
-        routes=tuple(_route(calibration, route, passages, promise) for route in fullest),
+        routes=tuple(
+            _route(calibration, route, passages) for route in Route if route in calibration.outcomes
+        ),
         labels=_label_counts(calibration),
-        utilities=calibration.profile.utilities,
-        fusion=calibration.profile.fusion,
-        fingerprint=calibration.profile.fingerprint,
-        provenance=calibration.profile.provenance,
+        utilities=profile.utilities,
+        fusion=profile.fusion,
+        fingerprint=profile.fingerprint,
+        provenance=profile.provenance,
     )
     return ReportData.model_validate(_rounded(data.model_dump()))
 
 
-def _baseline(calibration: Calibration) -> str:
-    """What recall loss was relative to, as the labels of the choice have it."""
-    baselines = {
-        outcome.profile.certificate.baseline
-        for outcome in calibration.outcomes.values()
-        if outcome.profile.certificate is not None
-    }
-    if baselines:
-        return baselines.pop()
-    k = _baseline_k(calibration)
-    return "pool" if k is None else f"k={k}"
+def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
+    """The certificate of a route in words, or why it has none and what would give it one."""
+    certificate, test, promise = (
+        outcome.profile.certificate,
+        outcome.certification,
+        settings.promise,
+    )
+    if certificate is not None:
+        return certificate.statement
+    if test is not None and promise is not None:
+        harm = "" if promise.beta is None else f" and mean harm ≤ {promise.beta:g}"
+        return (
+            f"None: none of {test.tested} policies could be shown to keep mean recall loss ≤ "
+            f"{promise.alpha:g}{harm} with probability {1 - promise.delta:g} on {test.n_recall} "
+            f"answerable test queries. {_labels_needed(test)} This policy is the one of highest "
+            "strict UDCG."
+        )
+    if settings.held_out == 0.0:
+        return (
+            "None: no query was held out to certify the recall loss of the policy on. Hold out a "
+            "share of the queries."
+        )
+    return (
+        "None: no held-out query has a relevant passage in the baseline, so recall loss is "
+        "undefined. Label more queries, or retrieve more candidates."
+    )
 
 
-def _baseline_k(calibration: Calibration) -> int | None:
-    counted = depth = 0
-    for outcome in calibration.outcomes.values():
-        labels = outcome.chosen_grid.labels
-        counted = max(counted, int(labels.in_baseline.sum(axis=1).max()))
-        depth = max(depth, int((outcome.chosen_grid.survival.reach >= 0).sum(axis=1).max()))
-    return None if counted == depth else counted
+def _labels_needed(test: Certification) -> str:
+    if test.labels_needed is None:
+        return "No number of labels would be enough on queries like these: relax the promise."
+    total = int(np.ceil(test.labels_needed / (1.0 - ORDERING_SHARE)))
+    return (
+        f"About {test.labels_needed} answerable test queries would be enough if they are like "
+        f"these: {total} to choose on in all, of which a share of {ORDERING_SHARE:g} orders the "
+        "policies."
+    )
 
 
-def _route(
-    calibration: Calibration, route: Route, passages: PassageOf | None, promise: Promise | None
-) -> RouteReport:
-    outcome, profile = calibration.outcomes[route], calibration.profile
-    chosen, seed = outcome.profile, profile.provenance.seed
-    utilities, baseline_k = profile.utilities, _baseline_k(calibration)
-    part = calibration.chosen_on if calibration.held_out is None else calibration.held_out
-    pools = calibration.pools[route].subset([query.query_id for query in part.queries])
-    labels = label(pools, calibration.dataset, utilities, baseline_k=baseline_k)
+def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
+    outcome, settings = calibration.outcomes[route], calibration.settings
+    chosen, seed = outcome.profile, settings.seed
     column = _segment_column(calibration)
-    segment_of = {
-        query.query_id: NO_SEGMENT if column is None else _segment(query, column)
-        for query in part.queries
-    }
-
-    def policy_of(query_id: str) -> Policy:
-        own = chosen.segments.get(segment_of[query_id])
-        return chosen.policy if own is None else own.policy
-
-    measured = _measured(calibration, outcome, pools, labels, policy_of)
+    part = calibration.chosen_on if calibration.held_out is None else calibration.held_out
+    segment_of = {query.query_id: _segment(query, column) for query in part.queries}
+    measured = _measured(calibration, route, segment_of)
+    pools, labels = measured.pools, measured.labels
     reliability, no_reliability = _reliability(
         chosen, pools, labels, held_out=calibration.held_out is not None, seed=seed
     )
     segments, no_segments = _segments(measured, chosen, column, segment_of, seed=seed)
     irrelevant, relevant = dropped_passages(
-        pools, labels, part, policy_of, passages, bare_k=BARE_K, seed=seed
+        pools, labels, part, measured.policies, passages, bare_k=BARE_K, seed=seed
     )
-    delta = _delta(outcome, promise)
     return RouteReport(
         route=route,
         score_kind=chosen.score_kind,
@@ -167,7 +174,9 @@ def _route(
         without_promise=settings_of(outcome.uncertified),
         why=chosen.why,
         certificate=chosen.certificate,
-        no_certificate=_no_certificate(calibration, outcome, promise),
+        no_certificate=None
+        if chosen.certificate is not None
+        else certificate_words(outcome, settings),
         held_out=calibration.held_out is not None,
         queries=len(pools),
         answerable=labels.n_answerable,
@@ -176,44 +185,42 @@ def _route(
         frontier=frontier(outcome, seed=seed),
         reliability=reliability,
         no_reliability=no_reliability,
-        price=price(outcome, pools, labels, utilities, delta=delta, seed=seed)
-        if calibration.held_out is not None
-        else None,
+        price=None
+        if calibration.held_out is None
+        else price(outcome, pools, labels, settings.utilities, delta=settings.delta, seed=seed),
         segments=segments,
         no_segments=no_segments,
         dropped_irrelevant=irrelevant,
         dropped_relevant=relevant,
-        **_retrieved(calibration, route, utilities, seed),
+        **_retrieved(calibration, route),
     )
 
 
-def _measured(
-    calibration: Calibration,
-    outcome: RouteOutcome,
-    pools: Pools,
-    labels: Labels,
-    policy_of: Callable[[str], Policy],
-) -> _Measured:
-    utilities = calibration.profile.utilities
+def _measured(calibration: Calibration, route: Route, segment_of: Mapping[str, str]) -> _Measured:
+    chosen, utilities = calibration.outcomes[route].profile, calibration.profile.utilities
+    pools = calibration.pools[route].subset(list(segment_of))
+    labels = label(
+        pools, calibration.dataset, utilities, baseline_k=calibration.settings.baseline_k
+    )
     seed_rule = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
-        temperature = fit_temperature(calibration.pools[pools.route])
+        temperature = fit_temperature(calibration.pools[route])
         seed_rule = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
-    chosen = per_query(pools, labels, outcome.profile.policy, utilities)
-    values = {name: column.copy() for name, column in chosen.values.items()}
+
+    def metrics(policy: Policy) -> QueryMetrics:
+        return per_query(pools, labels, policy, utilities)
+
+    served = metrics(chosen.policy)
+    policies: dict[str, Policy] = {}
     for row, query_id in enumerate(pools.query_ids):
-        own = policy_of(query_id)
-        if own is not outcome.profile.policy:
-            alone = np.array([row])
-            served = per_query(pools.subset([query_id]), labels.rows(alone), own, utilities)
-            for name, column in served.values.items():
-                values[name][row] = column[0]
+        segment = chosen.segments.get(segment_of[query_id])
+        policies[query_id] = chosen.policy if segment is None else segment.policy
+        if segment is not None:
+            alone = pools.subset([query_id]), labels.rows(np.array([row]))
+            for name, column in per_query(*alone, segment.policy, utilities).values.items():
+                served.values[name][row] = column[0]
     return _Measured(
-        pools,
-        labels,
-        per_query(pools, labels, RatioPolicy(k=BARE_K), utilities),
-        per_query(pools, labels, seed_rule, utilities),
-        QueryMetrics(chosen.query_ids, values),
+        pools, labels, policies, metrics(RatioPolicy(k=BARE_K)), metrics(seed_rule), served
     )
 
 
@@ -235,58 +242,17 @@ def _comparison(measured: _Measured, seed: int) -> tuple[MetricComparison, ...]:
     )
 
 
-def _delta(outcome: RouteOutcome, promise: Promise | None) -> float:
-    if outcome.profile.certificate is not None:
-        return outcome.profile.certificate.delta
-    return DEFAULT_DELTA if promise is None else promise.delta
-
-
-def _no_certificate(
-    calibration: Calibration, outcome: RouteOutcome, promise: Promise | None
-) -> str | None:
-    """Why a route has no certificate; None where it has one."""
-    if outcome.profile.certificate is not None:
-        return None
-    test = outcome.certification
-    if test is None:
-        if calibration.held_out is None:
-            return (
-                "None: no promise was asked for and no query was held out. Hold a share of the "
-                "queries out, and what the policy costs in recall can be certified."
-            )
-        return (
-            "None: no query held out has a relevant passage in the baseline, so recall loss is "
-            "undefined. Label more queries, or deepen the retrieval."
-        )
-    what = "the promise"
-    if promise is not None:
-        harm = "" if promise.beta is None else f" and mean harm ≤ {promise.beta:g}"
-        what = f"mean recall loss ≤ {promise.alpha:g}{harm} with probability {1 - promise.delta:g}"
-    return (
-        f"None: of {test.tested} policies in the sequence none could be shown to keep {what} on "
-        f"{test.n_recall} answerable test queries. {_labels_needed(test)} This policy is the one "
-        "of highest strict UDCG, taken because an uncertified one was allowed."
-    )
-
-
-def _labels_needed(test: Certification) -> str:
-    if test.labels_needed is None:
-        return "No number of labels would do on queries like these: relax the promise."
-    total = int(np.ceil(test.labels_needed / (1.0 - ORDERING_SHARE)))
-    return (
-        f"About {test.labels_needed} answerable test queries would do, were the others like these: "
-        f"{total} to choose on in all, a share of {ORDERING_SHARE:g} of which orders the policies."
-    )
-
-
 def _reliability(
-    chosen: RouteProfile, pools: Pools, labels: Labels, *, held_out: bool, seed: int
+    chosen: RouteProfile, pools: Pools, labels: PoolLabels, *, held_out: bool, seed: int
 ) -> tuple[Reliability | None, str | None]:
     policy = chosen.policy
     if not isinstance(policy, ExpectedUtilityPolicy):
         return None, "This policy compares scores with the best one and has no probability."
     if not held_out:
-        return None, "No query was held out, and on its own queries a model looks too good."
+        return (
+            None,
+            "No query was held out, and a model looks better on the queries it was fitted on.",
+        )
     values = probabilities(policy.model, pools, pool_signals(pools))
     relevant = labels.relevant
     kept = np.zeros((len(pools), 3))
@@ -310,12 +276,12 @@ def _reliability(
 def _segment_column(calibration: Calibration) -> str | None:
     if calibration.profile.segment_by is not None:
         return calibration.profile.segment_by
-    known = any(TOPIC in (query.metadata or {}) for query in calibration.dataset.queries)
-    return TOPIC if known else None
+    has_topic = any(TOPIC in (query.metadata or {}) for query in calibration.dataset.queries)
+    return TOPIC if has_topic else None
 
 
-def _segment(query: Query, column: str) -> str:
-    value = (query.metadata or {}).get(column)
+def _segment(query: Query, column: str | None) -> str:
+    value = None if column is None else (query.metadata or {}).get(column)
     return NO_SEGMENT if value is None else str(value)
 
 
@@ -323,7 +289,7 @@ def _segments(
     measured: _Measured,
     chosen: RouteProfile,
     column: str | None,
-    segment_of: dict[str, str],
+    segment_of: Mapping[str, str],
     *,
     seed: int,
 ) -> tuple[Segments | None, str | None]:
@@ -334,7 +300,7 @@ def _segments(
     rows: dict[str, list[int]] = {}
     for row, query_id in enumerate(measured.pools.query_ids):
         rows.setdefault(segment_of[query_id], []).append(row)
-    large = {name: found for name, found in rows.items() if len(found) >= SMALLEST_SEGMENT}
+    large = {name: own for name, own in rows.items() if len(own) >= SMALLEST_SEGMENT}
     small = sorted(rows.keys() - large.keys())
     table = [
         _segment_row(name, large[name], measured, own=name in chosen.segments, seed=seed)
@@ -364,18 +330,17 @@ def _segment_row(
     )
 
 
-def _retrieved(
-    calibration: Calibration, route: Route, utilities: Utilities, seed: int
-) -> dict[str, Any]:
-    """What is known of the retriever's own order over all queries, before any policy."""
+def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
+    """Shares judged and recall of the retriever's own order, over all queries."""
+    utilities, seed = calibration.profile.utilities, calibration.settings.seed
     pools = calibration.pools[route]
     labels = label(pools, calibration.dataset, utilities)
     judged, present = labels.judged, ~np.isnan(pools.scores)
     depth = pools.scores.shape[1]
     ks = [k for k in _JUDGED_AT if k < depth] + [depth]
-    relevant_known = np.array([sum(g > 0 for g in grades) for grades in labels.query_grades])
+    n_relevant = np.array([sum(g > 0 for g in grades) for grades in labels.query_grades])
     with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(relevant_known > 0, labels.relevant.sum(axis=1) / relevant_known, np.nan)
+        recall = np.where(n_relevant > 0, labels.relevant.sum(axis=1) / n_relevant, np.nan)
         shares = {k: judged[:, :k].sum(axis=1) / present[:, :k].sum(axis=1) for k in ks}
     return {
         "judged": tuple(
@@ -389,7 +354,7 @@ def _retrieved(
 def _label_counts(calibration: Calibration) -> LabelCounts:
     dataset = calibration.dataset
     grades = Counter(grade for judged in dataset.qrels.values() for grade in judged.values())
-    kinds = Counter(kind for known in dataset.distractors.values() for kind in known.values())
+    kinds = Counter(kind for kinds in dataset.distractors.values() for kind in kinds.values())
 
     def sizes(part: Dataset | None) -> tuple[int, int]:
         return (0, 0) if part is None else (len(part), len(part.answerable))
@@ -406,7 +371,7 @@ def _label_counts(calibration: Calibration) -> LabelCounts:
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits: more than any interval here supports, and stable as text."""
+    """Round floats to six significant digits, which is stable as text and more than is known."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, dict):

@@ -1,7 +1,6 @@
-"""Whether P(relevant) is true: shares by bin, expected calibration error, ratios over queries.
+"""Reliability of P(relevant): shares by bin, expected calibration error, ratios over queries.
 
-Candidates of one query resemble each other, so every interval here allows for that: n is the
-number of candidates, but the information is that of fewer. Pure.
+Candidates of one query are not independent, so every interval here is clustered by query. Pure.
 """
 
 from itertools import pairwise
@@ -12,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.evaluate import CONFIDENCE, RESAMPLES, resampled_means
-from calibration.losses import IntArray
+from calibration.pool_labels import IntArray
 from calibration.report.data import ReliabilityBin
-from ctxguard.profile import Interval
-from ctxguard.types import FloatArray
+from ctxguard.core.types import FloatArray
+from ctxguard.profile.schema import Interval
 
 EDGES: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Bins of P: finer below 0.1, where rare relevance puts most candidates."""
+"""Edges of the bins of P, finer below 0.1, where most candidates lie."""
 
 
 def reliability_bins(
     probabilities: FloatArray, relevant: NDArray[np.bool_]
 ) -> tuple[ReliabilityBin, ...]:
-    """What the model said and what the labels say, by bin of P.
+    """Predicted and labelled shares of relevant candidates, by bin of P.
 
     Args:
         probabilities: Shape (n_q, depth), NaN beyond each query's candidates.
@@ -33,8 +32,7 @@ def reliability_bins(
     Returns:
         One bin for each interval of ``EDGES``; the last includes 1.
     """
-    inside = ~np.isnan(probabilities)
-    where = np.clip(np.digitize(probabilities, EDGES) - 1, 0, len(EDGES) - 2)
+    inside, where = ~np.isnan(probabilities), _bin_of(probabilities)
     bins = []
     for number, (lower, upper) in enumerate(pairwise(EDGES)):
         members = inside & (where == number)
@@ -52,20 +50,24 @@ def reliability_bins(
     return tuple(bins)
 
 
+def _bin_of(probabilities: FloatArray) -> IntArray:
+    return np.clip(np.digitize(probabilities, EDGES) - 1, 0, len(EDGES) - 2)
+
+
 def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
     """A share over candidates, with an interval that treats each query as one cluster.
 
     Wilson's score interval at the effective sample size n / design effect, where the design
-    effect is the variance of the ratio over clusters against that of independent candidates
-    (Kish, Survey Sampling, 1965, §8.2; Korn and Graubard, Survey Methodology 24, 1998). Where
-    all candidates agree the design effect cannot be seen, and each query counts once.
+    effect is the variance of the ratio over clusters divided by that of independent candidates
+    (Kish, Survey Sampling, 1965, §8.2; Korn and Graubard, Survey Methodology 24, 1998). If all
+    candidates agree, the design effect cannot be estimated, and each query counts once.
 
     Args:
-        successes: Shape (n_q,).
-        counts: Shape (n_q,); queries with 0 have no part in it.
+        successes: Relevant candidates of each query, shape (n_q,).
+        counts: Candidates of each query, shape (n_q,).
 
     Returns:
-        The share, its interval, and n = the number of candidates; all None where there is none.
+        The share in [0, 1] with its interval; n counts candidates. All None without candidates.
 
     >>> share = clustered_share(np.array([1, 0, 1, 0]), np.array([1, 1, 1, 1]))
     >>> share.value, round(share.lower, 2), round(share.upper, 2)
@@ -80,7 +82,7 @@ def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
         residuals = successes - share * counts
         variance = clusters / (clusters - 1) * float((residuals**2).sum()) / n**2
         independent = share * (1.0 - share) / n
-        # Luck may make few clusters look more informative than independent candidates.
+        # By chance, few clusters may seem to hold more information than independent candidates.
         effective = n / max(variance / independent, 1.0)
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2.0)
     shrunk = 1.0 + z * z / effective
@@ -103,20 +105,19 @@ def expected_calibration_error(
 ) -> Interval:
     """Mean distance of P from the share relevant over the bins, weighted by candidates.
 
-    Noise alone makes it positive: a perfect model on few queries does not reach 0. The interval
-    is a percentile bootstrap over queries.
+    Noise makes it positive: a perfect model does not reach 0 on few queries. The interval is a
+    percentile bootstrap over queries.
 
     Args:
         probabilities: Shape (n_q, depth), NaN beyond each query's candidates.
         relevant: Shape (n_q, depth).
-        seed: Of the bootstrap.
-        resamples: Of the bootstrap.
+        seed: Random seed of the bootstrap.
+        resamples: Number of bootstrap samples.
 
     Returns:
-        In [0, 1]; its n counts queries that have a candidate.
+        In [0, 1]; n counts queries that have a candidate.
     """
-    inside = ~np.isnan(probabilities)
-    where = np.clip(np.digitize(probabilities, EDGES) - 1, 0, len(EDGES) - 2)
+    inside, where = ~np.isnan(probabilities), _bin_of(probabilities)
     excess = np.where(inside, probabilities - relevant, 0.0)
     some = inside.any(axis=1)
     # |Σ P − Σ relevant| of a bin is its weight times the distance of its means.
@@ -131,13 +132,11 @@ def expected_calibration_error(
         return Interval(value=value, lower=None, upper=None, n=1)
     means = resampled_means(np.column_stack([by_bin, counts]), seed=seed, resamples=resamples)
     errors = np.abs(means[:, :-1]).sum(axis=1) / means[:, -1]
-    tail = (1.0 - CONFIDENCE) / 2.0
-    lower, upper = np.quantile(errors, [tail, 1.0 - tail])
-    return Interval(value=value, lower=float(lower), upper=float(upper), n=by_bin.shape[0])
+    return _percentiles(value, errors, by_bin.shape[0])
 
 
 def ratio_interval(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> Interval:
-    """Σ parts / Σ wholes with a percentile bootstrap over queries; its n counts queries.
+    """Σ parts / Σ wholes with a percentile bootstrap over queries; n counts queries.
 
     >>> ratio = ratio_interval(np.array([1.0, 0.0]), np.array([2.0, 2.0]))
     >>> ratio.value, ratio.n
@@ -151,6 +150,10 @@ def ratio_interval(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> I
     if n == 1:
         return Interval(value=value, lower=None, upper=None, n=1)
     means = resampled_means(np.column_stack([parts[some], wholes[some]]), seed=seed)
+    return _percentiles(value, means[:, 0] / means[:, 1], n)
+
+
+def _percentiles(value: float, resampled: FloatArray, n: int) -> Interval:
     tail = (1.0 - CONFIDENCE) / 2.0
-    lower, upper = np.quantile(means[:, 0] / means[:, 1], [tail, 1.0 - tail])
+    lower, upper = np.quantile(resampled, [tail, 1.0 - tail])
     return Interval(value=value, lower=float(lower), upper=float(upper), n=n)

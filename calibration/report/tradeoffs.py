@@ -3,40 +3,45 @@
 Pure: recorded pools and their labels in, figures with intervals out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from calibration import risk
-from calibration.certify import RouteOutcome
-from calibration.evaluate import CONFIDENCE, bootstrap_interval, per_query, resampled_means
-from calibration.losses import Labels, discounts, losses_at
+from calibration.calibrate_route import RouteOutcome
+from calibration.evaluate import (
+    bootstrap_interval,
+    bootstrap_intervals,
+    per_query,
+    utilities_by_rank,
+)
+from calibration.grid import MAX_K, Grid, GridIndex
+from calibration.pool_labels import PoolLabels, discounts
 from calibration.replay import Pools
 from calibration.report.data import (
     AtK,
-    Bound,
     Frontier,
     FrontPolicy,
+    MeasuredRule,
     PolicySettings,
     Price,
-    RuleChoice,
 )
-from calibration.select import MAX_K, Cell, Grid, udcg_at
-from ctxguard.metrics import Utilities
-from ctxguard.policy import ExpectedUtilityPolicy, Policy, decide
-from ctxguard.profile import Interval
-from ctxguard.types import FloatArray
+from ctxguard.core.metrics import Utilities
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
+from ctxguard.core.types import FloatArray
+from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.schema import Interval
 
 SHOWN_ON_FRONT = 12
-_BISECTIONS = 30
 _DIGITS = 4
 
 
 def settings_of(policy: Policy) -> PolicySettings:
-    """The settings that a person would change."""
+    """The settings of a policy that a person would change."""
     if isinstance(policy, ExpectedUtilityPolicy):
         return PolicySettings(
+            words=describe_policy(policy),
             kind=policy.kind,
             k=policy.k,
             threshold=policy.min_probability,
@@ -45,6 +50,7 @@ def settings_of(policy: Policy) -> PolicySettings:
             gain=policy.gain,
         )
     return PolicySettings(
+        words=describe_policy(policy),
         kind=policy.kind,
         k=policy.k,
         threshold=policy.min_ratio,
@@ -62,7 +68,7 @@ def with_settings(policy: Policy, k: int, threshold: float) -> Policy:
     return replace(policy, k=k, min_ratio=threshold, min_keep=min_keep)
 
 
-def by_k(pools: Pools, labels: Labels, policy: Policy, *, seed: int = 0) -> tuple[AtK, ...]:
+def by_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) -> tuple[AtK, ...]:
     """Strict UDCG of the bare first k, and of the policy limited to k, for k from 1.
 
     Args:
@@ -75,34 +81,15 @@ def by_k(pools: Pools, labels: Labels, policy: Policy, *, seed: int = 0) -> tupl
     ks = range(1, max(min(MAX_K, depth), min(policy.k, depth)) + 1)
     bare = labels.utilities * discounts(depth)
     gains, harms = np.maximum(bare, 0.0).cumsum(axis=1), np.maximum(-bare, 0.0).cumsum(axis=1)
-    widest = replace(policy, k=ks[-1], min_keep=min(policy.min_keep, ks[-1]))
-    served = np.zeros((len(pools), ks[-1]))
-    for row, ranking in enumerate(pools.rankings()):
-        kept = list(decide(ranking, widest).kept)
-        served[row, : len(kept)] = labels.utilities[row, kept] * discounts(len(kept))
-    totals = served.cumsum(axis=1)
-
+    totals = utilities_by_rank(pools, labels, policy, ks[-1]).cumsum(axis=1)
     kept = [k - 1 for k in ks]
     columns = (gains[:, kept], harms[:, kept], (gains - harms)[:, kept], totals)
     return tuple(
         AtK(k=k, gain=gain, harm=harm, first_k=first_k, chosen=chosen)
         for k, gain, harm, first_k, chosen in zip(
-            ks, *(_intervals(values, seed) for values in columns), strict=True
+            ks, *(bootstrap_intervals(values, seed=seed) for values in columns), strict=True
         )
     )
-
-
-def _intervals(values: FloatArray, seed: int) -> list[Interval]:
-    """``bootstrap_interval`` of each column, resampled once where no figure is undefined."""
-    n = values.shape[0]
-    if n < 2 or np.isnan(values).any():
-        return [bootstrap_interval(column, seed=seed) for column in values.T]
-    tail = (1.0 - CONFIDENCE) / 2.0
-    lower, upper = np.quantile(resampled_means(values, seed=seed), [tail, 1.0 - tail], axis=0)
-    return [
-        Interval(value=float(mean), lower=float(low), upper=float(high), n=n)
-        for mean, low, high in zip(values.mean(axis=0), lower, upper, strict=True)
-    ]
 
 
 def frontier(outcome: RouteOutcome, *, seed: int = 0) -> Frontier:
@@ -117,14 +104,14 @@ def frontier(outcome: RouteOutcome, *, seed: int = 0) -> Frontier:
     loss = np.nan_to_num(loss)
     distinct = np.unique(np.round(np.column_stack([loss, harm, udcg]), _DIGITS), axis=0)
     front = _front(loss, harm)
-    width = grid.survival.thresholds.size
+    width = grid.keep_table.thresholds.size
     shown = sorted({int(i) for i in np.linspace(0, len(front) - 1, SHOWN_ON_FRONT).round()})
     return Frontier(
         n_candidates=loss.size,
         candidates=tuple((float(x), float(y), float(u)) for x, y, u in distinct + 0.0),
         front_line=tuple((float(loss[i]), float(harm[i])) for i in front),
         front=_measured(grid, [divmod(front[i], width) for i in shown], seed),
-        chosen=_measured(grid, [chosen_cell(outcome)], seed)[0],
+        chosen=_measured(grid, [chosen_index(outcome)], seed)[0],
     )
 
 
@@ -136,28 +123,24 @@ def _front(loss: FloatArray, harm: FloatArray) -> list[int]:
     return [int(index) for index in order[better]]
 
 
-def chosen_cell(outcome: RouteOutcome) -> Cell:
+def chosen_index(outcome: RouteOutcome) -> GridIndex:
     """Where the chosen policy stands on its family's grid."""
     test = outcome.certification
-    if test is not None and test.cell is not None:
-        return test.cell
+    if test is not None and test.grid_index is not None:
+        return test.grid_index
     return outcome.chosen_grid.means.best()
 
 
-def _measured(grid: Grid, cells: list[Cell], seed: int) -> tuple[FrontPolicy, ...]:
-    losses, harms = losses_at(grid.labels, grid.survival, cells)
-    defined = losses[~np.isnan(losses[:, 0])]
-    figures = (defined, harms, udcg_at(grid, cells))
+def _measured(grid: Grid, indices: list[GridIndex], seed: int) -> tuple[FrontPolicy, ...]:
+    values = grid.at(indices)
+    defined = values.recall_loss[~np.isnan(values.recall_loss[:, 0])]
+    figures = [
+        bootstrap_intervals(own, seed=seed) for own in (defined, values.harm, values.udcg_strict)
+    ]
     return tuple(
-        FrontPolicy(
-            k=int(grid.survival.ks[row_k]),
-            threshold=float(grid.survival.thresholds[row_t]),
-            recall_loss=recall_loss,
-            harm=harm,
-            udcg_strict=udcg,
-        )
-        for (row_k, row_t), recall_loss, harm, udcg in zip(
-            cells, *(_intervals(values, seed) for values in figures), strict=True
+        FrontPolicy(k=k, threshold=threshold, recall_loss=recall_loss, harm=harm, udcg_strict=udcg)
+        for (k, threshold), recall_loss, harm, udcg in zip(
+            map(grid.settings, indices), *figures, strict=True
         )
     )
 
@@ -165,7 +148,7 @@ def _measured(grid: Grid, cells: list[Cell], seed: int) -> tuple[FrontPolicy, ..
 def price(
     outcome: RouteOutcome,
     pools: Pools,
-    labels: Labels,
+    labels: PoolLabels,
     utilities: Utilities,
     *,
     delta: float,
@@ -194,17 +177,14 @@ def price(
     if losses.size == 0:
         return None
     free = measured(outcome.uncertified)
-    survival = outcome.chosen_grid.survival
     rules = (
         [] if outcome.certification is None else [_rule("none", outcome.uncertified, free, free)]
     )
-    for other in () if outcome.certification is None else outcome.certification.alternatives:
-        if other.cell is None or other.tested is None:
+    for other in () if outcome.certification is None else outcome.certification.rule_choices:
+        if other.grid_index is None or other.tested is None:
             rules.append(_rule(other.rule, None, None, free))
             continue
-        policy = with_settings(
-            chosen, int(survival.ks[other.cell[0]]), float(survival.thresholds[other.cell[1]])
-        )
+        policy = with_settings(chosen, *outcome.chosen_grid.settings(other.grid_index))
         rules.append(
             _rule(
                 other.rule,
@@ -215,12 +195,14 @@ def price(
                 seed=seed,
             )
         )
+    # The order that the certificate was computed in; the bound depends on it.
+    shuffled = losses[np.random.default_rng(seed).permutation(losses.size)]
     taken = "betting" if outcome.profile.certificate is not None else "none"
     return Price(
         rules=tuple(rule.model_copy(update={"chosen": rule.rule == taken}) for rule in rules),
         delta=delta,
         observed=bootstrap_interval(losses, seed=seed),
-        bounds=_bounds(losses, delta, seed),
+        bound=risk.betting_upper_bound(shuffled, delta),
     )
 
 
@@ -232,11 +214,11 @@ def _rule(
     *,
     tested: float | None = None,
     seed: int = 0,
-) -> RuleChoice:
+) -> MeasuredRule:
     def mean(name: str) -> Interval | None:
         return None if values is None else bootstrap_interval(values[name], seed=seed)
 
-    return RuleChoice(
+    return MeasuredRule(
         rule=rule,
         chosen=False,
         policy=None if policy is None else settings_of(policy),
@@ -248,37 +230,3 @@ def _rule(
         if values is None
         else bootstrap_interval(free["udcg_strict"] - values["udcg_strict"], seed=seed),
     )
-
-
-def _bounds(losses: FloatArray, delta: float, seed: int) -> tuple[Bound, ...]:
-    n = losses.size
-    # The order that the certificate was computed in; betting's bound depends on it.
-    shuffled = losses[np.random.default_rng(seed).permutation(n)]
-    bounds = [
-        Bound(method="betting", bound=risk.betting_upper_bound(shuffled, delta), guaranteed=True),
-        Bound(
-            method="hoeffding_bentkus",
-            bound=_least_rejected(risk.hoeffding_bentkus_p_value, losses, delta),
-            guaranteed=True,
-        ),
-    ]
-    if n > 1:
-        bound = _least_rejected(risk.clt_p_value, losses, delta)
-        bounds.append(Bound(method="clt", bound=bound, guaranteed=False))
-    in_expectation = (float(losses.sum()) + 1.0) / (n + 1)
-    bounds.append(Bound(method="conformal_risk_control", bound=in_expectation, guaranteed=False))
-    return tuple(bounds)
-
-
-def _least_rejected(
-    p_value: Callable[[FloatArray, float], FloatArray], losses: FloatArray, delta: float
-) -> float:
-    """The least alpha that a test rejects at level delta: an upper bound of the mean."""
-    low, high = float(losses.mean()), 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2.0
-        if 0.0 < middle < 1.0 and float(p_value(losses, middle)) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high

@@ -1,7 +1,7 @@
-"""The command line: the application, its commands, its one entry point.
+"""The command line: the application and its commands.
 
-Exit codes: 0; 1 for a finding, such as a promise that could not be certified; 2 for bad usage or
-bad input. Only what is light is imported here: each command imports what it works with.
+Exit codes: 0 for success; 1 for a finding, such as a promise that cannot be certified; 2 for wrong
+usage or bad input. This module imports only what is light: each command imports what it needs.
 """
 
 from typing import Annotated
@@ -10,31 +10,32 @@ import typer
 
 from ctxguard import __version__
 from ctxguard.cli import (
-    alarms,
     calibrate,
     compare,
     demo,
     evaluate,
     golden,
+    hard_negatives,
     index,
     label,
     metrics,
     monitor,
     query,
     recalibrate,
-    report,
-    train,
     utilities,
 )
-from ctxguard.cli._console import Command
+from ctxguard.cli._console import Command, Group
 
 app = typer.Typer(
     name="ctxguard",
+    cls=Group,
     help="Clean, calibrated and certified context between a retriever and a language model.",
-    epilog="Exit codes: 0; 1 for a finding; 2 for bad usage or bad input.",
+    epilog="Exit codes: 0 for success, 1 for a finding, 2 for wrong usage or bad input.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help: with rich's frames the texts of options have a third of a narrow terminal.
+    rich_markup_mode=None,
 )
 
 
@@ -49,38 +50,36 @@ def _application(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
     pass
 
 
-_COMMANDS = (
+for _module in (
     demo,
     index,
     calibrate,
     evaluate,
     query,
     compare,
-    report,
     monitor,
-    alarms,
     label,
     recalibrate,
     metrics,
     utilities,
     golden,
-    train,
-)
-
-for _module in _COMMANDS:
+    hard_negatives,
+):
     _module.register(app)
+for _group in app.registered_groups:
+    _group.cls = Group
 _groups = [group.typer_instance for group in app.registered_groups if group.typer_instance]
 for _command in [command for part in (app, *_groups) for command in part.registered_commands]:
     _command.cls = Command
 
 
 def main() -> None:
-    """Run the command line on the process's arguments."""
+    """Run the command line on the arguments of the process."""
     app()

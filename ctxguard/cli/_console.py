@@ -1,6 +1,6 @@
-"""What every command shares: how errors end a command, and how progress, figures and JSON look.
+"""Shared by all commands: exit codes and error messages, help, progress, tables and JSON.
 
-Progress and notes go to standard error, so that standard output holds the answer alone.
+Progress goes to standard error, so that standard output holds the result alone.
 """
 
 import json
@@ -25,10 +25,10 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
-from ctxguard.render import sanitise
 
 FINDING = 1
 BAD_INPUT = 2
@@ -39,7 +39,7 @@ NO_DATA = "no data"
 DEBUG = "CTXGUARD_DEBUG"
 
 Passes = Callable[[str, int], Callable[[int], None]]
-"""Told the name and the size of a pass; returns what is told of each step."""
+"""Begins a pass of this name and number of steps; returns a function that adds finished steps."""
 
 _FINDINGS = (CalibrationError, ProfileMismatchError)
 _QUIET = {
@@ -51,13 +51,13 @@ _QUIET = {
 
 
 class Command(TyperCommand):
-    """A command that ends in an exit code and one readable message, never in a traceback."""
+    """A command whose errors end in an exit code and one message, not in a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         for stream in (sys.stdout, sys.stderr):
-            # What a terminal's encoding lacks is shown as a question mark, not as a crash.
+            # A character that the encoding lacks is printed as a question mark.
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
         try:
@@ -81,6 +81,17 @@ class Command(TyperCommand):
         return result
 
 
+class Group(TyperGroup):
+    """A group whose help shows the whole summary of each command, not its first words."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - overridden
+        summaries = {
+            name: (each.help or "").split("\n\n")[0] for name, each in self.commands.items()
+        }
+        with formatter.section("Commands"):
+            formatter.write_dl(list(summaries.items()))
+
+
 def _described(error: Exception) -> dict[str, object]:
     about: dict[str, object] = {"type": type(error).__name__, "message": _message(error)}
     if isinstance(error, DataError):
@@ -96,7 +107,7 @@ def _message(error: Exception) -> str:
         return (
             "the profile was calibrated on another system than this index: "
             + "; ".join(error.differences)
-            + ". Calibrate again on this index, or name the one that it was made on"
+            + ". Calibrate again on this index, or name the index that it was calibrated on"
         )
     if isinstance(error, CtxguardError):
         return str(error)
@@ -104,35 +115,36 @@ def _message(error: Exception) -> str:
         where = "" if error.filename is None else f"{error.filename}: "
         return f"{where}{error.strerror}"
     return (
-        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and report "
-        "it please)"
+        f"unexpected {type(error).__name__}: {error} (set {DEBUG}=1 for the traceback, and please "
+        "report it)"
     )
 
 
 def _print_error(error: Exception) -> None:
-    found = isinstance(error, _FINDINGS)
-    line = Text("finding: " if found else "error: ", style="bold yellow" if found else "bold red")
+    finding = isinstance(error, _FINDINGS)
+    label, colour = ("finding", "yellow") if finding else ("error", "red")
+    line = Text(f"{label}: ", style=f"bold {colour}")
     line.append(one_line(_message(error)), style="not bold default")
     _Terminal(stderr=True).print(line, soft_wrap=True)
 
 
 class _Terminal(Console):
-    """A console that takes text as it is: brackets in a passage are no markup."""
+    """A console that prints text as it is: brackets in a passage are not markup."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        # Rich would end the process with the exit code of a finding.
+        # Rich would exit with code 1, which is that of a finding.
         raise  # noqa: PLE0704 - called while the error is handled
 
 
 class Output:
-    """Where a command's answer and its notes go.
+    """Prints the result, the notes and the progress of a command.
 
     Args:
-        as_json: The answer is one JSON document on standard output, and notes go to standard
-            error; otherwise both are for a person, on standard output.
+        as_json: Whether the result is one JSON document. Notes then go to standard error,
+            otherwise to standard output.
 
     Attributes:
         out: Standard output.
@@ -145,12 +157,12 @@ class Output:
         self._notes = self.err if as_json else self.out
 
     def note(self, text: str) -> None:
-        """One line that the reader should know beside the answer."""
+        """Print one line that a reader should know besides the result."""
         line = Text("note: ", style="yellow")
         self._notes.print(line.append(one_line(text), style="default"))
 
     def facts(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Names and what they are, one a line."""
+        """Print names with their values, one per line."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column()
@@ -159,13 +171,13 @@ class Output:
         self.out.print(grid)
 
     def heading(self, text: str) -> None:
-        """A line above what belongs together."""
+        """Print a blank line and a heading."""
         self.out.print()
         self.out.print(Text(one_line(text), style="bold"))
 
     @contextmanager
     def passes(self) -> Iterator[Passes]:
-        """Progress on standard error, a bar with a rate for each pass."""
+        """Show progress on standard error, a bar with a rate for each pass."""
         progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -184,13 +196,13 @@ class Output:
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Say what is under way where it has no size; a terminal shows that time passes."""
+        """Show on standard error what is under way, for work without a known number of steps."""
         with self.err.status(Text(what)):
             yield
 
 
 class _Rate(ProgressColumn):
-    """Steps a second since the pass began, also where it went in one step."""
+    """Steps per second since the pass began; rich has no rate for a pass of one step."""
 
     def render(self, task: Task) -> Text:
         seconds = task.finished_time or task.elapsed
@@ -200,7 +212,7 @@ class _Rate(ProgressColumn):
 
 
 class Estimate(Protocol):
-    """A mean with its interval, as the profile's ``Interval`` has it."""
+    """A value with its interval, such as ``ctxguard.profile.schema.Interval``."""
 
     @property
     def value(self) -> float | None: ...
@@ -211,17 +223,17 @@ class Estimate(Protocol):
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     typer.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """An empty table in the house's look; columns whose name ends in ``>`` hold figures.
+    """An empty table; a column whose name ends in ``>`` holds figures and is right-aligned.
 
     >>> [column.justify for column in table("metric", "mean>").columns]
     ['left', 'right']
     """
-    made = Table(
+    empty = Table(
         box=box.SIMPLE_HEAD,
         title=title,
         title_justify="left",
@@ -230,14 +242,14 @@ def table(*columns: str, title: str | None = None) -> Table:
     )
     for name in columns:
         figures = name.endswith(">")
-        made.add_column(
+        empty.add_column(
             name.removesuffix(">"), justify="right" if figures else "left", no_wrap=figures
         )
-    return made
+    return empty
 
 
 def number(value: float | None) -> str:
-    """Three decimals, or that there is none.
+    """A value with three decimals, or ``no data``.
 
     >>> number(0.12345), number(None)
     ('0.123', 'no data')
@@ -246,26 +258,14 @@ def number(value: float | None) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """The bounds of an estimate; empty where one value has no spread or there is none."""
+    """The bounds of an estimate; empty if it has none."""
     if estimate.lower is None or estimate.upper is None:
         return ""
     return f"[{estimate.lower:.3f}, {estimate.upper:.3f}]"
 
 
-def size(n_bytes: int) -> str:
-    """Bytes for people, in binary units.
-
-    >>> size(512), size(3 * 2**20)
-    ('512 B', '3.0 MiB')
-    """
-    value, units = float(n_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
 def one_line(text: str) -> str:
-    """Text that a terminal can be handed: no control characters, white space as one blank.
+    """Text for a terminal: without control characters, white space as one space.
 
     >>> one_line("a\\x1b[31mb\\n  c")
     'a[31mb c'
@@ -274,10 +274,10 @@ def one_line(text: str) -> str:
 
 
 def check_writable(file: Path, option: str) -> None:
-    """Refuse a file that could not be written, before hours of work rather than after.
+    """Refuse a file that cannot be written, before the work instead of after it.
 
     Raises:
-        typer.BadParameter: it is a folder, or no file can be made there.
+        typer.BadParameter: it is a folder, or no file can be created there.
     """
     if file.is_dir():
         raise typer.BadParameter(f"{file} is a folder; name a file", param_hint=option)
@@ -285,6 +285,6 @@ def check_writable(file: Path, option: str) -> None:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir():
-        raise typer.BadParameter(f"{existing} is no folder", param_hint=option)
+        raise typer.BadParameter(f"{existing} is not a folder", param_hint=option)
     if not os.access(existing, os.W_OK):
         raise typer.BadParameter(f"{existing} cannot be written to", param_hint=option)

@@ -1,6 +1,5 @@
-"""What several commands read: labelled queries, an index with its models, a profile that fits."""
+"""Inputs that several commands read: labelled queries, an index with its models, a profile."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,25 +9,26 @@ from typing import TYPE_CHECKING
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
-    from calibration.labelling.datasets import Dataset
-    from ctxguard.profile import Profile
-    from ctxguard.retrieval.hybrid import HybridRetriever
+    from calibration.data.dataset import Dataset
+    from ctxguard.profile.schema import Profile
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 
 DEFAULT_BASELINE = "k=10"
-"""What recall loss is relative to, as calibration has it."""
+"""Baseline of recall loss, the same as in calibration."""
 
 _BASELINE = re.compile(r"k=([1-9]\d{0,5})")
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Labelled queries, and what is to be said of them.
+    """Labelled queries with notes about them.
 
     Attributes:
-        split: Of a BEIR folder; None for a JSONL file, which has no splits.
-        others: The folder's other splits.
-        notes: What was mended or chosen on the way, one readable line each.
+        dataset: The queries and labels.
+        split: Name of the split of a BEIR folder; None for a JSONL file, which has no splits.
+        others: The other splits of the folder.
+        notes: Repairs and choices made while reading, one line each.
     """
 
     dataset: "Dataset"
@@ -37,7 +37,7 @@ class Labelled:
     notes: tuple[str, ...]
 
     def described(self, counts: Mapping[str, int]) -> str:
-        """What ``counts`` found, in words."""
+        """The result of ``counts`` in words."""
         return (
             f"{counts['queries']:,} of {self.dataset.name}: {counts['answerable']:,} answerable, "
             f"{counts['without_relevant']:,} without a relevant passage; "
@@ -45,12 +45,12 @@ class Labelled:
         )
 
     def counts(self, retriever: "HybridRetriever") -> dict[str, int]:
-        """How many queries and labels there are, and how many cannot be found here.
+        """Count queries, and labelled passages that the index does not hold.
 
         Raises:
             DataError: the index holds none of the labelled passages.
         """
-        from calibration.labelling.datasets import unknown_passages
+        from calibration.data.dataset import unknown_passages
 
         dataset = self.dataset
         labelled = {passage for grades in dataset.qrels.values() for passage in grades}
@@ -70,10 +70,10 @@ class Labelled:
 
 
 def baseline_k(baseline: str) -> int | None:
-    """The k of a baseline written ``k=N``; None for the whole ``pool``.
+    """Parse a baseline: N for ``k=N``, None for ``pool``.
 
     Raises:
-        ConfigurationError: it is written otherwise.
+        ConfigurationError: it has another form.
 
     >>> baseline_k("k=10"), baseline_k("pool")
     (10, None)
@@ -82,23 +82,23 @@ def baseline_k(baseline: str) -> int | None:
         return None
     match = _BASELINE.fullmatch(baseline)
     if match is None:
-        raise ConfigurationError(f"the baseline {baseline!r} is neither pool nor k=N, such as k=10")
+        raise ConfigurationError(f"--baseline {baseline!r} is neither pool nor k=N, such as k=10")
     return int(match[1])
 
 
 def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
-    """Labelled queries of a BEIR folder or of a JSONL file.
+    """Read labelled queries from a BEIR folder or a JSONL file.
 
     Args:
         data: The folder or the file.
-        split: None for the preferred one where there is one, else the only one.
-        preferred: A split's name.
+        split: Name of the split; None for ``preferred`` if it exists, otherwise the only one.
+        preferred: Name of a split.
 
     Raises:
-        DataError: what cannot be read, with file and line.
-        ConfigurationError: no split is named and there are several, or a file has none.
+        DataError: the data cannot be read; the message names file and line.
+        ConfigurationError: no split is named and there are several, or a split of a file is.
     """
-    from calibration.labelling.datasets import read_beir, read_jsonl, splits
+    from calibration.data.readers import read_beir, read_jsonl, splits
 
     if not data.is_dir():
         if split is not None:
@@ -107,69 +107,70 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
             )
         dataset = read_jsonl(data)
         return Labelled(dataset, None, (), dataset.notes)
-    known = splits(data)
+    names = splits(data)
     notes = []
     if split is None:
-        if preferred in known:
+        if preferred in names:
             split = preferred
-        elif len(known) == 1:
-            split = known[0]
-            notes.append(f"{data} has no split {preferred!r}; {split!r}, its only one, is used")
+        elif len(names) == 1:
+            split = names[0]
+            notes.append(f"{data} has no split {preferred!r}; its only one, {split!r}, is used")
         else:
             raise ConfigurationError(
-                f"{data} has no split {preferred!r}; name one with --split: {', '.join(known)}"
+                f"{data} has no split {preferred!r}; name one with --split: {', '.join(names)}"
             )
     dataset = read_beir(data, split)
     notes += dataset.notes
     others = []
-    for other in known:
+    for other in names:
         if other != split:
             try:
                 others.append(read_beir(data, other))
             except DataError as error:
-                notes.append(f"the split {other!r} cannot be compared with this one: {error}")
+                notes.append(f"questions shared with the split {other!r} are unknown: {error}")
     return Labelled(dataset, split, tuple(others), tuple(notes))
 
 
 def shared_questions(labelled: Labelled) -> tuple[str, ...]:
-    """Which other splits ask questions of this one, one readable line each."""
-    from calibration.labelling.datasets import same_text
+    """A line for each other split that contains questions of this one."""
+    from calibration.data.dataset import same_text
 
     lines = []
     for other in labelled.others:
         pairs = same_text(labelled.dataset, other)
         if pairs:
             first, second = pairs[0]
+            n_shared = len({pair[0] for pair in pairs})
             lines.append(
-                f"{len({pair[0] for pair in pairs})} of {len(labelled.dataset)} questions are in "
-                f"{other.name} too (first: {first!r} there is {second!r})"
+                f"{n_shared} of {len(labelled.dataset)} questions are also in {other.name} (the "
+                f"first, {first!r}, is {second!r} there)"
             )
     return tuple(lines)
 
 
 def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ...]:
-    """Whether a profile was calibrated on some of these questions, as far as that can be known."""
-    from calibration.labelling.datasets import same_text
+    """A line if the profile is known to have been calibrated on some of these questions."""
+    from calibration.data.dataset import same_text
 
     made_on = profile.provenance.dataset_digest
     if labelled.dataset.digest() == made_on:
-        line = "the profile was calibrated on these very queries: figures on them are optimistic"
+        line = "the profile was calibrated on these queries, so figures on them are optimistic"
         return (line,)
     for other in labelled.others:
         if other.digest() == made_on:
             seen = {pair[1] for pair in same_text(other, labelled.dataset)}
             line = (
-                f"the profile was calibrated on {other.name}, which asks {len(seen)} of these "
-                f"{len(labelled.dataset)} questions too: figures on them are optimistic"
+                f"the profile was calibrated on {other.name}, which contains {len(seen)} of these "
+                f"{len(labelled.dataset)} questions, so figures on them are optimistic"
             )
             return (line,) if seen else ()
     return ()
 
 
 def open_index(folder: Path, reranker: str | None) -> "HybridRetriever":
-    """A saved index with its embedder, and a reranker where one is named."""
-    from ctxguard.retrieval.hybrid import HybridRetriever
-    from ctxguard.retrieval.reranker import CrossEncoderReranker
+    """Load an index with its embedder, and the reranker if one is named."""
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
     return HybridRetriever.load(
         folder, reranker=None if reranker is None else CrossEncoderReranker(reranker)
@@ -177,26 +178,20 @@ def open_index(folder: Path, reranker: str | None) -> "HybridRetriever":
 
 
 def differences(profile: "Profile", retriever: "HybridRetriever") -> tuple[str, ...]:
-    """What differs between the profile's system and this one under the profile's fusion."""
-    from ctxguard.profile import fingerprint_differences
+    """The differences between the profile's system and this retriever with the profile's fusion."""
+    from ctxguard.profile.schema import fingerprint_differences
 
     fused = retriever.with_fusion(profile.fusion)
     return fingerprint_differences(profile.fingerprint, fused.fingerprint())
 
 
 def fitted(profile: "Profile", retriever: "HybridRetriever") -> "HybridRetriever":
-    """The retriever under the profile's fusion.
+    """The retriever with the profile's fusion.
 
     Raises:
-        ProfileMismatchError: the profile was made on another system.
+        ProfileMismatchError: the profile was calibrated on another system.
     """
-    found = differences(profile, retriever)
-    if found:
-        raise ProfileMismatchError(found)
+    mismatches = differences(profile, retriever)
+    if mismatches:
+        raise ProfileMismatchError(mismatches)
     return retriever.with_fusion(profile.fusion)
-
-
-def cache_folder() -> Path:
-    """Where ctxguard keeps what it can make again, by the XDG base directory specification."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "ctxguard"

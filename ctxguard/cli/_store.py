@@ -1,4 +1,4 @@
-"""What the commands on live samples share: opening the store, judges, and tables of estimates."""
+"""Shared by the commands on live samples: the store, the judge, and tables of estimates."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from ctxguard.cli._inputs import read_labelled
 from ctxguard.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.estimates import Estimate, Metric
+    from ctxguard.monitor.estimation.ratio import Estimate
+    from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.store import Limits, SampleStore
 
@@ -22,7 +23,7 @@ StoreUrl = Annotated[
     typer.Option(
         "--store",
         "--from-samples",
-        help="sqlite:///samples.db, or postgresql://user@host/database.",
+        help="Sample store: sqlite:///samples.db, or postgresql://user@host/database.",
         envvar="CTXGUARD_STORE",
     ),
 ]
@@ -42,7 +43,7 @@ IN_WORDS = {
 
 
 class JudgeKind(StrEnum):
-    """Who judges."""
+    """The kinds of judge."""
 
     LABELS = "labels"
     LLM = "llm"
@@ -50,7 +51,7 @@ class JudgeKind(StrEnum):
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
-    """A store that must be there already, but for a SQLite file whose folder is.
+    """Open a sample store; a SQLite file that is absent is created in an existing folder.
 
     Raises:
         ConfigurationError: a URL that cannot be used.
@@ -60,27 +61,29 @@ def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
 
     if url in ("sqlite://", "sqlite:///:memory:"):
         raise ConfigurationError(
-            "a store in memory holds the samples of its own process only: name a file, such as "
+            "a store in memory holds only its own process's samples: name a file, such as "
             "sqlite:///samples.db"
         )
     return SampleStore.open(url, limits=Limits() if limits is None else limits)
 
 
 def named_series(store: "SampleStore", named: str | None) -> str:
-    """The series of judgments that is meant: the one named, or the only one.
+    """The series of judgments to use: the one named, or the only one.
 
     Raises:
         DataError: there is none, or several and none is named.
     """
-    known = store.series()
-    if named is not None and named in known:
+    all_series = store.series()
+    if named is not None and named in all_series:
         return named
-    if named is None and len(known) == 1:
-        return known[0]
-    if not known:
-        raise DataError("nothing is judged yet: run `ctxguard monitor` first")
-    what = "several judges are in the store" if named is None else f"no judge is called {named!r}"
-    raise DataError(f"{what}; name one with --judge: {', '.join(map(repr, known))}")
+    if named is None and len(all_series) == 1:
+        return all_series[0]
+    if not all_series:
+        raise DataError("the store holds no judgments yet: run `ctxguard monitor` first")
+    problem = (
+        "the store holds several judges" if named is None else f"the store has no judge {named!r}"
+    )
+    raise DataError(f"{problem}; name one with --judge: {', '.join(map(repr, all_series))}")
 
 
 def make_judge(
@@ -98,7 +101,7 @@ def make_judge(
     """The judge that the options describe.
 
     Raises:
-        ConfigurationError: what it needs is missing.
+        ConfigurationError: an option that this kind of judge needs is missing.
     """
     if kind is JudgeKind.LABELS:
         if labels is None:
@@ -111,7 +114,7 @@ def make_judge(
         )
     if kind is JudgeKind.CROSS_ENCODER:
         from ctxguard.monitor.judges import CrossEncoderJudge
-        from ctxguard.retrieval.reranker import CrossEncoderReranker
+        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
         return CrossEncoderJudge(
             model, reranker=None if reranker is None else CrossEncoderReranker(reranker)
@@ -149,14 +152,14 @@ def _label_judge(labels: Path, split: str | None, output: Output) -> "Judge":
 
 
 def print_estimates(title: str, estimates: "Mapping[Metric, Estimate]", output: Output) -> None:
-    """One window's figures, and about how many requests it takes where there is none."""
-    made = table("metric", "estimate>", "95% interval>", "n>", "n needed>", title=title)
+    """Print one window's estimates; where there is none, about how many requests it needs."""
+    rows = table("metric", "estimate>", "95% interval>", "n>", "n needed>", title=title)
     for metric, estimate in estimates.items():
-        made.add_row(
+        rows.add_row(
             IN_WORDS.get(metric.value, metric.value),
             number(estimate.value),
             interval(estimate),
             f"{estimate.n:,}",
             "" if estimate.n_needed is None else f"{estimate.n_needed:,}",
         )
-    output.out.print(made)
+    output.out.print(rows)

@@ -1,45 +1,43 @@
-"""``ctxguard calibrate``: labelled queries become a profile, with what was promised and seen."""
+"""``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.text import Text
 
-from ctxguard.cli._console import NO_DATA, Output, check_writable, interval, number, print_json
-from ctxguard.cli._console import table as new_table
+from ctxguard._support.cache_folder import cache_folder
+from ctxguard._support.extras import require
+from ctxguard.cli import _options
+from ctxguard.cli._console import (
+    FINDING,
+    NO_DATA,
+    Output,
+    check_writable,
+    interval,
+    number,
+    print_json,
+    table,
+)
 from ctxguard.cli._inputs import (
     DEFAULT_BASELINE,
     baseline_k,
-    cache_folder,
     open_index,
     read_labelled,
     shared_questions,
 )
-from ctxguard.cli._words import policy_in_words
-from ctxguard.types import Route
+from ctxguard.core.types import DEFAULT_DEPTH, Route
+from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from calibration.certify import RouteOutcome, Settings
-    from ctxguard.profile import Evidence, RouteProfile
+    from calibration.calibrate_route import RouteOutcome
+    from ctxguard.cli._inputs import Labelled
+    from ctxguard.profile.schema import Evidence
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SHOWN = ("recall", "precision", "mrr", "ndcg", "udcg_strict", "harm", "kept", "recall_loss")
-_RULES = {
-    "betting": "betting (certifies)",
-    "hoeffding_bentkus": "Hoeffding–Bentkus",
-    "clt": "normal approximation",
-    "conformal_risk_control": "conformal risk control",
-    "uncorrected": "plain means, no test",
-}
-
-
-class PolicyChoice(StrEnum):
-    """The families of policies."""
-
-    AUTO = "auto"
-    RATIO = "ratio"
-    EXPECTED_UTILITY = "expected_utility"
 
 
 def register(app: typer.Typer) -> None:
@@ -49,67 +47,119 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     *,
-    index: Annotated[Path, typer.Option(help="Folder that `ctxguard index` wrote.")],
-    data: Annotated[Path, typer.Option(help="BEIR folder, or JSONL of labelled queries.")],
-    out: Annotated[Path, typer.Option(help="The profile to write.")],
-    split: Annotated[
-        str | None, typer.Option(help="A name in the folder's qrels/. (default: train)")
+    index: _options.IndexFolder,
+    data: _options.LabelledQueries,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Profile to write, as JSON.")],
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the evidence as one HTML page.")
     ] = None,
+    report_json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures of the page as JSON.")
+    ] = None,
+    split: Annotated[str | None, _options.split("train")] = None,
     policy: Annotated[
-        PolicyChoice, typer.Option(help="Family; auto takes what the labels support.")
-    ] = PolicyChoice.AUTO,
+        Literal["auto", "ratio", "expected_utility"],
+        typer.Option(
+            metavar="KIND",
+            help="Keep a passage by its score relative to the best (ratio), or by its calibrated "
+            "probability of relevance (expected_utility); auto chooses by the labels.",
+        ),
+    ] = "auto",
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="Promise at most this mean recall loss. (default: the policy of highest UDCG, "
-            "with a certificate of what it costs in recall)"
+            metavar="LOSS",
+            help="Certify a mean recall loss of at most this, in (0, 1). Without it the policy of "
+            "highest strict UDCG is taken, and its recall loss is certified.",
         ),
     ] = None,
     beta: Annotated[
-        float | None, typer.Option(help="Promise at most this mean harm as well.")
+        float | None,
+        typer.Option(
+            metavar="HARM", help="Certify a mean harm of at most this as well; needs --alpha."
+        ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Probability that the certificate is false.")] = 0.1,
+    delta: Annotated[
+        float,
+        typer.Option(metavar="P", help="Probability that the certificate is false, in (0, 1)."),
+    ] = 0.1,
     baseline: Annotated[
-        str, typer.Option(help="What recall loss is relative to: pool, or k=N.")
+        str,
+        typer.Option(
+            metavar="BASELINE",
+            help="Measure recall loss against the retriever's first N passages (k=N), or against "
+            "all its candidates (pool).",
+        ),
     ] = DEFAULT_BASELINE,
     allow_uncertified: Annotated[
         bool,
-        typer.Option("--allow-uncertified", help="Take the best where nothing can be certified."),
+        typer.Option(
+            "--allow-uncertified", help="Write the profile even if a route cannot be certified."
+        ),
     ] = False,
     segment_by: Annotated[
-        str | None, typer.Option(help="Metadata column whose values get policies of their own.")
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Choose a policy for each value of this metadata column of the queries where it "
+            "can be certified; needs --alpha.",
+        ),
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of the queries that takes no part in the choice.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the queries that are held out to measure the policy on, in [0, 1).",
+        ),
     ] = 0.5,
-    depth: Annotated[int, typer.Option(min=1, help="Candidates a query.")] = 100,
-    min_keep: Annotated[int, typer.Option(min=0, help="Passages kept whatever happens.")] = 1,
-    reranker: Annotated[str | None, typer.Option(help="CrossEncoder, by name or folder.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of splits, tests and bootstrap.")] = 0,
+    depth: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
+    ] = DEFAULT_DEPTH,
+    min_keep: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Fewest passages to keep for each query.")
+    ] = 1,
+    reranker: _options.Reranker = None,
+    seed: _options.Seed = 0,
     cache: Annotated[
         Path | None,
-        typer.Option(help="Folder for replayed pools. (default: the user's cache)"),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder that caches the retrieved candidates.",
+            show_default="ctxguard/pools in the user's cache folder",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: _options.AsJson = False,
 ) -> None:
-    """Choose a policy for every route, certify it, and measure it on queries held out."""
-    check_writable(out, "--out")
+    """Choose and certify a policy for each route, and measure it on held-out queries.
+
+    If a route cannot be certified, no profile is written and the exit code is 1; a report is
+    still written, and says why. With --allow-uncertified the policy of highest strict UDCG is
+    taken instead.
+    """
+    reports = {"--report": report, "--report-json": report_json}
+    for option, file in {"--out": out, **reports}.items():
+        if file is not None:
+            check_writable(file, option)
     for option, value in (("--segment-by", segment_by), ("--beta", beta)):
         if value is not None and alpha is None:
-            raise typer.BadParameter("it goes with a promise: give --alpha", param_hint=option)
+            raise typer.BadParameter("needs --alpha", param_hint=option)
+    if report is not None:
+        for library in ("jinja2", "plotly"):
+            require(library, "report")
     output = Output(as_json=as_json)
     labelled = read_labelled(data, split, "train")
     with output.doing("opening the index"):
         from calibration.calibrate import calibrate as run
-        from calibration.certify import Settings
-        from calibration.select import Promise
+        from calibration.calibrate_route import Settings
+        from calibration.certify import Promise
 
         settings = Settings(
-            policy=policy.value,
+            policy=policy,
             promise=None if alpha is None else Promise(alpha, beta, delta),
             delta=delta,
             baseline_k=baseline_k(baseline),
-            allow_uncertified=allow_uncertified,
+            # A report says why nothing could be certified; the profile is refused below.
+            allow_uncertified=allow_uncertified or any(reports.values()),
             segment_by=segment_by,
             held_out=held_out,
             depth=depth,
@@ -119,163 +169,172 @@ def calibrate(
         retriever = open_index(index, reranker)
     counts = labelled.counts(retriever)
     with output.passes() as begin:
-        found = run(
+        calibration = run(
             retriever,
             labelled.dataset,
             settings,
             passes=begin,
             cache=cache_folder() / "pools" if cache is None else cache,
         )
-    found.profile.save(out)
-    notes = _notes(found, (*labelled.notes, *shared_questions(labelled)))
-    parts = {
-        "chosen_on": len(found.chosen_on),
-        "held_out": 0 if found.held_out is None else len(found.held_out),
-    }
+    uncertified = [
+        route.value
+        for route, outcome in calibration.outcomes.items()
+        if outcome.profile.certificate is None
+    ]
+    refused = bool(uncertified) and not allow_uncertified
+    if not refused:
+        calibration.profile.save(out)
+    with output.doing("writing the report"):
+        _write_reports(calibration, retriever, report, report_json)
+    files = {"profile": None if refused else out, "report": report, "report_json": report_json}
+    written = {name: None if file is None else str(file) for name, file in files.items()}
+    notes = _notes(calibration, (*labelled.notes, *shared_questions(labelled)))
     if as_json:
-        print_json(
-            {
-                "profile": str(out),
-                "profile_id": found.profile.profile_id,
-                "data": labelled.dataset.name,
-                "split": labelled.split,
-                **counts,
-                **parts,
-                "fusion": found.profile.model_dump(mode="json")["fusion"],
-                "routes": {
-                    route.value: _route_document(outcome, settings)
-                    for route, outcome in found.outcomes.items()
-                },
-                "notes": notes,
-            }
-        )
+        print_json(_document(calibration, labelled, counts, written, notes))
     else:
-        output.facts(
-            [
-                ("queries", labelled.described(counts)),
-                ("parts", f"{parts['chosen_on']:,} to choose on, {parts['held_out']:,} held out"),
-                ("fusion", found.profile.fingerprint.get("fusion", NO_DATA)),
-            ]
-        )
-        for route, outcome in found.outcomes.items():
-            _print_route(route, outcome, settings, output)
-        output.out.print()
-        output.facts([("wrote", f"{out} (profile {found.profile.profile_id})")])
+        _print(calibration, labelled.described(counts), written, output)
     for note in notes:
         output.note(note)
+    if refused:
+        line = (
+            f"finding: no certificate for route {', '.join(uncertified)}, so no profile was "
+            "written; the report says why, and --allow-uncertified writes the profile all the same"
+        )
+        output.err.print(Text(line))
+        raise typer.Exit(FINDING)
 
 
-def _notes(found: "Calibration", notes: tuple[str, ...]) -> list[str]:
-    """What was said of the labels, the parts and the replay, each once, in order."""
-    return list(dict.fromkeys([*notes, *found.chosen_on.notes, *found.profile.provenance.notes]))
+def _write_reports(
+    calibration: "Calibration",
+    retriever: "HybridRetriever",
+    page: Path | None,
+    figures: Path | None,
+) -> None:
+    if page is None and figures is None:
+        return
+    from calibration.report import report, write_html, write_json
+
+    evidence = report(calibration, retriever.passage)
+    if page is not None:
+        write_html(evidence, page)
+    if figures is not None:
+        write_json(evidence, figures)
 
 
-def _promise_in_words(outcome: "RouteOutcome", settings: "Settings") -> str:
-    certificate, test = outcome.profile.certificate, outcome.certification
-    if certificate is not None:
-        return certificate.statement
-    if settings.promise is None or test is None:
-        return "no certificate: no query with a relevant passage was held out to certify the cost"
-    if test.labels_needed is None:
-        needed = "no number of labels would do on queries like these"
-    else:
-        needed = f"about {test.labels_needed} answerable test queries would do"
-    return (
-        f"no certificate: none of {test.tested} policies could be shown to keep recall loss ≤ "
-        f"{settings.promise.alpha:g} on {test.n_recall} answerable test queries; {needed}"
+def _notes(calibration: "Calibration", notes: tuple[str, ...]) -> list[str]:
+    """Notes on the labels, the parts and the replay, each once, in order."""
+    provenance = calibration.profile.provenance
+    return list(dict.fromkeys([*notes, *calibration.chosen_on.notes, *provenance.notes]))
+
+
+def _document(
+    calibration: "Calibration",
+    labelled: "Labelled",
+    counts: Mapping[str, int],
+    written: Mapping[str, str | None],
+    notes: list[str],
+) -> dict[str, object]:
+    held_out = calibration.held_out
+    return {
+        **written,
+        "profile_id": calibration.profile.profile_id,
+        "data": labelled.dataset.name,
+        "split": labelled.split,
+        **counts,
+        "chosen_on": len(calibration.chosen_on),
+        "held_out": 0 if held_out is None else len(held_out),
+        "fusion": calibration.profile.model_dump(mode="json")["fusion"],
+        "routes": {
+            route.value: _route_document(outcome, calibration)
+            for route, outcome in calibration.outcomes.items()
+        },
+        "notes": notes,
+    }
+
+
+def _print(
+    calibration: "Calibration", queries: str, written: Mapping[str, str | None], output: Output
+) -> None:
+    profile, held_out = calibration.profile, calibration.held_out
+    n_held_out = 0 if held_out is None else len(held_out)
+    output.facts(
+        [
+            ("queries", queries),
+            ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
+            ("fusion", profile.fingerprint.get("fusion", NO_DATA)),
+        ]
+    )
+    for route, outcome in calibration.outcomes.items():
+        _print_route(route, outcome, calibration, output)
+    output.out.print()
+    output.facts(
+        [("profile", profile.profile_id), *(("wrote", file) for file in written.values() if file)]
     )
 
 
-def _choice(outcome: "RouteOutcome", cell: tuple[int, int] | None) -> dict[str, float] | None:
-    """A cell of the grid as its k and threshold."""
-    if cell is None:
+def _choice(outcome: "RouteOutcome", grid_index: tuple[int, int] | None) -> dict[str, float] | None:
+    """The k and the threshold at a place of the grid."""
+    if grid_index is None:
         return None
-    survival = outcome.chosen_grid.survival
-    return {"k": int(survival.ks[cell[0]]), "threshold": float(survival.thresholds[cell[1]])}
+    k, threshold = outcome.chosen_grid.settings(grid_index)
+    return {"k": k, "threshold": threshold}
 
 
-def _route_document(outcome: "RouteOutcome", settings: "Settings") -> dict[str, object]:
+def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict[str, object]:
+    from calibration.report import certificate_words
+
     chosen, test = outcome.profile, outcome.certification
     certificate = chosen.certificate
     return {
-        "policy": policy_in_words(chosen.policy),
+        "policy": describe_policy(chosen.policy),
         "kind": chosen.policy.kind,
         "k": chosen.policy.k,
         "why": chosen.why,
-        "promise": _promise_in_words(outcome, settings),
+        "promise": certificate_words(outcome, calibration.settings),
         "certificate": None if certificate is None else certificate.model_dump(),
-        "uncertified": policy_in_words(outcome.uncertified),
+        "uncertified": describe_policy(outcome.uncertified),
         "segments": {
             name: {
-                "policy": policy_in_words(segment.policy),
+                "policy": describe_policy(segment.policy),
                 "promise": segment.certificate.statement,
             }
             for name, segment in chosen.segments.items()
         },
         "chosen_on": None if chosen.chosen_on is None else chosen.chosen_on.model_dump(),
         "held_out": None if chosen.held_out is None else chosen.held_out.model_dump(),
-        "alternatives": {
-            other.rule: {"choice": _choice(outcome, other.cell), "tested": other.tested}
-            for other in (() if test is None else test.alternatives)
+        "rule_choices": {
+            other.rule: {"choice": _choice(outcome, other.grid_index), "tested": other.tested}
+            for other in (() if test is None else test.rule_choices)
         },
     }
 
 
 def _print_route(
-    route: Route, outcome: "RouteOutcome", settings: "Settings", output: Output
+    route: Route, outcome: "RouteOutcome", calibration: "Calibration", output: Output
 ) -> None:
+    from calibration.report import certificate_words
+
     chosen = outcome.profile
     output.heading(f"route {route.value}")
-    rows = [
-        ("keeps", policy_in_words(chosen.policy)),
+    facts = [
+        ("keeps", describe_policy(chosen.policy)),
         ("why", chosen.why),
-        ("certificate", _promise_in_words(outcome, settings)),
+        ("certificate", certificate_words(outcome, calibration.settings)),
     ]
     if outcome.uncertified != chosen.policy:
-        rows.append(("without it", policy_in_words(outcome.uncertified)))
+        facts.append(("without it", describe_policy(outcome.uncertified)))
     for name, segment in chosen.segments.items():
-        rows.append((f"segment {name}", policy_in_words(segment.policy)))
-        rows.append(("", segment.certificate.statement))
-    output.facts(rows)
-    _print_evidence(chosen, output)
-    if outcome.certification is not None:
-        _print_alternatives(outcome, output)
-
-
-def _print_evidence(chosen: "RouteProfile", output: Output) -> None:
-    made = new_table("metric", "chosen on>", "n>", "held out>", "n>")
+        facts.append((f"segment {name}", describe_policy(segment.policy)))
+        facts.append(("", segment.certificate.statement))
+    output.facts(facts)
+    rows = table("metric", "chosen on>", "n>", "held out>", "n>")
     for name in _SHOWN:
-        made.add_row(name, *_cells(chosen.chosen_on, name), *_cells(chosen.held_out, name))
-    output.out.print(made)
+        rows.add_row(name, *_cells(chosen.chosen_on, name), *_cells(chosen.held_out, name))
+    output.out.print(rows)
 
 
 def _cells(evidence: "Evidence | None", name: str) -> tuple[str, str]:
     if evidence is None:
         return NO_DATA, "0"
-    found = evidence.metrics[name]
-    return f"{number(found.value)} {interval(found)}".rstrip(), f"{found.n:,}"
-
-
-def _print_alternatives(outcome: "RouteOutcome", output: Output) -> None:
-    test = outcome.certification
-    made = new_table(
-        "rule",
-        "k>",
-        "threshold>",
-        "udcg_strict>",
-        "recall_loss>",
-        "harm>",
-        title="What each rule would choose, and its means on the test queries",
-    )
-    for other in () if test is None else test.alternatives:
-        choice, tested = _choice(outcome, other.cell), other.tested
-        if choice is None or tested is None:
-            made.add_row(f"{_RULES[other.rule]}: nothing", *["–"] * 5)
-            continue
-        made.add_row(
-            _RULES[other.rule],
-            f"{choice['k']:.0f}",
-            f"{choice['threshold']:.3g}",
-            *(f"{tested[name]:.3f}" for name in ("udcg_strict", "recall_loss", "harm")),
-        )
-    output.out.print(made)
+    metric = evidence.metrics[name]
+    return f"{number(metric.value)} {interval(metric)}".rstrip(), f"{metric.n:,}"

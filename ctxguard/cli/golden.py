@@ -1,14 +1,14 @@
 """``ctxguard golden``: labels with provenance, frozen by digest, and how much they cover."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ctxguard.cli import _options
 from ctxguard.cli._console import (
     FINDING,
     Command,
@@ -21,24 +21,17 @@ from ctxguard.cli._console import (
 )
 from ctxguard.cli._inputs import open_index, read_labelled
 from ctxguard.errors import ConfigurationError
-from ctxguard.types import Route
+
+Source = Literal["human", "authored", "traffic", "llm"]
 
 if TYPE_CHECKING:
-    from calibration.labelling.coverage import CoverageAt, Unjudged
-    from calibration.labelling.datasets import Dataset
-    from calibration.labelling.golden import Merged, Settled
-    from ctxguard.retrieval.hybrid import HybridRetriever
+    from calibration.data.coverage import CoverageAt, Unjudged
+    from calibration.data.dataset import Dataset
+    from calibration.data.frozen_sets import Snapshot
+    from calibration.data.golden import GoldenSet
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SHOWN_DISPUTES = 10
-
-
-class SourceName(StrEnum):
-    """Where a label comes from."""
-
-    HUMAN = "human"
-    AUTHORED = "authored"
-    TRAFFIC = "traffic"
-    LLM = "llm"
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +41,7 @@ def register(app: typer.Typer) -> None:
         help="Golden sets: labels with provenance, frozen by digest.",
         no_args_is_help=True,
     )
-    for command in (freeze, check, show, coverage):
+    for command in (freeze, check, coverage):
         golden.command(command.__name__, cls=Command)(command)
     app.add_typer(golden)
 
@@ -58,112 +51,122 @@ def freeze(
         list[Path],
         typer.Argument(
             metavar="SRC...",
-            help="JSONL or CSV of labels and questions, frozen sets, BEIR folders.",
+            help="JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the frozen set; a new one.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for the frozen set.")],
     source: Annotated[
-        SourceName | None, typer.Option(help="Where labels come from that do not say.")
+        Source | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Source of labels that do not name one: human, authored, traffic or llm.",
+        ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Of a BEIR folder, and of the frozen set.")] = "test",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="Split to read from BEIR folders and to write.")
+    ] = "test",
+    as_json: _options.AsJson = False,
 ) -> None:
-    """Settle the labels of all sources by one rule, and freeze them under a digest.
+    """Merge the labels of all sources into one per passage, and freeze them under a digest.
 
     Every label is kept with its provenance, those that disagree too.
     """
-    from calibration.labelling.golden import merge
-    from calibration.labelling.goldenfiles import read_sources
-    from calibration.labelling.snapshots import freeze as write
+    from calibration.data.frozen_sets import freeze as write
+    from calibration.data.golden_sources import read_sources
 
     output = Output(as_json=as_json)
-    merged = merge(
-        read_sources(sources, source=None if source is None else source.value, split=split)
-    )
-    snapshot = write(merged, out, split)
+    golden = read_sources(sources, source=source, split=split)
+    snapshot = write(golden, out, split)
     if as_json:
-        print_json({"golden": str(out), **snapshot, "disputed": _disputes(merged)})
+        document = snapshot.model_dump(mode="json")
+        print_json({"golden": str(out), **document, "disputed": _disputes(golden)})
         return
-    output.facts([("golden set", str(out)), ("digest", snapshot["digest"]), *_facts(snapshot)])
-    _print_disputes(merged, output)
-    for note in snapshot["notes"]:
+    output.facts([("golden set", str(out)), *_facts(snapshot)])
+    _print_disputes(golden, output)
+    for note in snapshot.notes:
         output.note(note)
 
 
 def check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A frozen set.")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: _options.AsJson = False,
 ) -> None:
-    """Verify that a frozen set is what was frozen; exit code 1 where it is not."""
-    from calibration.labelling.snapshots import changes, read_snapshot
+    """Show what a frozen set holds, and verify that it is unchanged; exit code 1 if it is not.
+
+    Says where the labels come from, which ones disagree, and how they become one.
+    """
+    from calibration.data.frozen_sets import changes, read_snapshot
+    from calibration.data.golden_sources import read_sources
 
     output = Output(as_json=as_json)
-    digest, changed = read_snapshot(folder)["digest"], changes(folder)
+    snapshot, changed = read_snapshot(folder), changes(folder)
+    golden = read_sources([folder])
     if as_json:
-        print_json({"golden": str(folder), "digest": digest, "changes": list(changed)})
-    elif not changed:
-        output.facts([("golden set", f"{folder}, unchanged"), ("digest", digest)])
+        print_json(
+            {
+                "golden": str(folder),
+                **snapshot.model_dump(mode="json"),
+                "disputed": _disputes(golden),
+                "changes": list(changed),
+            }
+        )
+    else:
+        state = "changed" if changed else "unchanged"
+        output.facts([("golden set", f"{folder}, {state}"), *_facts(snapshot)])
+        _print_disputes(golden, output)
+        output.heading("How the labels of a passage become one")
+        for rule in snapshot.rules:
+            output.out.print(f"  - {rule}")
+        for note in snapshot.notes:
+            output.note(note)
     for line in changed:
         output.err.print(f"finding: {line}")
     if changed:
         raise typer.Exit(FINDING)
 
 
-def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A frozen set.")],
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Say what a frozen set holds, where its labels come from, and how they were settled."""
-    from calibration.labelling.golden import merge
-    from calibration.labelling.goldenfiles import read_sources
-    from calibration.labelling.snapshots import changes, read_snapshot
-
-    output = Output(as_json=as_json)
-    snapshot, changed = read_snapshot(folder), changes(folder)
-    merged = merge(read_sources([folder]))
-    if as_json:
-        print_json({**snapshot, "disputed": _disputes(merged), "changes": list(changed)})
-        return
-    output.facts([("golden set", str(folder)), ("digest", snapshot["digest"]), *_facts(snapshot)])
-    _print_disputes(merged, output)
-    output.heading("How labels that disagree become one")
-    for rule in snapshot["rules"]:
-        output.out.print(f"  - {rule}")
-    for note in (*snapshot["notes"], *(f"since it was frozen, {line}" for line in changed)):
-        output.note(note)
-
-
 def coverage(
     *,
-    index: Annotated[Path, typer.Option(help="Folder that `ctxguard index` wrote.")],
-    data: Annotated[Path, typer.Option(help="Frozen set, BEIR folder, or JSONL of queries.")],
-    split: Annotated[
-        str | None, typer.Option(help="A name in the folder's qrels/. (default: test)")
-    ] = None,
+    index: _options.IndexFolder,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="PATH", help="Queries: a frozen set, a BEIR folder or a JSONL file."),
+    ],
+    split: Annotated[str | None, _options.split("test")] = None,
     ks: Annotated[
         list[int] | None,
-        typer.Option("--k", "-k", min=1, help="A cut-off; give several. (default: 1 3 5 10 20)"),
+        typer.Option(
+            "--k",
+            "-k",
+            metavar="N",
+            min=1,
+            help="Cut-off. Repeatable.",
+            show_default="1, 3, 5, 10 and 20",
+        ),
     ] = None,
-    route: Annotated[
-        Route | None, typer.Option(help="The stages that answer. (default: all there are)")
-    ] = None,
-    reranker: Annotated[str | None, typer.Option(help="CrossEncoder, by name or folder.")] = None,
+    route: _options.OneRoute = None,
+    reranker: _options.Reranker = None,
     out: Annotated[
-        Path | None, typer.Option(help="JSONL of the unjudged passages that matter most, to label.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL file for the unlabelled passages that matter most, to label.",
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most passages of --out.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most passages written to --out.")
+    ] = 200,
+    seed: _options.Seed = 0,
+    as_json: _options.AsJson = False,
 ) -> None:
-    """Measure how much of what is retrieved has a label: unjudged is not irrelevant.
+    """Measure how much of what is retrieved has a label: an unlabelled passage may be relevant.
 
-    With --out, the passages whose labels would tell most are written for labelling: fill in
-    grade (or distractor), annotator and date, and give the file to `ctxguard golden freeze`.
+    --out writes the unlabelled passages whose labels could change the figures most. Fill in grade
+    (or distractor), annotator and date, and pass the file to `ctxguard golden freeze`.
     """
-    from calibration.labelling import coverage as judged
+    from calibration.data import coverage as judged
     from calibration.replay import replay
 
     ks = [1, 3, 5, 10, 20] if ks is None else ks
@@ -220,90 +223,75 @@ def coverage(
         output.note(note)
 
 
-def _facts(snapshot: Mapping[str, Any]) -> list[tuple[str, str]]:
-    counts = snapshot["counts"]
-
-    def named(prefix: str) -> str:
-        parts = [
-            f"{n:,} {name.removeprefix(prefix)}"
-            for name, n in counts.items()
-            if n and name.startswith(prefix)
-        ]
-        return ", ".join(parts) or "none"
-
-    asked, disputed = counts["times_asked_in_traffic"], counts["disagreements"]
-    questions = (
-        f"{counts['queries']:,}: {counts['labelled_queries']:,} have a label, "
-        f"{counts['answerable_queries']:,} are answerable"
-    )
-    labels = (
-        f"{counts['labels']:,} ({named('labels_')}) by {counts['annotators']:,} named annotators"
-    )
-    passages = (
-        f"{counts['labelled_passages']:,}: {counts['relevant']:,} relevant, "
-        f"{counts['irrelevant']:,} irrelevant, {counts['hard_negative']:,} hard negatives, "
-        f"{counts['distractor']:,} distractors"
-    )
-    disagreement = (
-        f"{disputed:,} of {counts['labelled_more_than_once']:,} passages labelled more than once, "
-        f"{counts['disagreements_on_relevance']:,} on relevance"
+def _facts(snapshot: "Snapshot") -> list[tuple[str, str]]:
+    counts = {name: f"{n:,}" for name, n in snapshot.counts.items()}
+    sources = ", ".join(
+        f"{counts[name]} {name.removeprefix('labels_')}"
+        for name, n in snapshot.counts.items()
+        if n and name.startswith("labels_")
     )
     return [
-        ("questions", questions + (f"; traffic asked {asked:,} times" if asked else "")),
-        ("labels", labels),
-        ("passages", passages),
-        ("disagreement", disagreement + (f": {named('settled_by_')}" if disputed else "")),
-        ("split", snapshot["split"]),
+        ("digest", snapshot.digest),
+        (
+            "questions",
+            "{queries}: {labelled_queries} have a label, {answerable_queries} are answerable; "
+            "traffic asked {times_asked_in_traffic} times".format(**counts),
+        ),
+        ("labels", f"{counts['labels']} ({sources or 'none'}), {counts['annotators']} annotators"),
+        (
+            "passages",
+            "{labelled_passages}: {relevant} relevant, {irrelevant} irrelevant, {hard_negative} "
+            "hard negatives, {distractor} distractors".format(**counts),
+        ),
+        (
+            "disagreement",
+            "on {disagreements} of {labelled_more_than_once} passages labelled more than once, on "
+            "the relevance of {disagreements_on_relevance}".format(**counts),
+        ),
+        ("split", snapshot.split),
     ]
 
 
-def _disputes(merged: "Merged") -> list[dict[str, object]]:
+def _disputes(golden: "GoldenSet") -> list[dict[str, object]]:
     return [
         {
-            "query_id": settled.query_id,
-            "passage_id": settled.passage_id,
-            "value": settled.value,
-            "settled_by": settled.by,
-            "labels": [asdict(judgment) for judgment in settled.judgments],
+            "query_id": label.query_id,
+            "passage_id": label.passage_id,
+            "value": label.value,
+            "labels": [asdict(annotation) for annotation in label.annotations],
         }
-        for settled in merged.disputed
+        for label in golden.disputed
     ]
 
 
-def _print_disputes(merged: "Merged", output: Output) -> None:
-    if not merged.disputed:
+def _print_disputes(golden: "GoldenSet", output: Output) -> None:
+    if not golden.disputed:
         return
-    made = table("query", "passage", "labels", "settled", "by", title="Labels that disagree")
-    for settled in merged.disputed[:_SHOWN_DISPUTES]:
-        made.add_row(
-            settled.query_id, settled.passage_id, _votes(settled), str(settled.value), settled.by
-        )
-    output.out.print(made)
-    more = len(merged.disputed) - _SHOWN_DISPUTES
+    rows = table("query", "passage", "labels", "value used", title="Labels that disagree")
+    for label in golden.disputed[:_SHOWN_DISPUTES]:
+        given = ", ".join(f"{one.value} {one.annotator or one.source}" for one in label.annotations)
+        rows.add_row(label.query_id, label.passage_id, given, str(label.value))
+    output.out.print(rows)
+    more = len(golden.disputed) - _SHOWN_DISPUTES
     if more > 0:
         output.note(f"{more:,} more disagree; --json lists them all")
 
 
-def _votes(settled: "Settled") -> str:
-    return ", ".join(f"{j.value} {j.annotator or j.source}" for j in settled.judgments)
-
-
 def _questions(data: Path, split: str | None) -> "tuple[Dataset, Mapping[str, int], list[str]]":
-    """The queries to look at, how often each was asked, and notes.
+    """The queries to measure, how often each was asked, and notes.
 
-    A frozen set is read with its questions that have no label yet, which no split holds.
+    A frozen set is read with its provenance: its questions without a label are in no split.
     """
-    from calibration.labelling.golden import merge
-    from calibration.labelling.goldenfiles import read_sources
-    from calibration.labelling.snapshots import SNAPSHOT, changes, read_snapshot
+    from calibration.data.frozen_sets import SNAPSHOT, changes, read_snapshot
+    from calibration.data.golden_sources import read_sources
 
     if (data / SNAPSHOT).is_file():
-        frozen = read_snapshot(data)["split"]
+        frozen = read_snapshot(data).split
         if split not in (None, frozen):
             raise ConfigurationError(f"--split {split}: the frozen set has {frozen!r} alone")
         golden = read_sources([data])
         notes = [*golden.notes, *(f"since it was frozen, {line}" for line in changes(data))]
-        return merge(golden, data.resolve().name).dataset, golden.times_asked, notes
+        return golden.dataset(data.resolve().name), golden.times_asked, notes
     labelled = read_labelled(data, split, "test")
     return labelled.dataset, {}, list(labelled.notes)
 
@@ -311,21 +299,21 @@ def _questions(data: Path, split: str | None) -> "tuple[Dataset, Mapping[str, in
 def _write_unjudged(
     out: Path, missing: "Iterable[Unjudged]", dataset: "Dataset", retriever: "HybridRetriever"
 ) -> None:
-    from calibration.labelling.writers import write_lines
+    from calibration.data.text_files import write_lines
 
     questions = {query.query_id: query.text for query in dataset.queries}
     lines = []
-    for found in missing:
-        passage = retriever.passage(found.passage_id)
+    for unjudged in missing:
+        passage = retriever.passage(unjudged.passage_id)
         lines.append(
             json.dumps(
                 {
-                    "query_id": found.query_id,
-                    "query": questions[found.query_id],
-                    "passage_id": found.passage_id,
+                    "query_id": unjudged.query_id,
+                    "query": questions[unjudged.query_id],
+                    "passage_id": unjudged.passage_id,
                     "title": passage.title,
                     "text": passage.text,
-                    "rank": found.rank,
+                    "rank": unjudged.rank,
                     "grade": None,
                     "source": "human",
                     "annotator": None,
@@ -338,18 +326,18 @@ def _write_unjudged(
     write_lines(out, lines)
 
 
-def _print_coverage(rows: "Iterable[CoverageAt]", output: Output) -> None:
-    made = table("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
-    for row in rows:
-        made.add_row(
-            str(row.k),
-            number(row.judged.value),
-            interval(row.judged),
-            f"{row.judged.n:,}",
-            number(row.fully_judged),
-            f"{row.unjudged:,}",
-        )
-    if made.row_count:
-        output.out.print(made)
-    else:
+def _print_coverage(at_each_k: "Sequence[CoverageAt]", output: Output) -> None:
+    if not at_each_k:
         output.note("no query has a label yet: there is no coverage to measure")
+        return
+    rows = table("k>", "judged>", "95% interval>", "n>", "fully judged>", "unjudged>")
+    for at in at_each_k:
+        rows.add_row(
+            str(at.k),
+            number(at.judged.value),
+            interval(at.judged),
+            f"{at.judged.n:,}",
+            number(at.fully_judged),
+            f"{at.unjudged:,}",
+        )
+    output.out.print(rows)

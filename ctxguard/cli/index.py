@@ -1,25 +1,18 @@
-"""``ctxguard index``: a corpus becomes a folder that can be searched."""
+"""``ctxguard index``: build the index folder of a corpus."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.filesize import decimal
 
-from ctxguard.cli._console import Output, print_json, size
-from ctxguard.errors import IndexFolderError
+from ctxguard.cli import _options
+from ctxguard.cli._console import Output, print_json
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.hybrid import HybridRetriever
-
-
-class Lexical(StrEnum):
-    """The lexical engines."""
-
-    BM25S = "bm25s"
-    RANK_BM25 = "rank-bm25"
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 
 def register(app: typer.Typer) -> None:
@@ -28,35 +21,68 @@ def register(app: typer.Typer) -> None:
 
 
 def index(
-    corpus: Annotated[Path, typer.Argument(help="BEIR folder, or JSONL with _id, title, text.")],
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CORPUS",
+            help="Passages: a BEIR folder, or a JSONL file with _id, title and text.",
+        ),
+    ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the index; an index there is replaced.")],
-    lexical: Annotated[Lexical, typer.Option(help="The lexical engine.")] = Lexical.BM25S,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="Index folder to write; an index there is replaced."),
+    ],
+    lexical: Annotated[
+        Literal["bm25s", "rank-bm25"],
+        typer.Option(metavar="ENGINE", help="Lexical engine: bm25s or rank-bm25."),
+    ] = "bm25s",
+    language: Annotated[
+        str,
+        typer.Option(
+            metavar="CODE",
+            help="Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, "
+            "ru, sv or tr; cjk for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese.",
+        ),
+    ] = "en",
     model: Annotated[
         str | None,
-        typer.Option(help="Embedding model, by name or folder. (default: all-MiniLM-L6-v2)"),
+        typer.Option(
+            metavar="MODEL",
+            help="Embedding model: a name, or a folder. For other languages than English give a "
+            "multilingual one.",
+            show_default="all-MiniLM-L6-v2",
+        ),
     ] = None,
     exact_limit: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Passages above which codes are compared first. (default: 20,000)"
+            metavar="N",
+            min=0,
+            help="Up to N passages dense search compares the query with every vector; above, with "
+            "compressed codes first.",
+            show_default="20,000",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Index a corpus for lexical and dense search."""
     output = Output(as_json=as_json)
-    _refuse_other_content(out)
     start = perf_counter()
     with output.doing("reading the corpus"):
-        from calibration.labelling.datasets import read_corpus
+        from calibration.data.readers import read_corpus
+        from ctxguard.retrieval.analysers import analyser_for
+        from ctxguard.retrieval.index.storage import check_destination
 
+        # Saving checks it again, but only after the passages are encoded.
+        check_destination(out)
+        analyser = analyser_for(language)
         reader = read_corpus(corpus)
         passages = list(reader)
     with output.doing("loading the model"):
-        from ctxguard.retrieval.dense import EXACT_LIMIT
-        from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
-        from ctxguard.retrieval.hybrid import HybridRetriever
+        from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+        from ctxguard.retrieval.index.dense import EXACT_LIMIT
+        from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
         # A folder's name must still find it when the index is opened from elsewhere.
         is_folder = model is not None and Path(model).is_dir()
@@ -76,7 +102,8 @@ def index(
         retriever = HybridRetriever.build(
             passages,
             embedder=embedder,
-            lexical=lexical.value,
+            lexical=lexical,
+            analyser=analyser,
             exact_limit=limit,
             progress=progress,
         )
@@ -88,10 +115,10 @@ def index(
         retriever=retriever,
         folder=out,
         dimension=dimension,
-        search="exact" if retriever.compares_every_vector else "codes",
+        search="exact" if retriever.is_exact else "codes",
         seconds=perf_counter() - start,
         passages_per_second=retriever.report.indexed / build_seconds,
-        notes=reader.notes,
+        notes=(*reader.notes, *_language_notes(retriever, model)),
     )
     if as_json:
         print_json(built.to_dict())
@@ -103,7 +130,7 @@ def index(
 
 @dataclass(frozen=True)
 class _Built:
-    """What came of an indexing.
+    """A new index, and how long it took.
 
     Attributes:
         seconds: In all, with reading the corpus and loading the model.
@@ -129,6 +156,7 @@ class _Built:
             "passages": report.indexed,
             "left_out": {"neither title nor text": report.empty},
             "repaired": report.repaired,
+            "unhandled_letters": round(report.unhandled_letters, 4),
             "vectors": {"dimension": self.dimension, "search": self.search},
             "size_bytes": self.size_bytes,
             "seconds": round(self.seconds, 3),
@@ -141,7 +169,7 @@ class _Built:
         report, fingerprint = self.retriever.report, self.retriever.fingerprint()
         why = " (neither title nor text)" if report.empty else ""
         return [
-            ("index", f"{self.folder}, {size(self.size_bytes)}"),
+            ("index", f"{self.folder}, {decimal(self.size_bytes)}"),
             ("passages", f"{report.indexed:,}"),
             ("left out", f"{report.empty:,}{why}"),
             ("vectors", f"{self.dimension} dimensions, {self.search} search"),
@@ -152,17 +180,12 @@ class _Built:
         ]
 
 
-def _refuse_other_content(out: Path) -> None:
-    """Refuse what saving would refuse, before the passages are encoded."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise IndexFolderError(f"{out} is a file; an index is a folder")
-    entries = [entry.name for entry in out.iterdir()]
-    if entries and not any(
-        name == "manifest.json" or name.startswith("generation-") for name in entries
-    ):
-        raise IndexFolderError(
-            f"{out} holds files that are no part of an index ({min(entries)!r}, {len(entries)} in "
-            "all); give a folder of its own"
+def _language_notes(retriever: "HybridRetriever", model: str | None) -> list[str]:
+    warning, language = retriever.report.script_warning, retriever.analyser.name
+    notes = [] if warning is None else [warning]
+    if model is None and language != "en":
+        notes.append(
+            f"the vectors are of all-MiniLM-L6-v2, which was trained on English, and the language "
+            f"is {language}; give --model a multilingual model"
         )
+    return notes

@@ -1,6 +1,7 @@
-"""``ctxguard label``: hand samples to people, and take their labels and users' feedback in."""
+"""``ctxguard label``: export samples for people to label, import labels and user feedback."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,12 @@ from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._store import StoreUrl, named_series, open_store
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.store import LabelRow, SampleStore
+    from ctxguard.monitor.judges import Judgment
+    from ctxguard.monitor.store import SampleStore
 
 _label = typer.Typer(
     name="label",
-    help="Hand samples to people, and take their labels and users' feedback in.",
+    help="Export samples for people to label; import their labels, and users' feedback.",
     no_args_is_help=True,
 )
 
@@ -28,120 +30,132 @@ def register(app: typer.Typer) -> None:
 def export(
     *,
     store: StoreUrl,
-    out: Annotated[Path, typer.Option(help="File to write: .jsonl, or .csv.")],
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Requests to label.")] = 50,
+    out: Annotated[Path, typer.Option(help="File to write, .jsonl or .csv.")],
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="How many requests to export.")] = 50,
     judge: Annotated[
-        str | None, typer.Option(help="The series of judgments that labels correct.")
+        str | None,
+        typer.Option(
+            help="Judge that the labels correct, as the store names it. (default: the only one)"
+        ),
     ] = None,
     alarm: Annotated[
         bool,
-        typer.Option("--alarm", help="Those that tell most of an alarm, not a random pick."),
+        typer.Option(
+            "--alarm",
+            help="Export the samples that an alarm requested labels of, not a random pick.",
+        ),
     ] = False,
-    weighed: Annotated[
+    weighted: Annotated[
         bool,
         typer.Option(
-            "--weighed",
-            help="Pick twice as often where the judge calls the first passage wrong: narrows MRR "
-            "where it is above 0.75. Keep to one way of picking in a store.",
+            "--weighted",
+            help="Pick requests twice as often where the judge calls the first passage wrong. It "
+            "narrows the interval of an MRR above 0.75. Use one way of picking per store.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write what people should grade, drawn at random from what was judged.
+    """Write a file of passages for people to grade, of judged requests picked at random.
 
-    Each row is one passage; its grade is to be filled in. Requests that
-    still lack labels come first: whether a whole pool is needed shows only
-    once what was served is graded.
+    Each row is one passage, with an empty grade to fill in. Requests whose
+    labels are incomplete come first: whether the whole pool has to be graded
+    is known only once the served passages are.
     """
-    from ctxguard.monitor.label_files import to_label, write_label_file
-    from ctxguard.monitor.labels import HUMAN
-    from ctxguard.monitor.records import Record
-    from ctxguard.monitor.store import PICKED, RANDOM, WEIGHED
+    from ctxguard.monitor.labels.files import rows_to_label, write_label_file
+    from ctxguard.monitor.labels.human import human_verdicts
+    from ctxguard.monitor.sampling.record import SampleRecord
+    from ctxguard.monitor.store import PICK_REASONS, RANDOM, WEIGHTED
 
     output = Output(as_json=as_json)
     check_writable(out, "--out")
     rows = []
     with open_store(store) as opened:
-        said: dict[int, list[LabelRow]] = {}
-        for sample_id, label in opened.labels():
-            if label.source == HUMAN:
-                said.setdefault(sample_id, []).append(label)
-        # What an alarm asked for is no random pick, and must not become one half-way.
-        sought = {one for one, why in opened.label_reasons().items() if why not in PICKED}
-        picked = [one for one in _unfinished(opened, said) if (one in sought) is alarm]
+        labelled = human_verdicts(opened.labels())
+        verdicts = {sample_id: found.by_passage for sample_id, found in labelled.items()}
+        # Samples that an alarm requested are no random pick, and must not become part of one.
+        reasons = opened.label_reasons().items()
+        targeted = {sample_id for sample_id, reason in reasons if reason not in PICK_REASONS}
+        picked = [one for one in _incomplete(opened, verdicts) if (one in targeted) is alarm]
         if alarm:
-            picked += [sample_id for sample_id, why in opened.label_queue() if why not in PICKED]
+            picked += [sample_id for sample_id, _ in opened.label_queue() if sample_id in targeted]
         else:
             series = named_series(opened, judge)
-            fresh = _weighed(opened, series, n) if weighed else opened.pick_for_labels(series, n)
+            fresh = _weighted(opened, series, n) if weighted else opened.pick_for_labels(series, n)
             picked = list(dict.fromkeys(picked + fresh))
         picked = picked[:n]
         for sample_id, payload in opened.payloads(picked).items():
-            rows += to_label(Record.from_bytes(payload), said.get(sample_id, []))
+            rows += rows_to_label(SampleRecord.from_bytes(payload), verdicts.get(sample_id, {}))
         write_label_file(out, rows)
         if not alarm:
-            opened.queue_labels(picked, why=WEIGHED if weighed else RANDOM)
-    found = {"requests": len({row.request_id for row in rows}), "passages": len(rows)}
+            opened.queue_labels(picked, reason=WEIGHTED if weighted else RANDOM)
+    n_requests = len({row.request_id for row in rows})
     if as_json:
-        print_json({**found, "out": str(out)})
+        print_json({"requests": n_requests, "passages": len(rows), "out": str(out)})
     else:
-        output.out.print(
-            f"{out}: {found['requests']:,} requests, {found['passages']:,} passages to grade"
-        )
+        output.out.print(f"{out}: {n_requests:,} requests, {len(rows):,} passages to grade")
     if rows:
-        output.note("bring them back with `ctxguard label import`")
+        output.note("import the graded file with `ctxguard label import`")
     else:
         output.note(
-            "no alarm asks for labels" if alarm else "all that was judged has its labels already"
+            "no alarm has requested labels"
+            if alarm
+            else "every judged request has its labels already"
         )
     bare = sum(not row.text and not row.title for row in rows)
     if bare:
         output.note(f"{bare:,} passages have no text in the store; look them up by their ids")
 
 
-def _weighed(store: "SampleStore", series: str, n: int) -> list[int]:
-    """Samples of lowest label order over weight, so that each is picked by its weight."""
-    from ctxguard.monitor.ppi import label_weight
-    from ctxguard.monitor.table import request_of, table_of
+def _weighted(store: "SampleStore", series: str, n: int) -> list[int]:
+    """Pick by lowest label order divided by weight, so that heavier samples come more often."""
+    import numpy as np
+
+    from ctxguard.monitor.estimation.ppi import label_weights
+    from ctxguard.monitor.estimation.terms import table_of
 
     in_order = store.pick_for_labels(series, 2 * n)
-    rows = store.judged(series, with_grades=True)
-    table, grades = table_of(rows.summaries), rows.grades or []
-    place = {int(sample_id): row for row, sample_id in enumerate(rows.sample_ids)}
-
-    def turn(rank: int) -> float:
-        row = place[in_order[rank]]
-        return (rank + 1) / label_weight(request_of(table[row], grades[row]))
-
-    return [in_order[rank] for rank in sorted(range(len(in_order)), key=turn)[:n]]
+    weights: dict[int, float] = {}
+    for page in store.judged_pages(series):
+        picked = np.isin(page.sample_ids, in_order)
+        of_page = label_weights(table_of(page.summaries)[picked])
+        weights |= zip(page.sample_ids[picked].tolist(), of_page.tolist(), strict=True)
+    turns = {one: (rank + 1) / weights[one] for rank, one in enumerate(in_order)}
+    return sorted(in_order, key=turns.__getitem__)[:n]
 
 
-def _unfinished(store: "SampleStore", said: "dict[int, list[LabelRow]]") -> list[int]:
-    """Samples that people have begun and not yet graded as far as it takes."""
-    from ctxguard.monitor.labels import resolve, wanted
-    from ctxguard.monitor.records import Record
+def _incomplete(
+    store: "SampleStore", verdicts: "Mapping[int, Mapping[str, Judgment]]"
+) -> list[int]:
+    """Samples with labels that still lack others."""
+    from ctxguard.monitor.labels.human import positions_to_label
+    from ctxguard.monitor.sampling.record import SampleRecord
 
     return [
         sample_id
-        for sample_id, payload in store.payloads(list(said)).items()
-        if wanted(Record.from_bytes(payload), resolve(said[sample_id]).verdicts)
+        for sample_id, payload in store.payloads(list(verdicts)).items()
+        if positions_to_label(SampleRecord.from_bytes(payload), verdicts[sample_id])
     ]
 
 
 @_label.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="What `ctxguard label export` wrote, graded.")],
+    file: Annotated[
+        Path, typer.Argument(help="File written by `ctxguard label export`, with grades filled in.")
+    ],
     *,
     store: StoreUrl,
-    annotator: Annotated[str, typer.Option(help="Who graded; another name is another voice.")],
-    max_grade: Annotated[int, typer.Option(min=1, help="The highest grade.")] = 3,
+    annotator: Annotated[
+        str, typer.Option(help="Name of the person who graded; labels are kept by name.")
+    ],
+    max_grade: Annotated[int, typer.Option(min=1, help="Highest grade of the scale.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Take in labels of one annotator. All labels are kept.
+    """Import the labels of one annotator.
 
-    Of one annotator the last word on a passage counts; of several, the lower median.
+    All labels are kept. Of several labels of a passage by one annotator the
+    last counts, and of several annotators' the lower median.
     """
-    from ctxguard.monitor.label_files import read_label_file
+    from ctxguard.monitor.labels.files import read_label_file
 
     output = Output(as_json=as_json)
     read = read_label_file(file, annotator, time.time(), max_grade)
@@ -161,9 +175,9 @@ def import_(
             }
         )
         return
-    output.out.print(f"{added.added:,} labels taken in from {annotator}")
+    output.out.print(f"{added.added:,} labels imported from {annotator}")
     for count, words in (
-        (added.duplicates, "were there already"),
+        (added.duplicates, "were in the store already"),
         (added.disagreeing, "contradict another label; all are kept"),
         (blank, "rows have no grade yet"),
         (len(unknown), "requests are not in the store; their labels were left out"),
@@ -179,18 +193,18 @@ def feedback(
     file: Annotated[
         Path,
         typer.Argument(
-            help="JSONL: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time."
+            help="JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time."
         ),
     ],
     *,
     store: StoreUrl,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Take in what users showed. It is counted by kind, and never mixed with judgments.
+    """Import users' reactions. They are counted by kind, and enter no estimate.
 
-    Users see only what was served, so their reactions say nothing of recall.
+    Users see only what was served, so their reactions say nothing about recall.
     """
-    from ctxguard.monitor.label_files import read_feedback_file
+    from ctxguard.monitor.labels.files import read_feedback_file
 
     output = Output(as_json=as_json)
     reactions = read_feedback_file(file, time.time())
@@ -199,7 +213,7 @@ def feedback(
     if as_json:
         print_json({"added": added.added, "unknown": list(added.unknown)})
         return
-    output.out.print(f"{added.added:,} reactions taken in")
+    output.out.print(f"{added.added:,} reactions imported")
     if added.unknown:
         output.note(
             f"{len(added.unknown):,} requests are not in the store (not sampled, or expired); "

@@ -1,4 +1,4 @@
-"""``ctxguard metrics``: what Prometheus and Grafana need to watch over ctxguard."""
+"""``ctxguard metrics``: the files that Prometheus and Grafana need."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 
 class MetricsFile(StrEnum):
-    """What is printed."""
+    """A file that the package ships."""
 
     RULES = "rules"
     DASHBOARD = "dashboard"
@@ -21,13 +21,18 @@ def register(app: typer.Typer) -> None:
 def metrics(
     what: Annotated[
         MetricsFile,
-        typer.Argument(help="rules: YAML for Prometheus; dashboard: JSON for Grafana's import."),
+        typer.Argument(
+            help="File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana)."
+        ),
     ],
 ) -> None:
-    """Print the rules and alerts for Prometheus, or the dashboard for Grafana.
+    """Print the recording and alerting rules for Prometheus, or the dashboard for Grafana.
 
     For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
+
+    docs/alertmanager.yml in the project's repository is an example of an
+    Alertmanager that sends these alerts to people.
     """
-    from ctxguard.monitor.prometheus import dashboard_json, rules
+    from ctxguard.monitor.export import dashboard_json, rules
 
     typer.echo(rules() if what is MetricsFile.RULES else dashboard_json(), nl=False)

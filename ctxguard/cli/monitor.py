@@ -1,6 +1,5 @@
-"""``ctxguard monitor``: judge what was sampled, and serve what it says of live traffic."""
+"""``ctxguard monitor``: judge sampled requests, and serve live estimates and alarms."""
 
-import os
 import signal
 import threading
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxguard.cli._console import FINDING, Output, print_json, table
+from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, table
 from ctxguard.cli._inputs import open_index
 from ctxguard.cli._store import (
     JudgeKind,
@@ -24,11 +23,11 @@ from ctxguard.cli._store import (
 from ctxguard.errors import ConfigurationError, StoreError
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.alarms import AlarmActions, AlarmBoard
-    from ctxguard.monitor.judging import Audit, PassageLookup
-    from ctxguard.monitor.monitor import Monitor, Report
-    from ctxguard.monitor.report import Estimates, Window
-    from ctxguard.retrieval.hybrid import HybridRetriever
+    from ctxguard.monitor.alarms import AlarmReport
+    from ctxguard.monitor.estimation.live import Estimates, Window
+    from ctxguard.monitor.judging.audit import Audit
+    from ctxguard.monitor.service import Monitor, Report
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DAY_SECONDS = 86_400.0
 _GIB = 2**30
@@ -43,86 +42,129 @@ def register(app: typer.Typer) -> None:
 def monitor(
     *,
     store: StoreUrl,
-    judge: Annotated[JudgeKind, typer.Option(help="Who grades passages.")],
+    judge: Annotated[
+        JudgeKind,
+        typer.Option(help="Who grades passages: labels, a language model or a cross-encoder."),
+    ],
     labels: Annotated[
-        Path | None, typer.Option(help="With labels: a BEIR folder, or JSONL of queries.")
+        Path | None,
+        typer.Option(help="Labelled queries of --judge labels: a BEIR folder, or JSONL."),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Of the labels. (default: test)")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of the BEIR folder in --labels. (default: test)")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="With llm: its dated name; with cross-encoder: its folder.")
+        str | None,
+        typer.Option(help="Dated name of the language model, or folder of the cross-encoder."),
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(help="With llm: the endpoint; its key is read from OPENAI_API_KEY."),
+        typer.Option(help="Endpoint of --judge llm; its key is read from OPENAI_API_KEY."),
     ] = None,
     prices: Annotated[
         tuple[float, float] | None,
-        typer.Option(help="With llm: of a million tokens, in and out.", metavar="IN OUT"),
+        typer.Option(
+            help="Prices of a million input and output tokens of --judge llm.", metavar="IN OUT"
+        ),
     ] = None,
     calls_per_second: Annotated[
-        float | None, typer.Option(help="With llm: the most calls, retries included.")
+        float | None, typer.Option(help="Most calls of --judge llm a second, retries included.")
     ] = None,
     calls_per_hour: Annotated[
-        float | None, typer.Option(help="Judging budget, in passages judged.")
+        float | None, typer.Option(help="Most passages judged per hour.")
     ] = None,
-    calls_per_day: Annotated[float | None, typer.Option(help="The same for a day.")] = None,
-    cost_per_day: Annotated[float | None, typer.Option(help="In the prices' currency.")] = None,
+    calls_per_day: Annotated[
+        float | None, typer.Option(help="Most passages judged per UTC day.")
+    ] = None,
+    cost_per_day: Annotated[
+        float | None, typer.Option(help="Most spent per UTC day, in the currency of --prices.")
+    ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="Calibrated profile: rings when its promise is broken.")
+        Path | None,
+        typer.Option(help="Calibrated profile; an alarm is raised when its promise is broken."),
     ] = None,
     switch: Annotated[
         bool,
-        typer.Option("--switch-to-safe", help="Replace --profile by its safe policy on an alarm."),
+        typer.Option(
+            "--switch-to-safe",
+            help="Replace the file --profile by its safe policy when recall loss raises an alarm.",
+        ),
     ] = False,
-    webhook: Annotated[str | None, typer.Option(help="URL that alarms are posted to.")] = None,
     index: Annotated[
         Path | None,
-        typer.Option(help="Index of the guard: texts that were not stored, and the audit."),
+        typer.Option(help="Index of the guard, for texts that were not stored and for --audit."),
     ] = None,
     reranker: Annotated[
-        str | None, typer.Option(help="The guard's reranker, which may not be its own judge.")
+        str | None,
+        typer.Option(
+            help="Model of the guard's reranker, which --judge cross-encoder must not use."
+        ),
     ] = None,
     audit: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of requests searched far deeper.")
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share of requests searched again far deeper, to see what the retriever missed.",
+        ),
     ] = 0.0,
-    window: Annotated[float, typer.Option(min=1.0, help="Recent window, in seconds.")] = 3600.0,
-    keep_days: Annotated[float, typer.Option(min=0.01, help="Age at which samples go.")] = 30.0,
-    keep_gib: Annotated[float, typer.Option(min=0.001, help="Size beyond which they go.")] = 2.0,
+    window: Annotated[
+        float, typer.Option(min=1.0, help="Length of the recent window, in seconds.")
+    ] = 3600.0,
+    keep_days: Annotated[
+        float, typer.Option(min=0.01, help="Age in days at which samples are deleted.")
+    ] = 30.0,
+    keep_gib: Annotated[
+        float,
+        typer.Option(min=0.001, help="GiB of stored samples above which the oldest are deleted."),
+    ] = 2.0,
     refresh: Annotated[
-        float, typer.Option(min=0.1, max=300.0, help="Seconds between estimates.")
+        float, typer.Option(min=0.1, max=300.0, help="Seconds between two updates of estimates.")
     ] = 15.0,
-    host: Annotated[str, typer.Option(help="Where metrics are served.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 9108,
+    host: Annotated[str, typer.Option(help="Address on which /metrics is served.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port on which /metrics is served; 0 for any free."),
+    ] = 9108,
     once: Annotated[
-        bool, typer.Option("--once", help="Judge what waits, print the estimates, and end.")
+        bool,
+        typer.Option("--once", help="Judge the waiting samples, print the estimates, and exit."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the estimates of --once as JSON.")
+    ] = False,
 ) -> None:
     """Judge sampled requests, and serve live estimates to Prometheus.
 
-    Several may share a store; give --profile to one of them. With --once
-    the exit code is 1 while an alarm is up or the judge cannot be asked.
+    Several monitors may share a store; give --profile to one of them.
+
+    For notifications, load the alerting rules that `ctxguard metrics rules`
+    prints into Prometheus, and let Alertmanager send what fires:
+    docs/alertmanager.yml in the project's repository is an example.
+
+    With --once the exit code is 1 while an alarm is active or if the judge
+    cannot be reached.
     """
-    from ctxguard.metrics import DEFAULT_UTILITIES
-    from ctxguard.monitor.alarms import AlarmActions, AlarmBoard, Webhook
-    from ctxguard.monitor.budget import Budget
-    from ctxguard.monitor.monitor import Monitor
+    from ctxguard.core.metrics import DEFAULT_UTILITIES
+    from ctxguard.monitor.alarms import AlarmState
+    from ctxguard.monitor.judging.budget import BudgetLimits
+    from ctxguard.monitor.sampling.writer import counts_folder
+    from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Limits
-    from ctxguard.monitor.writer import counts_folder
-    from ctxguard.profile import Profile
+    from ctxguard.profile.schema import Profile
 
     output = Output(as_json=as_json)
     if switch and profile is None:
-        raise typer.BadParameter("there is no profile to switch", param_hint="--switch-to-safe")
-    if webhook is not None and profile is None:
-        raise typer.BadParameter("without --profile nothing can ring", param_hint="--webhook")
+        raise typer.BadParameter(
+            "it switches a profile: give --profile", param_hint="--switch-to-safe"
+        )
     if audit and index is None:
         raise typer.BadParameter("an audit searches an index: give --index", param_hint="--audit")
     if cost_per_day is not None and prices is None:
-        raise typer.BadParameter("nothing has a cost without --prices", param_hint="--cost-per-day")
+        raise typer.BadParameter("a cost needs prices: give --prices", param_hint="--cost-per-day")
     loaded = None if profile is None else Profile.load(profile)
     retriever = None if index is None else open_index(index, None)
-    asked = make_judge(
+    made_judge = make_judge(
         judge,
         labels=labels,
         split=split,
@@ -133,46 +175,32 @@ def monitor(
         reranker=reranker,
         output=output,
     )
-    budget = (
-        None
-        if calls_per_hour is None and calls_per_day is None and cost_per_day is None
-        else Budget(calls_per_hour, calls_per_day, cost_per_day)
-    )
-    board = None if loaded is None else AlarmBoard(loaded)
-    actions = AlarmActions(
-        webhook=None if webhook is None else Webhook(webhook),
-        switch_path=profile if switch else None,
-    )
-    made = Monitor(
+    running = Monitor(
         open_store(store, Limits(keep_days * _DAY_SECONDS, int(keep_gib * _GIB))),
-        asked,
+        made_judge,
         window_seconds=window,
-        budget=budget,
-        lookup=_lookup(retriever),
+        budget=BudgetLimits(calls_per_hour, calls_per_day, cost_per_day),
+        lookup=None if retriever is None else retriever.passage,
         audit=_audit(retriever, audit),
         utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
-        alarms=board,
-        actions=actions,
+        alarms=None if loaded is None else AlarmState(loaded),
+        switch_path=profile if switch else None,
         counts_folder=counts_folder(store),
     )
     try:
-        made.restore_alarms()
+        running.restore_alarms()
         if once:
-            _once(made, output, as_json=as_json)
+            _once(running, output, as_json=as_json)
         else:
-            _serve(made, host, port, refresh, output)
+            _serve(running, host, port, refresh, output)
     finally:
-        _close(made, actions)
-
-
-def _lookup(retriever: "HybridRetriever | None") -> "PassageLookup | None":
-    return None if retriever is None else retriever.passage
+        _close(running)
 
 
 def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
     if retriever is None or not share:
         return None
-    from ctxguard.monitor.judging import Audit
+    from ctxguard.monitor.judging.audit import Audit
 
     return Audit(
         lambda query, *, depth: retriever.retrieve(query, depth=depth).passage_ids,
@@ -180,63 +208,60 @@ def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
     )
 
 
-def _close(made: "Monitor", actions: "AlarmActions") -> None:
-    """Give back connections, and send what alarms wait: the webhook's thread ends here."""
-    if actions.webhook is not None:
-        actions.webhook.close()
-    close_judge = getattr(made.judge, "close", None)
+def _close(running: "Monitor") -> None:
+    """Close the connections of the judge and the store."""
+    close_judge = getattr(running.judge, "close", None)
     if close_judge is not None:
         close_judge()
     with suppress(StoreError):
-        made.step_down()
-    made.store.close()
+        running.step_down()
+    running.store.close()
 
 
-def _once(made: "Monitor", output: Output, *, as_json: bool) -> None:
+def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
     from ctxguard.monitor.alarms import Severity
-    from ctxguard.monitor.monitor import Outcome
+    from ctxguard.monitor.service import Outcome
     from ctxguard.monitor.store import State
 
     with output.passes() as begin:
-        waiting = made.store.states().get(State.PENDING, 0)
+        waiting = running.store.states().get(State.PENDING, 0)
         step = begin("judging samples", waiting) if waiting else lambda _: None
-        while done := made.step():
+        while done := running.step():
             step(done)
-    report = made.tend()
+    report = running.maintain()
+    aside = running.store.quarantined
+    alarms = None if running.alarms is None else running.alarms.report()
     if as_json:
-        print_json({**_document(report, made.alarms), "quarantined": _quarantined(made)})
+        quarantined = None if aside is None else str(aside)
+        print_json({**_document(report, alarms), "quarantined": quarantined})
     else:
-        _print(report, made.alarms, output)
-    if (aside := _quarantined(made)) is not None:
+        _print(report, output)
+        if alarms is not None:
+            _print_alarms(alarms, output)
+        _print_estimates(report, output)
+    if aside is not None:
         output.note(
-            f"the store was damaged: it was moved to {aside} and begun anew, and what it held is "
-            "missing here. This is said until that file is gone"
+            f"the store was damaged: it was moved to {aside} and begun anew, and its samples are "
+            "missing here. This note appears until that file is moved away"
         )
-    failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
-    if failed:
-        output.note(f"the judge could not be asked; {report.waiting:,} samples wait for it")
-    rings = made.alarms is not None and any(
-        alarm.severity is Severity.ALARM for alarm in made.alarms.active()
-    )
-    if failed or rings:
+    judge_failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
+    if judge_failed:
+        output.note(f"the judge could not be reached; {report.waiting:,} samples wait for it")
+    active = () if alarms is None else alarms.active
+    if judge_failed or any(alarm.severity is Severity.ALARM for alarm in active):
         raise typer.Exit(FINDING)
 
 
-def _quarantined(made: "Monitor") -> str | None:
-    aside = made.store.quarantined
-    return None if aside is None else str(aside)
-
-
-def _serve(made: "Monitor", host: str, port: int, refresh_seconds: float, output: Output) -> None:
+def _serve(
+    running: "Monitor", host: str, port: int, refresh_seconds: float, output: Output
+) -> None:
     from prometheus_client import start_http_server
 
-    from ctxguard.monitor.exporter import MonitorCollector
-    from ctxguard.monitor.multiprocess import SafeMultiProcessCollector, registry_for_scrape
+    from ctxguard.monitor.export.multiprocess import registry_for_scrape
+    from ctxguard.monitor.export.prometheus import MonitorCollector
 
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    workers = None if not folder else SafeMultiProcessCollector(folder)
-    registry = registry_for_scrape(workers)
-    MonitorCollector(made, registry)
+    registry = registry_for_scrape()
+    MonitorCollector(running, registry)
     try:
         server, _ = start_http_server(port, host, registry)
     except OSError as error:
@@ -244,153 +269,135 @@ def _serve(made: "Monitor", host: str, port: int, refresh_seconds: float, output
             f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port, or "
             "--host"
         ) from error
-    # A queue may be put to by a handler, and a judge that hangs holds up its own thread only:
-    # the sample in its hands waits again once its lease ends.
-    told: SimpleQueue[int] = SimpleQueue()
+    # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
+    # sample that it judges waits again when its lease ends.
+    received: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: told.put(number))
+        signal.signal(number, lambda number, _: received.put(number))
     stopping = threading.Event()
     judging = threading.Thread(
-        target=made.run,
-        kwargs={
-            "stopping": stopping,
-            "refresh_seconds": refresh_seconds,
-            "tidy": None if workers is None else workers.tidy,
-        },
+        target=running.run,
+        kwargs={"stopping": stopping, "refresh_seconds": refresh_seconds},
         name="ctxguard-monitor",
         daemon=True,
     )
-    output.err.print(f"http://{host}:{server.server_port}/metrics, judged by {made.series}")
+    output.err.print(f"http://{host}:{server.server_port}/metrics, judged by {running.series}")
     judging.start()
-    told.get()
+    received.get()
     stopping.set()
     judging.join(_EXIT_SECONDS)
     server.shutdown()
     server.server_close()
 
 
-def _document(report: "Report", board: "AlarmBoard | None") -> dict[str, object]:
+def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
     live = report.live
-    alarms = None if board is None else board.report()
+    monitors = () if alarms is None else alarms.losses
     return {
         "judge": report.judge,
         "estimates": _figures(live.estimates),
-        "uncorrected": _figures(live.uncorrected),
+        "judge_estimates": _figures(live.judge_estimates),
         "outcomes": {outcome.value: count for outcome, count in report.outcomes.items()},
         "waiting": report.waiting,
         "labelled": live.labelled,
         "disagreements": live.disagreements,
         "verdicts": report.verdicts,
         "invalid_verdicts": report.invalid_verdicts,
-        "share": report.share,
+        "judging_sampling_probability": report.judging_sampling_probability,
         "sampled": report.accounts.sampled,
         "stored": report.accounts.stored,
         "pending": report.accounts.pending,
         "lost": {reason.value: count for reason, count in report.accounts.lost.items()},
         "feedback": dict(report.feedback),
-        "alarms": []
-        if alarms is None
-        else [{**one.alarm.to_json(), "repeats": one.repeats} for one in alarms.active],
-        "promises": []
-        if alarms is None
-        else [
+        "alarms": [] if alarms is None else [alarm.to_json() for alarm in alarms.active],
+        "promises": [
             {
-                "route": watch.route.value,
-                "quantity": watch.quantity.value,
-                "at_most": watch.target,
-                "source": watch.source,
-                "judged": watch.ecusum.n,
-                "evidence": watch.ecusum.evidence,
+                "route": monitor.route.value,
+                "quantity": monitor.quantity.value,
+                "at_most": monitor.target,
+                "source": monitor.source,
+                "judged": monitor.ecusum.n,
+                "e_value": monitor.e_value,
             }
-            for watch in alarms.losses
+            for monitor in monitors
         ],
     }
 
 
 def _figures(by_window: "Mapping[Window, Estimates]") -> dict[str, object]:
     return {
-        window.value: {metric.value: asdict(found) for metric, found in estimates.items()}
+        window.value: {metric.value: asdict(estimate) for metric, estimate in estimates.items()}
         for window, estimates in by_window.items()
     }
 
 
-def _print(report: "Report", board: "AlarmBoard | None", output: Output) -> None:
-    from ctxguard.monitor.report import Window
-
+def _print(report: "Report", output: Output) -> None:
     accounts = report.accounts
-    lost = {reason.value: n for reason, n in accounts.lost.items() if n}
-    output.facts(
-        [
-            (
-                "samples",
-                f"{accounts.sampled:,} taken, {accounts.stored:,} stored, "
-                f"{sum(lost.values()):,} lost"
-                + (
-                    f" ({', '.join(f'{n:,} {reason}' for reason, n in lost.items())})"
-                    if lost
-                    else ""
-                ),
-            ),
-            ("judged by", report.judge),
-            (
-                "this run",
-                ", ".join(
-                    f"{n:,} {outcome.value.replace('_', ' ')}"
-                    for outcome, n in report.outcomes.items()
-                    if n
-                )
-                or ("nothing judged" if report.waiting else "nothing waited"),
-            ),
-            *([("waiting", f"{report.waiting:,} samples")] if report.waiting else []),
-        ]
+    lost = ", ".join(f"{n:,} {reason.value}" for reason, n in accounts.lost.items() if n)
+    outcomes = ", ".join(
+        f"{n:,} {outcome.value.replace('_', ' ')}" for outcome, n in report.outcomes.items() if n
     )
-    if report.waiting and report.share == 0.0:
+    facts = [
+        (
+            "samples",
+            f"{accounts.sampled:,} taken, {accounts.stored:,} stored, "
+            f"{sum(accounts.lost.values()):,} lost" + (f" ({lost})" if lost else ""),
+        ),
+        ("judged by", report.judge),
+        ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),
+    ]
+    if report.waiting:
+        facts.append(("waiting", f"{report.waiting:,} samples"))
+    output.facts(facts)
+    if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
-    if board is not None:
-        _print_alarms(board, output)
+
+
+def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
+    from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
+
+    output.facts([(alarm.severity.value, alarm.message) for alarm in alarms.active])
+    if not alarms.losses:
+        output.note(f"profile {alarms.profile_id} has no promise that could be monitored")
+        return
+    promises = table(
+        "promise",
+        "route",
+        "at most>",
+        "judged>",
+        "e-value>",
+        title=f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
+    )
+    for monitor in alarms.losses:
+        promises.add_row(
+            monitor.quantity.value.replace("_", " "),
+            monitor.route.value,
+            f"{monitor.target:.3f}",
+            f"{monitor.ecusum.n:,}",
+            NO_DATA if monitor.e_value is None else f"{monitor.e_value:,.3g}",
+        )
+    output.out.print(promises)
+    if not any(monitor.ecusum.n for monitor in alarms.losses) and not alarms.active:
+        output.note("no request judged so far was served by this profile in enforce mode")
+
+
+def _print_estimates(report: "Report", output: Output) -> None:
+    from ctxguard.monitor.estimation.live import Window
+
     live = report.live
-    if live.uncorrected:
+    if live.judge_estimates:
         output.note(
             f"the judge makes errors; {live.labelled:,} requests with human labels correct it. "
             "Label more with `ctxguard label export`"
         )
     for window, title in (
         (Window.RECENT, "the recent window"),
-        (Window.KEPT, "all that is kept"),
+        (Window.ALL_RETAINED, "all that is retained"),
     ):
         print_estimates(f"Live estimates, {title}", live.estimates[window], output)
-        if live.uncorrected:
+        if live.judge_estimates:
             print_estimates(
-                f"What the judge alone says, uncorrected, {title}",
-                live.uncorrected[window],
+                f"The judge's own figures, not corrected, {title}",
+                live.judge_estimates[window],
                 output,
             )
-
-
-def _print_alarms(board: "AlarmBoard", output: Output) -> None:
-    from ctxguard.monitor.ecusum import DEFAULT_THRESHOLD
-
-    found = board.report()
-    output.facts([(one.alarm.severity.value, one.alarm.message) for one in found.active])
-    if not found.losses:
-        output.note(f"profile {board.profile_id} promises nothing that could be watched")
-        return
-    made = table(
-        "promise",
-        "route",
-        "at most>",
-        "judged>",
-        "evidence against>",
-        title=f"What profile {board.profile_id} promises; rings at {DEFAULT_THRESHOLD:,.0f}",
-    )
-    for watch in found.losses:
-        made.add_row(
-            watch.quantity.value.replace("_", " "),
-            watch.route.value,
-            f"{watch.target:.3f}",
-            f"{watch.ecusum.n:,}",
-            f"{watch.ecusum.evidence:,.3g}",
-        )
-    output.out.print(made)
-    if not any(watch.ecusum.n for watch in found.losses) and not found.active:
-        output.note("no request that was judged so far was served by this profile, in enforce mode")

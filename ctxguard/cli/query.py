@@ -1,22 +1,23 @@
-"""``ctxguard query``: one question, what is kept for it, what is dropped, and why."""
+"""``ctxguard query``: what the guard keeps and drops for one query, and why."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, number, one_line, print_json, table
+from ctxguard.cli._descriptions import FLAGS, REASONS, threshold_in_words
 from ctxguard.cli._inputs import differences, open_index
-from ctxguard.cli._words import FLAGS, REASONS, policy_in_words, threshold_in_words
-from ctxguard.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Route, Verdict
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
+from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
-    from ctxguard.context import Context
-    from ctxguard.retrieval.hybrid import HybridRetriever
+    from ctxguard.core.context import Context
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DROPPED_SHOWN = 10
-_SNIPPET_SHARE = 0.7
+_TITLE_SHARE = 0.7
 _COMPARED = {"r>": "relative_score", "P>": "probability"}
 
 
@@ -26,38 +27,51 @@ def register(app: typer.Typer) -> None:
 
 
 def query(
-    question: Annotated[str, typer.Argument(help="The question as asked.", metavar="QUESTION")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The query text.")],
     *,
-    index: Annotated[Path, typer.Option(help="Folder that `ctxguard index` wrote.")],
-    profile: Annotated[Path | None, typer.Option(help="Calibrated profile.")] = None,
+    index: _options.IndexFolder,
+    profile: _options.ProfileFile = None,
     k: Annotated[
-        int, typer.Option("--k", "-k", min=1, help="Size of the context where no policy applies.")
+        int,
+        typer.Option(
+            "--k",
+            "-k",
+            metavar="N",
+            min=1,
+            help="Passages to keep where no calibrated policy applies.",
+        ),
     ] = DEFAULT_K,
-    mode: Annotated[Mode, typer.Option(help="What becomes of the decision.")] = Mode.ENFORCE,
-    route: Annotated[
-        Route | None, typer.Option(help="The stages that answer. (default: all there are)")
-    ] = None,
-    reranker: Annotated[str | None, typer.Option(help="CrossEncoder, by name or folder.")] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every dropped candidate.")] = False,
-    as_text: Annotated[
-        bool, typer.Option("--text", help="Print only the text for the model.")
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="Serve the kept passages (enforce), or the first k of the retriever with the "
+            "decision only recorded (shadow) or not made (off)."
+        ),
+    ] = Mode.ENFORCE,
+    route: _options.OneRoute = None,
+    reranker: _options.Reranker = None,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show every dropped candidate instead of the first ten.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_text: Annotated[
+        bool, typer.Option("--text", help="Print only the context, as the model would get it.")
+    ] = False,
+    as_json: _options.AsJson = False,
 ) -> None:
-    """Ask one question and see what is kept, what is dropped, and why.
+    """Show what the guard keeps and drops for one query, and why.
 
-    Without a profile the retriever's first k are kept.
+    Without a profile it keeps the retriever's first k passages.
     """
     if as_text and as_json:
         raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
     from ctxguard.guard import ContextGuard
-    from ctxguard.profile import Profile
+    from ctxguard.profile.schema import Profile
 
     output = Output(as_json=as_json or as_text)
     loaded = None if profile is None else Profile.load(profile)
     with output.doing("opening the index"):
         retriever = open_index(index, reranker)
-        found = () if loaded is None else differences(loaded, retriever)
+        mismatches = () if loaded is None else differences(loaded, retriever)
         guard = ContextGuard(
             retriever if route is None else retriever.on_route(route),
             profile=loaded,
@@ -79,9 +93,9 @@ def query(
         output.note(f"{flag.value}: {FLAGS[flag]}")
     for failure in context.failures:
         output.note(f"{failure.stage} failed: {failure.cause}")
-    for line in found:
+    for line in mismatches:
         output.err.print(Text(f"finding: the profile does not fit this index: {one_line(line)}"))
-    if found:
+    if mismatches:
         raise typer.Exit(FINDING)
 
 
@@ -94,40 +108,36 @@ def _print(
     facts = [
         ("query", context.query),
         ("route", context.route.value),
-        ("keeps", policy_in_words(context.decision.policy)),
+        ("keeps", describe_policy(context.decision.policy)),
         ("kept", f"{len(kept)} of {context.candidates} candidates"),
     ]
     if context.mode is not Mode.ENFORCE:
-        served = f"the model is handed the retriever's first {len(context)} instead"
+        served = f"the model gets the retriever's first {len(context)} instead"
         facts.append(("mode", f"{context.mode.value}: {served}"))
     output.facts(facts)
-    made = table("#>", "score>", *_comparison(context), "verdict", "passage")
-    length = int(_SNIPPET_SHARE * output.out.width)
-    for rows in (kept, shown):
-        for verdict in rows:
-            passage = retriever.passage(verdict.passage_id)
-            about = Text(one_line(verdict.passage_id), style="bold" if verdict.kept else "")
-            snippet = _shortened(passage.title or passage.text, length)
-            about.append(f"  {snippet}", style="not bold dim")
-            made.add_row(
-                "" if verdict.rank is None else str(verdict.rank),
-                number(verdict.score),
-                *[number(getattr(verdict, _COMPARED[name])) for name in _comparison(context)],
-                _verdict(verdict),
-                about,
-                end_section=rows is kept and verdict is kept[-1],
-            )
-    output.out.print(made)
+    # What candidates were compared by; nothing where the scores carry rank only.
+    compared = [
+        (name, field)
+        for name, field in _COMPARED.items()
+        if any(getattr(verdict, field) for verdict in context.verdicts)
+    ][-1:]
+    rows = table("#>", "score>", *(name for name, _ in compared), "verdict", "passage")
+    for verdict in (*kept, *shown):
+        passage = retriever.passage(verdict.passage_id)
+        title = Text(one_line(passage.title or passage.text), style="dim")
+        title.truncate(int(_TITLE_SHARE * output.out.width), overflow="ellipsis")
+        passage_id = Text(one_line(verdict.passage_id), style="bold" if verdict.kept else "")
+        rows.add_row(
+            "" if verdict.rank is None else str(verdict.rank),
+            number(verdict.score),
+            *[number(getattr(verdict, field)) for _, field in compared],
+            _verdict(verdict),
+            Text("  ").join([passage_id, title]),
+            end_section=bool(kept) and verdict is kept[-1],
+        )
+    output.out.print(rows)
     if len(shown) < len(dropped):
         output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
-
-
-def _comparison(context: "Context") -> tuple[str, ...]:
-    """What candidates were compared by; nothing where the scores carry rank only."""
-    verdicts = context.verdicts
-    return tuple(
-        [name for name, field in _COMPARED.items() if any(getattr(v, field) for v in verdicts)][-1:]
-    )
 
 
 def _verdict(verdict: Verdict) -> Text:
@@ -138,8 +148,3 @@ def _verdict(verdict: Verdict) -> Text:
         settings = " and ".join(threshold_in_words(threshold) for threshold in verdict.kept_if)
         words.append(f"; kept if {settings}", style="dim")
     return words
-
-
-def _shortened(text: str, length: int) -> str:
-    text = one_line(text)
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""``ctxguard recalibrate``: a new profile from judged traffic, and whether it would be better."""
+"""``ctxguard recalibrate``: a new profile from judged traffic, compared with the old one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,12 +7,12 @@ import typer
 
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 from ctxguard.cli._store import StoreUrl, named_series, open_store
-from ctxguard.cli._words import policy_in_words
-from ctxguard.types import Route
+from ctxguard.core.types import Route
+from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
-    from calibration.samples import JudgedTraffic, Recalibration
-    from ctxguard.profile import Profile
+    from calibration.from_traffic import JudgedTraffic, Recalibration
+    from ctxguard.profile.schema import Profile
 
 
 def register(app: typer.Typer) -> None:
@@ -23,18 +23,22 @@ def register(app: typer.Typer) -> None:
 def recalibrate(
     *,
     from_samples: StoreUrl,
-    profile: Annotated[Path, typer.Option(help="The profile in force.")],
-    out: Annotated[Path, typer.Option(help="Where the new profile is written.")],
+    profile: Annotated[Path, typer.Option(help="Profile in force, to compare the new one with.")],
+    out: Annotated[Path, typer.Option(help="File to write the new profile to.")],
     judge: Annotated[
-        str | None, typer.Option(help="The series of judgments. (default: the only one)")
+        str | None,
+        typer.Option(
+            help="Judge whose verdicts are used, as the store names it. (default: the only one)"
+        ),
     ] = None,
     route: Annotated[
-        Route | None, typer.Option(help="The stages that answered. (default: the commonest)")
+        Route | None,
+        typer.Option(help="Route whose requests are used. (default: the most frequent)"),
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of the requests that old and new are compared on.")
+        float, typer.Option(help="Share of the requests on which the two profiles are compared.")
     ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Of splits and bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of splits and bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Calibrate on judged traffic, and compare with the profile in force.
@@ -43,10 +47,10 @@ def recalibrate(
     choice. Nothing is put in force: copy the new profile over the old one
     when the comparison convinces.
     """
-    from calibration.certify import Settings
-    from calibration.samples import judged_traffic
-    from calibration.samples import recalibrate as run
-    from ctxguard.profile import Profile
+    from calibration.calibrate_route import Settings
+    from calibration.from_traffic import judged_traffic
+    from calibration.from_traffic import recalibrate as run
+    from ctxguard.profile.schema import Profile
 
     check_writable(out, "--out")
     if out.exists() and profile.exists() and out.samefile(profile):
@@ -59,15 +63,15 @@ def recalibrate(
         traffic = judged_traffic(store, named_series(store, judge), route=route)
     settings = Settings(held_out=held_out, seed=seed, utilities=before.utilities)
     with output.passes() as begin:
-        found = run(traffic, before, settings, passes=begin)
-    found.profile.save(out)
+        recalibration = run(traffic, before, settings, passes=begin)
+    recalibration.profile.save(out)
     if as_json:
-        print_json(_document(found, traffic, before, out))
+        print_json(_document(recalibration, traffic, before, out))
         return
-    _print(found, traffic, before, output)
+    _print(recalibration, traffic, before, output)
     output.facts(
         [
-            ("wrote", f"{out} (profile {found.profile.profile_id})"),
+            ("wrote", f"{out} (profile {recalibration.profile.profile_id})"),
             ("in force", f"{profile}, until you copy the new one over it"),
         ]
     )
@@ -76,29 +80,29 @@ def recalibrate(
 
 
 def _print(
-    found: "Recalibration", traffic: "JudgedTraffic", before: "Profile", output: Output
+    recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", output: Output
 ) -> None:
     route = traffic.route
     output.facts(
         [
             ("requests", f"{len(traffic.dataset):,} distinct queries with wholly judged pools"),
             ("route", route.value),
-            ("old policy", policy_in_words(before.routes[route].policy)),
-            ("new policy", policy_in_words(found.profile.routes[route].policy)),
+            ("old policy", describe_policy(before.routes[route].policy)),
+            ("new policy", describe_policy(recalibration.profile.routes[route].policy)),
         ]
     )
-    made = table(
+    rows = table(
         "metric",
         "old>",
         "new>",
         "new − old>",
         "95% interval",
         "",
-        title=f"In shadow, on {found.held_out:,} queries that took no part in the choice",
+        title=f"In shadow, on {recalibration.held_out:,} queries that took no part in the choice",
     )
-    old, new = found.old.evidence().metrics, found.new.evidence().metrics
-    for name, difference in found.differences.items():
-        made.add_row(
+    old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
+    for name, difference in recalibration.differences.items():
+        rows.add_row(
             name,
             number(old[name].value),
             number(new[name].value),
@@ -106,23 +110,23 @@ def _print(
             interval(difference),
             difference.outcome,
         )
-    output.out.print(made)
+    output.out.print(rows)
 
 
 def _document(
-    found: "Recalibration", traffic: "JudgedTraffic", before: "Profile", out: Path
+    recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", out: Path
 ) -> dict[str, object]:
     route = traffic.route
-    old, new = found.old.evidence().metrics, found.new.evidence().metrics
+    old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
     return {
         "profile": str(out),
-        "profile_id": found.profile.profile_id,
+        "profile_id": recalibration.profile.profile_id,
         "route": route.value,
         "requests": len(traffic.dataset),
-        "held_out": found.held_out,
+        "held_out": recalibration.held_out,
         "left_out": dict(traffic.left_out),
-        "old_policy": policy_in_words(before.routes[route].policy),
-        "new_policy": policy_in_words(found.profile.routes[route].policy),
+        "old_policy": describe_policy(before.routes[route].policy),
+        "new_policy": describe_policy(recalibration.profile.routes[route].policy),
         "metrics": {
             name: {
                 "old": old[name].value,
@@ -133,6 +137,6 @@ def _document(
                 "n": difference.n,
                 "outcome": difference.outcome,
             }
-            for name, difference in found.differences.items()
+            for name, difference in recalibration.differences.items()
         },
     }

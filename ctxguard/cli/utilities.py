@@ -1,17 +1,16 @@
-"""``ctxguard fit-utilities``: what passages are worth to a reader, from answers marked right or
-wrong."""
+"""``ctxguard fit-utilities``: what passages are worth to a reader, from its marked answers."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from ctxguard.cli import _options
+from ctxguard.cli._console import Output, interval, number, print_json, table
 
 if TYPE_CHECKING:
-    from calibration.reader.concordance import MetricConcordance
+    from calibration.reader.predictive_auc import MetricAucs
     from calibration.reader.utilities import ReaderFit
 
 
@@ -22,98 +21,83 @@ def register(app: typer.Typer) -> None:
 
 def fit_utilities(
     answers: Annotated[
-        Path, typer.Option(help="JSONL: query_id, passage_ids in context order, correct.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="JSONL with one answer per line: query_id, passage_ids in the order of the "
+            "context, and correct (true or false).",
+        ),
     ],
-    data: Annotated[Path, typer.Option(help="BEIR folder that labels the questions.")],
-    split: Annotated[str, typer.Option(help="A name in the folder's qrels/.")] = "test",
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap and the folds.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    data: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="BEIR folder with the labels of the queries.")
+    ],
+    split: Annotated[str, _options.split("test")] = "test",
+    seed: _options.Seed = 0,
+    as_json: _options.AsJson = False,
 ) -> None:
-    """Fit what passages are worth to one reader, from answers marked right or wrong.
+    """Fit the utilities of passages for one reader, from answers marked right or wrong.
 
-    Says which costs the answers identify and which they cannot, and how well each metric tells
-    right answers from wrong ones.
+    Shows which costs the answers identify, and how often each metric gives the right one of two
+    answers the higher value.
     """
-    from calibration.labelling.datasets import read_beir
+    from calibration.data.readers import read_beir
     from calibration.reader.answers import read_answers
-    from calibration.reader.concordance import concordance
+    from calibration.reader.predictive_auc import predictive_aucs
+    from calibration.reader.utilities import RULES
     from calibration.reader.utilities import fit_utilities as fit_reader
 
-    given, dataset = read_answers(answers), read_beir(data, split)
-    fit = fit_reader(given, dataset, seed=seed)
-    metrics = concordance(given, dataset, fit)
+    marked, dataset = read_answers(answers), read_beir(data, split)
+    fit = fit_reader(marked, dataset, seed=seed)
+    metrics = predictive_aucs(marked, dataset, fit)
     if as_json:
-        typer.echo(json.dumps(_document(fit, metrics), indent=2, ensure_ascii=False))
+        print_json(
+            {
+                "fit": asdict(fit),
+                "utilities": asdict(fit.utilities()) if fit.identified_costs else None,
+                "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
+                "rules": RULES,
+            }
+        )
     else:
-        _print(fit, metrics, Console())
+        _print(fit, metrics, Output())
 
 
-def _document(fit: "ReaderFit", metrics: "dict[str, MetricConcordance]") -> dict[str, object]:
-    from calibration.reader.utilities import RULES
+def _print(fit: "ReaderFit", metrics: "dict[str, MetricAucs]", output: Output) -> None:
+    from calibration.reader import predictive_auc, utilities
 
-    return {
-        "fit": asdict(fit),
-        "utilities": asdict(fit.utilities()) if fit.identified_costs else None,
-        "concordance": {name: asdict(row) for name, row in metrics.items()},
-        "rules": RULES,
-    }
-
-
-def _print(fit: "ReaderFit", metrics: "dict[str, MetricConcordance]", console: Console) -> None:
-    from calibration.reader import concordance, utilities
-
-    console.print(
+    output.out.print(
         f"{fit.n_answers} answers to {fit.n_queries} questions; intervals of {fit.confidence:.0%}, "
         "questions resampled"
     )
     for note in fit.notes:
-        console.print(f"note: {note}")
-    terms = Table("term", "value", "interval", "what it is, or why there is no value")
+        output.note(note)
+    terms = table("term", "value>", "interval>", "meaning, or why there is no value")
     for name, term in fit.terms.items():
-        why = term.reason_if_none or utilities.DESCRIPTIONS[name]
-        terms.add_row(name, _value(term), _interval(term), why)
-    console.print(terms)
+        meaning = term.reason_if_none or utilities.DESCRIPTIONS[name]
+        terms.add_row(name, number(term.value), interval(term), meaning)
+    output.out.print(terms)
     if fit.identified_costs:
         worth = fit.utilities()
-        found = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in fit.identified_costs)
-        console.print(f"utilities for this reader, with a relevant passage worth 1: {found}")
+        values = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in fit.identified_costs)
+        output.out.print(f"utilities for this reader, with a relevant passage worth 1: {values}")
     else:
-        console.print("no cost is identified: keep a preset for this reader")
-    table = Table(
-        "metric",
-        "concordance",
-        "interval",
-        "answers",
-        "within questions",
-        "interval",
-        "questions",
-        "what it is, or why there is no value",
-        title="How often the right one of two answers has the better context (0.5 is chance)",
+        output.out.print("no cost is identified: keep a preset for this reader")
+    rows = table(
+        *("metric", "pairs of answers", "AUC>", "interval>", "n>", "meaning, or why no AUC"),
+        title="AUC: how often a metric is higher for the right one of two answers (0.5 is chance)",
     )
-    for metric, row in metrics.items():
-        why = row.overall.reason_if_none or concordance.DESCRIPTIONS[metric]
-        cells = [[_value(c), _interval(c), str(c.n)] for c in (row.overall, row.within)]
-        table.add_row(metric, *cells[0], *cells[1], why)
-    console.print(table)
-    console.print("A term has a value where:")
+    for metric, aucs in metrics.items():
+        meaning = predictive_auc.DESCRIPTIONS[metric]
+        for pairs, auc in (("all", aucs.overall), ("same question", aucs.within)):
+            rows.add_row(
+                metric if pairs == "all" else "",
+                pairs,
+                number(auc.value),
+                interval(auc),
+                f"{auc.n:,}",
+                auc.reason_if_none or (meaning if pairs == "all" else ""),
+            )
+    output.out.print(rows)
+    output.out.print("A term has a value where:")
     for rule in utilities.RULES:
-        console.print(f"  - {rule}")
-
-
-class _Estimate(Protocol):
-    @property
-    def value(self) -> float | None: ...
-    @property
-    def lower(self) -> float | None: ...
-    @property
-    def upper(self) -> float | None: ...
-
-
-def _value(estimate: _Estimate) -> str:
-    return "none" if estimate.value is None else f"{estimate.value:.2f}"
-
-
-def _interval(estimate: _Estimate) -> str:
-    if estimate.lower is None or estimate.upper is None:
-        return "none"
-    return f"[{estimate.lower:.2f}, {estimate.upper:.2f}]"
+        output.out.print(f"  - {rule}")

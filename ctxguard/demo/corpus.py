@@ -1,19 +1,20 @@
 """The demonstration corpus: the docstrings of the Python standard library.
 
-One entry per documented public module, class, function, method and property of `MODULES`, read
+One passage per documented public module, class, function, method and property of `MODULES`, read
 from the running interpreter, so nothing is downloaded and nothing is bundled. The corpus therefore
-differs a little between Python versions and platforms; most identifiers are shared.
+differs a little between Python versions and platforms; most names are shared.
 
-Who owns an object: an object that several listed modules export goes to the one whose name is the
-longest prefix of the object's ``__module__``, else to the first in `MODULES`. Two names for one
-object in the same module: the first name listed there. A function that is also a method
+An object that several listed modules export is listed under the module whose name is the longest
+prefix of the object's ``__module__``, else under the first in `MODULES`. Of two names for one
+object in the same module, the first one listed there is used. A function that is also a method
 (``random.choice`` is ``random.Random.choice``) is listed as the function. Builtin classes belong to
 no module and are left out.
 
-Who owns a member: the public class that defines it. What a class inherits from a base outside the
-corpus that merely implements it is its own: ``_socket.socket.bind`` is ``socket.socket.bind``.
+A member is listed under the public class that defines it. A member inherited from a base that is
+not in the corpus and only implements the class is listed under the class: ``_socket.socket.bind``
+is ``socket.socket.bind``.
 
-Imports nothing from the rest of ctxguard. Under ``python -OO`` there are no docstrings to read.
+Under ``python -OO`` there are no docstrings to read.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
+
+from ctxguard.core.types import Passage
 
 # In every build on every platform, not deprecated, and present from 3.11 to 3.13.
 MODULES: Final[tuple[str, ...]] = (
@@ -113,7 +115,7 @@ MODULES: Final[tuple[str, ...]] = (
 )
 
 MAX_CHARACTERS: Final = 1000
-"""Longest text of an entry, in characters; a longer one is cut at a line or sentence end."""
+"""Longest text of a passage in characters; a longer one is cut after a line or sentence."""
 
 # `socket.socket` inherits its documentation from this alias, which no user writes.
 _HIDDEN: Final = frozenset({"socket.SocketType"})
@@ -128,22 +130,6 @@ _BOILERPLATE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StdlibEntry:
-    """One documented object of the standard library.
-
-    Attributes:
-        qualified_name: The name a user writes, unique in the corpus: ``asyncio.Queue.get``.
-        title: The qualified name and the kind: ``asyncio.Queue.get (method)``.
-        text: The signature where Python knows it, then the docstring; at most `MAX_CHARACTERS`
-            characters.
-    """
-
-    qualified_name: str
-    title: str
-    text: str
-
-
 class _Export(NamedTuple):
     module_name: str
     name: str
@@ -155,14 +141,16 @@ class _Elided:
         return "..."
 
 
-def passages() -> Iterator[StdlibEntry]:
+def passages() -> Iterator[Passage]:
     """Yield the corpus, in the same order at every call on the same interpreter.
 
     Modules come in the order of `MODULES`; in each, the module itself, then its exports in the
     order it lists them, each class followed by its members in the order they are defined.
 
     Yields:
-        One entry per documented public object, each object once.
+        One passage per documented public object. Its id is the name that a user writes, such as
+        ``asyncio.Queue.get``; its title adds the kind; its text is the signature, if Python knows
+        it, and the docstring, at most `MAX_CHARACTERS` characters.
     """
     modules = {name: importlib.import_module(name) for name in MODULES}
     exports = _owned_exports(modules)
@@ -174,7 +162,7 @@ def passages() -> Iterator[StdlibEntry]:
     }
     seen = {id(_identity(export.value)) for owned in exports.values() for export in owned}
     for module_name, module in modules.items():
-        yield from _entry(module_name, "module", "", module.__doc__)
+        yield from _passage(module_name, "module", "", module.__doc__)
         for export in exports[module_name]:
             qualified_name = f"{module_name}.{export.name}"
             if isinstance(export.value, type):
@@ -194,12 +182,14 @@ def _owned_exports(modules: dict[str, types.ModuleType]) -> dict[str, list[_Expo
     owned: dict[str, list[_Export]] = {name: [] for name in modules}
     for claim in claims.values():
         # `max` keeps the first of equals, which is the order of `MODULES` and of `__all__`.
-        owner = max(claim, key=lambda export: _kinship(modules[export.module_name], export.value))
+        owner = max(
+            claim, key=lambda export: _shared_prefix(modules[export.module_name], export.value)
+        )
         owned[owner.module_name].append(owner)
     return owned
 
 
-def _kinship(module: types.ModuleType, value: object) -> int:
+def _shared_prefix(module: types.ModuleType, value: object) -> int:
     """Return how much of the object's ``__module__`` the module's name covers, in characters."""
     home = f"{getattr(value, '__module__', '')}."
     return len(module.__name__) if home.startswith(f"{module.__name__}.") else 0
@@ -213,15 +203,15 @@ def _exported(module: types.ModuleType) -> Iterator[tuple[str, object]]:
             continue
         # `concurrent.futures` lists names that only its module-level `__getattr__` can provide.
         value = vars(module)[name] if name in vars(module) else getattr(module, name)
-        if inspect.ismodule(value) or _is_builtin_class(value) or _is_grafted(value):
+        if inspect.ismodule(value) or _is_builtin_class(value) or _is_foreign(value):
             continue
         if listed is None and not _is_home_of(module, value):
             continue
         yield name, value
 
 
-def _is_grafted(value: object) -> bool:
-    """Tell what another library has put into the standard one, such as more logger methods."""
+def _is_foreign(value: object) -> bool:
+    """Return whether another library added the object, such as a method of loggers."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and home.partition(".")[0] not in sys.stdlib_module_names
 
@@ -231,9 +221,9 @@ def _is_builtin_class(value: object) -> bool:
 
 
 def _is_home_of(module: types.ModuleType, value: object) -> bool:
-    """Tell what a module without ``__all__`` defines from what it merely imports."""
+    """Return whether a module without ``__all__`` defines the object, rather than imports it."""
     accelerator = f"_{module.__name__}"
-    return _kinship(module, value) > 0 or getattr(value, "__module__", None) == accelerator
+    return _shared_prefix(module, value) > 0 or getattr(value, "__module__", None) == accelerator
 
 
 def _identity(value: object) -> object:
@@ -247,14 +237,14 @@ def _identity(value: object) -> object:
     return value
 
 
-def _describe(qualified_name: str, value: object) -> Iterator[StdlibEntry]:
-    """Yield the entry of an export that is no class, or nothing for a constant."""
+def _describe(qualified_name: str, value: object) -> Iterator[Passage]:
+    """Yield the passage of an export that is no class; nothing for a constant."""
     docstring = getattr(value, "__doc__", None)
     if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
-        yield from _entry(qualified_name, "function", _signature(value), docstring)
+        yield from _passage(qualified_name, "function", _signature(value), docstring)
     elif docstring != type(value).__doc__:
         # `typing.Optional` and its kind; a mere constant has only its type's docstring.
-        yield from _entry(qualified_name, "object", "", docstring)
+        yield from _passage(qualified_name, "object", "", docstring)
 
 
 def _lineage(owner: type, public: set[type]) -> list[type]:
@@ -266,7 +256,7 @@ def _lineage(owner: type, public: set[type]) -> list[type]:
 
 
 def _implements(base: type, owner: type) -> bool:
-    """Tell a base that is private, or of the same package, from a class in its own right."""
+    """Return whether a base is private or of the same package: no class in its own right."""
     path = base.__module__.split(".")
     return (
         base.__name__.startswith("_")
@@ -275,7 +265,7 @@ def _implements(base: type, owner: type) -> bool:
     )
 
 
-def _describe_class(qualified_name: str, owner: type, lineage: list[type]) -> Iterator[StdlibEntry]:
+def _describe_class(qualified_name: str, owner: type, lineage: list[type]) -> Iterator[Passage]:
     class_docstring = _first_docstring(vars(part).get("__doc__") for part in lineage)
     if _is_autogenerated(owner.__name__, class_docstring):
         return
@@ -285,22 +275,22 @@ def _describe_class(qualified_name: str, owner: type, lineage: list[type]) -> It
         constructor.__doc__ for constructor in constructors if inspect.isfunction(constructor)
     )
     docstring = "\n\n".join(filter(None, (class_docstring, constructor_docstring)))
-    yield from _entry(qualified_name, "class", _signature(owner), docstring)
+    yield from _passage(qualified_name, "class", _signature(owner), docstring)
 
 
 def _first_docstring(docstrings: Iterable[object]) -> str:
-    found = (inspect.cleandoc(docstring) for docstring in docstrings if isinstance(docstring, str))
-    return next(found, "")
+    texts = (inspect.cleandoc(docstring) for docstring in docstrings if isinstance(docstring, str))
+    return next(texts, "")
 
 
 def _is_autogenerated(class_name: str, docstring: str) -> bool:
-    """Tell whether the docstring only repeats the constructor, as named tuples' and nodes' do."""
+    """Return whether the docstring only repeats the constructor, as named tuples' and nodes' do."""
     return re.fullmatch(rf"{re.escape(class_name)}(\([^()]*\))?", docstring) is not None
 
 
 def _members(
     class_name: str, owner: type, lineage: list[type], seen: set[int]
-) -> Iterator[StdlibEntry]:
+) -> Iterator[Passage]:
     """Yield the class's documented members, adding each to `seen`."""
     overridden: set[str] = set()
     for part in owner.__mro__:
@@ -311,14 +301,14 @@ def _members(
             identity = _identity(value)
             if part not in lineage or name.startswith("_") or id(identity) in seen:
                 continue
-            if _is_grafted(identity):
+            if _is_foreign(identity):
                 continue
             kind, signature = _member_kind(owner, name, value)
             if not kind:
                 continue
             seen.add(id(identity))
             docstring = getattr(identity, "__doc__", None)
-            yield from _entry(f"{class_name}.{name}", kind, signature, docstring)
+            yield from _passage(f"{class_name}.{name}", kind, signature, docstring)
 
 
 def _member_kind(owner: type, name: str, value: object) -> tuple[str, str]:
@@ -359,17 +349,17 @@ def _printable(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(default=_Elided())
 
 
-def _entry(
+def _passage(
     qualified_name: str, kind: str, signature: str, docstring: object
-) -> Iterator[StdlibEntry]:
-    """Yield the one entry, or nothing where there is no docstring to speak of."""
+) -> Iterator[Passage]:
+    """Yield the passage; nothing if there is no docstring that describes anything."""
     if not isinstance(docstring, str):
         return
     described = inspect.cleandoc(docstring).strip()
     if not described or described.startswith(_BOILERPLATE):
         return
     text = f"{qualified_name}{signature}\n\n{described}" if signature else described
-    yield StdlibEntry(qualified_name, f"{qualified_name} ({kind})", _cut(text))
+    yield Passage(qualified_name, _cut(text), f"{qualified_name} ({kind})")
 
 
 def _cut(text: str) -> str:

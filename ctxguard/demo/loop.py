@@ -1,11 +1,11 @@
-"""The whole loop on the demonstration corpus: index, calibrate, guard, watch.
+"""The demonstration: index a corpus, calibrate on it, guard its retriever, monitor the traffic.
 
-Every step is what a user's own program would do with the same calls; ``ctxguard demo`` shows
-what they return.
+Every step makes the calls that a user's own program would make; ``ctxguard demo`` prints what they
+return.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,12 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
-from calibration.certify import BASELINE_K, Settings
+from calibration.calibrate_route import BASELINE_K, Settings
+from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
-from calibration.labelling.labels import Dataset, Query
-from calibration.losses import label
-from ctxguard.context import Context
-from ctxguard.demo.labels import passages
-from ctxguard.errors import IndexFolderError
-from ctxguard.guard import ContextGuard
-from ctxguard.metrics import (
+from calibration.pool_labels import label
+from ctxguard.core.context import Context
+from ctxguard.core.metrics import (
     Negative,
     mean,
     precision_at_k,
@@ -29,31 +26,41 @@ from ctxguard.metrics import (
     strict_utilities,
     udcg,
 )
-from ctxguard.monitor.estimates import Estimate, Metric
-from ctxguard.monitor.exporter import MonitorCollector
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.types import DEFAULT_K, Route
+from ctxguard.demo.corpus import passages
+from ctxguard.errors import IndexFolderError
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.ratio import Estimate
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.monitor import Monitor
-from ctxguard.monitor.report import Window
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.writer import SampleWriter
-from ctxguard.policy import Policy, RatioPolicy
-from ctxguard.profile import Evidence
+from ctxguard.profile.schema import Evidence
+from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.protocols import Progress
-from ctxguard.telemetry import Telemetry
-from ctxguard.types import DEFAULT_K, Route
 
 SAMPLING_RATE = 0.5
 REQUESTS = 300
 SEED = 7
+TOP_GRADE = 2
 
 
-def open_index(folder: Path, progress: Progress | None = None) -> tuple[HybridRetriever, bool]:
-    """The index of this Python's documentation: opened where it was built before, or built.
+def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
+    """Open the index of this Python's documentation, or build and save it.
+
+    An index of another Python or of another release of ctxguard is built anew.
+
+    Args:
+        folder: Where the index is saved.
+        passes: Reports progress if the index is built.
 
     Returns:
-        The retriever, and whether it had to be built.
+        The retriever, and whether it was built.
     """
     corpus = list(passages())
     try:
@@ -63,23 +70,37 @@ def open_index(folder: Path, progress: Progress | None = None) -> tuple[HybridRe
         ):
             return retriever, False
     except (IndexFolderError, KeyError):
-        pass  # none yet, or that of another Python or another release
-    retriever = HybridRetriever.build(corpus, progress=progress)
+        pass
+    retriever = HybridRetriever.build(corpus, progress=_total(passes, len(corpus)))
     retriever.save(folder)
     return retriever, True
 
 
-def calibrate_demo(
-    retriever: HybridRetriever, questions: Dataset, passes: Passes | None = None
-) -> Calibration:
-    """Calibrate every route on one half of the questions, and measure on the other."""
+def _total(passes: Passes, n_passages: int) -> Callable[[int], None]:
+    """Progress by the number of passages encoded so far, as building an index reports it."""
+    advance, encoded = passes("encoding passages", n_passages), 0
+
+    def progress(done: int) -> None:
+        nonlocal encoded
+        advance(done - encoded)
+        encoded = done
+
+    return progress
+
+
+def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
+    """Calibrate every route on one half of the questions; the other half is held out."""
     return calibrate(retriever, questions, Settings(seed=SEED), passes=passes)
 
 
+def _held_out(calibration: Calibration) -> Dataset:
+    return calibration.held_out or calibration.dataset
+
+
 def held_out_evidence(calibration: Calibration) -> dict[str, Evidence]:
-    """What fixed k, the common 70% rule and the calibrated policy achieve on held-out questions."""
-    held_out = calibration.held_out or calibration.dataset
-    pools = calibration.pools[Route.HYBRID].subset([q.query_id for q in held_out.queries])
+    """Metrics of the first 5, of 3 at 70%, and of the calibrated policy on held-out questions."""
+    query_ids = [query.query_id for query in _held_out(calibration).queries]
+    pools = calibration.pools[Route.HYBRID].subset(query_ids)
     labels = label(pools, calibration.dataset, baseline_k=BASELINE_K)
     policies: dict[str, Policy] = {
         f"top {DEFAULT_K}": RatioPolicy(k=DEFAULT_K),
@@ -93,15 +114,16 @@ def held_out_evidence(calibration: Calibration) -> dict[str, Evidence]:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The best policy that loses at most a given share of recall, on the choosing questions.
+    """Means of the best policy within a limit on recall loss, on the choosing questions.
 
     Attributes:
-        most_recall_loss: Against the retriever's first ten.
-        udcg_strict: Its mean.
+        limit: The largest mean recall loss allowed, relative to the retriever's first ten.
+        recall_loss: Its mean recall loss.
+        udcg_strict: Its mean strict UDCG.
         kept: Its mean number of passages.
     """
 
-    most_recall_loss: float
+    limit: float
     recall_loss: float
     udcg_strict: float
     kept: float
@@ -110,35 +132,29 @@ class Tradeoff:
 def tradeoffs(
     calibration: Calibration, limits: Sequence[float] = (0.1, 0.25, 0.5, 1.0)
 ) -> list[Tradeoff]:
-    """What more recall would cost: uncertified means of the whole grid, to choose a promise by."""
+    """The policy of highest strict UDCG within each limit on recall loss, without a certificate."""
     means = calibration.outcomes[Route.HYBRID].chosen_grid.means
-    found = []
+    best = []
     for limit in limits:
         allowed = means.recall_loss <= limit
         if allowed.any():
             cell = np.unravel_index(
                 np.argmax(np.where(allowed, means.udcg_strict, -np.inf)), allowed.shape
             )
-            found.append(
-                Tradeoff(
-                    limit,
-                    float(means.recall_loss[cell]),
-                    float(means.udcg_strict[cell]),
-                    float(means.kept[cell]),
-                )
-            )
-    return found
+            columns = (means.recall_loss, means.udcg_strict, means.kept)
+            best.append(Tradeoff(limit, *(float(column[cell]) for column in columns)))
+    return best
 
 
 @dataclass(frozen=True)
 class BeforeAfter:
-    """One held-out question, as the bare retriever answers it and as the guard does.
+    """One held-out question without and with the guard.
 
     Attributes:
         query: The question.
-        bare: Its top k without the guard.
-        guarded: What the calibrated policy serves.
-        labels: Passage id to grade, and −1 for a known distractor.
+        bare: The retriever's top k.
+        guarded: What the calibrated policy keeps.
+        labels: Grade by passage id, and −1 for a known distractor.
     """
 
     query: Query
@@ -147,53 +163,63 @@ class BeforeAfter:
     labels: Mapping[str, int]
 
     def udcg(self, context: Context) -> float:
-        """Strict UDCG of what a context serves."""
-        labels = [self.labels.get(passage.passage_id, 0) for passage in context.passages]
-        utilities = strict_utilities(
-            [max(label, 0) for label in labels],
-            top_grade=2,
-            negatives=[Negative.DISTRACTOR if label < 0 else None for label in labels],
-        )
-        return udcg(utilities).value
+        """Strict UDCG of the passages of a context."""
+        return _strict_udcg([passage.passage_id for passage in context.passages], self.labels)
 
 
 def before_and_after(
     retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
 ) -> BeforeAfter:
-    """Of the held-out questions whose answer the bare top k holds, the one of median gain.
+    """The held-out question of median gain, among those that the bare top k answers.
 
-    Not the best: the one in the middle says what to expect. Where the retriever found nothing
-    there is nothing for a guard to show.
+    The median shows what to expect, which the best example would not. Questions whose answer the
+    retriever misses show nothing of the guard.
     """
-    bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_uncounted())
-    guarded = ContextGuard(retriever, profile=calibration.profile, telemetry=_uncounted())
-    held_out = calibration.held_out or calibration.dataset
-    shown = []
+    # A registry of their own: these requests must not count as traffic.
+    bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_separate_telemetry())
+    guarded = ContextGuard(retriever, profile=calibration.profile, telemetry=_separate_telemetry())
+    held_out = _held_out(calibration)
+    by_gain = []
     for query in held_out.queries:
-        if not held_out.relevant(query.query_id):
-            continue
-        labels = {
-            **held_out.qrels[query.query_id],
-            **dict.fromkeys(held_out.distractors.get(query.query_id, {}), -1),
-        }
+        labels = _labels(held_out, query.query_id)
         pair = BeforeAfter(query, bare.retrieve(query.text), guarded.retrieve(query.text), labels)
-        if any(labels.get(passage.passage_id, 0) > 1 for passage in pair.bare.passages):
+        if any(labels.get(passage.passage_id) == TOP_GRADE for passage in pair.bare.passages):
             gain = pair.udcg(pair.guarded) - pair.udcg(pair.bare)
-            shown.append((gain, query.query_id, pair))
-    shown.sort(key=lambda entry: entry[:2])
-    return shown[len(shown) // 2][2]
+            by_gain.append((gain, query.query_id, pair))
+    by_gain.sort(key=lambda entry: entry[:2])
+    return by_gain[len(by_gain) // 2][2]
+
+
+def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
+    """Grade by passage id, and −1 for a known distractor."""
+    distractors = dict.fromkeys(dataset.distractors.get(query_id, {}), -1)
+    return {**dataset.qrels[query_id], **distractors}
+
+
+def _strict_udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float:
+    served = [labels.get(passage_id, 0) for passage_id in passage_ids]
+    utilities = strict_utilities(
+        [max(label, 0) for label in served],
+        top_grade=TOP_GRADE,
+        negatives=[Negative.DISTRACTOR if label < 0 else None for label in served],
+    )
+    return udcg(utilities).value
+
+
+def _separate_telemetry() -> Telemetry:
+    return Telemetry(CollectorRegistry())
 
 
 @dataclass(frozen=True)
-class Watched:
-    """Live estimates from sampled traffic, beside the truth that only a demonstration knows.
+class MonitoredTraffic:
+    """Live estimates from sampled requests, beside the values over all requests.
 
     Attributes:
-        requests: How many were served.
-        sampled: How many of them were judged.
-        estimates: By metric, over all the traffic.
-        truth: By metric, from the labels of every request.
-        registry: What ``/metrics`` serves.
+        requests: Number of requests served.
+        sampled: Number of requests sampled and judged.
+        estimates: Estimates by metric, from the sampled requests.
+        truth: Values by metric, from the labels of every request; production has no such thing.
+        registry: The metrics that ``/metrics`` serves.
     """
 
     requests: int
@@ -203,81 +229,68 @@ class Watched:
     registry: CollectorRegistry
 
 
-def watch(
-    retriever: HybridRetriever,
-    calibration: Calibration,
-    requests: int = REQUESTS,
-    progress: Progress | None = None,
-) -> Watched:
-    """Serve traffic drawn from the held-out questions, sample and judge it, estimate."""
+def monitor_traffic(
+    retriever: HybridRetriever, calibration: Calibration, passes: Passes, requests: int = REQUESTS
+) -> MonitoredTraffic:
+    """Serve requests drawn from the held-out questions, sample and judge them, and estimate."""
     registry = CollectorRegistry()
     sampler = Sampler(SAMPLING_RATE, seed="demo", capacity=requests)
     guard = ContextGuard(
         retriever, profile=calibration.profile, sampler=sampler, telemetry=Telemetry(registry)
     )
-    held_out = calibration.held_out or calibration.dataset
-    by_text = {query.text: query.query_id for query in held_out.queries}
-    # In memory, because a demonstration leaves nothing behind; in production, a file or a server.
+    held_out = _held_out(calibration)
+    query_ids = {query.text: query.query_id for query in held_out.queries}
+    # A store in memory, because the demonstration leaves no samples behind.
     writer = SampleWriter(sampler, SampleStore.open("sqlite://"))
     monitor = Monitor(
         writer.store,
         LabelJudge(
-            {text: held_out.qrels.get(query_id, {}) for text, query_id in by_text.items()},
-            {text: held_out.distractors.get(query_id, {}) for text, query_id in by_text.items()},
+            {text: held_out.qrels.get(query_id, {}) for text, query_id in query_ids.items()},
+            {text: held_out.distractors.get(query_id, {}) for text, query_id in query_ids.items()},
         ),
     )
     MonitorCollector(monitor, registry)
-    draw = random.Random(SEED)  # noqa: S311 - traffic, not a secret
+    advance = passes("serving requests", requests)
+    traffic = random.Random(SEED).choices(held_out.queries, k=requests)  # noqa: S311 - no secret
     served = []
-    for number, query in enumerate(draw.choices(held_out.queries, k=requests)):
+    for number, query in enumerate(traffic):
         served.append(guard.retrieve(query.text, request_id=f"demo-{number}"))
-        if progress is not None:
-            progress(1)
+        advance(1)
     writer.flush()
     while monitor.step():
         pass
     report = monitor.report()
     writer.stop()
-    return Watched(
+    return MonitoredTraffic(
         requests=requests,
         sampled=writer.accounts().sampled,
-        estimates=report.estimates[Window.KEPT],
-        truth=_truth(served, held_out, by_text),
+        estimates=report.estimates[Window.ALL_RETAINED],
+        truth=_truth(served, held_out, query_ids),
         registry=registry,
     )
 
 
 def _truth(
-    served: Sequence[Context], labels: Dataset, query_ids: Mapping[str, str]
+    served: Sequence[Context], dataset: Dataset, query_ids: Mapping[str, str]
 ) -> dict[Metric, float]:
-    """The figures over every request, which production cannot know, straight from the labels."""
-    kept_relevant = in_pools = 0
+    """The metrics over every request, from the labels; a metric without a value is left out."""
+    n_kept_relevant = n_relevant = 0
     reciprocal_ranks, udcgs, precisions = [], [], []
     for context in served:
-        query_id = query_ids[context.query]
-        relevant = labels.relevant(query_id)
-        distractors = labels.distractors.get(query_id, {})
-        grades = [relevant.get(passage_id, 0) for passage_id in context.kept_ids]
-        negatives = [
-            Negative.DISTRACTOR if passage_id in distractors else None
-            for passage_id in context.kept_ids
-        ]
-        found = sum(grade > 0 for grade in grades)
-        pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
-        kept_relevant, in_pools = kept_relevant + found, in_pools + pool
-        if pool:
+        query_id, kept_ids = query_ids[context.query], context.kept_ids
+        relevant = dataset.relevant(query_id)
+        grades = [relevant.get(passage_id, 0) for passage_id in kept_ids]
+        n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
+        n_relevant += n_in_pool
+        n_kept_relevant += sum(grade > 0 for grade in grades)
+        if n_in_pool:
             reciprocal_ranks.append(reciprocal_rank(grades, list(relevant.values())))
-        udcgs.append(udcg(strict_utilities(grades, top_grade=2, negatives=negatives)).value)
+        udcgs.append(_strict_udcg(kept_ids, _labels(dataset, query_id)))
         precisions.append(precision_at_k(grades))
     means = {
-        Metric.RECALL: kept_relevant / in_pools if in_pools else None,
+        Metric.RECALL: n_kept_relevant / n_relevant if n_relevant else None,
         Metric.MRR: mean(reciprocal_ranks).value,
         Metric.UDCG: mean(udcgs).value,
         Metric.PRECISION: mean(precisions).value,
     }
     return {metric: value for metric, value in means.items() if value is not None}
-
-
-def _uncounted() -> Telemetry:
-    """Requests that only show something must not count as traffic."""
-    return Telemetry(CollectorRegistry())

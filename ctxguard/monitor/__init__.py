@@ -1,1 +1,14 @@
-"""Watching live traffic: sample, judge, estimate, export. All of it beside the request path."""
+"""Monitoring of live traffic, beside the request path.
+
+In the order in which they build on each other:
+
+    store        samples, judgments and labels: SQLite or PostgreSQL
+    sampling     which requests are stored, and what of them is judged
+    judges       who grades passages: a language model, a cross-encoder, known labels
+    labels       the labels of people, and the files that they label in
+    estimation   from verdicts and labels to metrics with intervals
+    alarms       when a metric has left what the profile promises
+    judging      the worker that has stored samples judged, and its budget
+    service      Monitor, which does all of this
+    export       Prometheus metrics, rules and the dashboard
+"""

@@ -1,10 +1,31 @@
-"""The embedded hybrid retriever, and the protocols that any retriever keeps.
+"""The embedded hybrid retriever, and the protocols of retrievers.
 
 Importing this package is cheap: faiss, bm25s, numba and sentence-transformers come with the
 extra ``embedded`` and are imported where they are used.
 """
 
-from ctxguard.retrieval.hybrid import HybridRetriever
-from ctxguard.retrieval.protocols import Embedder, LexicalIndex, Reranker, Retriever
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.protocols import (
+    Analyser,
+    AsyncRetriever,
+    Embedder,
+    FilteringRetriever,
+    LexicalIndex,
+    Reranker,
+    Retriever,
+    RetrieverFunction,
+    SwappingRetriever,
+)
 
-__all__ = ["Embedder", "HybridRetriever", "LexicalIndex", "Reranker", "Retriever"]
+__all__ = [
+    "Analyser",
+    "AsyncRetriever",
+    "Embedder",
+    "FilteringRetriever",
+    "HybridRetriever",
+    "LexicalIndex",
+    "Reranker",
+    "Retriever",
+    "RetrieverFunction",
+    "SwappingRetriever",
+]

@@ -1,13 +1,17 @@
-"""What a retriever and its parts must do; anything that does it can take their place."""
+"""The protocols of retrievers, and of the parts of the embedded one.
 
-from collections.abc import Callable, Sequence
+Any object with these methods will do: nothing needs to be inherited.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.types import DEFAULT_DEPTH, FloatArray, Ranking
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import FloatArray, Hit, Ranking
 
 Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
@@ -16,13 +20,92 @@ Progress = Callable[[int], None]
 """Told how many passages are done so far."""
 
 
+Retrieval = Ranking | Iterable[Hit]
+"""What a retriever returns. The guard must be told the ``score_kind`` of plain hits."""
+
+
 @runtime_checkable
 class Retriever(Protocol):
-    """Finds candidates for a query."""
+    """Finds candidates for a query. Safe to call from several threads at once.
 
-    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """At most ``depth`` candidates, best first."""
+    Where they exist, the guard also uses ``fingerprint() -> Mapping[str, str]``, which identifies
+    the system for profiles, and ``with_fusion(fusion)``, the same retriever under another fusion.
+    """
+
+    def retrieve(self, query: str, /, *, depth: int) -> Retrieval:
+        """Find at most ``depth`` candidates, best first.
+
+        Raises:
+            QueryError: the query cannot be searched. Any other error counts as an outage.
+        """
         ...
+
+
+@runtime_checkable
+class AsyncRetriever(Protocol):
+    """Finds candidates for a query without blocking the event loop.
+
+    ``ContextGuard.aretrieve`` awaits it; ``ContextGuard.retrieve`` needs a `Retriever`, which the
+    same object may be too.
+    """
+
+    def aretrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]:
+        """`Retriever.retrieve`, awaited."""
+        ...
+
+
+class AwaitableRetriever(Protocol):
+    """An object whose only method is an asynchronous ``retrieve``; see `AsyncRetriever`."""
+
+    def retrieve(self, query: str, /, *, depth: int) -> Awaitable[Retrieval]:
+        """`Retriever.retrieve`, awaited."""
+        ...
+
+
+class RetrieverFunction(Protocol):
+    """A function that finds candidates for a query; plain or asynchronous."""
+
+    def __call__(self, query: str, /, *, depth: int) -> Retrieval | Awaitable[Retrieval]:
+        """`Retriever.retrieve`, or `AsyncRetriever.aretrieve`."""
+        ...
+
+
+@runtime_checkable
+class FilteringRetriever(Protocol):
+    """A `Retriever` that also takes a filter on metadata; requests with one need it."""
+
+    def retrieve(self, query: str, /, *, depth: int, where: Where | None = None) -> Retrieval:
+        """Find at most ``depth`` candidates among the passages that ``where`` allows.
+
+        The passages returned must bear their metadata: the guard checks each against ``where``.
+        """
+        ...
+
+
+@runtime_checkable
+class SwappingRetriever(Protocol):
+    """A `Retriever` whose index may be replaced while it serves.
+
+    Each request is answered from one generation, and the guard compares its profile with every
+    new one.
+    """
+
+    @property
+    def generation(self) -> object:
+        """What is searched: another object after every change. May be an instance attribute."""
+        ...
+
+    def pinned(self) -> Retriever:
+        """The same retriever over the generation of this moment, whatever changes later."""
+        ...
+
+    def retrieve(self, query: str, /, *, depth: int) -> Retrieval:
+        """`Retriever.retrieve`."""
+        ...
+
+
+AnyRetriever = Retriever | AsyncRetriever | AwaitableRetriever | RetrieverFunction
+"""What a guard can wrap. A `FilteringRetriever` or a `SwappingRetriever` is a `Retriever` too."""
 
 
 class Embedder(Protocol):
@@ -53,19 +136,52 @@ class Embedder(Protocol):
         ...
 
 
+@runtime_checkable
+class Analyser(Protocol):
+    """Splits passages and queries into the terms that lexical search matches.
+
+    Safe to use from several threads at once. Equal texts give equal terms.
+    """
+
+    @property
+    def name(self) -> str:
+        """How a saved index names it: a language code, or a name of your own."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Its rules, with the versions of what they come from; part of an index's fingerprint.
+
+        Change it whenever ``analyse`` changes: an index built before is then refused.
+        """
+        ...
+
+    @property
+    def scripts(self) -> frozenset[str] | None:
+        """The scripts it is made for, each by the first word of its letters' Unicode names.
+
+        Such as ``LATIN`` or ``CJK``. None for all: then no corpus is said not to fit.
+        """
+        ...
+
+    def analyse(self, text: str) -> list[str]:
+        """The terms of a text, each as often as it occurs."""
+        ...
+
+
 class LexicalHits(NamedTuple):
-    """What a lexical search found.
+    """The result of a lexical search.
 
     Attributes:
         rows: The best rows that score above zero, best first, ties by row.
-        scores: Theirs, shape as ``rows``.
-        every: The score of every row of the index, shape (n,); a search computes them all, and
+        scores: BM25 score of each row in ``rows``, same shape.
+        all_scores: BM25 score of every row of the index, shape (n,). A search computes them all;
             the hybrid retriever looks up those of the dense leg's candidates.
     """
 
     rows: RowArray
     scores: FloatArray
-    every: Float32Array
+    all_scores: Float32Array
 
 
 class LexicalIndex(Protocol):
@@ -74,6 +190,11 @@ class LexicalIndex(Protocol):
     Scores are of kind ``ratio``: zero means no word in common. Safe to search from several
     threads at once.
     """
+
+    @property
+    def analyser(self) -> Analyser:
+        """Splits passages and queries into terms."""
+        ...
 
     @property
     def fingerprint(self) -> str:

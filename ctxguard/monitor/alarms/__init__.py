@@ -1,37 +1,28 @@
-"""Alarms: when the certificate no longer holds, and what is done then (DESIGN.md §8).
+"""Alarms: detecting that a profile's promises no longer hold, and acting on it.
 
-``watches`` and ``drift`` decide when, ``board`` holds what is raised, ``actions``, ``webhook`` and
-``switching`` act on it, ``labelling`` says which labels would tell most.
+``loss_monitor`` and ``drift`` detect it, ``state`` holds the active alarms, ``monitor`` feeds it
+with what a monitor judges, and ``actions`` logs an alarm and switches to the safe policy.
 """
 
-from ctxguard.monitor.alarms.actions import AlarmActions, SwitchOutcome
+from ctxguard.monitor.alarms.actions import act_on, switch_to_safe
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.board import ActiveAlarm, AlarmBoard, BoardReport
-from ctxguard.monitor.alarms.drift import DriftWatch, Reference, Signal, Signals
-from ctxguard.monitor.alarms.labelling import JudgedSample, where_labels_tell_most
-from ctxguard.monitor.alarms.switching import switch_to_safe
-from ctxguard.monitor.alarms.watches import LossWatch, Quantity, loss_watches
-from ctxguard.monitor.alarms.webhook import Webhook, WebhookAccounts
+from ctxguard.monitor.alarms.drift import DriftDetector, Reference, Signal, Signals
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Quantity, loss_monitors
+from ctxguard.monitor.alarms.state import AlarmReport, AlarmState
 
 __all__ = [
-    "ActiveAlarm",
     "Alarm",
-    "AlarmActions",
-    "AlarmBoard",
     "AlarmKind",
-    "BoardReport",
-    "DriftWatch",
-    "JudgedSample",
-    "LossWatch",
+    "AlarmReport",
+    "AlarmState",
+    "DriftDetector",
+    "LossMonitor",
     "Quantity",
     "Reference",
     "Severity",
     "Signal",
     "Signals",
-    "SwitchOutcome",
-    "Webhook",
-    "WebhookAccounts",
-    "loss_watches",
+    "act_on",
+    "loss_monitors",
     "switch_to_safe",
-    "where_labels_tell_most",
 ]

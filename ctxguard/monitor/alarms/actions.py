@@ -1,90 +1,81 @@
-"""What is done about an alarm beside showing it: log, webhook, switch to the safe policy."""
+"""What is done when an alarm is raised: a log line, and the switch to the safe policy.
+
+Notifying people is left to Prometheus and Alertmanager, which see the alarm as a metric.
+"""
 
 import logging
-import threading
-from enum import StrEnum
 from pathlib import Path
 
-from ctxguard.errors import CtxguardError
-from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.switching import switch_to_safe
-from ctxguard.monitor.alarms.webhook import Webhook
-from ctxguard.profile import Profile
+from ctxguard.errors import CtxguardError, ProfileError
+from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
+from ctxguard.profile.schema import Profile
 
 _log = logging.getLogger(__name__)
 
-
-class SwitchOutcome(StrEnum):
-    """What became of the switch to the safe policy. A closed set: it labels a metric."""
-
-    SWITCHED = "switched"
-    ALREADY_SAFE = "already_safe"
-    REFUSED = "refused"
-    """Another profile is in force by now, none is safe, or the file could not be written."""
-    NOT_MEANT = "not_meant"
-    """Not asked for, or no help against this kind of alarm."""
+FORMER_SUFFIX = ".before-alarm"
 
 
-class AlarmActions:
-    """Acts on new alarms. Never raises: an alarm must not stop the monitor that found it.
+def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> None:
+    """Log a new alarm and, for recall loss, switch to the safe policy. Never raises.
 
     Args:
-        webhook: Where alarms and warnings are sent; None sends none.
-        switch_path: The profile file that guards watch, to be switched to the safe policy when
-            recall loss rings; None leaves the switch to people.
+        alarm: An alarm that has just been raised.
+        profile: The profile that the alarm is about.
+        switch_path: The profile file that guards watch; None never switches.
     """
+    _log.warning(
+        "%s %s route=%s signal=%s value=%s target=%s n=%d profile=%s",
+        alarm.severity.value,
+        alarm.kind.value,
+        None if alarm.route is None else alarm.route.value,
+        alarm.signal,
+        _short(alarm.value),
+        _short(alarm.target),
+        alarm.n,
+        alarm.profile_id,
+    )
+    # More passages lower recall loss and raise harm: safe against the first only.
+    if switch_path is None or alarm.kind is not AlarmKind.RECALL_LOSS:
+        return
+    try:
+        if switch_to_safe(switch_path, profile):
+            _log.warning("switched %s to its safe policy", switch_path)
+    except (CtxguardError, OSError) as error:
+        _log.error("no switch to the safe policy: %s", error)
 
-    def __init__(
-        self, *, webhook: Webhook | None = None, switch_path: Path | str | None = None
-    ) -> None:
-        self.webhook = webhook
-        self.switch_path = None if switch_path is None else Path(switch_path)
-        self._lock = threading.Lock()
-        self._switches = dict.fromkeys(SwitchOutcome, 0)
 
-    def __call__(self, alarm: Alarm, profile: Profile) -> SwitchOutcome:
-        """Act on one new alarm.
+def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
+    """Replace a profile file by the safe policy of its profile, and keep the former file.
 
-        Args:
-            profile: The one that the alarm is about.
-        """
-        _log.warning(
-            "%s %s route=%s signal=%s value=%s target=%s n=%d profile=%s",
-            alarm.severity.value,
-            alarm.kind.value,
-            None if alarm.route is None else alarm.route.value,
-            alarm.signal,
-            _short(alarm.value),
-            _short(alarm.target),
-            alarm.n,
-            alarm.profile_id,
+    The former is kept as ``<path>.before-alarm``: rename it back to undo the switch. Both files
+    are written atomically; the former first, so that it is never lost.
+
+    Args:
+        path: The profile file that guards watch.
+        alarmed: The profile that the alarm is about.
+
+    Returns:
+        Whether the file was changed; False where it already holds the safe policy.
+
+    Raises:
+        ProfileFormatError: the file is absent or is not a profile.
+        ProfileError: the file now holds another profile, which the alarm is not about, or the
+            profile has no safe policy.
+        OSError: the file or its folder cannot be written.
+    """
+    path = Path(path)
+    safe = alarmed.safe()
+    current = Profile.load(path)
+    if current.profile_id == safe.profile_id:
+        return False
+    if current.profile_id != alarmed.profile_id:
+        raise ProfileError(
+            f"{path} now holds profile {current.profile_id}, and the alarm is about "
+            f"{alarmed.profile_id}: the file was not changed"
         )
-        outcome = self._switch(alarm, profile)
-        with self._lock:
-            self._switches[outcome] += 1
-        if self.webhook is not None:
-            self.webhook.send({**alarm.to_json(), "safe_policy": outcome.value})
-        return outcome
-
-    @property
-    def switches(self) -> dict[SwitchOutcome, int]:
-        """Alarms acted on so far, by what became of the switch."""
-        with self._lock:
-            return dict(self._switches)
-
-    def _switch(self, alarm: Alarm, profile: Profile) -> SwitchOutcome:
-        # More passages mean less recall loss and more harm: safe against the first only.
-        meant = alarm.kind is AlarmKind.RECALL_LOSS and alarm.severity is Severity.ALARM
-        if self.switch_path is None or not meant:
-            return SwitchOutcome.NOT_MEANT
-        try:
-            changed = switch_to_safe(self.switch_path, profile)
-        except (CtxguardError, OSError) as error:
-            _log.error("no switch to the safe policy: %s", error)
-            return SwitchOutcome.REFUSED
-        if changed:
-            _log.warning("switched %s to its safe policy", self.switch_path)
-        return SwitchOutcome.SWITCHED if changed else SwitchOutcome.ALREADY_SAFE
+    current.save(path.with_name(path.name + FORMER_SUFFIX))
+    safe.save(path)
+    return True
 
 
 def _short(value: float | None) -> str:

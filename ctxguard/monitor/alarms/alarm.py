@@ -1,4 +1,4 @@
-"""What an alarm says: which kind, about which route, on what evidence.
+"""The alarm as a value: its kind, its route, its figures.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -8,26 +8,26 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from ctxguard.types import Route
+from ctxguard.core.types import Route
 
 
 class AlarmKind(StrEnum):
     """What happened. A closed set: it labels a metric."""
 
     RECALL_LOSS = "recall_loss"
-    """Judged recall loss lies above what the certificate promises."""
+    """Judged recall loss is above what the certificate promises."""
     HARM = "harm"
-    """Judged harm lies above what the certificate promises, or the held-out evidence showed."""
+    """Judged harm is above what the certificate promises, or the held-out evidence showed."""
     DRIFT = "drift"
-    """A signal that needs no label has moved: an early warning."""
+    """A signal that needs no label has changed: an early warning."""
     STORE_QUARANTINED = "store_quarantined"
     """The sample store was damaged, moved aside, and begun anew."""
     JUDGE_DOWN = "judge_down"
-    """The judge gives no verdicts, so nothing is watched."""
+    """The judge gives no verdicts, so that no promise is monitored."""
 
 
 class Severity(StrEnum):
-    """How sure it is that something must be done. A closed set: it labels a metric."""
+    """How certain it is that someone must act. A closed set: it labels a metric."""
 
     ALARM = "alarm"
     WARNING = "warning"
@@ -35,17 +35,19 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One alarm or warning. Holds no text of a user's: only names, ids and numbers.
+    """One alarm or warning. It holds names, ids and numbers, no text of a user.
 
     Attributes:
-        message: What happened and what to do, in words for an operator.
-        time_seconds: Of what set it off, in seconds since the epoch.
-        route: Which it is about; None for the monitor as a whole.
-        signal: Which signal drifted; None for other kinds.
-        value: What was seen, in the unit of what is watched; None where nothing was measured.
-        target: What the value is compared with; None where there is nothing to compare with.
-        n: Requests that the value is taken over.
-        profile_id: Of the profile that was in force; empty where it does not matter.
+        kind: What happened.
+        severity: Alarm or warning.
+        message: What happened and what to do, for an operator.
+        time_seconds: Time of the request that raised it, in seconds since the epoch.
+        route: The route it is about; None for the monitor itself.
+        signal: The signal that drifted; None for other kinds.
+        value: The figure observed, in the unit of ``target``; None where nothing was measured.
+        target: The figure that ``value`` is compared with; None without one.
+        n: Requests that ``value`` is a mean of.
+        profile_id: The profile in force.
     """
 
     kind: AlarmKind
@@ -61,19 +63,19 @@ class Alarm:
 
     @property
     def key(self) -> tuple[AlarmKind, Route | None, str | None]:
-        """What it is about: of one key at most one alarm is active."""
+        """What it is about; at most one alarm of a key is active."""
         return self.kind, self.route, self.signal
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as a webhook and the board's state carry them."""
+        """The alarm as values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Alarm":
-        """From what ``to_json`` gave.
+        """The alarm of which ``to_json`` returned ``data``.
 
         Raises:
-            KeyError, TypeError, ValueError: data of another shape.
+            KeyError, TypeError, ValueError: ``data`` has another form.
         """
         route = data["route"]
         return cls(

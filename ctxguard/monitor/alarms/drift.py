@@ -1,7 +1,8 @@
-"""The watch on what needs no label: whether live rankings still look like those at calibration.
+"""Drift of signals that need no label: whether live rankings still look as at calibration.
 
-An early warning only: scores can move without recall falling, and the other way round. Every
-value is turned into its position among the calibration's, so that all signals have one scale.
+An early warning only: scores can change without recall falling, and recall can fall without
+scores changing. Every value is replaced by its position among the calibration's values, so that
+all signals have one scale.
 """
 
 import math
@@ -13,32 +14,34 @@ from enum import StrEnum
 from heapq import nlargest
 from typing import Any, NamedTuple
 
-from ctxguard._extras import require
+from ctxguard._support.extras import require
+from ctxguard.core.scores import is_valid
+from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
-from ctxguard.profile import RouteProfile
-from ctxguard.scores import is_valid
+from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
+from ctxguard.profile.schema import RouteProfile
 
 DELTA = 0.002
-"""ADWIN's confidence, shared out between the signals of a route."""
+"""ADWIN's confidence, divided among the signals of a route."""
 
 COMPARED_REQUESTS = 500
 """Live requests of a route after which they are compared with the calibration's, once."""
 
 COMPARISON_LEVEL = 0.001
-"""Chance of a false warning by that comparison, shared out between the signals of a route."""
+"""Probability of a false warning by that comparison, divided among the signals of a route."""
 
 REMEMBERED = 500
-"""Values of a signal that are kept to rebuild its window after a restart."""
+"""Values of a signal that are kept to rebuild ADWIN's window after a restart."""
 
 _DECILES = 11
 _LATEST = 100
 
 
 class Signal(StrEnum):
-    """What is watched without labels. The names are those of the profile's reference."""
+    """What is monitored without labels. The names are those of the profile's reference."""
 
     TOP_SCORE = "top_score"
-    LEAD = "lead"
+    SCORE_GAP = "score_gap"
     """The best score minus the second best."""
     KEPT = "kept"
     EMPTY = "empty"
@@ -49,21 +52,21 @@ class Signals(NamedTuple):
     """One request's signals.
 
     Attributes:
-        top_score: None where the retriever found nothing.
-        lead: None below two candidates.
+        top_score: The best score; None where the retriever returned nothing.
+        score_gap: The best score minus the second best; None below two candidates.
         kept: How many passages the policy kept.
     """
 
     top_score: float | None
-    lead: float | None
+    score_gap: float | None
     kept: int
 
     @classmethod
     def of(cls, scores: Iterable[float | None], kept: int) -> "Signals":
-        """From a ranking's scores, in any order; garbage among them is passed over.
+        """The signals of a ranking's scores, in any order; invalid scores are ignored.
 
         >>> Signals.of([0.5, None, 2.0, float("nan")], kept=1)
-        Signals(top_score=2.0, lead=1.5, kept=1)
+        Signals(top_score=2.0, score_gap=1.5, kept=1)
         """
         best = nlargest(2, [float(score) for score in scores if is_valid(score)])  # type: ignore[arg-type]
         top = best[0] if best else None
@@ -73,7 +76,7 @@ class Signals(NamedTuple):
         """By signal; None where undefined."""
         return {
             Signal.TOP_SCORE: self.top_score,
-            Signal.LEAD: self.lead,
+            Signal.SCORE_GAP: self.score_gap,
             Signal.KEPT: float(self.kept),
             Signal.EMPTY: float(self.kept == 0),
         }
@@ -81,18 +84,18 @@ class Signals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """How a signal was distributed at calibration.
+    """The distribution of a signal at calibration.
 
     Attributes:
         deciles: Its 0, 10, …, 100% quantiles, ascending.
-        n: Queries that they were taken over; None where unknown.
+        n: How many queries they were taken from; None where unknown.
     """
 
     deciles: tuple[float, ...]
     n: int | None = None
 
     def position(self, value: float) -> float:
-        """About the share of the calibration's values that lie below, in [0, 1].
+        """About the share of the calibration's values below ``value``, in [0, 1].
 
         Equal values share the middle of their range, so that counts work as well as scores.
 
@@ -108,14 +111,14 @@ class Reference:
         return (left - 1 + (value - below) / (above - below)) / (_DECILES - 1)
 
 
-class Warned(NamedTuple):
-    """What set a warning off.
+class DriftWarning(NamedTuple):
+    """The figures of a warning.
 
     Attributes:
         value: ADWIN: mean position of the latest requests. Comparison: the distance.
-        before: ADWIN: mean position up to them. Comparison: the distance that is allowed.
-        n: Requests that ``value`` is taken over.
-        at_start: Whether it was the comparison with the calibration.
+        before: ADWIN: mean position before them. Comparison: the allowed distance.
+        n: Requests that ``value`` is taken from.
+        at_start: Whether the comparison with the calibration gave it, and not ADWIN.
     """
 
     value: float
@@ -123,24 +126,61 @@ class Warned(NamedTuple):
     n: int
     at_start: bool
 
+    def to_alarm(self, route: Route, signal: Signal, profile_id: str, time_seconds: float) -> Alarm:
+        """This warning as an alarm; ``time_seconds`` is the time of the last request."""
+        if self.at_start:
+            change = (
+                f"{signal.value} was distributed otherwise over the first {self.n} requests than "
+                f"at calibration: the distance is {self.value:.3g}, and chance gives at most "
+                f"{self.before:.3g}"
+            )
+        else:
+            scale = (
+                "share of requests"
+                if signal is Signal.EMPTY
+                else "mean position among the calibration's values"
+            )
+            change = (
+                f"{signal.value} has changed: its {scale} went from {self.before:.3g} to "
+                f"{self.value:.3g} over the last {self.n} requests"
+            )
+        return Alarm(
+            kind=AlarmKind.DRIFT,
+            severity=Severity.WARNING,
+            message=(
+                f"Route {route.value}: {change}. This is an early warning: only labels and judged "
+                "requests show whether recall has fallen."
+            ),
+            time_seconds=time_seconds,
+            route=route,
+            signal=signal.value,
+            value=self.value,
+            target=self.before,
+            n=self.n,
+            profile_id=profile_id,
+        )
 
-class DriftWatch:
-    """Watches one signal of one route, with ADWIN and one comparison with the calibration.
+
+class DriftDetector:
+    """Detects drift of one signal of one route: by ADWIN, and by one comparison at the start.
 
     ADWIN (Bifet and Gavaldà, SDM 2007; river's) warns when the mean position has changed. It
-    presumes requests that do not depend on each other: traffic with a daily rhythm will set it
-    off, and should. The comparison looks once, after ``COMPARED_REQUESTS``, at the largest
-    distance between the two distribution functions at the deciles, against Smirnov's bound
-    √(½·ln(2/level)·(1/n + 1/m)) for two samples; of a live distribution that differed from the
-    first day ADWIN alone would see nothing.
+    assumes independent requests: traffic with a daily rhythm sets it off, and should. ADWIN sees
+    no difference that was there from the first request, so after ``COMPARED_REQUESTS`` the
+    largest distance between the live and the calibration's distribution function at the deciles
+    is compared once with Smirnov's bound for two samples, √(½·ln(2/level)·(1/n + 1/m)).
 
     ADWIN's own state is not kept over a restart: its window is rebuilt from the last
-    ``REMEMBERED`` values, so a slow change that was half seen may be noticed later.
+    ``REMEMBERED`` values, so that a slow change may be detected later.
 
     Args:
-        reference: Of the signal at calibration; None for a signal that is 0 or 1 by itself and
-            is compared with nothing.
-        share: The share of the allowed false warnings that is this signal's, in (0, 1].
+        reference: The signal's distribution at calibration; None for a signal that is 0 or 1 by
+            itself and is not compared.
+        share: This signal's share of the allowed false warnings, in (0, 1].
+
+    Attributes:
+        n: Values seen.
+        distance: The distance found by the comparison; None before it, or without a reference.
 
     Raises:
         MissingExtraError: river is not installed.
@@ -164,16 +204,16 @@ class DriftWatch:
         self.n = 0
         self.distance: float | None = None
 
-    def after(self, value: float) -> Warned | None:
-        """Take one value in; what it set off, if anything."""
+    def update(self, value: float) -> DriftWarning | None:
+        """Add one value; return the warning that it causes, if any. Invalid values are ignored."""
         if not is_valid(value):
             return None
         value = float(value)
         self.n += 1
         position = value if self.reference is None else self.reference.position(value)
-        # As it is written down, so that what is rebuilt is what was seen.
+        # As it is saved, so that a rebuilt window is the same.
         position = round(position, 3)
-        warned = self._compare(value)
+        warning = self._compare(value)
         before = float(self._adwin.estimation)
         self._adwin.update(position)
         self._recent.append(position)
@@ -181,19 +221,19 @@ class DriftWatch:
             latest = list(self._recent)[-_LATEST:]
             # river begins a new window at the next value.
             self._recent.clear()
-            return Warned(math.fsum(latest) / len(latest), before, len(latest), False)
-        return warned
+            return DriftWarning(math.fsum(latest) / len(latest), before, len(latest), False)
+        return warning
 
     @property
     def allowed_distance(self) -> float | None:
-        """The distance beyond which the comparison warns; None where it cannot be made."""
+        """The distance above which the comparison warns; None where it cannot be made."""
         if self.reference is None or not self.reference.n:
             return None
         return math.sqrt(
             0.5 * math.log(2.0 / self._level) * (1.0 / COMPARED_REQUESTS + 1.0 / self.reference.n)
         )
 
-    def _compare(self, value: float) -> Warned | None:
+    def _compare(self, value: float) -> DriftWarning | None:
         allowed = self.allowed_distance
         if self.reference is None or allowed is None or self.n > COMPARED_REQUESTS:
             return None
@@ -211,10 +251,10 @@ class DriftWatch:
         )
         if self.distance <= allowed:
             return None
-        return Warned(self.distance, allowed, self.n, True)
+        return DriftWarning(self.distance, allowed, self.n, True)
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as plain values."""
+        """What it has seen, as values that JSON can hold."""
         return {
             "n": self.n,
             "below": self._below,
@@ -224,15 +264,15 @@ class DriftWatch:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state`` gave; warnings that it leads to were given before.
+        """Continue from what ``state`` returned. The values restored cause no warning again.
 
         Raises:
-            KeyError, TypeError, ValueError: a state of another shape.
+            KeyError, TypeError, ValueError: ``state`` has another form.
         """
         below, up_to = ([int(count) for count in state[name]] for name in ("below", "up_to"))
         recent = [float(position) for position in state["recent"]]
         if len(below) != _DECILES or len(up_to) != _DECILES or not all(map(math.isfinite, recent)):
-            raise ValueError("counts by decile or positions that no watch writes")
+            raise ValueError("counts that are not by decile, or positions that are not finite")
         n, distance = int(state["n"]), state["distance"]
         self._below, self._up_to, self.n = below, up_to, n
         self.distance = None if distance is None else float(distance)
@@ -241,8 +281,8 @@ class DriftWatch:
             self._recent.append(position)
 
 
-def drift_watches(calibrated: RouteProfile) -> dict[Signal, DriftWatch]:
-    """The watches of one route: whether contexts are empty, and every signal with a reference."""
+def drift_detectors(calibrated: RouteProfile) -> dict[Signal, DriftDetector]:
+    """The detectors of one route: for empty contexts, and for every signal with a reference."""
     n = None if calibrated.chosen_on is None else calibrated.chosen_on.queries
     references: dict[Signal, Reference | None] = {
         signal: Reference(calibrated.reference[signal.value], n)
@@ -251,4 +291,6 @@ def drift_watches(calibrated: RouteProfile) -> dict[Signal, DriftWatch]:
     }
     references[Signal.EMPTY] = None
     share = 1.0 / len(references)
-    return {signal: DriftWatch(found, share=share) for signal, found in references.items()}
+    return {
+        signal: DriftDetector(reference, share=share) for signal, reference in references.items()
+    }

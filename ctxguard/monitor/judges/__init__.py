@@ -1,15 +1,15 @@
-"""Judges: who says whether a passage answers a query. One protocol, three judges, one contract.
+"""Judges, which grade how well a passage answers a query: one protocol, three implementations.
 
-``ctxguard.testing.JudgeContract`` is the contract as a test suite. Importing this package is
-cheap: the client library comes with the extra ``judge``, the cross-encoder with ``embedded``, and
-each is imported when its judge is made.
+``ctxguard.testing.JudgeContract`` tests any judge against the protocol. Importing this package
+loads no optional library: the client library (extra ``judge``) and the cross-encoder (extra
+``embedded``) are imported when their judge is constructed.
 """
 
-from ctxguard.monitor.judges.accounts import InvalidReason, JudgeAccounts, RejectedReply
 from ctxguard.monitor.judges.cross_encoder import CrossEncoderJudge
-from ctxguard.monitor.judges.labels import LabelJudge, Unjudged
+from ctxguard.monitor.judges.known_labels import LabelJudge, Unjudged
 from ctxguard.monitor.judges.llm import LLMJudge, TokenPrices
 from ctxguard.monitor.judges.protocol import Judge, Judgment
+from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, RejectedReply
 
 __all__ = [
     "CrossEncoderJudge",

@@ -1,4 +1,4 @@
-"""Judging by a cross-encoder that is not the guard's own reranker."""
+"""The judge that is a cross-encoder, other than the guard's own reranker."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ctxguard.core.render import sanitise
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.judges.accounts import InvalidReason, JudgeAccounts, Ledger, RejectedReply
 from ctxguard.monitor.judges.protocol import Judgment
-from ctxguard.render import sanitise
-from ctxguard.retrieval.embedder import model_folder, portable_name, weights_digest
-from ctxguard.retrieval.passages import searchable_text
+from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
+from ctxguard.retrieval.index.passages import searchable_text
+from ctxguard.retrieval.models.files import model_folder, portable_name, weights_digest
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 from ctxguard.retrieval.protocols import Reranker
-from ctxguard.retrieval.reranker import CrossEncoderReranker
-from ctxguard.types import Passage
 
 if TYPE_CHECKING:
     from ctxguard.guard import ContextGuard
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 class CrossEncoderJudge:
     """Grades 1 where a cross-encoder's logit reaches a threshold, else 0.
 
-    A verdict is what the model thinks, uncorrected: it repeats the model's errors however many
-    samples it grades. Threshold and model are to be checked against human labels, and estimates
-    corrected with them (``ctxguard.monitor.ppi``), before a figure is believed.
+    Its verdicts repeat the model's errors, however many samples it grades. Check the model and the
+    threshold against human labels, which also correct the estimates
+    (``ctxguard.monitor.estimation.ppi``).
 
-    The guard's own reranker would agree with itself on what it ranked, so it is refused: name
-    it, or the guard, and the weights are compared, also under another name.
+    The guard's own reranker would agree with its own ranking, so it is refused: where ``reranker``
+    or ``guard`` is given, its weights are compared, whatever its name.
 
     Args:
         name_or_path: A CrossEncoder with one output, by folder or hub name.
-        min_logit: The least logit of a relevant passage; 0 is even odds to a model that was
-            trained with a logistic loss.
-        reranker: What the guard reranks with.
-        guard: The guard that is watched.
+        min_logit: The lowest logit of a relevant passage; 0 is a probability of one half for a
+            model trained with a logistic loss.
+        reranker: The guard's reranker.
+        guard: The guard whose traffic is judged.
 
     Raises:
         ConfigurationError: the reranker's own weights, a threshold that is not finite, or a
-            model that cannot be had.
+            model that cannot be loaded.
         MissingExtraError: the extra ``embedded`` is not installed.
     """
 
@@ -72,7 +72,7 @@ class CrossEncoderJudge:
         """One verdict per passage, in their order; None where the logit is not finite."""
         if not passages:
             return []
-        # A tokenizer refuses a lone surrogate, and the whole batch with it.
+        # One lone surrogate would make the tokenizer refuse the whole batch.
         texts = [sanitise(searchable_text(passage)) for passage in passages]
         self._ledger.called()
         logits = self._model.score(sanitise(query), texts)
@@ -82,11 +82,11 @@ class CrossEncoderJudge:
         ]
 
     def accounts(self) -> JudgeAccounts:
-        """What it has done so far; a call is one list of passages."""
+        """Its counts so far; a call is one list of passages."""
         return self._ledger.snapshot()
 
     def rejected(self) -> tuple[RejectedReply, ...]:
-        """The last hundred scores that gave no verdict, oldest first."""
+        """The last 1,000 scores that gave no verdict, oldest first."""
         return self._ledger.rejected()
 
     def _verdict(self, passage: Passage, logit: float) -> Judgment | None:
@@ -98,10 +98,10 @@ class CrossEncoderJudge:
 
 
 def _fingerprints(reranker: Reranker | None, guard: "ContextGuard | None") -> list[str]:
-    """Whatever the system says of its models."""
-    found = [] if reranker is None else [reranker.fingerprint]
+    """The fingerprints of the models that the guard uses, as far as they are known."""
+    fingerprints = [] if reranker is None else [reranker.fingerprint]
     if guard is not None:
         own = getattr(guard.retriever, "fingerprint", None)
-        found += map(str, own().values()) if callable(own) else []
-        found += [] if guard.profile is None else guard.profile.fingerprint.values()
-    return found
+        fingerprints += map(str, own().values()) if callable(own) else []
+        fingerprints += [] if guard.profile is None else guard.profile.fingerprint.values()
+    return fingerprints

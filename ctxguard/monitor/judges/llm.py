@@ -1,9 +1,9 @@
-"""Judging by a language model, behind any endpoint that speaks the chat completions protocol.
+"""The judge that is a language model, behind any endpoint with the chat completions protocol.
 
-One passage per call. In a list, a grade depends on the passages beside it, so that a dropped
-passage would be graded in other company than a served one and their comparison, recall, would be
-off; one passage could speak for another; and one bad reply would cost every verdict in it. The
-price is the prompt once per passage, which endpoints cache.
+Each call has one passage. In a list, a grade depends on the other passages, so recall, which
+compares served passages with dropped ones, would be biased; one passage could influence another's
+grade; and one bad reply would lose every verdict of the list. The prompt is sent once per passage,
+and endpoints cache it.
 """
 
 import math
@@ -14,16 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from ctxguard._extras import require
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
-from ctxguard.forks import start_afresh_in_children
-from ctxguard.monitor.judges.accounts import (
-    UNAVAILABLE,
-    InvalidReason,
-    JudgeAccounts,
-    Ledger,
-    RejectedReply,
-)
 from ctxguard.monitor.judges.prompt import (
     MAX_GRADE,
     TEMPERATURE,
@@ -33,8 +27,14 @@ from ctxguard.monitor.judges.prompt import (
 )
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.judges.reply import read_reply
-from ctxguard.retrieval.passages import searchable_text
-from ctxguard.types import Passage
+from ctxguard.monitor.judges.usage import (
+    UNAVAILABLE,
+    InvalidReason,
+    JudgeAccounts,
+    Ledger,
+    RejectedReply,
+)
+from ctxguard.retrieval.index.passages import searchable_text
 
 _DENIED = (401, 403, 404)
 _TOO_MANY_REQUESTS = 429
@@ -43,11 +43,14 @@ _SERVER_ERROR = 500
 
 @dataclass(frozen=True, slots=True)
 class TokenPrices:
-    """What a million tokens cost, in any one currency.
+    """The prices of a million tokens, in any one currency.
 
     Attributes:
-        input_per_million: Of the prompt, ≥ 0.
-        output_per_million: Of the reply, ≥ 0.
+        input_per_million: Price of the prompt's tokens, ≥ 0.
+        output_per_million: Price of the reply's tokens, ≥ 0.
+
+    Raises:
+        ConfigurationError: at construction, for a price that is negative or not finite.
     """
 
     input_per_million: float
@@ -60,12 +63,12 @@ class TokenPrices:
 
 
 class Pacer:
-    """Spaces calls out evenly, over all threads.
+    """Spaces calls evenly, over all threads.
 
     Args:
-        per_second: The most calls in a second, > 0; None for no limit.
+        per_second: The highest rate of calls, > 0; None for no limit.
         clock: Monotonic seconds.
-        sleep: Waits for some seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -87,40 +90,41 @@ class Pacer:
             return
         with self._lock:
             now = self._clock()
-            mine = max(now, self._free_at)
-            self._free_at = mine + self._interval_seconds
-        if mine > now:
-            self._sleep(mine - now)
+            send_at = max(now, self._free_at)
+            self._free_at = send_at + self._interval_seconds
+        if send_at > now:
+            self._sleep(send_at - now)
 
 
 class LLMJudge:
     """Grades 0 to 3 by a language model's structured output, at temperature 0.
 
-    Passages leave this machine for the endpoint: redact them first where they may not. They are
-    sent as data, hidden characters removed and delimiters escaped, and the model is told to
-    follow nothing that stands in them. That keeps a passage from changing the protocol; it
-    cannot keep it from persuading the model, which only human labels can tell.
+    Passages are sent to the endpoint: redact them first if they must not leave this machine. They
+    are sent as data, with hidden characters removed and delimiters escaped, and the model is told
+    to follow no instruction in them. A passage therefore cannot change the protocol. It may still
+    persuade the model, which only a comparison with human labels shows.
 
-    A reply that is malformed, refused, truncated, off the schema or out of range is no verdict:
-    counted by reason, kept for inspection, never imputed. The client library repeats what may
-    pass (408, 409, 429, 5xx, timeouts, broken connections), waiting as long as ``Retry-After``
-    asks, up to its own bound, or else exponentially longer with jitter.
+    A reply that is malformed, refused, truncated, off the schema or out of range is no verdict: it
+    is counted by reason, kept for inspection, and never imputed. The client library repeats calls
+    that failed temporarily (408, 409, 429, 5xx, timeouts, broken connections), after the time in
+    ``Retry-After`` up to the library's own bound, or else with exponential backoff and jitter.
 
     Threads may share a judge. A forked child starts with a client and counts of its own.
 
     Args:
-        model: As the endpoint names it. Give a dated snapshot: an alias moves without notice.
-        base_url: The endpoint; None for the client library's (``OPENAI_BASE_URL``).
-        api_key: None takes ``OPENAI_API_KEY``; a local server takes any text.
-        max_passage_chars: Title and text beyond this are cut, and counted, ≥ 1.
-        max_reply_tokens: Bounds what a model that ignores the schema can cost, ≥ 1; a model that
-            reasons aloud needs more.
+        model: Name of the model at the endpoint. Use a dated version: an alias may change its
+            model without notice.
+        base_url: URL of the endpoint; None for the client library's (``OPENAI_BASE_URL``).
+        api_key: None for the environment's ``OPENAI_API_KEY``; a local server accepts any text.
+        max_passage_chars: Longer titles and texts are truncated and counted, ≥ 1.
+        max_reply_tokens: Longest reply, ≥ 1: bounds the cost of a model that ignores the schema;
+            a model that writes its reasoning out needs more.
         concurrency: Calls at once within one ``judge``, ≥ 1.
         max_calls_per_second: Over all threads of this process, retries included, > 0; None for
             no limit.
-        timeout_seconds: For connecting, and for each silence while a reply is awaited, > 0.
+        timeout_seconds: For connecting, and for each pause of a reply, > 0.
         retries: How often a failed call is repeated, ≥ 0.
-        prices: Of tokens, to count the cost.
+        prices: Prices of tokens; None counts no cost.
 
     Raises:
         ConfigurationError: a setting out of its range, or no API key.
@@ -171,23 +175,23 @@ class LLMJudge:
         self._prices = prices
         self._ledger = Ledger()
         self._library = require("openai", "judge")
-        self.start_afresh()
+        self._reset_after_fork()
         self._connected()
-        start_afresh_in_children(self)
+        reset_in_children(self)
 
-    def start_afresh(self) -> None:
-        """Drop the connections, without closing them; for a forked child."""
+    def _reset_after_fork(self) -> None:
+        """Drop the connections without closing them: they are the parent's."""
         self._client: Any = None
         self._connecting = threading.Lock()
         self._pacer = Pacer(self._max_calls_per_second)
         self._this_thread = threading.local()
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """One verdict per passage, in their order; None where no valid one was reached.
+        """One verdict per passage, in their order; None where there is no valid verdict.
 
         Raises:
-            StageUnavailableError: the endpoint could not be asked about any of them, after all
-                retries: an outage, which must not look like replies that were no verdicts.
+            StageUnavailableError: the endpoint answered for none of them after all retries: an
+                outage, which must not be counted as invalid replies.
         """
         if not passages:
             return []
@@ -200,7 +204,7 @@ class LLMJudge:
             raise StageUnavailableError(
                 "judge",
                 f"{self.model} at {client.base_url.host} answered for none of {len(passages)} "
-                f"passages ({reasons}); see rejected() for what it said",
+                f"passages ({reasons}); see rejected() for its replies",
             )
         return [
             None if isinstance(verdict, InvalidReason) else Judgment(passage.passage_id, verdict)
@@ -208,18 +212,18 @@ class LLMJudge:
         ]
 
     def accounts(self) -> JudgeAccounts:
-        """What it has done so far in this process."""
+        """Its counts so far in this process."""
         prices = self._prices
         return self._ledger.snapshot(
             None if prices is None else (prices.input_per_million, prices.output_per_million)
         )
 
     def rejected(self) -> tuple[RejectedReply, ...]:
-        """The last hundred replies that gave no verdict, oldest first."""
+        """The replies that gave no verdict and were not taken, the last 1,000 at most."""
         return self._ledger.rejected()
 
     def take_rejected(self) -> tuple[RejectedReply, ...]:
-        """Those since this was last asked, oldest first."""
+        """Return what ``rejected`` does, and keep none of it."""
         return self._ledger.take_rejected()
 
     def close(self) -> None:
@@ -250,7 +254,7 @@ class LLMJudge:
             return self._client
 
     def _before_each_call(self, _request: object) -> None:
-        """Sees every call, the client's own retries too: they are paced and counted as well."""
+        """Pace and count every call, the client library's retries included."""
         self._pacer.wait()
         self._ledger.called(again=self._this_thread.called)
         self._this_thread.called = True
@@ -271,10 +275,10 @@ class LLMJudge:
     def _complete(
         self, client: Any, conversation: list[dict[str, str]]
     ) -> tuple[int | InvalidReason, str]:
-        """A grade or why there is none, and the reply as it came."""
+        """A grade or why there is none, and the reply unchanged."""
         library = self._library
         try:
-            # The raw reply, because the library fits whatever comes into its own types.
+            # The raw reply, because the library coerces any reply into its own types.
             response = client.chat.completions.with_raw_response.create(
                 model=self.model,
                 messages=conversation,
@@ -305,10 +309,10 @@ def _of_status(status_code: int) -> InvalidReason:
 def _in_threads(
     ask: Callable[[Passage], int | InvalidReason], passages: Sequence[Passage], n_threads: int
 ) -> list[int | InvalidReason]:
-    """What ``ask`` says of each passage, in their order.
+    """The results of ``ask`` for the passages, in their order.
 
-    On daemon threads rather than in a pool, whose threads the interpreter waits for at its end:
-    a hanging endpoint would hold a process for as long as it hangs.
+    On daemon threads rather than in a pool: the interpreter joins a pool's threads at exit, so a
+    hanging endpoint would keep the process alive.
     """
     answers: dict[int, int | InvalidReason] = {}
     errors: list[Exception] = []

@@ -1,4 +1,4 @@
-"""What a language model is asked: the grades, the query and one passage as data, the schema.
+"""The prompt of a language model that judges: instructions, query and passage as data, schema.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -6,8 +6,8 @@ Pure: no I/O, no clock, no logging.
 import hashlib
 import json
 
-from ctxguard.render import Template
-from ctxguard.types import Passage
+from ctxguard.core.render import Template
+from ctxguard.core.types import Passage
 
 MAX_GRADE = 3
 TEMPERATURE = 0.0
@@ -38,8 +38,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-# One template around both, so that neither can hold a delimiter of either: the query takes the
-# place of the title.
+# One template around both, so that neither can contain a delimiter of the other; the query is
+# rendered as the title.
 _DATA = Template("<query>\n{title}\n</query>\n<passage>\n{text}\n</passage>")
 
 
@@ -65,7 +65,7 @@ def response_format() -> dict[str, object]:
 
 
 def prompt_digest(max_passage_chars: int, max_reply_tokens: int) -> str:
-    """12 hexadecimal digits of everything beside the model that a verdict depends on.
+    """12 hexadecimal digits that identify what a verdict depends on besides the model.
 
     >>> prompt_digest(8000, 256) == prompt_digest(8000, 256) != prompt_digest(4000, 256)
     True

@@ -1,11 +1,11 @@
-"""What a judge must do, and what it says of one passage."""
+"""The protocol of a judge, and its verdict on one passage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ctxguard.metrics import Negative
-from ctxguard.types import Passage
+from ctxguard.core.metrics import Negative
+from ctxguard.core.types import Passage
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Judgment:
     Attributes:
         passage_id: The passage.
         grade: 0 for irrelevant, higher for more relevant.
-        negative: How it is known to mislead, for a grade of 0; None where it is not.
+        negative: How a passage of grade 0 is known to mislead; None where it is not known to.
     """
 
     passage_id: str
@@ -26,10 +26,10 @@ class Judgment:
 class Judge(Protocol):
     """Grades passages for a query.
 
-    ``name`` and ``version`` pin the judge: another version is another series of estimates. A
-    judge may say besides, as plain attributes, that it is ``exact`` (its word is what people
-    would say: known labels; False unless said), and whether it ``reads_text`` (True unless said:
-    without texts it is then not asked).
+    ``name`` and ``version`` identify the judge: another version begins another series of
+    estimates. A judge may have two more attributes: ``exact``, whether its verdicts are those of
+    people, such as known labels (False without the attribute), and ``reads_text``, whether it
+    needs the passages' texts (True without the attribute; it then gets no passage without text).
     """
 
     @property
@@ -44,9 +44,14 @@ class Judge(Protocol):
         ...
 
     def judge(self, query: str, passages: Sequence[Passage]) -> Sequence[Judgment | None]:
-        """One verdict per passage, in their order; None where no valid verdict was reached.
+        """Grade passages.
 
-        A passage costs at most its own verdict, whatever it holds. What raises is a judge that
-        could not be asked at all.
+        Returns:
+            One verdict per passage, in their order; None where there is no valid verdict. One
+            passage never costs another its verdict.
+
+        Raises:
+            Exception: the judge could not be called at all, such as in an outage. The sample then
+                waits for another attempt.
         """
         ...

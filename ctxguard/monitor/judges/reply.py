@@ -1,25 +1,25 @@
-"""What a language model answered: a grade, or the reason why it is none.
+"""Reading a language model's reply: a grade, or the reason why it is no verdict.
 
-The reply is read strictly, as text from a stranger: a server may ignore the schema, and a verdict
-that has to be guessed at is no verdict. Pure: no I/O, no clock, no logging.
+Replies are untrusted and read strictly: a server may ignore the schema, and a verdict that has to
+be guessed is not valid. Pure: no I/O, no clock, no logging.
 """
 
 import json
 from dataclasses import dataclass
 from typing import Any
 
-from ctxguard.monitor.judges.accounts import InvalidReason
 from ctxguard.monitor.judges.prompt import MAX_GRADE
+from ctxguard.monitor.judges.usage import InvalidReason
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply, read.
+    """The verdict and the tokens of one reply.
 
     Attributes:
         verdict: A grade in 0..3, or why there is none.
-        input_tokens: None where the reply does not say.
-        output_tokens: None where the reply does not say.
+        input_tokens: None where the reply does not report them.
+        output_tokens: None where the reply does not report them.
     """
 
     verdict: int | InvalidReason
@@ -74,21 +74,21 @@ def _grade(content: str) -> int | InvalidReason:
     if not isinstance(verdict, dict) or verdict.keys() != {"grade"}:
         return InvalidReason.OFF_SCHEMA
     grade = verdict["grade"]
-    if type(grade) is not int:  # true is an int to Python, and no grade
+    if type(grade) is not int:  # a bool is an int to Python
         return InvalidReason.OFF_SCHEMA
     return grade if 0 <= grade <= MAX_GRADE else InvalidReason.OUT_OF_RANGE
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object that names a grade twice names none: the last one must not win unseen."""
+    """Refuse a repeated key, of which the json module would silently take the last value."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise _RepeatedKeyError
     return read
 
 
-def _field(thing: object, name: str) -> object:
-    return thing.get(name) if isinstance(thing, dict) else None
+def _field(document: object, name: str) -> object:
+    return document.get(name) if isinstance(document, dict) else None
 
 
 def _tokens(count: object) -> int | None:

@@ -1,32 +1,33 @@
-"""The sample store: SQLite on one host, PostgreSQL for a fleet.
+"""The sample store: SQLite on one host, PostgreSQL for several.
 
-    types       what goes in and comes out
-    schema      the tables
-    database    connections and transactions      faults      errors, in words
-    sqlite      how SQLite is set up              files       what lies beside its file
-    forking     no connection crosses a fork
-    queue       written, claimed, finished        judged      read by window
-    labels      what people said                  retention   deleted
-    sql         SampleStore, which does all of it
+    types         the values that go in and come out
+    schema        the tables
+    database      connections and transactions      errors     database errors as the store's
+    sqlite        how SQLite is set up              files      the files beside its file
+    forking       no connection crosses a fork      part       methods that are transactions
+    workers       the writers' counts               queue      samples claimed and finished
+    judgments     judged requests, by time          labelling  labels and feedback of people
+    retention     deletion
+    sample_store  SampleStore, which does all of it
 
-The types import without SQLAlchemy; it is imported when ``SampleStore`` is first asked for.
+The types import without SQLAlchemy, which is imported with ``SampleStore``.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from ctxguard._extras import require
+from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     FEEDBACK_KINDS,
-    PICKED,
+    PICK_REASONS,
     RANDOM,
-    WEIGHED,
+    WEIGHTED,
     Claimed,
     Cleaned,
     Entry,
     FeedbackAdded,
     FeedbackRow,
     Finished,
-    FinishedEach,
+    FinishResult,
     JudgedRows,
     LabelRow,
     LabelsAdded,
@@ -37,20 +38,20 @@ from ctxguard.monitor.store.types import (
 )
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.store.sql import SampleStore
+    from ctxguard.monitor.store.sample_store import SampleStore
 
 __all__ = [
     "FEEDBACK_KINDS",
-    "PICKED",
+    "PICK_REASONS",
     "RANDOM",
-    "WEIGHED",
+    "WEIGHTED",
     "Claimed",
     "Cleaned",
     "Entry",
     "FeedbackAdded",
     "FeedbackRow",
+    "FinishResult",
     "Finished",
-    "FinishedEach",
     "JudgedRows",
     "LabelRow",
     "LabelsAdded",
@@ -66,6 +67,6 @@ def __getattr__(name: str) -> Any:
     if name != "SampleStore":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("sqlalchemy", "monitor")
-    from ctxguard.monitor.store.sql import SampleStore
+    from ctxguard.monitor.store.sample_store import SampleStore
 
     return SampleStore

@@ -1,14 +1,14 @@
-"""One database behind every table: connections, transactions, and errors that say what mends them.
+"""One database behind every table: connections, transactions, and errors that say how to mend them.
 
-A connection never crosses a fork, a transaction never waits without bound, and a damaged SQLite
-file is moved aside, after which the work is done once more on a new one.
+A connection never crosses a fork, a transaction waits a bounded time, and a damaged SQLite file is
+moved aside, after which the work is repeated on a new one.
 """
 
 import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,15 +17,16 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import StaticPool
 
-from ctxguard._extras import require
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import (
     ConfigurationError,
     StoreCorruptError,
     StoreFullError,
     StoreLockedError,
 )
-from ctxguard.forks import start_afresh_in_children
-from ctxguard.monitor.store import faults, files
+from ctxguard.monitor.store import errors as faults
+from ctxguard.monitor.store import files
 from ctxguard.monitor.store import sqlite as lite
 from ctxguard.monitor.store.forking import ClosedAtForks
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, schema_version
@@ -47,11 +48,11 @@ class Database:
     """SQLite in a file or in memory, or PostgreSQL.
 
     Args:
-        url: As SQLAlchemy reads it; ``postgresql://`` is taken as ``postgresql+psycopg://``.
-        reserve_bytes: Held back on the disk of a SQLite file.
+        url: A URL of SQLAlchemy; ``postgresql://`` is read as ``postgresql+psycopg://``.
+        reserve_bytes: Space to reserve on the disk of a SQLite file.
 
     Raises:
-        ConfigurationError: another database, or a URL that cannot be read.
+        ConfigurationError: another kind of database, or a URL that cannot be read.
         StoreError: it cannot be opened.
     """
 
@@ -63,23 +64,23 @@ class Database:
         self.file = Path(name) if self.is_sqlite and not in_memory else None
         self.reserve = None if self.file is None else files.Reserve(self.file, reserve_bytes)
         self._in_memory = in_memory
-        self.start_afresh()
-        start_afresh_in_children(self)
+        self._reset_after_fork()
+        reset_in_children(self)
         self.read(lambda _: None)
         if self.reserve is not None and not self.reserve.hold(resize=True):
             _log.warning(
-                "%s: no space of %d bytes could be held back", self.name, self.reserve.size
+                "%s: %d bytes could not be reserved on its disk", self.name, self.reserve.size
             )
 
     @property
     def name(self) -> str:
-        """What messages call it: no password."""
+        """The file or URL, without a password."""
         if self.is_sqlite:
             return str(self.file or "the store in memory")
         return self.url.render_as_string(hide_password=True)
 
-    def start_afresh(self) -> None:
-        """Connect anew when next used; in a forked child, where the parent's are left alone."""
+    def _reset_after_fork(self) -> None:
+        """Connect anew when next used; in a forked child, leave the parent's connections alone."""
         if (engine := getattr(self, "_engine", None)) is not None:
             _inherited.append(engine)
         self._engine: sa.Engine | None = None
@@ -93,25 +94,25 @@ class Database:
             self._turn = ClosedAtForks(self._dispose)
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Do work that reads, in one transaction."""
+        """Run work that reads in one transaction."""
         return self._run(work, writes=False)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Do work that writes, in one transaction: all of it or nothing.
+        """Run work that writes in one transaction: all of it is stored, or nothing.
 
-        On SQLite it has the write lock from the start, so that it never has to begin again.
+        On SQLite it holds the write lock from the start, so that it never has to be repeated.
         """
         return self._run(work, writes=True)
 
     def close(self) -> None:
-        """Give the connections back; the next use opens new ones."""
+        """Close the connections; the next use opens new ones."""
         with self._opening:
             self._dispose()
             self._engine = None
 
     @contextmanager
     def reserve_given_up(self) -> Iterator[None]:
-        """Within, a full disk has the space that was held back; then it is held again."""
+        """Within, the reserved space is free to clean a full disk; then it is reserved again."""
         if self.reserve is None:
             yield
             return
@@ -120,16 +121,16 @@ class Database:
                 yield
         except OSError as error:
             raise StoreFullError(
-                f"{self.name}: the disk is full, and the space held back is in use; another "
-                "process is cleaning, so try again"
+                f"{self.name}: the disk is full, and another process is cleaning in the reserved "
+                "space; try again"
             ) from error
         if not self.reserve.hold():
-            _log.warning("%s: the disk is too full to hold space back again", self.name)
+            _log.warning("%s: the disk is too full to reserve space again", self.name)
 
     def empty_log(self) -> None:
-        """Move a SQLite file's write-ahead log into the file, and cut it to nothing.
+        """Move a SQLite file's write-ahead log into the file, and truncate it.
 
-        Left for later where the disk has no room for it yet.
+        Does nothing while the disk has no room for it.
         """
         if self.file is None:
             return
@@ -145,10 +146,10 @@ class Database:
             self._engine.dispose()
 
     def lease_now(self, connection: sa.Connection) -> float:
-        """Now, in seconds, for leases: no step of a host's wall clock moves it.
+        """The time for leases, in seconds; no change of a host's wall clock moves it.
 
-        PostgreSQL's own clock, which all monitors share; on SQLite the host's time since its
-        start, which all of its processes share.
+        PostgreSQL's own clock, which all monitors share; on SQLite the host's monotonic clock,
+        which all of its processes share.
         """
         if self.is_sqlite:
             return time.monotonic()
@@ -174,22 +175,14 @@ class Database:
         *,
         changes: dict[str, Any] | None,
     ) -> None:
-        """Insert a row, or change the one with its key; None leaves that one as it is."""
-        key = list(table.primary_key)
-        if self.is_sqlite:
-            upsert = sqlite.insert(table).values(values)
-            connection.execute(
-                upsert.on_conflict_do_nothing()
-                if changes is None
-                else upsert.on_conflict_do_update(index_elements=key, set_=changes)
-            )
-        else:
-            full = postgresql.insert(table).values(values)
-            connection.execute(
-                full.on_conflict_do_nothing()
-                if changes is None
-                else full.on_conflict_do_update(index_elements=key, set_=changes)
-            )
+        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is."""
+        dialect: Any = sqlite if self.is_sqlite else postgresql
+        insert = dialect.insert(table).values(values)
+        connection.execute(
+            insert.on_conflict_do_nothing()
+            if changes is None
+            else insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes)
+        )
 
     def _run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
         try:
@@ -207,7 +200,7 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """The database's errors as the store's."""
+        """Raise the database's errors as the store's."""
         try:
             yield
         except sa.exc.TimeoutError as error:
@@ -216,15 +209,15 @@ class Database:
                 "from fewer threads"
             ) from error
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
-            known = faults.in_words(error, self.name, self.file)
-            if known is None:
+            ours = faults.store_error(error, self.name, self.file)
+            if ours is None:
                 raise
-            raise known from error
+            raise ours from error
 
     def _current(self) -> sa.Engine:
-        """The engine; a new one where there is none, or the file is no longer the one it opened.
+        """The engine; a new one if there is none, or if the file is no longer the one it opened.
 
-        Another process may have moved a damaged file aside: writing on to that would lose it.
+        Another process may have moved a damaged file aside, and samples written to that are lost.
         """
         engine = self._engine
         if engine is not None and self._is_in_place():
@@ -252,33 +245,21 @@ class Database:
         return engine
 
     def _engine_for_url(self) -> sa.Engine:
-        # Parameters hold payloads: no message may show them.
+        options: dict[str, Any] = {
+            "pool_timeout": BUSY_SECONDS,
+            "max_overflow": 20,
+            "connect_args": {"timeout": BUSY_SECONDS},
+        }
         if not self.is_sqlite:
-            engine = sa.create_engine(
-                self.url,
-                hide_parameters=True,
-                pool_pre_ping=True,
-                pool_timeout=BUSY_SECONDS,
-                max_overflow=20,
-                connect_args={"connect_timeout": max(2, round(BUSY_SECONDS))},
-            )
+            options["pool_pre_ping"] = True
+            options["connect_args"] = {"connect_timeout": max(2, round(BUSY_SECONDS))}
+        elif self._in_memory:
+            options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+        # Parameters hold payloads: no message may show them.
+        engine = sa.create_engine(self.url, hide_parameters=True, **options)
+        if not self.is_sqlite:
             sa.event.listen(engine, "connect", _bound_waiting)
             return engine
-        if self._in_memory:
-            engine = sa.create_engine(
-                self.url,
-                hide_parameters=True,
-                poolclass=StaticPool,
-                connect_args={"check_same_thread": False},
-            )
-        else:
-            engine = sa.create_engine(
-                self.url,
-                hide_parameters=True,
-                pool_timeout=BUSY_SECONDS,
-                max_overflow=20,
-                connect_args={"timeout": BUSY_SECONDS},
-            )
         name, patience = self.name, BUSY_SECONDS
         sa.event.listen(engine, "connect", lambda driver, _: lite.prepare(driver, name))
         sa.event.listen(engine, "begin", lambda connection: lite.begin(connection, patience))
@@ -300,9 +281,9 @@ class Database:
     def _version(self, connection: sa.Connection) -> int | None:
         if not sa.inspect(connection).has_table(schema_version.name):
             return None
-        found = connection.execute(sa.select(sa.func.max(schema_version.c.version))).scalar()
-        faults.refuse_newer(self.name, found)
-        return found
+        version = connection.execute(sa.select(sa.func.max(schema_version.c.version))).scalar()
+        faults.refuse_newer(self.name, version)
+        return version
 
     def _quarantine(self) -> bool:
         """Whether a damaged file was moved aside, here or by another process."""
@@ -322,15 +303,6 @@ class Database:
                 "%s is damaged: it was moved to %s, and a new store was begun", self.name, moved
             )
         return True
-
-
-def chunks(items: Sequence[T], size: int = 1_000) -> list[Sequence[T]]:
-    """Pieces small enough for one statement's parameters.
-
-    >>> chunks([1, 2, 3], 2)
-    [[1, 2], [3]]
-    """
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def storable(text: str) -> str:

@@ -1,10 +1,11 @@
-"""The files beside a SQLite store: its reserve of disk space, and where damaged ones go.
+"""The files beside a SQLite store: reserved disk space, and damaged files moved aside.
 
-The database file itself is never opened here: closing any descriptor of it would drop the locks
+The database file itself is never opened here: closing any descriptor of it would release the locks
 that SQLite holds in this process.
 """
 
 import contextlib
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +18,20 @@ except ImportError:  # not a POSIX system: locks are left to SQLite
 Identity = tuple[int, int]
 
 CHECKPOINT_PAGES = 1_000
-"""How long the log grows before it is moved into the file: what the reserve has to have room for,
-since a full disk takes no log into a growing file."""
+"""Size of the log at which it is moved into the file. The reserve needs room for as much, since on
+a full disk the file cannot grow."""
 
 JOURNAL_BYTES = 16 * 2**20
-"""The log may grow in a burst; it is cut back to this."""
+"""Size to which the log is truncated after a burst."""
 
 
 def identity(file: Path) -> Identity | None:
-    """Which file bears a name; None where none does."""
+    """The device and inode of a file; None if there is none."""
     try:
-        found = os.stat(file)  # noqa: PTH116  asked before every transaction
+        status = os.stat(file)  # noqa: PTH116  called before every transaction
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def quarantine(file: Path, seen: Identity | None) -> Path | None:
@@ -38,10 +39,10 @@ def quarantine(file: Path, seen: Identity | None) -> Path | None:
 
     Args:
         file: The database.
-        seen: The file in which the damage was seen.
+        seen: The identity of the file in which the damage was seen.
 
     Returns:
-        Where it lies now; None where another process has moved it already.
+        Its new path; None if another process has moved it already.
 
     Raises:
         OSError: it cannot be moved.
@@ -52,7 +53,7 @@ def quarantine(file: Path, seen: Identity | None) -> Path | None:
         n = 1
         while (moved := file.with_name(f"{file.name}.corrupt-{n}")).exists():
             n += 1
-        # The log first: the name must not pair a new database with an old log.
+        # The log first, so that a new database is never paired with an old log.
         for ending in ("-wal", "-shm", ""):
             with contextlib.suppress(FileNotFoundError):
                 file.with_name(file.name + ending).rename(moved.with_name(moved.name + ending))
@@ -60,29 +61,25 @@ def quarantine(file: Path, seen: Identity | None) -> Path | None:
 
 
 def quarantined(file: Path) -> Path | None:
-    """The damaged database that was moved aside last, if it still lies there."""
+    """The damaged database that was moved aside last, if it is still there."""
     prefix = f"{file.name}.corrupt-"
     numbers = [
         int(number)
-        for found in file.parent.glob(f"{_escaped(prefix)}*")
-        if (number := found.name.removeprefix(prefix)).isdecimal()
+        for path in file.parent.glob(f"{glob.escape(prefix)}*")
+        if (number := path.name.removeprefix(prefix)).isdecimal()
     ]
     return file.with_name(f"{prefix}{max(numbers)}") if numbers else None
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
-
-
 class Reserve:
-    """Disk space that a file beside the database holds, given up while a full disk is cleaned.
+    """Disk space that a file beside the database reserves, freed while a full disk is cleaned.
 
-    A full disk has no room even for what deletes. While the space is given up nobody may fill it
-    with samples, so that what is deleted is not outrun by what arrives.
+    Deleting needs space too. While the reserved space is free no samples are stored, so that
+    deletion is not outrun.
 
     Args:
-        database: The file beside which it lies.
-        size: In bytes; 0 for none.
+        database: The database file.
+        size: Bytes to reserve; 0 for none.
     """
 
     def __init__(self, database: Path, size: int) -> None:
@@ -90,13 +87,13 @@ class Reserve:
         self.size = size
 
     def hold(self, *, resize: bool = False) -> bool:
-        """Take the space where it is not held.
+        """Reserve the space unless it is reserved.
 
         Args:
-            resize: Whether a reserve of another size is brought to this one's.
+            resize: Whether a reserve of another size is changed to this size.
 
         Returns:
-            Whether it is held; False where the disk has no room or someone is cleaning.
+            Whether it is reserved; False if the disk has no room or another process is cleaning.
         """
         held = self._held()
         if self.size in (0, held) or (held > 0 and not resize):
@@ -105,12 +102,12 @@ class Reserve:
             with _locked(self.path, wait=False) as descriptor:
                 return _allocate(descriptor, self.size)
         except OSError:
-            # Read-only places cannot be filled either; all others will say so when written to.
+            # A read-only place cannot be filled either; any other will fail when written to.
             return False
 
     @contextlib.contextmanager
     def given_up(self) -> Iterator[None]:
-        """Within, the space is free for whoever cleans; held again afterwards, if there is room.
+        """Within, the space is free for cleaning; reserved again afterwards, if there is room.
 
         Raises:
             OSError: another process is cleaning, or the file cannot be reached.
@@ -127,7 +124,7 @@ class Reserve:
 
     def _held(self) -> int:
         try:
-            return os.stat(self.path).st_size  # noqa: PTH116  asked before every append
+            return os.stat(self.path).st_size  # noqa: PTH116  called before every append
         except OSError:
             return 0
 
@@ -148,7 +145,7 @@ def _allocate(descriptor: int, size: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[int]:
-    """A descriptor of a file or folder under an exclusive lock, which dies with the process."""
+    """A descriptor of a file or folder under an exclusive lock, which ends with the process."""
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags, 0o644)
     try:

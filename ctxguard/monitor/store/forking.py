@@ -1,9 +1,9 @@
 """No SQLite connection is open when a process forks.
 
-SQLite keeps account of its file locks in the memory of the process, which a child inherits, while
-the locks themselves stay with the parent. A child would wait for ever for a transaction that the
-parent had open, and would lose what it wrote when the parent, taking itself for the last, removed
-the log. So whoever forks waits for the transactions at hand, and closes.
+SQLite records its file locks in the memory of the process, which a child inherits, while the locks
+themselves stay with the parent. A child would wait for ever for a transaction that the parent had
+open, and would lose what it wrote when the parent, as the last user it knows of, removed the log.
+So a fork waits for open transactions, and closes the connections.
 """
 
 import logging
@@ -15,14 +15,14 @@ from weakref import WeakSet
 _log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 10.0
-"""How long a fork waits for transactions, which are short, before it goes ahead."""
+"""How long a fork waits for transactions, which are short."""
 
 
 class ClosedAtForks:
-    """A context manager for transactions: any number at once, none while the process forks.
+    """A context manager for transactions: any number at once, but none while the process forks.
 
     Args:
-        close: Closes all connections that no transaction holds.
+        close: Closes all connections that no transaction uses.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:
@@ -43,11 +43,11 @@ class ClosedAtForks:
             self._changed.notify_all()
 
     def shut(self) -> None:
-        """Let no transaction begin, wait for those at hand, and close the connections."""
+        """Let no transaction begin, wait for the open ones, and close the connections."""
         with self._changed:
             self._is_shut = True
             if not self._changed.wait_for(lambda: self._n_open == 0, _PATIENCE_SECONDS):
-                _log.warning("a process forks in the midst of a transaction of its sample store")
+                _log.warning("a process forks during a transaction of its sample store")
         self._close()
 
     def reopen(self) -> None:

@@ -1,9 +1,9 @@
-"""What is deleted, when, and in which order; in short transactions, so that writers get between.
+"""Deletion of what is over the limits, in short transactions, so that writers get their turns.
 
-By age a sample goes with all that belongs to it; only what people labelled keeps its labels, its
-judged row and its grades, which hold no text. By size the oldest payloads go, with the verdicts
-that may quote them; what was judged stays for the estimates until its age ends it, what was not
-judged goes whole.
+By age a sample is deleted with all that belongs to it; a labelled one keeps its labels and
+its judged row, which hold no text. By size the oldest payloads are deleted, with the verdicts that
+may quote them; what was judged stays for the estimates until its age ends it, and samples that
+were not judged are deleted whole.
 """
 
 import time
@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from ctxguard.errors import StoreFullError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.part import StorePart, reads
 from ctxguard.monitor.store.types import FINAL_STATES, Cleaned, State
 
 T = TypeVar("T")
@@ -28,44 +30,80 @@ _PAUSE_SECONDS = 0.002
 _samples = schema.samples.c
 _payloads = schema.payloads.c
 _WITH_TEXT = (schema.payloads, schema.verdicts, schema.rejected)
-_WITHOUT_TEXT = (schema.samples, schema.judged, schema.grades, schema.label_queue)
+_WITHOUT_TEXT = (schema.samples, schema.judged, schema.label_queue)
 
 
-class Cleaning:
-    """One pass over the store.
+class Retention(StorePart):
+    """How large the store is, and what is deleted to bound it."""
+
+    @reads
+    def size_bytes(self, connection: sa.Connection) -> int:
+        """Bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
+        return _size_bytes(connection)
+
+    def clean(self) -> Cleaned:
+        """Delete what is over the limits, oldest first, in many short transactions.
+
+        By age a sample is deleted whole, unless people labelled it: then its labels and judged
+        row stay, and its text is deleted. By size the oldest payloads and verdicts are
+        deleted: judged rows stay for the estimates, and samples that were not judged are deleted
+        whole. A SQLite file then shrinks, and a full disk is cleaned in the reserved space.
+        PostgreSQL's own vacuum frees its space; a full server is left to its administrator.
+
+        Raises:
+            StoreFullError: the reserved space was not enough, or another process is cleaning.
+        """
+        age = self.limits.max_age_seconds
+        oldest_seconds = None if age is None else self._clock() - age
+        cleaning = _Cleaning(self._database, oldest_seconds, self.limits.max_bytes)
+        reserve = self._database.reserve
+        if reserve is not None:
+            reserve.hold()
+        try:
+            cleaning.run()
+            return cleaning.cleaned
+        except StoreFullError:
+            if reserve is None or reserve.size == 0:
+                raise
+        with self._database.reserve_given_up():
+            cleaning.run(disk_is_full=True)
+        return cleaning.cleaned
+
+
+class _Cleaning:
+    """Deletes what is over two limits.
 
     Args:
-        database: What is cleaned.
-        oldest_seconds: Samples from before this go; None for no limit.
-        max_bytes: Payloads beyond this go; None for no limit.
-        disk_is_full: Write as little as possible: what is deleted is not overwritten, and every
-            transaction is followed by an attempt to empty the log.
+        database: The database to clean.
+        oldest_seconds: Samples from before this are deleted; None for no limit.
+        max_bytes: Payloads beyond this are deleted; None for no limit.
     """
 
     def __init__(
-        self,
-        database: Database,
-        *,
-        oldest_seconds: float | None,
-        max_bytes: int | None,
-        disk_is_full: bool = False,
+        self, database: Database, oldest_seconds: float | None, max_bytes: int | None
     ) -> None:
         self._database = database
-        self._disk_is_full = disk_is_full
+        self._disk_is_full = False
         self._oldest_seconds = oldest_seconds
         self._max_bytes = max_bytes
         self._expired = self._by_size = self._unjudged = 0
 
     @property
     def cleaned(self) -> Cleaned:
-        """What went so far."""
+        """What was deleted so far."""
         return Cleaned(self._expired, self._by_size, self._unjudged)
 
-    def run(self) -> None:
-        """Delete what is over the limits, and give the space back to the disk."""
+    def run(self, *, disk_is_full: bool = False) -> None:
+        """Delete what is over the limits, and return the space to the disk.
+
+        Args:
+            disk_is_full: Write as little as possible: deleted data is not overwritten, and every
+                transaction is followed by an attempt to empty the log.
+        """
+        self._disk_is_full = disk_is_full
         while n := self._write(self._expire_some):
             self._expired += n
-        excess = self._database.read(size_bytes) - (self._max_bytes or 0)
+        excess = self._database.read(_size_bytes) - (self._max_bytes or 0)
         while self._max_bytes is not None and excess > 0:
             n, freed = self._write(partial(self._shrink, excess=excess))
             if n == 0:
@@ -87,7 +125,7 @@ class Cleaning:
     def _expire_some(self, connection: sa.Connection) -> int:
         if self._oldest_seconds is None:
             return 0
-        found = connection.execute(
+        oldest = connection.execute(
             sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes, _is_labelled())
             .where(
                 _samples.time_seconds < self._oldest_seconds,
@@ -97,20 +135,20 @@ class Cleaning:
             .limit(_BATCH_SAMPLES)
             .with_for_update(skip_locked=True)
         ).all()
-        some = _within(found, _BATCH_BYTES)
+        some = _within(oldest, _BATCH_BYTES)
         self._remove(connection, some, [row for row in some if not row.is_labelled])
         return len(some)
 
     def _shrink(self, connection: sa.Connection, excess: int) -> tuple[int, int]:
         """(samples, bytes) of one batch of the oldest payloads."""
-        found = connection.execute(
+        oldest = connection.execute(
             sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes, _is_labelled())
             .join(schema.payloads, _payloads.sample_id == _samples.sample_id)
             .order_by(_payloads.sample_id)
             .limit(_BATCH_SAMPLES)
             .with_for_update(skip_locked=True)
         ).all()
-        some = _within(found, min(_BATCH_BYTES, excess))
+        some = _within(oldest, min(_BATCH_BYTES, excess))
         whole = [row for row in some if row.state not in FINAL_STATES and not row.is_labelled]
         self._remove(connection, some, whole)
         return len(some), sum(row.payload_bytes for row in some)
@@ -121,17 +159,17 @@ class Cleaning:
         rows: Sequence[sa.Row[Any]],
         whole: Sequence[sa.Row[Any]],
     ) -> None:
-        """Take the text of all rows, and everything else of those that go whole."""
+        """Delete the text of all rows, and everything else of those that are deleted whole."""
         if not rows:
             return
         self._unjudged += sum(row.state in schema.UNFINISHED for row in rows)
         ids = [row.sample_id for row in rows]
         for table in _WITH_TEXT:
             connection.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
-        gone = [row.sample_id for row in whole]
-        if gone:
-            _forget(connection, gone)
-        if len(gone) < len(ids):
+        whole_ids = [row.sample_id for row in whole]
+        if whole_ids:
+            _forget(connection, whole_ids)
+        if len(whole_ids) < len(ids):
             # Nobody can judge what has no payload.
             connection.execute(
                 sa.update(schema.samples)
@@ -146,8 +184,7 @@ class Cleaning:
             )
 
 
-def size_bytes(connection: sa.Connection) -> int:
-    """Bytes of payload in all."""
+def _size_bytes(connection: sa.Connection) -> int:
     total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
     return int(connection.execute(total).scalar_one())
 

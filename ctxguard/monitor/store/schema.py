@@ -1,8 +1,8 @@
 """The tables, for SQLite and PostgreSQL alike.
 
-What is large or may hold text lies apart from what is scanned: a window's estimate reads
-``judged`` alone, a change of state rewrites no payload. There are no foreign keys: only
-``retention`` deletes, and it knows what belongs together.
+Large columns and texts are in tables apart from those that are scanned: an estimate reads
+``judged`` alone, and a change of state rewrites no payload. There are no foreign keys: only
+``retention`` deletes, and it deletes what belongs together.
 """
 
 import sqlalchemy as sa
@@ -73,13 +73,6 @@ judged = sa.Table(
     sqlite_with_rowid=False,
 )
 
-grades = sa.Table(
-    "ctxguard_grades",
-    metadata,
-    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
-    sa.Column("grades", sa.LargeBinary, nullable=False),
-)
-
 verdicts = sa.Table(
     "ctxguard_verdicts",
     metadata,
@@ -131,7 +124,7 @@ label_queue = sa.Table(
     metadata,
     sa.Column("place", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, unique=True),
-    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
 )
 
 feedback = sa.Table(

@@ -1,4 +1,4 @@
-"""How SQLite is set up: one write-ahead log, short waits, space that is given back."""
+"""How SQLite is set up: a write-ahead log, short waits for locks, space returned to the disk."""
 
 import random
 import sqlite3
@@ -8,28 +8,29 @@ from typing import Any
 import sqlalchemy as sa
 
 from ctxguard.errors import StoreSchemaError
-from ctxguard.monitor.store import faults, files
+from ctxguard.monitor.store import errors as faults
+from ctxguard.monitor.store import files
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, schema_version
 
 WRITES = "ctxguard_writes"
 """The execution option of a transaction that will write."""
 
 _LOOK_SECONDS = (0.0005, 0.003)
-"""Between two looks whether the write lock is free."""
+"""Wait between two attempts to take the write lock."""
 
 
 def prepare(connection: sqlite3.Connection, name: str) -> None:
-    """Set a new connection up, unless the file is not ours: then nothing is changed.
+    """Set up a new connection, unless the file is not a sample store: then nothing is changed.
 
     Raises:
         StoreSchemaError: it is a newer release's or another program's.
     """
-    connection.isolation_level = None  # transactions are begun by begin() alone
+    connection.isolation_level = None  # only begin() begins transactions
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     tables = {table for (table,) in found}
     if tables and schema_version.name not in tables:
         raise StoreSchemaError(
-            f"{name} is the database of another program; it was left as it is: give the sample "
+            f"{name} is the database of another program, and was not changed: give the sample "
             "store a file of its own",
             found=None,
             known=SCHEMA_VERSION,
@@ -38,14 +39,14 @@ def prepare(connection: sqlite3.Connection, name: str) -> None:
         query = f"SELECT max(version) FROM {schema_version.name}"  # noqa: S608  no input
         faults.refuse_newer(name, connection.execute(query).fetchone()[0])
     connection.execute("PRAGMA synchronous = NORMAL")
-    # What was deleted must not be found in the file, though it costs a write.
+    # Deleted data must not remain in the file, though overwriting costs a write.
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute(f"PRAGMA journal_size_limit = {files.JOURNAL_BYTES}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {files.CHECKPOINT_PAGES}")
 
 
 def persist(engine: sa.Engine, busy_seconds: float) -> None:
-    """Set up what the file keeps: how its space is given back, and its write-ahead log."""
+    """Set up what the file keeps: how it returns space, and its write-ahead log."""
     deadline = time.monotonic() + busy_seconds
     while True:
         connection = engine.raw_connection()
@@ -56,7 +57,7 @@ def persist(engine: sa.Engine, busy_seconds: float) -> None:
             cursor.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            # Processes that begin a file together refuse each other at once, without waiting.
+            # Processes that create a file together refuse each other at once, without waiting.
             if not faults.is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
@@ -67,8 +68,8 @@ def persist(engine: sa.Engine, busy_seconds: float) -> None:
 def begin(connection: sa.Connection, busy_seconds: float) -> None:
     """Begin a transaction; one that will write has the write lock from the start.
 
-    SQLite's own waiting grows to 0.1 s between looks, so that a busy store starves some writers
-    for a second; short, uneven looks give everyone a turn.
+    SQLite's own waits grow to 0.1 s, so that a busy store starves some writers for a second;
+    short, uneven waits give every writer a turn.
     """
     driver: Any = connection.connection.driver_connection
     if not connection.get_execution_options().get(WRITES, False):

@@ -1,11 +1,11 @@
-"""What goes into the store and comes out of it: frozen data, no database.
+"""The values that go into the store and come out of it: frozen data, no database.
 
-Payloads, verdicts, summaries and grades are opaque here; their formats belong to those who write
-and read them.
+Payloads, verdicts and summaries are opaque here; their formats belong to those who write and read
+them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,7 +20,7 @@ DEFAULT_RESERVE_BYTES = 8 * 2**20
 
 
 class State(StrEnum):
-    """Where a sample is on its way. A closed set: it labels a metric."""
+    """The state of a sample. A closed set: it labels a metric."""
 
     PENDING = "pending"
     CLAIMED = "claimed"
@@ -29,35 +29,36 @@ class State(StrEnum):
     INCOMPLETE = "incomplete"
     """A served passage got no valid verdict."""
     FAILED = "failed"
-    """The judge could not be asked, however often it was tried, or the sample cannot be read."""
+    """The judge failed on every attempt, or the sample cannot be read."""
     SKIPPED = "skipped"
-    """Passed over at random to keep within the judging budget: others stand for it."""
+    """Left out at random to keep within the judging budget: others stand for it."""
     FORCED = "forced"
-    """Put in by hand: stored, never claimed for judging, in no estimate."""
+    """Added by hand: stored, never claimed for judging, in no estimate."""
 
 
 RANDOM = "random"
-"""Why a sample is labelled that was picked by its label order alone."""
+"""The reason of a label request for a sample picked by its label order."""
 
-WEIGHED = "weighed"
-"""Why one is that was picked by its label order over a weight (``ppi.label_weight``)."""
+WEIGHTED = "weighted"
+"""The reason for one picked by its label order divided by a weight (``ppi.label_weights``)."""
 
-PICKED = (RANDOM, WEIGHED)
+PICK_REASONS = (RANDOM, WEIGHTED)
+"""Any other reason targets a sample, such as the alarm that it is evidence of."""
 
 FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.FAILED, State.SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A sampled request, as its writer hands it over.
+    """A sampled request to store.
 
     Attributes:
         request_id: Need not be unique: a retried request may be sampled twice.
         time_seconds: When it was answered, in seconds since the epoch.
-        probability: π, in (0, 1]; 0 for a request that was put in by hand.
-        session_id: None where the request belongs to none.
-        label_order: In [0, 1), a hash: random picks for labelling take the lowest.
-        payload: The request itself.
+        probability: π, in (0, 1]; 0 for a request added by hand.
+        session_id: Its session; None without one.
+        label_order: A hash in [0, 1); random picks for labelling take the lowest.
+        payload: The record of the request.
     """
 
     request_id: str
@@ -73,8 +74,8 @@ class WorkerCounts:
     """What one writing process has counted since it began.
 
     Attributes:
-        sampled: Every sample, whatever became of it.
-        lost: By reason.
+        sampled: All samples.
+        lost: Lost samples, by reason.
     """
 
     sampled: int
@@ -83,15 +84,17 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A writing process, as the store knows it.
+    """A writing process.
 
     Attributes:
-        pid: Of the process on ``host`` that wrote first.
-        started_seconds: When it first wrote, by that process's clock.
+        worker_id: Its unique id.
+        host: Its host's name.
+        pid: Its process id on ``host``.
+        started_seconds: When it first wrote, by its own clock.
         seen_seconds: When it last wrote.
-        sampled: As the process counted at its last write.
-        stored: Samples that the store took from it, exact through the sudden death of either.
-        lost: By reason, as the process counted at its last write.
+        sampled: Samples that it had counted when it last wrote.
+        stored: Samples stored for it; exact even if it or the database is killed.
+        lost: Lost samples that it had counted when it last wrote, by reason.
         closed: Whether its counts are final.
     """
 
@@ -108,7 +111,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A sample that a monitor has for itself until its lease ends.
+    """A sample that one monitor has until its lease ends; for the other fields see ``Entry``.
 
     Attributes:
         attempts: How often it was claimed before without being finished.
@@ -125,16 +128,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a claimed sample.
+    """The result of a claimed sample.
 
     Attributes:
-        time_seconds: Which time windows it counts in: when the request was answered.
+        time_seconds: When the request was answered, which decides the windows it counts in.
         state: ``JUDGED``, ``INCOMPLETE``, ``FAILED`` or ``SKIPPED``.
-        verdicts: JSON text, for people to look at; may quote passages, and so is deleted with
-            the payload.
+        verdicts: JSON for people to read; it may quote passages, and is deleted with the payload.
         summary: What estimates need of a judged request; of one size in a series, and empty
             unless ``JUDGED``.
-        grades: What else of the judgments is kept as long as the summary; of any size.
         rejected: (passage id, reason, raw reply) of the verdicts that were not valid.
     """
 
@@ -143,7 +144,6 @@ class Finished:
     state: State
     verdicts: str = ""
     summary: bytes = b""
-    grades: bytes = b""
     rejected: tuple[tuple[str, str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -160,13 +160,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedEach:
-    """What became of samples that were finished together, each for itself.
+class FinishResult:
+    """Which results of samples were stored.
 
     Attributes:
-        accepted: Ids of those that were put down; those that are neither here nor refused were
-            finished before, deleted or forced.
-        refused: By id, why what a sample's end holds could not be written.
+        accepted: Ids of the samples whose result was stored. Those that are neither accepted nor
+            refused were finished before, deleted or forced.
+        refused: By id, why a sample's result could not be stored.
     """
 
     accepted: frozenset[int]
@@ -181,27 +181,35 @@ class JudgedRows:
         sample_ids: Shape (n,), int64.
         time_seconds: Shape (n,), float64.
         summaries: All n of them, one after the other; of one size.
-        grades: One per request; None where they were not asked for.
     """
 
     sample_ids: NDArray[np.int64]
     time_seconds: NDArray[np.float64]
     summaries: bytes
-    grades: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.sample_ids)
 
+    @classmethod
+    def joined(cls, parts: Iterable["JudgedRows"]) -> "JudgedRows":
+        """Several parts as one, in their order."""
+        parts = list(parts)
+        return cls(
+            np.concatenate([np.empty(0, np.int64), *(part.sample_ids for part in parts)]),
+            np.concatenate([np.empty(0), *(part.time_seconds for part in parts)]),
+            b"".join([part.summaries for part in parts]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LabelRow:
-    """One person's word on one passage for one request.
+    """One person's label of one passage for one request.
 
     Attributes:
         grade: 0 for irrelevant, higher for more relevant.
         negative: How a passage of grade 0 misleads; None where it does not.
-        annotator: Who said so.
-        time_seconds: When, in seconds since the epoch.
+        annotator: The person's name.
+        time_seconds: When it was given, in seconds since the epoch.
         source: Where the label comes from.
     """
 
@@ -216,13 +224,13 @@ class LabelRow:
 
 @dataclass(frozen=True, slots=True)
 class LabelsAdded:
-    """What became of labels that were handed in.
+    """The result of adding labels.
 
     Attributes:
-        added: Kept. ``added + duplicates`` and the labels of unknown requests are all of them.
-        duplicates: Left out: that annotator's word on that passage already.
-        disagreeing: Those among the added that contradict a label that was there.
-        unknown: Request ids of which the store has no sample; their labels were left out.
+        added: Labels added. The others are duplicates, or of unknown requests.
+        duplicates: Labels left out because the annotator's last one was the same.
+        disagreeing: Added labels that contradict one that was there.
+        unknown: Request ids without a sample in the store; their labels were left out.
     """
 
     added: int
@@ -233,11 +241,16 @@ class LabelsAdded:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackRow:
-    """What a user showed of an answer. Sees only what was served: never a judgment.
+    """A user's reaction to an answer. Users see only what was served: it is no judgment.
 
     Attributes:
+        request_id: The request that was answered.
         kind: ``thumb_up``, ``thumb_down`` or ``cited``.
-        passage_ids: Those concerned; empty where the whole answer is.
+        passage_ids: The passages it is about; empty for the answer as a whole.
+        time_seconds: When, in seconds since the epoch.
+
+    Raises:
+        ConfigurationError: at construction, for another kind.
     """
 
     request_id: str
@@ -257,10 +270,11 @@ FEEDBACK_KINDS = ("thumb_up", "thumb_down", "cited")
 
 @dataclass(frozen=True, slots=True)
 class FeedbackAdded:
-    """What became of feedback that was handed in.
+    """The result of adding feedback.
 
     Attributes:
-        unknown: Request ids of which the store has no sample; their feedback was left out.
+        added: Reactions added.
+        unknown: Request ids without a sample in the store; their feedback was left out.
     """
 
     added: int
@@ -269,17 +283,17 @@ class FeedbackAdded:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept, and how much space is held back.
+    """How much is kept, and how much disk space is reserved.
 
     Attributes:
-        max_age_seconds: Samples older than this are deleted; None for no limit. By the clock of
-            the process that cleans: a clock set forward ages every sample by as much.
-        max_bytes: Payloads beyond this many bytes in all are deleted, oldest first; None for no
+        max_age_seconds: Age at which samples are deleted, > 0; None for no limit. Measured by the
+            clock of the process that cleans.
+        max_bytes: Total bytes of payload above which the oldest are deleted, > 0; None for no
             limit.
-        reserve_bytes: Held back on a SQLite store's disk, so that a full disk can be cleaned.
+        reserve_bytes: Bytes reserved on a SQLite store's disk to clean a full disk, ≥ 0.
 
     Raises:
-        ConfigurationError: a limit out of range.
+        ConfigurationError: at construction, for a limit out of range.
     """
 
     max_age_seconds: float | None = DEFAULT_MAX_AGE_SECONDS
@@ -300,21 +314,14 @@ DEFAULT_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What cleaning took away.
+    """How much cleaning deleted.
 
     Attributes:
         expired: Samples that had reached the age limit.
-        by_size: Samples whose payload went because of the size limit.
-        unjudged: Those among both that nobody had judged yet: a judge that cannot keep up.
+        by_size: Samples whose payload was deleted because of the size limit.
+        unjudged: How many of both were not judged: the judge cannot keep up.
     """
 
     expired: int
     by_size: int
     unjudged: int
-
-    def __add__(self, other: "Cleaned") -> "Cleaned":
-        return Cleaned(
-            self.expired + other.expired,
-            self.by_size + other.by_size,
-            self.unjudged + other.unjudged,
-        )

@@ -1,0 +1,8 @@
+"""Compare ways to rank and to cut on the same labelled queries.
+
+candidates           what is compared
+comparison           compare(): replays them and measures what each would serve
+paired_differences   difference of two candidates, paired by query
+verdict              SAFE, RISKY or DANGEROUS
+saved_comparison     comparisons saved as JSON, and regressions against them
+"""

@@ -1,0 +1,207 @@
+"""What is compared: settings of the retriever and its filter, written in words or calibrated."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.scores import is_relative
+from ctxguard.core.types import DEFAULT_K, Route
+from ctxguard.errors import ConfigurationError
+from ctxguard.profile.schema import Profile
+
+SPEC = (
+    "comma-separated: a route (lexical, dense, hybrid, or one of them with +rerank), "
+    "reciprocal_rank[:CONSTANT] or convex[:DENSE_SHARE], k=N, min_ratio=R, rerank=MODEL"
+)
+"""The syntax of a candidate's settings."""
+
+_RERANK = "+rerank"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to rank and to cut.
+
+    Attributes:
+        name: Distinct in a comparison. A later comparison is checked against the saved
+            candidate of the same name.
+        policy: What is kept of the ranking.
+        route: The stages that answer.
+        fusion: How the legs are fused; without effect on a route with one leg.
+        reranker: Name or folder of the CrossEncoder, if the route reranks; None for the one that
+            the comparison was given.
+        profile_id: Id of the profile that it comes from; None if it was written in words.
+    """
+
+    name: str
+    policy: Policy
+    route: Route = Route.HYBRID
+    fusion: Fusion = Fusion()  # noqa: RUF009  frozen
+    reranker: str | None = None
+    profile_id: str | None = None
+
+    @property
+    def stages(self) -> tuple[Route, Fusion, str | None]:
+        """What determines the ranking: route, fusion and reranker."""
+        return self.route, self.fusion if _fuses(self.route) else Fusion(), self.reranker
+
+    def describe(self) -> dict[str, Any]:
+        """All settings, as JSON."""
+        route, fusion, reranker = self.stages
+        return {
+            "route": route.value,
+            "fusion": asdict(fusion) if _fuses(route) else None,
+            "reranker": reranker,
+            "policy": asdict(self.policy),
+            "profile_id": self.profile_id,
+        }
+
+
+def parse_candidates(text: str, ks: Sequence[int] = (DEFAULT_K,)) -> tuple[Candidate, ...]:
+    """The candidates that a text of the form ``NAME=SPEC`` describes.
+
+    Args:
+        text: See ``SPEC``; the route is ``hybrid`` unless given.
+        ks: Used if the spec names no k: one candidate for each, with the k in its name if there
+            are several.
+
+    Raises:
+        ConfigurationError: a part that cannot be read, is given twice, or has no effect.
+
+    >>> [wide] = parse_candidates("wide=hybrid,convex:0.7,k=8")
+    >>> wide.name, wide.route.value, wide.fusion.weight, wide.policy.k
+    ('wide', 'hybrid', 0.7, 8)
+    """
+    name, equals, spec = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ConfigurationError(
+            f"the candidate {text!r} is not NAME=SPEC, such as wide=hybrid,k=8"
+        )
+    settings: dict[str, Any] = {}
+    for part in spec.split(","):
+        setting, value = _part(part.strip(), text)
+        if setting in settings:
+            raise ConfigurationError(f"the candidate {text!r} gives its {setting} twice")
+        settings[setting] = value
+    route: Route = settings.get("route", Route.HYBRID)
+    if "reranker" in settings and not route.value.endswith(_RERANK):
+        route = Route(route.value + _RERANK)
+    if "fusion" in settings and not _fuses(route):
+        raise ConfigurationError(
+            f"the candidate {text!r} fuses, but its route {route.value!r} has one leg only"
+        )
+    fusion: Fusion = settings.get("fusion", Fusion())
+    if settings.get("min_ratio") and route is Route.HYBRID and not is_relative(fusion.kind):
+        raise ConfigurationError(
+            f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry order "
+            "only; add convex, or leave min_ratio out"
+        )
+    candidate = Candidate(
+        name=name,
+        policy=RatioPolicy(k=settings.get("k", ks[0]), min_ratio=settings.get("min_ratio", 0.0)),
+        route=route,
+        fusion=fusion,
+        reranker=settings.get("reranker"),
+    )
+    return (candidate,) if "k" in settings else at_each_k((candidate,), ks)
+
+
+def _fuses(route: Route) -> bool:
+    return route in (Route.HYBRID, Route.HYBRID_RERANK)
+
+
+def _part(part: str, text: str) -> tuple[str, object]:
+    """One setting of a spec and its value."""
+    if part in {route.value for route in Route if route is not Route.EXTERNAL}:
+        return "route", Route(part)
+    word, _, argument = part.partition(":")
+    if word == "reciprocal_rank":
+        constant = _number(argument, part, text, whole=True) if argument else Fusion().constant
+        return "fusion", Fusion("reciprocal_rank", constant=int(constant))
+    if word == "convex":
+        weight = _number(argument, part, text) if argument else Fusion().weight
+        return "fusion", Fusion("convex", weight=weight)
+    word, equals, argument = part.partition("=")
+    if equals and word == "k":
+        return "k", int(_number(argument, part, text, whole=True))
+    if equals and word == "min_ratio":
+        return "min_ratio", _number(argument, part, text)
+    if equals and word == "rerank" and argument:
+        return "reranker", argument
+    raise ConfigurationError(f"{part!r} in the candidate {text!r} cannot be read; write {SPEC}")
+
+
+def _number(value: str, part: str, text: str, *, whole: bool = False) -> float:
+    try:
+        number = int(value) if whole else float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        what = "whole number" if whole else "number"
+        raise ConfigurationError(f"{part!r} in the candidate {text!r} holds no {what}: {value!r}")
+    return number
+
+
+def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
+    """Each leg alone, and both legs fused in both ways, each at a fixed k.
+
+    Args:
+        reranked: Add the fused legs with reranking.
+    """
+    fixed = RatioPolicy()
+    candidates = [
+        Candidate("lexical", fixed, Route.LEXICAL),
+        Candidate("dense", fixed, Route.DENSE),
+        Candidate("reciprocal_rank", fixed, Route.HYBRID, Fusion()),
+        Candidate("convex:0.5", fixed, Route.HYBRID, Fusion("convex", weight=0.5)),
+    ]
+    if reranked:
+        candidates.append(Candidate("rerank", fixed, Route.HYBRID_RERANK))
+    return tuple(candidates)
+
+
+def from_profile(name: str, profile: Profile) -> Candidate:
+    """The profile's route with the most stages, with its policy and fusion.
+
+    >>> from ctxguard.profile.schema import Provenance, RouteProfile
+    >>> from ctxguard.core.types import ScoreKind
+    >>> lexical = RouteProfile(policy=RatioPolicy(k=3), score_kind=ScoreKind.RATIO)
+    >>> provenance = Provenance(
+    ...     ctxguard_version="1", seed=0, dataset="d", dataset_digest="0", depth=100
+    ... )
+    >>> from_profile("p", Profile(routes={Route.LEXICAL: lexical}, provenance=provenance)).policy.k
+    3
+    """
+    # Routes are declared in order, the one with the most stages first.
+    route = next((route for route in Route if route in profile.routes), None)
+    if route is None:
+        raise ConfigurationError(f"the profile {name!r} has no route, so nothing to compare")
+    return Candidate(
+        name=name,
+        policy=profile.routes[route].policy,
+        route=route,
+        fusion=profile.fusion,
+        profile_id=profile.profile_id,
+    )
+
+
+def at_each_k(candidates: Sequence[Candidate], ks: Sequence[int]) -> tuple[Candidate, ...]:
+    """Each candidate at each k, with the k in its name if there are several.
+
+    >>> [candidate.name for candidate in at_each_k(default_candidates()[:1], [3, 8])]
+    ['lexical@3', 'lexical@8']
+    """
+    if len(ks) == 1:
+        return tuple([_with_k(candidate, ks[0], candidate.name) for candidate in candidates])
+    return tuple(
+        [_with_k(candidate, k, f"{candidate.name}@{k}") for candidate in candidates for k in ks]
+    )
+
+
+def _with_k(candidate: Candidate, k: int, name: str) -> Candidate:
+    policy = replace(candidate.policy, k=k, min_keep=min(candidate.policy.min_keep, k))
+    return replace(candidate, name=name, policy=policy)

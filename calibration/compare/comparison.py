@@ -1,0 +1,311 @@
+"""Candidates side by side on the same queries: metrics, utility by k, a verdict, differences.
+
+Differences are paired by query, so that a difference within noise is recognised (DESIGN.md §9).
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from calibration.compare.candidates import Candidate
+from calibration.compare.paired_differences import BETTER_WHEN, Difference, differences
+from calibration.compare.verdict import DEFAULT_RULE, Verdict, VerdictRule, harm_share
+from calibration.data.dataset import Dataset
+from calibration.evaluate import (
+    QueryMetrics,
+    bootstrap_intervals,
+    interval_bounds,
+    per_query,
+    resampled_means,
+    utilities_by_rank,
+)
+from calibration.grid import MAX_K
+from calibration.pool_labels import PoolLabels, label
+from calibration.replay import Pools, Progress, Replayable, replay
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.policies import Policy
+from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
+from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
+from ctxguard.profile.schema import Interval
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What a candidate gains and harms if its context holds at most ``k`` passages."""
+
+    k: int
+    udcg_strict: Interval
+    gain: Interval
+    harm: Interval
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Gain, harm and strict UDCG by k.
+
+    Attributes:
+        points: For k = 1, 2, …
+        optimal_k: The k of highest mean strict UDCG; the smallest if several are equal.
+        within_noise: Every k that is not worse than the optimal one by more than noise, paired
+            by query.
+    """
+
+    points: tuple[CurvePoint, ...]
+    optimal_k: int
+    within_noise: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One candidate's figures.
+
+    Attributes:
+        kind: What its scores mean.
+        metrics: Means with intervals, by the names in ``BETTER_WHEN``.
+        per_query: The same metrics, query by query.
+        curve: Gain and harm by the size of the context.
+        harm_share: Mean harm / (mean gain + mean harm), in [0, 1]; no value if both are 0.
+        verdict: By the rule; None without an interval.
+        latency_ms: Median time of a retrieval with reranking, in milliseconds; without encoding
+            the query if query vectors were given.
+    """
+
+    candidate: Candidate
+    kind: ScoreKind
+    metrics: Mapping[str, Interval]
+    per_query: QueryMetrics
+    curve: Curve
+    harm_share: Interval
+    verdict: Verdict | None
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Candidates side by side.
+
+    Attributes:
+        candidates: In the order given.
+        baseline: Name of the candidate that differences are taken from.
+        differences: By name of each other candidate, then by metric.
+        rule: The rule of the verdicts.
+        utilities: What a passage is worth.
+        query_ids: The queries that every candidate answered.
+        skipped: Queries left out, with the candidate and the reason.
+    """
+
+    candidates: tuple[Compared, ...]
+    baseline: str
+    differences: Mapping[str, Mapping[str, Difference]]
+    rule: VerdictRule
+    utilities: Utilities
+    query_ids: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def compare(
+    candidates: Sequence[Candidate],
+    view: Callable[[Candidate], Replayable],
+    dataset: Dataset,
+    *,
+    baseline: str | None = None,
+    utilities: Utilities = DEFAULT_UTILITIES,
+    rule: VerdictRule = DEFAULT_RULE,
+    depth: int = DEFAULT_DEPTH,
+    vectors: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    passes: Callable[[str, int], Progress] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Comparison:
+    """Replay every candidate on the same queries and measure what it would serve.
+
+    Args:
+        candidates: With distinct names.
+        view: Returns the retriever of a candidate; called once for candidates that rank alike.
+        dataset: Labelled queries; what is kept for one without a relevant passage is harm.
+        baseline: Name of the candidate that differences are taken from; the first unless given.
+        utilities: What a passage is worth, the same for all.
+        rule: The rule of the verdicts.
+        depth: Candidates per query, at least as many as every k.
+        vectors: Query vectors by query id, so that latency leaves encoding out.
+        seed: Random seed of every bootstrap.
+        passes: Called with the name and the size of each pass over the queries; returns its
+            progress callback.
+        clock: Returns seconds; measures latency.
+
+    Raises:
+        ConfigurationError: names that repeat, an unknown baseline, or a k beyond the depth.
+        CalibrationError: no query was answered by every candidate, or none has a relevant
+            passage.
+    """
+    baseline = check_candidates(candidates, baseline, depth)
+    replayed: dict[object, tuple[Pools, float]] = {}
+    skipped: list[str] = []
+    for candidate in candidates:
+        if candidate.stages in replayed:
+            continue
+        timed = _Timed(view(candidate), clock)
+        timed.warm_up(dataset, depth, vectors)
+        advance = (
+            _nothing if passes is None else passes(f"replaying {candidate.name}", len(dataset))
+        )
+        pools = replay(timed, dataset.queries, depth=depth, vectors=vectors, progress=advance)
+        replayed[candidate.stages] = pools, float(np.median(timed.seconds)) * 1000.0
+        skipped += [f"{candidate.name}: {line}" for line in pools.skipped]
+    answered = [set(pools.query_ids) for pools, _ in replayed.values()]
+    common = [q.query_id for q in dataset.queries if all(q.query_id in ids for ids in answered)]
+    if not common:
+        raise CalibrationError(
+            f"{dataset.name}: no query was answered by every candidate; the first left "
+            f"out: {skipped[0]}"
+        )
+    labelled = {}
+    for stages, (pools, _) in replayed.items():
+        own = pools.subset(common)
+        labelled[stages] = own, label(own, dataset, utilities)
+    compared = []
+    for candidate in candidates:
+        own, labels = labelled[candidate.stages]
+        latency_ms = replayed[candidate.stages][1]
+        compared.append(
+            _compared(
+                candidate,
+                own,
+                labels,
+                utilities=utilities,
+                rule=rule,
+                latency_ms=latency_ms,
+                seed=seed,
+            )
+        )
+    reference = next(each for each in compared if each.candidate.name == baseline)
+    return Comparison(
+        candidates=tuple(compared),
+        baseline=baseline,
+        differences={
+            each.candidate.name: differences(each.per_query, reference.per_query, seed=seed)
+            for each in compared
+            if each is not reference
+        },
+        rule=rule,
+        utilities=utilities,
+        query_ids=tuple(common),
+        skipped=tuple(skipped),
+    )
+
+
+def check_candidates(
+    candidates: Sequence[Candidate], baseline: str | None = None, depth: int = DEFAULT_DEPTH
+) -> str:
+    """Refuse candidates that ``compare`` would refuse, before any work.
+
+    Returns:
+        Name of the baseline: the first candidate's unless given.
+
+    Raises:
+        ConfigurationError: no candidate, names that repeat, an unknown baseline, or a k beyond
+            the depth.
+    """
+    names = [candidate.name for candidate in candidates]
+    if not names:
+        raise ConfigurationError("there are no candidates to compare")
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        raise ConfigurationError(
+            f"two candidates are named {repeated[0]!r}; give each a name of its own"
+        )
+    if baseline is not None and baseline not in names:
+        raise ConfigurationError(
+            f"the baseline {baseline!r} is not a candidate; choose from {', '.join(names)}"
+        )
+    for candidate in candidates:
+        if candidate.policy.k > depth:
+            raise ConfigurationError(
+                f"{candidate.name}: k = {candidate.policy.k} is more than the depth {depth}"
+            )
+    return names[0] if baseline is None else baseline
+
+
+def _nothing(_done: int) -> None:
+    pass
+
+
+class _Timed:
+    """A retriever whose every answer is timed."""
+
+    def __init__(self, retriever: Replayable, clock: Callable[[], float]) -> None:
+        self.seconds: list[float] = []
+        self._retriever = retriever
+        self._clock = clock
+
+    def retrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
+    ) -> Ranking:
+        begun = self._clock()
+        if query_vector is None:
+            ranking = self._retriever.retrieve(query, depth=depth)
+        else:
+            ranking = cast(Any, self._retriever).retrieve(
+                query, depth=depth, query_vector=query_vector
+            )
+        self.seconds.append(self._clock() - begun)
+        return ranking
+
+    def warm_up(self, dataset: Dataset, depth: int, vectors: Mapping[str, Any] | None) -> None:
+        """Answer one query without timing it: the first one loads models and compiles code."""
+        first = dataset.queries[0]
+        # If it is refused, the replay meets it again and records why.
+        with suppress(CtxguardError):
+            self.retrieve(first.text, depth=depth, query_vector=(vectors or {}).get(first.query_id))
+        self.seconds.clear()
+
+
+def _compared(
+    candidate: Candidate,
+    pools: Pools,
+    labels: PoolLabels,
+    *,
+    utilities: Utilities,
+    rule: VerdictRule,
+    latency_ms: float,
+    seed: int,
+) -> Compared:
+    measured = per_query(pools, labels, candidate.policy, utilities)
+    chosen = QueryMetrics(measured.query_ids, {name: measured.values[name] for name in BETTER_WHEN})
+    harm = chosen.values["harm"]
+    share = harm_share(chosen.values["udcg_strict"] + harm, harm, seed=seed)
+    return Compared(
+        candidate=candidate,
+        kind=pools.kind,
+        metrics=chosen.evidence(seed).metrics,
+        per_query=chosen,
+        curve=dynamic_k(pools, labels, candidate.policy, seed=seed),
+        harm_share=share,
+        verdict=rule.verdict(share),
+        latency_ms=latency_ms,
+    )
+
+
+def dynamic_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) -> Curve:
+    """What contexts of at most k passages gain and harm under a policy, for k = 1 … 20.
+
+    The threshold of the policy applies, so the curve is flat where it, not k, ends the context.
+    """
+    most = min(MAX_K, pools.scores.shape[1])
+    worth = utilities_by_rank(pools, labels, policy, most)
+    gain, harm = np.maximum(worth, 0.0).cumsum(axis=1), np.maximum(-worth, 0.0).cumsum(axis=1)
+    utility = gain - harm
+    # Rounded, so that another order of summation does not make a larger k better.
+    best = int(np.argmax(np.round(utility.mean(axis=0), 12)))
+    means = resampled_means(utility, seed=seed)
+    behind = interval_bounds(means - means[:, [best]])[1]
+    intervals = [bootstrap_intervals(values, seed=seed) for values in (utility, gain, harm)]
+    return Curve(
+        points=tuple([CurvePoint(k, *at) for k, at in enumerate(zip(*intervals, strict=True), 1)]),
+        optimal_k=best + 1,
+        within_noise=tuple([k + 1 for k in range(most) if behind[k] >= 0.0]),
+    )

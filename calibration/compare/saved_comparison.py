@@ -1,0 +1,203 @@
+"""Comparisons saved as JSON, and whether a new comparison is worse than a saved one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from calibration.compare.comparison import Comparison
+from calibration.compare.paired_differences import BETTER_WHEN, Difference, differences
+from calibration.evaluate import QueryMetrics
+from ctxguard.core.metrics import Utilities
+from ctxguard.errors import ConfigurationError, DataError
+
+DEFAULT_METRICS = ("udcg_strict", "recall")
+"""The metrics that must not get worse, unless others are named."""
+
+
+class SavedCandidate(BaseModel):
+    """One candidate of a saved comparison.
+
+    Attributes:
+        name: Its name in the comparison.
+        per_query: By metric, one value per query of the comparison; None where undefined.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    per_query: dict[str, tuple[float | None, ...]]
+
+    def values(self, query_ids: tuple[str, ...], metrics: Sequence[str]) -> QueryMetrics:
+        """Some of its metrics, as an evaluation has them.
+
+        Raises:
+            ConfigurationError: it has no values of a metric.
+        """
+        for metric in metrics:
+            if metric not in self.per_query:
+                raise ConfigurationError(
+                    f"the saved candidate {self.name} has no values of {metric}; save it anew"
+                )
+        return QueryMetrics(
+            query_ids,
+            {metric: np.array(self.per_query[metric], dtype=np.float64) for metric in metrics},
+        )
+
+
+class SavedComparison(BaseModel):
+    """What a later comparison needs of the JSON that ``ctxguard compare`` prints and writes.
+
+    Attributes:
+        data: Name of the data set.
+        dataset_digest: Digest of its queries and labels.
+        utilities: What a passage was worth.
+        query_ids: The queries that were measured.
+        candidates: Their values, query by query.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    data: str
+    dataset_digest: str
+    utilities: Utilities
+    query_ids: tuple[str, ...]
+    candidates: tuple[SavedCandidate, ...]
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a saved comparison.
+
+        Raises:
+            DataError: the file cannot be read, or is not the JSON of a comparison.
+        """
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise DataError(
+                f"is not the JSON of `ctxguard compare` ({where or 'document'}: {first['msg']})",
+                path=path,
+            ) from None
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        for candidate in self.candidates:
+            for metric, values in candidate.per_query.items():
+                if len(values) != len(self.query_ids):
+                    raise ValueError(
+                        f"{candidate.name} has {len(values)} values of {metric} for "
+                        f"{len(self.query_ids)} queries"
+                    )
+        return self
+
+
+def values_as_json(metrics: QueryMetrics) -> dict[str, list[float | None]]:
+    """The values of every metric, query by query; None where undefined."""
+    return {
+        name: [None if math.isnan(value) else value for value in values.tolist()]
+        for name, values in metrics.values.items()
+    }
+
+
+@dataclass(frozen=True)
+class RegressionCheck:
+    """One candidate against a saved one.
+
+    Attributes:
+        candidate: Name of the new candidate.
+        saved: Name of the saved candidate; None if there is none to compare with.
+        differences: By metric, new less saved, paired by query; empty without a saved candidate.
+        tolerance: A loss up to this, in the unit of the metric, is accepted.
+    """
+
+    candidate: str
+    saved: str | None
+    differences: Mapping[str, Difference]
+    tolerance: float
+
+    @property
+    def regressed(self) -> bool:
+        """Whether a metric is worse beyond noise and tolerance."""
+        return any(each.is_regression(self.tolerance) for each in self.differences.values())
+
+
+def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """The metrics to check, each once; ``DEFAULT_METRICS`` if none is named.
+
+    Raises:
+        ConfigurationError: a name that is not a metric, or of which neither way is better.
+
+    >>> check_metrics([]), check_metrics(["harm", "harm"])
+    (('udcg_strict', 'recall'), ('harm',))
+    """
+    allowed = [name for name, better in BETTER_WHEN.items() if better is not None]
+    for name in names:
+        if name not in allowed:
+            raise ConfigurationError(
+                f"{name!r} is not a metric that can get worse; choose from {', '.join(allowed)}"
+            )
+    return tuple(dict.fromkeys(names)) or DEFAULT_METRICS
+
+
+def check_regressions(
+    comparison: Comparison,
+    saved: SavedComparison,
+    dataset_digest: str,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    tolerance: float = 0.0,
+    seed: int = 0,
+) -> tuple[RegressionCheck, ...]:
+    """Compare every candidate with the saved one of its name, or with the only saved one.
+
+    Args:
+        comparison: The new one.
+        saved: The earlier one.
+        dataset_digest: Digest of the new one's queries and labels.
+        metrics: Those that must not get worse.
+        tolerance: A loss up to this, in the unit of the metric, is accepted; ≥ 0.
+        seed: Random seed of the bootstrap.
+
+    Raises:
+        ConfigurationError: the saved comparison has other labels, other utilities, or no
+            candidate to compare with; or the tolerance is negative or not finite.
+    """
+    if not 0.0 <= tolerance < math.inf:
+        raise ConfigurationError(f"tolerance {tolerance!r} must be ≥ 0 and finite")
+    if saved.dataset_digest != dataset_digest:
+        raise ConfigurationError(
+            f"the saved comparison is of {saved.data} with digest {saved.dataset_digest[:12]}, "
+            f"this one has digest {dataset_digest[:12]}; only comparisons on the same queries and "
+            "labels can be paired"
+        )
+    if saved.utilities != comparison.utilities:
+        raise ConfigurationError(
+            "the saved comparison takes passages to be worth different utilities, so its figures "
+            "have another unit; run both with the same ones"
+        )
+    by_name = {candidate.name: candidate for candidate in saved.candidates}
+    only = saved.candidates[0] if len(saved.candidates) == 1 else None
+    checks = []
+    for compared in comparison.candidates:
+        name = compared.candidate.name
+        earlier = by_name.get(name, only)
+        if earlier is None:
+            checks.append(RegressionCheck(name, None, {}, tolerance))
+            continue
+        values = earlier.values(saved.query_ids, metrics)
+        found = differences(compared.per_query, values, seed=seed)
+        by_metric = {metric: found[metric] for metric in metrics}
+        checks.append(RegressionCheck(name, earlier.name, by_metric, tolerance))
+    if all(check.saved is None for check in checks):
+        raise ConfigurationError(
+            f"the saved comparison has none of these candidates; it has {', '.join(by_name)}"
+        )
+    return tuple(checks)

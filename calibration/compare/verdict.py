@@ -1,0 +1,99 @@
+"""Whether contexts help more than they harm: the verdicts SAFE, RISKY and DANGEROUS.
+
+Pure: no I/O, no clock, no logging.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from calibration.evaluate import CONFIDENCE, interval_bounds, resampled_means
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import ConfigurationError
+from ctxguard.profile.schema import Interval
+
+Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
+
+
+@dataclass(frozen=True)
+class VerdictRule:
+    """When a candidate's contexts are called safe or dangerous.
+
+    The share of harm is mean harm / (mean gain + mean harm) in strict UDCG. It depends on labels
+    and ranks alone, so that no scale of scores can make a candidate look safe.
+
+    Attributes:
+        safe: Safe if the upper end of the share's interval is at most this, in [0, 1].
+        dangerous: Dangerous if the lower end is at least this, in [safe, 1]. At 0.5 harm is as
+            large as gain, so an empty context is as good.
+        fewest: With fewer queries a candidate is risky whatever its interval: a bootstrap of a
+            few queries is too narrow.
+    """
+
+    safe: float = 0.33
+    dangerous: float = 0.5
+    fewest: int = 20
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.safe <= self.dangerous <= 1.0:
+            raise ConfigurationError(
+                f"the limits safe {self.safe!r} and dangerous {self.dangerous!r} must rise within "
+                "[0, 1]: they are shares of harm"
+            )
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The rule, one sentence for each verdict."""
+        interval = f"the {CONFIDENCE:.0%} interval of the share of harm"
+        empty = " (an empty context is as good)" if self.dangerous >= 0.5 else ""
+        return (
+            f"SAFE: {interval} ends at {self.safe:g} or below.",
+            f"DANGEROUS: {interval} begins at {self.dangerous:g} or above{empty}.",
+            f"RISKY: anything else, and everything measured on fewer than {self.fewest} queries.",
+        )
+
+    def verdict(self, share: Interval) -> Verdict | None:
+        """The verdict on a share of harm; None without an interval.
+
+        >>> VerdictRule().verdict(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
+        'SAFE'
+        """
+        if share.lower is None or share.upper is None:
+            return None
+        if share.n < self.fewest:
+            return "RISKY"
+        if share.upper <= self.safe:
+            return "SAFE"
+        return "DANGEROUS" if share.lower >= self.dangerous else "RISKY"
+
+
+DEFAULT_RULE = VerdictRule()
+
+
+def harm_share(gain: FloatArray, harm: FloatArray, *, seed: int = 0) -> Interval:
+    """Mean harm / (mean gain + mean harm) with its bootstrap interval, resampled by query.
+
+    Args:
+        gain: Shape (n_q,), ≥ 0.
+        harm: Shape (n_q,), ≥ 0.
+        seed: Random seed of the bootstrap.
+
+    Returns:
+        In [0, 1]. Without a value if gain and harm are 0 for every query; without bounds if
+        there is one query, or if a resample has neither gain nor harm.
+
+    >>> harm_share(np.array([3.0, 3.0]), np.array([1.0, 1.0]))
+    Interval(value=0.25, lower=0.25, upper=0.25, n=2)
+    """
+    n = int(gain.size)
+    total = float(gain.sum() + harm.sum())
+    if total <= 0.0:
+        return Interval(value=None, lower=None, upper=None, n=n)
+    value = float(harm.sum()) / total
+    means = resampled_means(np.column_stack([gain, harm]), seed=seed)
+    totals = means.sum(axis=1)
+    if n < 2 or (totals <= 0.0).any():
+        return Interval(value=value, lower=None, upper=None, n=n)
+    lower, upper = interval_bounds(means[:, 1] / totals)
+    return Interval(value=value, lower=float(lower), upper=float(upper), n=n)

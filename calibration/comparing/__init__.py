@@ -1,1 +1,0 @@
-"""Ranking profiles side by side: candidates, paired differences, verdicts, kept runs."""

@@ -1,0 +1,198 @@
+"""Labelled queries: the data set, its digest, its parts.
+
+Pure: ``calibration.data.readers`` reads the files.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+from ctxguard.errors import CalibrationError, ConfigurationError
+
+DistractorKind = Literal["hard_negative", "distractor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A question with an id; ``metadata`` holds columns by which queries may be segmented."""
+
+    query_id: str
+    text: str
+    metadata: Mapping[str, object] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Queries, and what is known of the passages that answer them.
+
+    Attributes:
+        name: For people.
+        queries: In the order of the file, ids distinct.
+        qrels: Grade of each judged passage, by query id. 0 is judged not relevant; an absent
+            passage is not judged.
+        distractors: Passages known to mislead, by query id.
+        pools: Passages that belong to a query, in order, if the collection says so.
+        keywords: Words and phrases that an answer to a query needs, by query id.
+        notes: What was repaired, left out or counted in reading, one readable line each.
+    """
+
+    name: str
+    queries: tuple[Query, ...]
+    qrels: Mapping[str, Mapping[str, int]]
+    distractors: Mapping[str, Mapping[str, DistractorKind]] = field(default_factory=dict)
+    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def relevant(self, query_id: str) -> dict[str, int]:
+        """Grades of a query's relevant passages (grade 1 or more), in the order of the file.
+
+        >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).relevant("q")
+        {'a': 2}
+        """
+        grades = self.qrels.get(query_id, {})
+        return {passage_id: grade for passage_id, grade in grades.items() if grade > 0}
+
+    @cached_property
+    def max_grade(self) -> int | None:
+        """The highest grade of any passage; None if no passage is labelled relevant."""
+        highest = max((g for grades in self.qrels.values() for g in grades.values()), default=0)
+        return highest if highest > 0 else None
+
+    @cached_property
+    def answerable(self) -> tuple[str, ...]:
+        """Ids of the queries with at least one relevant passage."""
+        return tuple([query.query_id for query in self.queries if self.relevant(query.query_id)])
+
+    def subset(self, query_ids: Iterable[str]) -> "Dataset":
+        """The same collection with these queries only, in its own order.
+
+        Raises:
+            ConfigurationError: the collection does not hold an id.
+        """
+        wanted = set(query_ids)
+        queries = tuple([query for query in self.queries if query.query_id in wanted])
+        if len(queries) != len(wanted):
+            unknown = sorted(wanted - {query.query_id for query in queries})
+            raise ConfigurationError(f"{self.name} has no query {unknown[0]!r}")
+        return replace(
+            self,
+            queries=queries,
+            qrels={q: grades for q, grades in self.qrels.items() if q in wanted},
+            distractors={q: kinds for q, kinds in self.distractors.items() if q in wanted},
+            pools={q: ids for q, ids in self.pools.items() if q in wanted},
+            keywords={q: words for q, words in self.keywords.items() if q in wanted},
+        )
+
+    def digest(self) -> str:
+        """SHA-256 of the content in hexadecimal, without name, notes and the order of lines."""
+        content = {
+            "queries": {q.query_id: [q.text, q.metadata] for q in self.queries},
+            "qrels": self.qrels,
+            "distractors": self.distractors,
+            "pools": self.pools,
+            **({"keywords": self.keywords} if self.keywords else {}),
+        }
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def unknown_passages(dataset: Dataset, passage_ids: Iterable[str]) -> tuple[str, ...]:
+    """Labelled passages that a corpus does not hold, sorted: no retriever can find them.
+
+    Args:
+        dataset: The labels; its qrels, distractors and pools are searched.
+        passage_ids: The ids of the corpus.
+    """
+    labelled: set[str] = set()
+    for passages in (*dataset.qrels.values(), *dataset.distractors.values()):
+        labelled.update(passages)
+    for pool in dataset.pools.values():
+        labelled.update(pool)
+    return tuple(sorted(labelled.difference(passage_ids)))
+
+
+def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:
+    """Pairs of query ids, one of each, with the same text apart from case and white space.
+
+    Between a split to calibrate on and one to evaluate on there should be none: a pair is a
+    question that was seen before.
+    """
+    by_text = _ids_by_text(first)
+    return tuple(
+        [
+            (query_id, query.query_id)
+            for query in second.queries
+            for query_id in by_text.get(folded(query.text), ())
+        ]
+    )
+
+
+def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> tuple[Dataset, ...]:
+    """Parts of a data set, with no query and no question in two of them.
+
+    Queries with the same text (apart from case and white space) are one group, whatever their
+    ids, and are counted in the notes. Groups are ordered by SHA-256 of the seed and their first
+    id, and dealt out in that order, so that a seed gives the same parts on every platform.
+
+    Args:
+        dataset: What to split.
+        shares: Each part's share of the queries, > 0, summing to 1. Groups are not divided, so a
+            part's size may differ by a group.
+        seed: Any whole number.
+
+    Returns:
+        One data set for each share, in the order of the shares.
+
+    Raises:
+        ConfigurationError: shares that do not sum to 1.
+        CalibrationError: too few groups for a query in every part.
+    """
+    if not shares or min(shares) <= 0.0 or abs(sum(shares) - 1.0) > 1e-9:
+        raise ConfigurationError(f"shares {tuple(shares)!r} must each be > 0 and sum to 1")
+    groups = list(_ids_by_text(dataset).values())
+    notes = list(dataset.notes)
+    repeated = len(dataset) - len(groups)
+    if repeated:
+        notes.append(f"{repeated} queries repeat another's text and stay in its part")
+    groups.sort(key=lambda group: hashlib.sha256(f"{seed}\0{min(group)}".encode()).digest())
+    bounds = list(accumulate(shares))[:-1]
+    parts: list[list[str]] = [[] for _ in shares]
+    dealt = 0
+    for group in groups:
+        # The middle of a group decides, so that a size is off by at most half a group.
+        middle = (dealt + len(group) / 2) / len(dataset)
+        parts[sum(middle > bound for bound in bounds)] += group
+        dealt += len(group)
+    if not all(parts):
+        raise CalibrationError(
+            f"{dataset.name}: {len(dataset)} queries in {len(groups)} groups cannot fill "
+            f"{len(shares)} parts of shares {tuple(shares)!r}; more labelled queries are needed"
+        )
+    return tuple(
+        [
+            replace(part, name=f"{dataset.name} part {n} of {len(shares)}", notes=tuple(notes))
+            for n, part in enumerate(map(dataset.subset, parts), start=1)
+        ]
+    )
+
+
+def _ids_by_text(dataset: Dataset) -> dict[str, list[str]]:
+    """Ids of the queries by folded text, in the order of the data set."""
+    by_text = defaultdict(list)
+    for query in dataset.queries:
+        by_text[folded(query.text)].append(query.query_id)
+    return dict(by_text)
+
+
+def folded(text: str) -> str:
+    """A text without its case and white space: equal for what counts as one question."""
+    return " ".join(text.casefold().split())

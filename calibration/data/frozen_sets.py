@@ -1,0 +1,213 @@
+"""Frozen golden sets: a BEIR folder with provenance, identified by a digest of its content."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from calibration.data.dataset import Dataset, Query
+from calibration.data.golden import RULES, Annotation, GoldenSet, Occurrence
+from calibration.data.golden_sources import PROVENANCE, QUERIES
+from calibration.data.text_files import new_folder, shown, write_lines
+from ctxguard.errors import ConfigurationError, DataError
+
+SNAPSHOT = "snapshot.json"
+
+
+class Snapshot(BaseModel):
+    """What identifies a frozen set, and what it holds; the content of ``snapshot.json``.
+
+    Attributes:
+        digest: SHA-256 of the fields from ``split`` to ``files``.
+        split: Name of the file in ``qrels/``.
+        dataset_digest: Digest of the questions and their labels.
+        counts: From ``GoldenSet.counts``.
+        rules: How the labels of a passage became one.
+        files: SHA-256 of every other file, by its name in the folder.
+        notes: Of the sources that the set was made from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["ctxguard golden set"] = "ctxguard golden set"
+    schema_version: Literal[1] = 1
+    digest: str
+    split: str
+    dataset_digest: str
+    counts: dict[str, int]
+    rules: tuple[str, ...]
+    files: dict[str, str]
+    notes: tuple[str, ...]
+
+    def own_digest(self) -> str:
+        """The digest of what it says."""
+        fields = {"split", "dataset_digest", "counts", "rules", "files"}
+        content = self.model_dump(mode="json", include=fields)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def freeze(golden: GoldenSet, folder: Path | str, split: str = "test") -> Snapshot:
+    """Write a golden set that its digest identifies.
+
+    Equal labels give equal files, whatever files and order they came in: no clock and no path
+    takes part. ``read_beir`` reads the folder as any other.
+
+    Args:
+        golden: The set.
+        folder: New folder for ``queries.jsonl``, ``qrels/SPLIT.tsv``, ``distractors.tsv``,
+            ``provenance.jsonl`` (every label, those that disagree too) and ``snapshot.json``.
+        split: Name of the file in ``qrels/``.
+
+    Raises:
+        ConfigurationError: the folder is not empty, or the split is not a file name.
+        DataError: an id, a text or a label that the format cannot hold.
+    """
+    if not split or Path(split).name != split or split != split.strip():
+        raise ConfigurationError(f"split {split!r} cannot be the name of a file")
+    dataset = golden.dataset()
+    with new_folder(Path(folder)) as staged:
+        _write_beir(dataset, staged, split)
+        given: tuple[Annotation | Occurrence, ...] = (*golden.annotations, *golden.occurrences)
+        write_lines(staged / PROVENANCE, map(_provenance, given))
+        snapshot = Snapshot(
+            digest="",
+            split=split,
+            dataset_digest=dataset.digest(),
+            counts=golden.counts(),
+            rules=RULES,
+            files=_digests(staged),
+            notes=golden.notes,
+        )
+        snapshot = snapshot.model_copy(update={"digest": snapshot.own_digest()})
+        text = json.dumps(snapshot.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        write_lines(staged / SNAPSHOT, [text])
+    return snapshot
+
+
+def read_snapshot(folder: Path | str) -> Snapshot:
+    """Read the ``snapshot.json`` of a frozen set.
+
+    Raises:
+        DataError: there is none, or this release cannot read it.
+    """
+    path = Path(folder) / SNAPSHOT
+    try:
+        return Snapshot.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(
+            "there is no such file; a frozen set is made by `ctxguard golden freeze`", path=path
+        ) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "document"
+        raise DataError(
+            f"is not the snapshot of a golden set ({where}: {first['msg']})", path=path
+        ) from None
+
+
+def changes(folder: Path | str) -> tuple[str, ...]:
+    """How a frozen set differs from what was frozen, one readable line each; empty if unchanged.
+
+    Raises:
+        DataError: as ``read_snapshot``, or a file that cannot be read.
+    """
+    folder = Path(folder)
+    snapshot = read_snapshot(folder)
+    then, now = snapshot.files, _digests(folder)
+    lines = []
+    for name in sorted(then.keys() | now.keys()):
+        if name not in now:
+            lines.append(f"{name} is gone")
+        elif name not in then:
+            lines.append(f"{name} was added")
+        elif now[name] != then[name]:
+            lines.append(f"{name} was changed")
+    if snapshot.digest != snapshot.own_digest():
+        lines.append(f"{SNAPSHOT} was changed: its digest does not match its content")
+    return tuple(lines)
+
+
+def _provenance(item: Annotation | Occurrence) -> str:
+    fields: dict[str, object] = {"query_id": item.query_id}
+    if isinstance(item, Occurrence):
+        fields["count"] = item.count
+    else:
+        fields["passage_id"] = item.passage_id
+        fields["grade" if isinstance(item.value, int) else "distractor"] = item.value
+    fields["source"] = item.source
+    for name in ("annotator", "date", "note"):
+        if getattr(item, name) is not None:
+            fields[name] = getattr(item, name)
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file but the snapshot itself, by its name in the folder."""
+    digests = {}
+    try:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name != SNAPSHOT:
+                digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=folder) from None
+    return digests
+
+
+def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
+    """Queries, qrels and distractors of a data set, without pools.
+
+    A query without any label is in ``queries.jsonl`` and in no split: BEIR has no place for it.
+    """
+    for query in dataset.queries:
+        _check_query(dataset, query)
+    write_lines(folder / QUERIES, map(_query_line, dataset.queries))
+    (folder / "qrels").mkdir()
+    _write_table(folder / "qrels" / f"{split}.tsv", "score", dataset, dataset.qrels)
+    if any(dataset.distractors.values()):
+        _write_table(folder / "distractors.tsv", "kind", dataset, dataset.distractors)
+
+
+def _write_table(
+    path: Path, column: str, dataset: Dataset, table: Mapping[str, Mapping[str, object]]
+) -> None:
+    rows = [
+        f"{query.query_id}\t{passage_id}\t{label}"
+        for query in dataset.queries
+        for passage_id, label in table.get(query.query_id, {}).items()
+    ]
+    write_lines(path, [f"query-id\tcorpus-id\t{column}", *rows])
+
+
+def _query_line(query: Query) -> str:
+    fields: dict[str, object] = {"_id": query.query_id, "text": query.text}
+    if query.metadata is not None:
+        fields["metadata"] = dict(query.metadata)
+    try:
+        return json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{shown(fields)} cannot be written as JSON: {error}") from None
+
+
+def _check_query(dataset: Dataset, query: Query) -> None:
+    """Refuse what the format cannot hold; what was read from files is free of it."""
+    texts = [query.query_id, *dataset.qrels.get(query.query_id, {})]
+    for value in texts:
+        if not value or value != value.strip() or "\t" in value or "\n" in value:
+            raise DataError(
+                f"id {shown(value)} cannot stand in a table: it is empty, or has white space at "
+                "its ends, or a tab or a line end"
+            )
+    try:
+        "".join([*texts, query.text]).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"query {shown(query.query_id)} or its labels hold a lone surrogate, which UTF-8 "
+            "cannot hold"
+        ) from None

@@ -1,0 +1,236 @@
+"""Golden sets: labels that say where they come from, adjudicated where they disagree.
+
+Pure: ``golden_sources`` reads the files that a set is made from, ``frozen_sets`` writes it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Literal
+
+from calibration.data.dataset import Dataset, DistractorKind, Query
+from ctxguard.core import adjudication
+from ctxguard.core.metrics import Negative
+
+Source = Literal["human", "authored", "traffic", "llm"]
+SOURCES: tuple[Source, ...] = ("human", "authored", "traffic", "llm")
+
+Value = int | DistractorKind
+"""A grade ≥ 0, or the kind of a passage known to mislead, whose grade is 0."""
+
+RULES = (
+    "where people labelled a passage (human, authored), labels of traffic and llm do not count",
+    *adjudication.RULES,
+    "a label without a date is the oldest; of labels with one date, the least relevant is latest",
+)
+"""How the labels of a passage become one."""
+
+_PEOPLE: tuple[Source, ...] = ("human", "authored")
+_KINDS: Mapping[Negative, DistractorKind] = {
+    Negative.HARD_NEGATIVE: "hard_negative",
+    Negative.DISTRACTOR: "distractor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """One label of one passage for one query, with its provenance.
+
+    Attributes:
+        value: A grade ≥ 0, or the kind of a distractor.
+        source: Who labelled: a person, the author of the question, behaviour in traffic, or a
+            language model.
+        annotator: A name; None if the data gives none.
+        date: ISO 8601, as the data gives it; None if it gives none.
+        note: Any remark.
+    """
+
+    query_id: str
+    passage_id: str
+    value: Value
+    source: Source
+    annotator: str | None = None
+    date: str | None = None
+    note: str | None = None
+
+    @property
+    def grade(self) -> int:
+        """0 for a distractor."""
+        return self.value if isinstance(self.value, int) else 0
+
+    @property
+    def negative(self) -> Negative | None:
+        """The kind of a distractor; None for a grade."""
+        return None if isinstance(self.value, int) else Negative(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """A question that was asked, in traffic or by an author, with or without labels.
+
+    Attributes:
+        count: How many times, ≥ 1.
+    """
+
+    query_id: str
+    source: Source
+    count: int = 1
+    annotator: str | None = None
+    date: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdjudicatedLabel:
+    """The one label of a passage, and all labels that it was given.
+
+    Attributes:
+        value: A grade ≥ 0, or the kind of a distractor.
+        annotations: Every label given, those that did not count too.
+    """
+
+    query_id: str
+    passage_id: str
+    value: Value
+    annotations: tuple[Annotation, ...]
+
+    @property
+    def disputed(self) -> bool:
+        """Whether two of its labels differ."""
+        return len({annotation.value for annotation in self.annotations}) > 1
+
+    @property
+    def relevance_disputed(self) -> bool:
+        """Whether one label says relevant and another does not."""
+        return len({annotation.grade > 0 for annotation in self.annotations}) > 1
+
+
+def moment(date: str) -> datetime:
+    """A date of the data as a moment, for comparison; without a time zone it is UTC.
+
+    Raises:
+        ValueError: not a date in ISO 8601.
+
+    >>> moment("2026-03-01") < moment("2026-03-01T09:30:00+02:00")
+    True
+    """
+    parsed = datetime.fromisoformat(date)
+    return parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
+
+
+def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
+    """One label from all that a passage was given for a query, by ``RULES``.
+
+    Args:
+        annotations: At least one, all of one query and passage, in any order.
+
+    >>> ann = Annotation("q", "p", 2, "human", "ann", "2026-01-01")
+    >>> ben = Annotation("q", "p", 0, "human", "ben", "2026-02-01")
+    >>> model = Annotation("q", "p", 2, "llm", "judge-1", "2026-03-01")
+    >>> adjudicate((ann, ben, model)).value
+    0
+    """
+    people = [annotation for annotation in annotations if annotation.source in _PEOPLE]
+    counted = sorted(people or annotations, key=_relevance, reverse=True)
+    label = adjudication.adjudicate(
+        adjudication.Vote(
+            annotation.grade,
+            annotation.negative,
+            None if annotation.annotator is None else f"{annotation.source} {annotation.annotator}",
+            float("-inf") if annotation.date is None else moment(annotation.date).timestamp(),
+        )
+        for annotation in counted
+    )
+    value = label.grade if label.negative is None else _KINDS[label.negative]
+    first = annotations[0]
+    return AdjudicatedLabel(first.query_id, first.passage_id, value, annotations)
+
+
+def _relevance(annotation: Annotation) -> int:
+    """Orders grades, above hard negatives, above distractors."""
+    if isinstance(annotation.value, int):
+        return annotation.value
+    return -1 if annotation.value == "hard_negative" else -2
+
+
+@dataclass(frozen=True)
+class GoldenSet:
+    """Questions with every label that they were given, whatever files they came from.
+
+    Attributes:
+        queries: By id, ids distinct.
+        annotations: Sorted, without repeats; those that disagree are all here.
+        occurrences: Sorted, added up if all but the count is equal.
+        notes: What was repaired or left out in reading, one readable line each.
+    """
+
+    queries: tuple[Query, ...]
+    annotations: tuple[Annotation, ...]
+    occurrences: tuple[Occurrence, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def times_asked(self) -> Mapping[str, int]:
+        """How often traffic asked each query; queries that it never asked are absent."""
+        times: Counter[str] = Counter()
+        for occurrence in self.occurrences:
+            if occurrence.source == "traffic":
+                times[occurrence.query_id] += occurrence.count
+        return times
+
+    @cached_property
+    def labels(self) -> tuple[AdjudicatedLabel, ...]:
+        """One label per labelled passage, in order of query and passage."""
+        by_passage: dict[tuple[str, str], list[Annotation]] = {}
+        for annotation in self.annotations:
+            key = (annotation.query_id, annotation.passage_id)
+            by_passage.setdefault(key, []).append(annotation)
+        return tuple([adjudicate(tuple(given)) for _, given in sorted(by_passage.items())])
+
+    @property
+    def disputed(self) -> tuple[AdjudicatedLabel, ...]:
+        """Passages whose labels disagreed."""
+        return tuple([label for label in self.labels if label.disputed])
+
+    def dataset(self, name: str = "golden") -> Dataset:
+        """Every question with one label per passage; a question without one has no qrels.
+
+        A distractor has grade 0 too, so that tools that read qrels alone see that it is judged.
+        """
+        qrels: dict[str, dict[str, int]] = {}
+        distractors: dict[str, dict[str, DistractorKind]] = {}
+        for label in self.labels:
+            grade = label.value if isinstance(label.value, int) else 0
+            qrels.setdefault(label.query_id, {})[label.passage_id] = grade
+            if not isinstance(label.value, int):
+                distractors.setdefault(label.query_id, {})[label.passage_id] = label.value
+        return Dataset(name, self.queries, qrels, distractors, notes=self.notes)
+
+    def counts(self) -> dict[str, int]:
+        """What the set holds and where its labels come from, by name."""
+        values = Counter(
+            label.value
+            if isinstance(label.value, str)
+            else ("relevant" if label.value > 0 else "irrelevant")
+            for label in self.labels
+        )
+        sources = Counter(annotation.source for annotation in self.annotations)
+        return {
+            "queries": len(self.queries),
+            "labelled_queries": len({label.query_id for label in self.labels}),
+            "answerable_queries": len(self.dataset().answerable),
+            "times_asked_in_traffic": sum(self.times_asked.values()),
+            "labels": len(self.annotations),
+            **{f"labels_{source}": sources[source] for source in SOURCES},
+            "annotators": len({given.annotator for given in self.annotations} - {None}),
+            "labelled_passages": len(self.labels),
+            **{
+                name: values[name]
+                for name in ("relevant", "irrelevant", "hard_negative", "distractor")
+            },
+            "labelled_more_than_once": sum(len(label.annotations) > 1 for label in self.labels),
+            "disagreements": len(self.disputed),
+            "disagreements_on_relevance": sum(label.relevance_disputed for label in self.labels),
+        }

@@ -1,0 +1,346 @@
+"""Read what golden sets are made from: labels, traffic and questions, in JSONL, CSV or BEIR.
+
+Every error names the file, the line and the value.
+"""
+
+import csv
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from calibration.data.dataset import Dataset, Query, folded
+from calibration.data.golden import (
+    SOURCES,
+    Annotation,
+    GoldenSet,
+    Occurrence,
+    Source,
+    Value,
+    moment,
+)
+from calibration.data.label_files import grade_of, kind_of
+from calibration.data.readers import read_beir, read_jsonl
+from calibration.data.text_files import (
+    Record,
+    notes_of,
+    read_lines,
+    read_records,
+    shown,
+    whole_number,
+)
+from ctxguard.errors import ConfigurationError, DataError
+
+PROVENANCE = "provenance.jsonl"
+QUERIES = "queries.jsonl"
+
+_ID_DIGITS = 12
+_UNLABELLED = "rows for a passage have an empty grade and are left out: not labelled yet"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a source. Its query is named by id, by text, or by both.
+
+    Attributes:
+        line: For errors; None if it stands on no one line of ``path``.
+    """
+
+    path: Path
+    line: int | None
+    query: Query
+    annotation: Annotation | None = None
+    occurrence: Occurrence | None = None
+
+    def error(self, message: str) -> DataError:
+        return DataError(message, path=self.path, line=self.line)
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}" if self.line is None else f"{self.path}, line {self.line}"
+
+
+def read_sources(
+    paths: Sequence[Path | str], *, source: Source | None = None, split: str = "test"
+) -> GoldenSet:
+    """Read every label and question of some files and folders as one golden set.
+
+    A row of a JSONL or CSV file names its query (``query_id``, ``query`` or both). It holds
+    either a label (``passage_id``, and ``grade`` or ``distractor``) or a question alone, with
+    ``count`` if traffic asked it more than once. Either may have ``source`` (``human``,
+    ``authored``, ``traffic``, ``llm``), ``annotator`` or ``who``, ``date`` or ``when``
+    (ISO 8601), ``note`` and ``metadata``. A row with a passage and an empty grade is not labelled
+    yet and is left out. A JSONL file whose rows have ``relevant`` is read as ``read_jsonl``
+    does. A folder is a frozen set, read with its provenance, or one split of a BEIR folder.
+
+    A query without an id gets that of the same text (apart from case and white space), or one
+    made from the text.
+
+    Args:
+        paths: Files and folders, in any order: the result does not depend on it.
+        source: Where labels come from that do not say.
+        split: Split of a BEIR folder without provenance.
+
+    Raises:
+        ConfigurationError: no path, or one twice.
+        DataError: something that cannot be read, with file and line.
+    """
+    given = [Path(path) for path in paths]
+    if not given:
+        raise ConfigurationError("name at least one file or folder of labels")
+    distinct = {path.resolve(): path for path in given}
+    if len(distinct) < len(given):
+        raise ConfigurationError("a source is named twice: its labels would count double")
+    counts: Counter[str] = Counter()
+    notes: list[str] = []
+    rows: list[_Row] = []
+    for path in sorted(distinct):
+        rows += _rows(distinct[path], source, split, counts, notes)
+    if not rows:
+        raise DataError("holds no label and no question", path=given[0])
+    return _golden(rows, counts, notes)
+
+
+def _rows(
+    path: Path, source: Source | None, split: str, counts: Counter[str], notes: list[str]
+) -> list[_Row]:
+    questions: list[_Row] = []
+    records: Iterator[Record]
+    if path.is_dir() and not (path / PROVENANCE).is_file():
+        return _of_dataset(read_beir(path, split), path, source, notes)
+    if path.is_dir():
+        for record in read_records(path / QUERIES, counts):
+            query = Query(record.identifier("_id"), record.text("text"), record.metadata())
+            questions.append(_Row(record.path, record.line, query))
+        records = read_records(path / PROVENANCE, counts)
+    elif path.suffix.lower() == ".csv":
+        records = _csv(path, counts)
+    elif _is_dataset(path):
+        return _of_dataset(read_jsonl(path), path, source, notes)
+    else:
+        records = read_records(path, counts)
+    return questions + [_row(record, source) for record in records if _is_labelled(record)]
+
+
+def _is_dataset(path: Path) -> bool:
+    first = next(read_records(path, Counter()), None)
+    return first is not None and "relevant" in first.fields
+
+
+def _is_labelled(record: Record) -> bool:
+    """False for a row that waits for its label, which is counted."""
+    fields = record.fields
+    has_passage = any(fields.get(name) is not None for name in ("passage_id", "passage"))
+    waits = has_passage and fields.get("grade") is None and fields.get("distractor") is None
+    # A row without even the column was not made for labelling: that is a mistake.
+    if waits and "grade" not in fields and "distractor" not in fields:
+        raise record.error("a passage without a label; add grade or distractor")
+    record.counts[_UNLABELLED] += waits
+    return not waits
+
+
+def _row(record: Record, default: Source | None) -> _Row:
+    filled = {name: value for name, value in record.fields.items() if value is not None}
+    record = record._replace(fields=filled)
+    query_id = record.identifier("query_id") if "query_id" in filled else ""
+    text = record.text("query", default="")
+    if not query_id and not text.strip():
+        raise record.error("names no query; give query_id, query or both")
+    row = _Row(record.path, record.line, Query(query_id, text, record.metadata()))
+    source = _source(record, default)
+    annotator, note = _either(record, "annotator", "who"), record.text("note", default="") or None
+    date = _date(record)
+    if "passage_id" in filled or "passage" in filled:
+        passage_id = record.identifier("passage_id", "passage")
+        value = _value(record)
+        annotation = Annotation(query_id, passage_id, value, source, annotator, date, note)
+        row = replace(row, annotation=annotation)
+        if "count" not in filled:
+            return row
+    elif "grade" in filled or "distractor" in filled:
+        raise record.error("a label without a passage; give passage_id")
+    count = whole_number(filled.get("count", 1), record.path, record.line, "count")
+    if count < 1:
+        raise record.error(f"count is {count}; a question was asked at least once")
+    return replace(row, occurrence=Occurrence(query_id, source, count, annotator, date, note))
+
+
+def _either(record: Record, *names: str) -> str | None:
+    name = next((name for name in names if name in record.fields), names[0])
+    return record.text(name, default="").strip() or None
+
+
+def _source(record: Record, default: Source | None) -> Source:
+    value = record.fields.get("source", default)
+    if value is None:
+        raise record.error(
+            f"does not say where the label comes from; give source ({', '.join(SOURCES)}) here, "
+            "or --source for all that do not say"
+        )
+    if value not in SOURCES:
+        raise record.error(f"source is {shown(value)}; it is one of {', '.join(SOURCES)}")
+    return value
+
+
+def _date(record: Record) -> str | None:
+    date = _either(record, "date", "when")
+    if date is not None:
+        try:
+            moment(date)
+        except ValueError:
+            raise record.error(
+                f"date {shown(date)} is not ISO 8601; write 2026-01-31 or 2026-01-31T09:30:00+01:00"
+            ) from None
+    return date
+
+
+def _value(record: Record) -> Value:
+    fields = record.fields
+    grade = None
+    if "grade" in fields:
+        grade = grade_of(fields["grade"], record.path, record.line, record.counts)
+    if "distractor" not in fields:
+        return 0 if grade is None else grade
+    kind = kind_of(fields["distractor"], record.path, record.line)
+    if grade:
+        raise record.error(f"grade {grade} and a {kind}: a passage is relevant or misleads")
+    return kind
+
+
+def _csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
+    """Rows of a CSV file with a header, as records; an empty cell is null."""
+    line = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal line
+        for number, text in read_lines(path):
+            line = number
+            yield text + "\n"
+
+    rows = csv.reader(lines(), strict=True)
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        for cells in rows:
+            if len(cells) != len(header):
+                raise DataError(
+                    f"has {len(cells)} cells, the header has {len(header)}", path=path, line=line
+                )
+            fields = {name: cell.strip() or None for name, cell in zip(header, cells, strict=True)}
+            yield Record(path, line, fields, counts)
+    except csv.Error as error:
+        raise DataError(f"is not CSV: {error}", path=path, line=line) from None
+
+
+def _of_dataset(
+    dataset: Dataset, path: Path, source: Source | None, notes: list[str]
+) -> list[_Row]:
+    if source is None:
+        raise DataError(
+            "holds labels that do not say where they come from; say it with --source "
+            f"({', '.join(SOURCES)})",
+            path=path,
+        )
+    notes += dataset.notes
+    rows = []
+    for query in dataset.queries:
+        labels: dict[str, Value] = {
+            **dataset.qrels.get(query.query_id, {}),
+            **dataset.distractors.get(query.query_id, {}),
+        }
+        rows += [
+            _Row(path, None, query, Annotation(query.query_id, passage_id, value, source))
+            for passage_id, value in labels.items()
+        ] or [_Row(path, None, query, occurrence=Occurrence(query.query_id, source))]
+    return rows
+
+
+def _golden(rows: list[_Row], counts: Counter[str], notes: list[str]) -> GoldenSet:
+    ids_of: dict[str, set[str]] = {}
+    for row in rows:
+        if row.query.query_id and row.query.text.strip():
+            ids_of.setdefault(folded(row.query.text), set()).add(row.query.query_id)
+    rows = [
+        replace(row, query=replace(row.query, query_id=_id_of(row, ids_of)))
+        if not row.query.query_id
+        else row
+        for row in rows
+    ]
+    queries = _queries(rows)
+    repeated = len(queries) - len({folded(query.text) for query in queries})
+    if repeated:
+        counts["queries repeat another's text under another id"] += repeated
+    annotations: set[Annotation] = set()
+    times: Counter[Occurrence] = Counter()
+    for row in rows:
+        query_id = row.query.query_id
+        if row.annotation is not None:
+            annotation = replace(row.annotation, query_id=query_id)
+            counts["labels are identical to another"] += annotation in annotations
+            annotations.add(annotation)
+        if row.occurrence is not None:
+            times[replace(row.occurrence, query_id=query_id, count=1)] += row.occurrence.count
+    occurrences = [replace(occurrence, count=count) for occurrence, count in times.items()]
+    return GoldenSet(
+        queries=queries,
+        annotations=tuple(sorted(annotations, key=_order)),
+        occurrences=tuple(sorted(occurrences, key=_order)),
+        notes=(*notes, *notes_of(+counts)),
+    )
+
+
+def _id_of(row: _Row, ids_of: dict[str, set[str]]) -> str:
+    """The id of the query with this text, or one made from the text if there is none."""
+    text = folded(row.query.text)
+    ids = ids_of.get(text, set())
+    if len(ids) > 1:
+        raise row.error(
+            f"the query {shown(row.query.text)} is that of {' and of '.join(sorted(ids))}; "
+            "give query_id"
+        )
+    made = f"q-{hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS]}"
+    return next(iter(ids), made)
+
+
+def _queries(rows: list[_Row]) -> tuple[Query, ...]:
+    """Every query with its text and metadata, by id.
+
+    Raises:
+        DataError: a query with two texts, with none, or with different metadata in two rows.
+    """
+    with_text: dict[str, _Row] = {}
+    with_metadata: dict[str, _Row] = {}
+    for row in rows:
+        query = row.query
+        if query.text.strip():
+            earlier = with_text.setdefault(query.query_id, row)
+            if folded(earlier.query.text) != folded(query.text):
+                raise row.error(
+                    f"query {shown(query.query_id)} is {shown(query.text)} here and "
+                    f"{shown(earlier.query.text)} in {earlier.place}"
+                )
+            # The least of several ways to write it, whichever file is read first.
+            with_text[query.query_id] = min(earlier, row, key=lambda row: row.query.text)
+        if query.metadata is not None:
+            earlier = with_metadata.setdefault(query.query_id, row)
+            if earlier.query.metadata != query.metadata:
+                raise row.error(
+                    f"query {shown(query.query_id)} has other metadata in {earlier.place}"
+                )
+    for row in rows:
+        if row.query.query_id not in with_text:
+            raise row.error(f"no row gives the text of query {shown(row.query.query_id)}")
+    metadata = {query_id: row.query.metadata for query_id, row in with_metadata.items()}
+    return tuple(
+        [
+            replace(with_text[query_id].query, metadata=metadata.get(query_id))
+            for query_id in sorted(with_text)
+        ]
+    )
+
+
+def _order(item: Annotation | Occurrence) -> tuple[str, ...]:
+    provenance = (item.source, item.annotator or "", item.date or "", item.note or "")
+    if isinstance(item, Occurrence):
+        return (item.query_id, *provenance)
+    return (item.query_id, item.passage_id, *provenance, str(item.value))

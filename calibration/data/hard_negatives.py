@@ -1,0 +1,225 @@
+"""Hard negatives: passages ranked high but labelled not relevant, as training triplets.
+
+An unlabelled passage may be relevant. It is taken as a negative only on request, and only if its
+score is below that of the best relevant passage by a margin.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Literal
+
+from calibration.data.dataset import Dataset, DistractorKind
+from calibration.data.text_files import write_lines
+from calibration.replay import Pools
+from ctxguard.core.scores import is_relative, relative_score
+from ctxguard.core.types import ScoreKind
+from ctxguard.errors import CalibrationError, ConfigurationError
+
+NegativeKind = Literal["irrelevant", "unjudged"] | DistractorKind
+
+DEFAULT_PER_QUERY = 4
+DEFAULT_NEAR = 10
+DEFAULT_MARGIN = 0.05
+"""Share of the positive's score; Moreira et al., NV-Retriever (arXiv 2407.15831)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HardNegative:
+    """A passage that is not relevant but ranked high.
+
+    Attributes:
+        rank: Its 1-based rank in the retriever's order.
+    """
+
+    query_id: str
+    passage_id: str
+    kind: NegativeKind
+    rank: int
+
+
+@dataclass(frozen=True)
+class Mining:
+    """The hard negatives of a data set, with counts of its queries.
+
+    Attributes:
+        negatives: In the order of the queries; for each query labelled passages before
+            unlabelled ones, then by rank.
+        answerable: Queries with a relevant passage; the others are skipped.
+        without_negative: Answerable queries without a hard negative.
+    """
+
+    negatives: tuple[HardNegative, ...]
+    answerable: int
+    without_negative: int
+
+
+@dataclass(frozen=True, slots=True)
+class Triplet:
+    """A question, a passage that answers it, and one that only looks as if it did."""
+
+    query_id: str
+    query: str
+    positive_id: str
+    positive: str
+    negative_id: str
+    negative: str
+    kind: str
+
+
+def mine(
+    pools: Pools,
+    dataset: Dataset,
+    *,
+    per_query: int = DEFAULT_PER_QUERY,
+    near: int = DEFAULT_NEAR,
+    unjudged_margin: float | None = None,
+) -> Mining:
+    """Find the hard negatives of every answerable query.
+
+    A hard negative is labelled not relevant (grade 0, ``hard_negative`` or ``distractor``) and
+    ranked above the first relevant passage or at most ``near`` ranks below it. If no relevant
+    passage was retrieved, its rank does not matter.
+
+    Args:
+        pools: The candidates of each query.
+        dataset: The labels.
+        per_query: Most negatives per query, ≥ 1.
+        near: Ranks below the first relevant passage to search, ≥ 0.
+        unjudged_margin: In [0, 1), or None to take labelled passages only. Otherwise unlabelled
+            passages fill up the rest of ``per_query``, best rank first, if their relative score
+            against the best relevant passage (DESIGN.md §4, T = 1) is at most 1 − margin: on a
+            ratio scale, 0.05 takes those with at most 95% of its score. 0 takes any unlabelled
+            passage, also one above the first relevant passage.
+
+    Raises:
+        ConfigurationError: a setting out of range, or a margin on scores that carry rank only.
+    """
+    _check(pools.kind, per_query, near, unjudged_margin)
+    found: list[HardNegative] = []
+    answerable = without = 0
+    for row, query_id in enumerate(pools.query_ids):
+        if not dataset.relevant(query_id):
+            continue
+        answerable += 1
+        of_query = _of_query(pools, row, dataset, near, unjudged_margin)[:per_query]
+        without += not of_query
+        found += of_query
+    return Mining(tuple(found), answerable, without)
+
+
+def _of_query(
+    pools: Pools, row: int, dataset: Dataset, near: int, unjudged_margin: float | None
+) -> list[HardNegative]:
+    query_id, ids = pools.query_ids[row], pools.passage_ids[row]
+    relevant = dataset.relevant(query_id)
+    first = next((n for n, passage_id in enumerate(ids, start=1) if passage_id in relevant), None)
+    judged, others = [], []
+    for rank, passage_id in enumerate(ids, start=1):
+        if passage_id in relevant:
+            continue
+        kind = _kind(dataset, query_id, passage_id)
+        negative = HardNegative(query_id, passage_id, kind, rank)
+        if kind != "unjudged":
+            if first is None or rank <= first + near:
+                judged.append(negative)
+        elif unjudged_margin is not None and first is not None:
+            top, score = float(pools.scores[row, first - 1]), float(pools.scores[row, rank - 1])
+            # A top of zero has no ratio below it.
+            apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
+            relative = relative_score(pools.kind, top, score) if apart else 1.0
+            if relative <= 1.0 - unjudged_margin:
+                others.append(negative)
+    return judged + others
+
+
+def _kind(dataset: Dataset, query_id: str, passage_id: str) -> NegativeKind:
+    kind = dataset.distractors.get(query_id, {}).get(passage_id)
+    if kind is not None:
+        return kind
+    return "irrelevant" if passage_id in dataset.qrels.get(query_id, {}) else "unjudged"
+
+
+def _check(kind: ScoreKind, per_query: int, near: int, unjudged_margin: float | None) -> None:
+    if per_query < 1:
+        raise ConfigurationError(f"per_query {per_query} must be at least 1")
+    if near < 0:
+        raise ConfigurationError(f"near {near} must be at least 0")
+    if unjudged_margin is None:
+        return
+    if not 0.0 <= unjudged_margin < 1.0:
+        raise ConfigurationError(f"margin {unjudged_margin} must be in [0, 1)")
+    if unjudged_margin > 0.0 and not is_relative(kind):
+        raise ConfigurationError(
+            f"scores of kind {kind.value!r} carry rank only, so there is no margin between two; "
+            "use convex fusion"
+        )
+
+
+def triplets(
+    mining: Mining, dataset: Dataset, text_of: Callable[[str], str | None], counts: Counter[str]
+) -> Iterator[Triplet]:
+    """Pair the negatives of each query with its relevant passages.
+
+    Each negative and each relevant passage of a query occurs at least once: the shorter list is
+    repeated until the longer one ends.
+
+    Args:
+        mining: The negatives, found by ``mine``.
+        dataset: The data set that they were found in.
+        text_of: The text that a reranker would read; None for a passage without text here.
+        counts: Counter to which relevant passages without text are added.
+    """
+    questions = {query.query_id: query.text for query in dataset.queries}
+    negatives: dict[str, list[HardNegative]] = {}
+    for negative in mining.negatives:
+        negatives.setdefault(negative.query_id, []).append(negative)
+    for query_id, wrong in negatives.items():
+        right = [
+            (passage_id, text)
+            for passage_id in dataset.relevant(query_id)
+            if (text := text_of(passage_id)) is not None
+        ]
+        counts["relevant passages are not in the index and are left out"] += len(
+            dataset.relevant(query_id)
+        ) - len(right)
+        if not right:
+            continue
+        pairs = zip(cycle(right), cycle(wrong), strict=True)
+        for (positive_id, positive), negative in islice(pairs, max(len(right), len(wrong))):
+            text = text_of(negative.passage_id)
+            if text is not None:
+                yield Triplet(
+                    query_id,
+                    questions[query_id],
+                    positive_id,
+                    positive,
+                    negative.passage_id,
+                    text,
+                    negative.kind,
+                )
+
+
+def write_triplets(path: Path, rows: Iterable[Triplet]) -> int:
+    """Write triplets as JSONL, one object a line with the fields of ``Triplet``.
+
+    Returns:
+        How many were written.
+
+    Raises:
+        CalibrationError: there are none; no file is written.
+        OSError: the file cannot be written.
+    """
+    lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]
+    if not lines:
+        raise CalibrationError(
+            "no hard negative was found: label more of the retrieved passages (`ctxguard golden "
+            "coverage --out` lists them), or also take unlabelled ones, some of which may be "
+            "relevant (--include-unjudged)"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_lines(path, lines)
+    return len(lines)

@@ -1,0 +1,385 @@
+"""Read labelled data: BEIR folders, TREC qrels and runs, JSONL.
+
+Every error names the file, the 1-based line and the value. What can be repaired is repaired,
+counted and listed in ``Dataset.notes`` (DESIGN.md §9).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from calibration.data.dataset import Dataset, DistractorKind, Query
+from calibration.data.label_files import (
+    Labels,
+    by_query,
+    grade_of,
+    kind_of,
+    labels_of,
+    read_grades,
+    read_kinds,
+)
+from calibration.data.text_files import (
+    Record,
+    clean,
+    notes_of,
+    read_lines,
+    read_records,
+    shown,
+    whole_number,
+)
+from ctxguard.core.types import Passage
+from ctxguard.errors import DataError
+
+_QUERY_ID = ("query_id", "_id", "id")
+_PASSAGE_ID = ("_id", "id", "passage_id")
+_QREL_COLUMNS = 4
+_RUN_COLUMNS = (5, 6)
+
+
+class Corpus(Iterator[Passage]):
+    """Passages of a file, read one at a time.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._counts: Counter[str] = Counter()
+        self._passages = _passages(path, self._counts)
+
+    def __next__(self) -> Passage:
+        return next(self._passages)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was repaired or is unusual in the passages read so far, one readable line each."""
+        return notes_of(self._counts)
+
+
+def read_corpus(path: Path | str) -> Corpus:
+    """Read the passages of a BEIR folder or of a JSONL file, in order.
+
+    Fields: ``_id`` (or ``id``, ``passage_id``), ``text``, and optionally ``title`` and
+    ``metadata``. Lone surrogates become U+FFFD. A passage with neither title nor text is kept
+    and counted.
+
+    Raises:
+        DataError: no such folder or file. While iterating: broken JSON, a missing field, a
+            byte that is not UTF-8, an id that an earlier line has, or no passage at all.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= "corpus.jsonl"
+    if not path.is_file():
+        raise DataError(
+            "there is no such file; give a JSONL file or a folder with corpus.jsonl", path=path
+        )
+    return Corpus(path)
+
+
+def _passages(path: Path, counts: Counter[str]) -> Iterator[Passage]:
+    first_line: dict[str, int] = {}
+    for record in read_records(path, counts):
+        passage_id = record.identifier(*_PASSAGE_ID)
+        _refuse_repeat(record, "passage", passage_id, first_line)
+        title, text = record.text("title", default=""), record.text("text")
+        if not title.strip() and not text.strip():
+            counts["passages have neither title nor text"] += 1
+        yield Passage(passage_id, text, title, record.metadata())
+    if not first_line:
+        raise DataError("holds no passage; a corpus needs at least one", path=path)
+
+
+def _refuse_repeat(record: Record, what: str, key: str, first_line: dict[str, int]) -> None:
+    if key in first_line:
+        raise record.error(
+            f"{what} id {shown(key)} was on line {first_line[key]} already; ids must be distinct"
+        )
+    first_line[key] = record.line
+
+
+def splits(folder: Path | str) -> tuple[str, ...]:
+    """The splits of a BEIR folder: the names in ``qrels/``, sorted.
+
+    Raises:
+        DataError: no such folder, or none of its files is a split.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError("there is no such folder", path=folder)
+    names = tuple(sorted([file.stem for file in (folder / "qrels").glob("*.tsv")]))
+    if not names:
+        raise DataError("holds no split: no file qrels/SPLIT.tsv", path=folder)
+    return names
+
+
+def read_beir(folder: Path | str, split: str = "test") -> Dataset:
+    """Read one split of a BEIR folder.
+
+    A query belongs to the split whose qrels name it, also with a grade of 0: a question that
+    nothing answers takes part if its judged passages are listed. A query that only
+    ``distractors.tsv`` names belongs to the split if the folder has just one. Labels of queries
+    that are not in ``queries.jsonl`` are left out and counted.
+
+    Args:
+        folder: With ``queries.jsonl`` (``_id``, ``text``), ``qrels/SPLIT.tsv`` (query id,
+            passage id, grade; a header is allowed) and optionally ``distractors.tsv`` (query id,
+            passage id, ``hard_negative`` or ``distractor``) and ``pools.jsonl`` (``query_id``,
+            ``passage_ids``).
+        split: A name in ``qrels/``.
+
+    Raises:
+        DataError: an unknown split, a missing or empty file, a line that cannot be read, an id
+            that repeats, or labels that contradict each other.
+    """
+    folder = Path(folder)
+    names = splits(folder)
+    if split not in names:
+        raise DataError(
+            f"there is no split {split!r}; the folder has {', '.join(names)}", path=folder
+        )
+    counts: Counter[str] = Counter()
+    qrels_file = folder / "qrels" / f"{split}.tsv"
+    grades = read_grades(qrels_file, counts)
+    qrels = by_query(grades)
+    kinds = read_kinds(folder / "distractors.tsv", counts)
+    _refuse_contradiction(folder / "distractors.tsv", kinds, qrels_file, grades)
+    distractors = by_query(kinds)
+    members = set(qrels) | (set(distractors) if len(names) == 1 else set())
+    queries = _read_queries(folder / "queries.jsonl", members, counts)
+    if not queries:
+        raise DataError(f"names no query that {folder / 'queries.jsonl'} holds", path=qrels_file)
+    present = {query.query_id for query in queries}
+    unknown = sorted(members - present)
+    if unknown:
+        what = f"labelled queries are not in queries.jsonl and are left out, first {unknown[0]}"
+        counts[what] = len(unknown)
+    return Dataset(
+        name=f"{folder.resolve().name}/{split}",
+        queries=queries,
+        qrels=_only(present, qrels),
+        distractors=_only(present, distractors),
+        pools=_only(present, _read_pools(folder / "pools.jsonl", counts)),
+        notes=notes_of(counts),
+    )
+
+
+def read_jsonl(path: Path | str) -> Dataset:
+    """Read a data set from one file, one object per query.
+
+    Fields: ``query_id`` (or ``_id``, ``id``), ``text`` (or ``query``), ``relevant`` (passage
+    ids with grades, or a list of ids, which gives each grade 1; empty if nothing answers) or
+    ``keywords`` (words and phrases that an answer needs) or both, and optionally ``distractors``
+    (ids with kinds, or a list of ids) and ``metadata``. ``relevant`` is in every row or in none:
+    a query without it would count as one that nothing answers.
+
+    Raises:
+        DataError: as ``read_beir``.
+    """
+    path = Path(path)
+    counts: Counter[str] = Counter()
+    first_line: dict[str, int] = {}
+    queries, qrels, distractors, keywords = [], {}, {}, {}
+    for record in read_records(path, counts):
+        query = _query(record, "text", "query")
+        _refuse_repeat(record, "query", query.query_id, first_line)
+        queries.append(query)
+        if words := record.texts("keywords"):
+            keywords[query.query_id] = words
+        elif "relevant" not in record.fields:
+            raise record.error(
+                "the fields relevant and keywords are missing; write relevant: [] if nothing "
+                "answers the query"
+            )
+        if "relevant" not in record.fields:
+            continue
+        qrels[query.query_id] = {
+            passage_id: grade_of(grade, record.path, record.line, counts)
+            for passage_id, grade in _labelled(record, "relevant", 1)
+        }
+        kinds = {
+            passage_id: kind_of(kind, record.path, record.line)
+            for passage_id, kind in _labelled(record, "distractors", "distractor")
+        }
+        for passage_id in kinds:
+            if qrels[query.query_id].get(passage_id, 0) > 0:
+                raise record.error(f"passage {shown(passage_id)} is relevant and a distractor")
+        if kinds:
+            distractors[query.query_id] = kinds
+    if not queries:
+        raise DataError("holds no query", path=path)
+    unlabelled = [query.query_id for query in queries if query.query_id not in qrels]
+    if qrels and unlabelled:
+        raise DataError(
+            f"query {shown(unlabelled[0])} has keywords alone, but others have the field relevant; "
+            "write it in every row or in none",
+            path=path,
+            line=first_line[unlabelled[0]],
+        )
+    return Dataset(
+        path.stem, tuple(queries), qrels, distractors, keywords=keywords, notes=notes_of(counts)
+    )
+
+
+def read_trec_qrels(path: Path | str) -> dict[str, dict[str, int]]:
+    """Read a TREC qrels file, ``query 0 passage grade``: grades by query and passage.
+
+    Negative grades, which some tracks give to spam, are read as 0: judged not relevant.
+
+    Raises:
+        DataError: a line without four columns, a grade that is not a whole number, rows that
+            contradict each other, or an empty file.
+    """
+    path = Path(path)
+    rows = []
+    for number, text in read_lines(path):
+        columns = text.split()
+        if len(columns) != _QREL_COLUMNS:
+            raise DataError(
+                f"{shown(text)} has {len(columns)} columns; a TREC qrels line has four: "
+                "query, 0, passage, grade",
+                path=path,
+                line=number,
+            )
+        query_id, _, passage_id, value = columns
+        rows.append((number, query_id, passage_id, grade_of(value, path, number, Counter())))
+    if not rows:
+        raise DataError("holds no label", path=path)
+    return by_query(labels_of(path, rows, Counter()))
+
+
+class RunEntry(NamedTuple):
+    """One retrieved passage of a run; ``rank`` is 1-based."""
+
+    passage_id: str
+    score: float
+    rank: int
+
+
+def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
+    """Read a TREC run file, ``query Q0 passage rank score [tag]``: rankings by query.
+
+    Ordered by score, as TREC's own tools do. The ranks of the file break ties only; they are
+    numbered anew from 1, since some tools write them from 0.
+
+    Raises:
+        DataError: a line without five or six columns, a score that is not a finite number, a
+            rank that is not a whole number, a passage twice for one query, or an empty file.
+    """
+    path = Path(path)
+    first_line: dict[tuple[str, str], int] = {}
+    rankings: dict[str, list[tuple[float, int, str]]] = {}
+    for number, text in read_lines(path):
+        columns = text.split()
+        if len(columns) not in _RUN_COLUMNS:
+            raise DataError(
+                f"{shown(text)} has {len(columns)} columns; a TREC run line has six: "
+                "query, Q0, passage, rank, score, tag",
+                path=path,
+                line=number,
+            )
+        query_id, _, passage_id, rank, value = columns[:5]
+        if (query_id, passage_id) in first_line:
+            raise DataError(
+                f"query {shown(query_id)} has passage {shown(passage_id)} on line "
+                f"{first_line[query_id, passage_id]} already",
+                path=path,
+                line=number,
+            )
+        first_line[query_id, passage_id] = number
+        score = _finite(value, path, number)
+        place = whole_number(rank, path, number, "rank")
+        rankings.setdefault(query_id, []).append((-score, place, passage_id))
+    if not rankings:
+        raise DataError("holds no line of a run", path=path)
+    return {
+        query_id: tuple(
+            [
+                RunEntry(passage_id, -negated, rank)
+                for rank, (negated, _, passage_id) in enumerate(sorted(entries), start=1)
+            ]
+        )
+        for query_id, entries in rankings.items()
+    }
+
+
+def _finite(value: str, path: Path, line: int) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"score {shown(value)} is not a finite number", path=path, line=line)
+    return number
+
+
+def _refuse_contradiction(
+    path: Path,
+    kinds: "Labels[DistractorKind]",
+    qrels_file: Path,
+    grades: "Labels[int]",
+) -> None:
+    for key, (kind, line) in kinds.items():
+        grade, qrels_line = grades.get(key, (0, 0))
+        if grade > 0:
+            raise DataError(
+                f"query {shown(key[0])}, passage {shown(key[1])} is a {kind} here and has "
+                f"grade {grade} in {qrels_file}, line {qrels_line}",
+                path=path,
+                line=line,
+            )
+
+
+def _read_queries(path: Path, members: set[str], counts: Counter[str]) -> tuple[Query, ...]:
+    first_line: dict[str, int] = {}
+    queries = []
+    for record in read_records(path, counts):
+        query = _query(record, "text")
+        _refuse_repeat(record, "query", query.query_id, first_line)
+        if query.query_id in members:
+            queries.append(query)
+    if not first_line:
+        raise DataError("holds no query", path=path)
+    return tuple(queries)
+
+
+def _query(record: Record, *text_names: str) -> Query:
+    query = Query(record.identifier(*_QUERY_ID), record.text(*text_names), record.metadata())
+    if not query.text.strip():
+        raise record.error(f"query {shown(query.query_id)} has no text")
+    return query
+
+
+def _read_pools(path: Path, counts: Counter[str]) -> dict[str, tuple[str, ...]]:
+    if not path.exists():
+        return {}
+    first_line: dict[str, int] = {}
+    pools = {}
+    for record in read_records(path, counts):
+        query_id = record.identifier(*_QUERY_ID)
+        _refuse_repeat(record, "query", query_id, first_line)
+        pools[query_id] = tuple([p for p, _ in _labelled(record, "passage_ids", None)])
+    return pools
+
+
+def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:
+    """Passage ids with labels: those of an object, or ``default`` for each id of a list."""
+    value = record.fields.get(name)
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        return [(clean(key, record.counts), label) for key, label in value.items()]
+    if not isinstance(value, list):
+        raise record.error(f"{name} is {shown(value)}; write a list of passage ids or an object")
+    ids = [record._replace(fields={name: item}).identifier(name) for item in value]
+    return [(passage_id, default) for passage_id in ids]
+
+
+_Row = TypeVar("_Row")
+
+
+def _only(query_ids: set[str], table: Mapping[str, _Row]) -> dict[str, _Row]:
+    return {query_id: row for query_id, row in table.items() if query_id in query_ids}

@@ -1,0 +1,241 @@
+"""Read and write text files line by line; every error names the file and the line."""
+
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ctxguard.errors import ConfigurationError, DataError
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_SHOWN = 80
+
+SURROGATES = "lone surrogates replaced by U+FFFD"
+
+
+class Line(NamedTuple):
+    """One line that is not blank.
+
+    Attributes:
+        number: 1-based.
+        text: Without its end.
+    """
+
+    number: int
+    text: str
+
+
+def shown(value: object) -> str:
+    """A value for an error message: quoted, and cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Read the lines of a UTF-8 file, without byte-order mark and blank lines.
+
+    Raises:
+        DataError: the file is missing or unreadable, or a byte of it is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            offset = 0
+            for number, raw in enumerate(file, start=1):
+                line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    at = error.start + len(raw) - len(line)
+                    raise DataError(
+                        f"byte {raw[at]:#04x} at offset {offset + at} of the file (byte {at + 1} "
+                        "of the line) is not UTF-8; save the file as UTF-8",
+                        path=path,
+                        line=number,
+                    ) from None
+                offset += len(raw)
+                if text and not text.isspace():
+                    yield Line(number, text.rstrip("\r\n"))
+    except FileNotFoundError:
+        raise DataError("there is no such file", path=path) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+
+
+class Record(NamedTuple):
+    """One JSON object of a file, with readers for its fields.
+
+    Attributes:
+        path: The file, for errors.
+        line: 1-based number of its line.
+        fields: The object.
+        counts: Counter of repairs, by description.
+    """
+
+    path: Path
+    line: int
+    fields: Mapping[str, object]
+    counts: Counter[str]
+
+    def error(self, message: str) -> DataError:
+        """An error that names this line."""
+        return DataError(message, path=self.path, line=self.line)
+
+    def identifier(self, *names: str) -> str:
+        """The first of these fields that exists, as an id.
+
+        Raises:
+            DataError: none exists, or it is neither text nor a whole number.
+        """
+        name, value = self._first(names)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(f"{name} is {shown(value)}; an id is text or a whole number")
+        return clean(value, self.counts)
+
+    def text(self, *names: str, default: str | None = None) -> str:
+        """The first of these fields that exists, as text; ``default`` if absent or null.
+
+        Raises:
+            DataError: none exists and there is no default, or it is not text.
+        """
+        if default is not None and all(self.fields.get(name) is None for name in names):
+            return default
+        name, value = self._first(names)
+        if not isinstance(value, str):
+            raise self.error(f"{name} is {shown(value)}, which is not text")
+        return clean(value, self.counts)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A field as a list of texts; empty if absent or null.
+
+        Raises:
+            DataError: it is not a list of texts, or one of them is blank.
+        """
+        value = self.fields.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(v, str) and v.strip() for v in value):
+            raise self.error(f"{name} is {shown(value)}; write a list of texts")
+        return tuple([clean(text, self.counts) for text in value])
+
+    def metadata(self) -> Mapping[str, object] | None:
+        """The field ``metadata``; None if absent or null.
+
+        Raises:
+            DataError: it is not an object.
+        """
+        value = self.fields.get("metadata")
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(f"metadata is {shown(value)}, which is not an object")
+        return value
+
+    def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
+        for name in names:
+            if name in self.fields:
+                return name, self.fields[name]
+        wanted = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
+        raise self.error(
+            f"the field {wanted} is missing; the object has {', '.join(self.fields) or 'none'}"
+        )
+
+
+def clean(text: str, counts: Counter[str]) -> str:
+    """Replace lone surrogates, which no encoding can hold, by U+FFFD, and count them."""
+    if text.isascii():
+        return text
+    text, replaced = _LONE_SURROGATE.subn("\ufffd", text)
+    if replaced:
+        counts[SURROGATES] += replaced
+    return text
+
+
+def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
+    """Read the objects of a JSONL file, one a line.
+
+    Raises:
+        DataError: a line is not a JSON object; or as ``read_lines``.
+    """
+    for number, text in read_lines(path):
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"broken JSON at column {error.colno}: {error.msg}, in {shown(text)}",
+                path=path,
+                line=number,
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"JSON that cannot be read ({error}), in {shown(text)}", path=path, line=number
+            ) from None
+        if not isinstance(value, dict):
+            raise DataError(
+                f"{shown(text)} is not a JSON object; write one object a line",
+                path=path,
+                line=number,
+            )
+        yield Record(path, number, value, counts)
+
+
+def whole_number(value: object, path: Path, line: int, name: str) -> int:
+    """A whole number from text or JSON; ``1.0`` is one.
+
+    Raises:
+        DataError: it is something else.
+    """
+    try:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError
+        number = float(value)
+        if number != int(number):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise DataError(
+            f"{name} {shown(value)} is not a whole number", path=path, line=line
+        ) from None
+    return int(number)
+
+
+def notes_of(counts: Counter[str]) -> tuple[str, ...]:
+    """The counts in words, one line each."""
+    return tuple([f"{n} {what}" for what, n in counts.items()])
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines as UTF-8, each ended by a line feed on every platform."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for line in lines:
+            file.write(line + "\n")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which gets the name ``folder`` once it is complete.
+
+    Raises:
+        ConfigurationError: ``folder`` is a file, or a folder that is not empty.
+        OSError: it cannot be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(f"{folder} is there already; name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield staged
+        if folder.exists():
+            folder.rmdir()
+        # A temporary folder is readable by its owner alone; this one is an ordinary folder.
+        staged.chmod(folder.parent.stat().st_mode & 0o777)
+        staged.rename(folder)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise

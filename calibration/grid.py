@@ -1,0 +1,317 @@
+"""Every policy of a family, (k, threshold), over all queries at once.
+
+A policy keeps a prefix: a candidate is kept by (k, threshold) if its rank is at most k, and its
+own value and those of all candidates before it reach the threshold. Counting candidates by rank
+and by the highest threshold that keeps them, then summing that table along both axes, gives the
+mean over queries of any sum over kept passages, for the whole grid in one pass.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.fit import fit_temperature
+from calibration.pool_labels import IntArray, PoolLabels, discounts
+from calibration.replay import Pools
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.scores import is_relative, relative_scores, within_domain
+from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import CalibrationError
+
+MAX_K = 20
+RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
+PROBABILITIES: FloatArray = np.round(
+    np.concatenate([np.arange(0, 20) / 400, np.arange(5, 96) / 100]), 4
+)
+"""Thresholds on P(relevant); finer below 0.05, which most candidates do not reach."""
+
+_TIE = 1e-12
+
+GridIndex = tuple[int, int]
+"""A policy's place in a grid: index of its k, index of its threshold."""
+
+
+@dataclass(frozen=True)
+class KeepTable:
+    """Which thresholds keep each candidate.
+
+    Attributes:
+        ks: Shape (n_k,), ascending, ≥ 1.
+        thresholds: Shape (n_t,), ascending.
+        threshold_index: Shape (n_q, depth): index of the first threshold that drops the
+            candidate, so the number of thresholds that keep it; non-increasing along ranks, −1
+            beyond the pool.
+    """
+
+    ks: IntArray
+    thresholds: FloatArray
+    threshold_index: IntArray
+
+    @classmethod
+    def of(
+        cls,
+        values: FloatArray,
+        ks: Sequence[int],
+        thresholds: FloatArray,
+        *,
+        min_keep: int = 1,
+        always: NDArray[np.bool_] | None = None,
+    ) -> "KeepTable":
+        """Compare every candidate with every threshold.
+
+        Args:
+            values: Shape (n_q, depth), what thresholds are compared with (a relative score, a
+                probability), non-increasing along ranks, NaN beyond the pool.
+            ks: Sizes of context, ascending.
+            thresholds: Ascending.
+            min_keep: How many candidates every threshold keeps.
+            always: Shape (n_q,): queries to which no threshold applies.
+        """
+        absent = np.isnan(values)
+        index = np.searchsorted(thresholds, values.ravel(), side="right").reshape(values.shape)
+        index[:, :min_keep] = thresholds.size
+        if always is not None:
+            index[always] = thresholds.size
+        index[absent] = -1
+        return cls(np.asarray(ks, dtype=np.int64), thresholds, index)
+
+    def mean_of_sums(self, weights: FloatArray, n: int) -> FloatArray:
+        """Mean over ``n`` queries of the sum of ``weights`` over kept passages, by policy.
+
+        Args:
+            weights: Shape (n_q, depth); 0 throughout for queries outside the mean.
+            n: How many queries the mean is over, ≥ 1.
+
+        Returns:
+            Shape (n_k, n_t).
+        """
+        depth, n_thresholds = self.threshold_index.shape[1], self.thresholds.size
+        bins = (self.threshold_index + 1) + np.arange(depth) * (n_thresholds + 2)
+        table = np.bincount(
+            bins.ravel(), weights=weights.ravel(), minlength=depth * (n_thresholds + 2)
+        ).reshape(depth, n_thresholds + 2)
+        # Column j holds threshold_index j − 1; threshold t keeps an index of t + 1 or more.
+        kept = table[:, ::-1].cumsum(axis=1)[:, ::-1][:, 2:]
+        sums: FloatArray = kept.cumsum(axis=0)[np.minimum(self.ks, depth) - 1] / n
+        return sums
+
+    def kept(self, indices: Sequence[GridIndex]) -> IntArray:
+        """How many passages of each query some policies keep, shape (n_q, n_indices)."""
+        counts = np.empty((self.threshold_index.shape[0], len(indices)), dtype=np.int64)
+        for column, (index_k, index_t) in enumerate(indices):
+            above = (self.threshold_index > index_t).sum(axis=1)
+            counts[:, column] = np.minimum(above, self.ks[index_k])
+        return counts
+
+
+@dataclass(frozen=True)
+class GridValues:
+    """Figures of the policies of a grid.
+
+    ``Grid.means`` has means over queries, shape (n_k, n_t) each; ``Grid.at`` has every query's,
+    shape (n_q, n_indices) each, with NaN where recall loss is undefined.
+
+    Attributes:
+        udcg_strict: Strict UDCG.
+        harm: Its negative part, as a positive number.
+        recall_loss: The share of the baseline's relevant passages that the policy drops; its
+            mean is over queries whose baseline has one, NaN if none has.
+        kept: How many passages are kept.
+    """
+
+    udcg_strict: FloatArray
+    harm: FloatArray
+    recall_loss: FloatArray
+    kept: FloatArray
+
+    def best(self) -> GridIndex:
+        """Of means: the highest strict UDCG; of equal ones the least recall loss, then k."""
+        contenders = np.argwhere(self.udcg_strict >= self.udcg_strict.max() - _TIE)
+        losses = np.nan_to_num(self.recall_loss[contenders[:, 0], contenders[:, 1]])
+        index_k, index_t = contenders[int(np.argmin(np.round(losses, 12)))]
+        return int(index_k), int(index_t)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Policies of one family over one set of queries.
+
+    Attributes:
+        labels: Labels of the candidates, in the order in which the policies serve them.
+        keep_table: Which thresholds keep each candidate.
+        make: The policy of a k and a threshold.
+    """
+
+    labels: PoolLabels
+    keep_table: KeepTable
+    make: Callable[[int, float], Policy]
+
+    def settings(self, index: GridIndex) -> tuple[int, float]:
+        """The k and the threshold of a policy."""
+        table = self.keep_table
+        return int(table.ks[index[0]]), float(table.thresholds[index[1]])
+
+    def policy(self, index: GridIndex) -> Policy:
+        """The policy at a place of the grid."""
+        return self.make(*self.settings(index))
+
+    def rows(self, rows: IntArray) -> "Grid":
+        """The same policies over some of the queries."""
+        table = self.keep_table
+        part = KeepTable(table.ks, table.thresholds, table.threshold_index[rows])
+        return Grid(self.labels.rows(rows), part, self.make)
+
+    @cached_property
+    def means(self) -> GridValues:
+        """Means over all queries, shape (n_k, n_t).
+
+        Raises:
+            CalibrationError: there are no queries.
+        """
+        n_queries = len(self.labels)
+        if n_queries == 0:
+            raise CalibrationError(
+                "there is no query to choose on: the retriever answered none of them; see which "
+                "queries were skipped, and why"
+            )
+        mean_of_sums = self.keep_table.mean_of_sums
+        utility, harm, share, defined = self._weights()
+        n_defined = int(defined.sum())
+        recall = mean_of_sums(share, max(n_defined, 1))
+        return GridValues(
+            mean_of_sums(utility, n_queries),
+            mean_of_sums(harm, n_queries),
+            1.0 - recall if n_defined else np.full_like(recall, np.nan),
+            mean_of_sums((self.keep_table.threshold_index >= 0).astype(float), n_queries),
+        )
+
+    def at(self, indices: Sequence[GridIndex]) -> GridValues:
+        """Every query's figures for some policies, shape (n_q, n_indices)."""
+        kept = self.keep_table.kept(indices)
+        utility, harm, share, defined = self._weights()
+
+        def sums(weights: FloatArray) -> FloatArray:
+            first = np.zeros((weights.shape[0], 1))
+            running = np.concatenate([first, weights.cumsum(axis=1)], axis=1)
+            return np.take_along_axis(running, kept, axis=1)
+
+        recall_loss = np.clip(1.0 - sums(share), 0.0, 1.0)
+        return GridValues(
+            sums(utility),
+            sums(harm),
+            np.where(defined[:, None], recall_loss, np.nan),
+            kept.astype(np.float64),
+        )
+
+    def _weights(self) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
+        """What each kept candidate adds to utility, harm and recall; and where recall exists."""
+        utility = self.labels.utilities * discounts(self.labels.grades.shape[1])
+        return (utility, np.maximum(-utility, 0.0), *self.labels.recall_shares())
+
+
+def ratio_grid(
+    pools: Pools,
+    labels: PoolLabels,
+    *,
+    temperature: float | None = None,
+    ks: Sequence[int] | None = None,
+    ratios: FloatArray = RATIOS,
+    min_keep: int = 1,
+) -> Grid:
+    """Every (k, min_ratio); min_ratio is always 0 where scores carry rank only.
+
+    Args:
+        pools: The replay of one route.
+        labels: Their labels.
+        temperature: Of the relative score; fitted to these pools unless given.
+        ks: Sizes of context; 1 … 20 unless given, never beyond the depth.
+        ratios: Relative thresholds, ascending.
+        min_keep: The fewest passages that every policy keeps.
+    """
+    chosen = fit_temperature(pools) if temperature is None else temperature
+    values, outside = relative_values(pools, chosen)
+    table = KeepTable.of(
+        values,
+        _sizes(pools, ks),
+        ratios if is_relative(pools.kind) else np.zeros(1),
+        min_keep=min_keep,
+        always=outside,
+    )
+    return Grid(
+        labels,
+        table,
+        lambda k, ratio: RatioPolicy(
+            k=k, min_ratio=ratio, temperature=chosen, min_keep=min(min_keep, k)
+        ),
+    )
+
+
+def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Relative scores of every pool, and which pools have scores outside their kind's domain.
+
+    Returns:
+        Shape (n_q, depth), NaN beyond each pool's end; and shape (n_q,), true where ``decide``
+        skips the relative filter, for which every relative score is 1.
+    """
+    values = np.where(np.isnan(pools.scores), np.nan, 1.0)
+    outside = np.ones(len(pools), dtype=bool)
+    if not is_relative(pools.kind):
+        return values, outside
+    for row, n in enumerate(pools.lengths.tolist()):
+        scores = pools.scores[row, :n].tolist()
+        outside[row] = n > 0 and not within_domain(pools.kind, min(scores), max(scores))
+        if not outside[row]:
+            values[row, :n] = relative_scores(pools.kind, scores, temperature)
+    return values, outside
+
+
+def utility_grid(
+    pools: Pools,
+    labels: PoolLabels,
+    probabilities: FloatArray,
+    model: RelevanceModel,
+    *,
+    gain: float = 1.0,
+    ks: Sequence[int] | None = None,
+    thresholds: FloatArray = PROBABILITIES,
+    min_keep: int = 1,
+) -> Grid:
+    """Every (k, cost) of expected-utility policies with one model.
+
+    Args:
+        pools: The replay of one route.
+        labels: Their labels, in the order of the pools.
+        probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
+            on the queries that the model was fitted to.
+        model: The model of the policies.
+        gain: What a relevant passage is worth.
+        ks: Sizes of context; 1 … 20 unless given, never beyond the depth.
+        thresholds: On P(relevant), ascending, in [0, 1).
+        min_keep: The fewest passages that every policy keeps.
+    """
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    table = KeepTable.of(
+        np.take_along_axis(probabilities, order, axis=1),
+        _sizes(pools, ks),
+        thresholds,
+        min_keep=min_keep,
+    )
+    return Grid(
+        labels.reordered(order),
+        table,
+        lambda k, threshold: ExpectedUtilityPolicy(
+            model=model,
+            k=k,
+            cost=float(f"{gain * threshold / (1.0 - threshold):.8g}"),
+            gain=gain,
+            min_keep=min(min_keep, k),
+        ),
+    )
+
+
+def _sizes(pools: Pools, ks: Sequence[int] | None) -> Sequence[int]:
+    return range(1, min(MAX_K, pools.scores.shape[1]) + 1) if ks is None else ks

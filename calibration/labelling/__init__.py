@@ -1,1 +1,0 @@
-"""Labels: read, merged with provenance, frozen, checked for coverage, mined and written."""

@@ -1,0 +1,164 @@
+"""The labels of every replayed candidate, as arrays beside its scores."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.data.dataset import Dataset
+from calibration.replay import Pools
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative, Utilities, strict_utilities
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import CalibrationError
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PoolLabels:
+    """What the labels say of the candidates of a replay, row by row as in the pools.
+
+    Attributes:
+        grades: Shape (n_q, depth); 0 if not relevant, not judged, or beyond the pool.
+        judged: Shape (n_q, depth), whether a label exists.
+        utilities: Shape (n_q, depth), the strict utility of each candidate; 0 beyond the pool.
+        negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
+        in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
+            candidate; the baseline is the whole pool, or the retriever's own first few.
+        query_grades: Length n_q, all grades that the labels hold for each query, in the pool or
+            not.
+        top_grade: The highest grade of the collection.
+        worst_utility: The lowest utility that any passage can have, ≤ 0.
+    """
+
+    grades: IntArray
+    judged: NDArray[np.bool_]
+    utilities: FloatArray
+    negatives: NDArray[np.object_]
+    in_baseline: NDArray[np.bool_]
+    query_grades: tuple[tuple[int, ...], ...]
+    top_grade: int
+    worst_utility: float
+
+    def __len__(self) -> int:
+        return len(self.query_grades)
+
+    @property
+    def relevant(self) -> NDArray[np.bool_]:
+        """Shape (n_q, depth)."""
+        return self.grades > 0
+
+    @property
+    def n_answerable(self) -> int:
+        """Queries with a relevant passage, in the pool or not."""
+        return sum(any(grade > 0 for grade in grades) for grades in self.query_grades)
+
+    def rows(self, rows: IntArray) -> "PoolLabels":
+        """The labels of these queries."""
+        query_grades = tuple(self.query_grades[row] for row in rows)
+        return self._taken(lambda array: array[rows], query_grades)
+
+    def reordered(self, order: IntArray) -> "PoolLabels":
+        """The labels with candidates in another order: shape (n_q, depth), of columns."""
+        return self._taken(
+            lambda array: np.take_along_axis(array, order, axis=1), self.query_grades
+        )
+
+    def _taken(
+        self,
+        take: Callable[[NDArray[Any]], NDArray[Any]],
+        query_grades: tuple[tuple[int, ...], ...],
+    ) -> "PoolLabels":
+        return PoolLabels(
+            take(self.grades),
+            take(self.judged),
+            take(self.utilities),
+            take(self.negatives),
+            take(self.in_baseline),
+            query_grades,
+            self.top_grade,
+            self.worst_utility,
+        )
+
+    def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """What dropping each candidate adds to the recall loss of its query.
+
+        Returns:
+            Shape (n_q, depth), rows summing to 1 if the baseline serves a relevant passage; and
+            shape (n_q,), whether it does: otherwise recall loss is undefined.
+        """
+        counted = self.relevant & self.in_baseline
+        totals = counted.sum(axis=1)
+        return counted / np.maximum(totals, 1)[:, None], totals > 0
+
+
+def label(
+    pools: Pools,
+    dataset: Dataset,
+    utilities: Utilities = DEFAULT_UTILITIES,
+    *,
+    baseline_k: int | None = None,
+) -> PoolLabels:
+    """Look up the labels of every candidate.
+
+    Args:
+        pools: The replay of one route.
+        dataset: The labels.
+        utilities: What a passage is worth.
+        baseline_k: Recall loss is relative to the retriever's first ``baseline_k`` passages;
+            None for the whole pool.
+
+    Raises:
+        CalibrationError: the labels hold no relevant passage at all.
+    """
+    top_grade = dataset.max_grade
+    if top_grade is None or top_grade < 1:
+        raise CalibrationError(
+            f"{dataset.name}: no passage is labelled relevant, so nothing can be calibrated"
+        )
+    shape = pools.scores.shape
+    grades = np.zeros(shape, dtype=np.int64)
+    judged = np.zeros(shape, dtype=bool)
+    worth = np.zeros(shape)
+    negatives = np.full(shape, None, dtype=object)
+    query_grades = []
+    for row, (query_id, ids) in enumerate(zip(pools.query_ids, pools.passage_ids, strict=True)):
+        qrels = dataset.qrels.get(query_id, {})
+        kinds = dataset.distractors.get(query_id, {})
+        row_grades = [max(qrels.get(passage_id, 0), 0) for passage_id in ids]
+        row_negatives = [
+            Negative(kinds[passage_id]) if passage_id in kinds else None for passage_id in ids
+        ]
+        n = len(ids)
+        grades[row, :n] = row_grades
+        judged[row, :n] = [passage_id in qrels or passage_id in kinds for passage_id in ids]
+        negatives[row, :n] = row_negatives
+        worth[row, :n] = strict_utilities(
+            row_grades, top_grade=top_grade, negatives=row_negatives, utilities=utilities
+        )
+        query_grades.append(tuple(qrels.values()))
+    in_baseline = ~np.isnan(pools.scores)
+    if baseline_k is not None:
+        in_baseline[:, baseline_k:] = False
+    return PoolLabels(
+        grades,
+        judged,
+        worth,
+        negatives,
+        in_baseline,
+        tuple(query_grades),
+        top_grade,
+        min(
+            utilities.irrelevant,
+            utilities.hard_negative,
+            utilities.distractor,
+            *(utilities.by_grade or {}).values(),
+        ),
+    )
+
+
+def discounts(depth: int) -> FloatArray:
+    """The rank discounts of UDCG: 1 / log2(rank + 1) for ranks 1 … depth."""
+    return 1.0 / np.log2(np.arange(2, depth + 2))

@@ -1,0 +1,1 @@
+"""Helpers for every folder: optional libraries, files, fork safety, error texts."""

@@ -1,0 +1,24 @@
+"""The folder for files that ctxguard can make again."""
+
+from pathlib import Path
+
+import platformdirs
+
+from ctxguard.errors import ConfigurationError
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for ctxguard, not made yet.
+
+    On Linux ``$XDG_CACHE_HOME/ctxguard``, by default ``~/.cache/ctxguard``; elsewhere where the
+    system keeps caches.
+
+    Raises:
+        ConfigurationError: the user has no home folder.
+    """
+    try:
+        return platformdirs.user_cache_path("ctxguard", appauthor=False)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            "there is no home folder to keep a cache in; set XDG_CACHE_HOME to a folder"
+        ) from error

@@ -1,0 +1,54 @@
+"""Texts of errors for logs and answers, without anything that a message may quote.
+
+A library's message may hold the query, a passage or a password. The error's type and the place
+where it was raised do not, and are enough to find it.
+"""
+
+import os
+from pathlib import Path
+from traceback import walk_tb
+
+from ctxguard.errors import CtxguardError
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error without quoting its message, unless the message is ctxguard's own.
+
+    An error of ctxguard's own keeps its message, which names settings, sizes and ids. Any other is
+    described by its type, the operating system's text for its number if it has one, and the
+    innermost line of the program that raised it.
+
+    >>> describe_error(ValueError("the query was: my secret"))
+    'ValueError'
+    >>> describe_error(ConnectionRefusedError(111, "by host of tenant 7"))
+    'ConnectionRefusedError (Connection refused)'
+    """
+    kind = type(error).__name__
+    if isinstance(error, CtxguardError):
+        return f"{kind}: {error}"
+    if isinstance(error, OSError) and isinstance(error.errno, int):
+        kind += f" ({os.strerror(error.errno)})"
+    places = list(walk_tb(error.__traceback__))
+    if not places:
+        return kind
+    frame, line = places[-1]
+    return f"{kind} at {Path(frame.f_code.co_filename).name}:{line}"
+
+
+def drop_tracebacks(
+    error: BaseException, of: type[BaseException] | tuple[type[BaseException], ...] = BaseException
+) -> None:
+    """Remove the tracebacks of a handled error and of the errors that caused it.
+
+    A frame of a traceback often holds the error itself, if only through a future: a cycle. All that
+    a request held, such as the scores of a million passages, would then stay in memory until the
+    garbage collector ran.
+
+    Args:
+        error: The error that was handled.
+        of: The types whose tracebacks are removed; the first cause of another type ends it.
+    """
+    each: BaseException | None = error
+    while isinstance(each, of) and each.__traceback__ is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__

@@ -1,0 +1,50 @@
+"""The reasons, flags and thresholds of the guard, in words for a person."""
+
+import math
+
+from ctxguard.core.types import DropReason, Flag, Threshold
+
+REASONS = {
+    DropReason.BELOW_RATIO: "scored too far below the best",
+    DropReason.BELOW_PROBABILITY: "too unlikely to be relevant",
+    DropReason.BEYOND_K: "beyond k",
+    DropReason.INVALID_SCORE: "its score is not a number",
+    DropReason.DUPLICATE_ID: "a duplicate by passage id",
+    DropReason.DUPLICATE_TEXT: "a duplicate by text",
+    DropReason.OVER_BUDGET: "over the token budget",
+    DropReason.UNREADABLE: "its text could not be read",
+}
+
+FLAGS = {
+    Flag.UNCALIBRATED: "no profile, so the retriever's first k passages are kept",
+    Flag.PROFILE_MISMATCH: "the profile was calibrated on another system, so only its k applies",
+    Flag.ROUTE_UNCALIBRATED: "the profile has no policy for the stages that answered, so "
+    "only k applies",
+    Flag.DOMAIN_VIOLATION: "a score is outside the range of its kind, so only k applies",
+    Flag.INVALID_SCORES: "some scores are not numbers; those candidates are dropped",
+    Flag.RANK_ONLY: "the scores carry rank only, so only k applies",
+    Flag.MISSING_SIGNALS: "the policy needs a signal that is missing",
+    Flag.DEGRADED: "a stage was left out",
+    Flag.EMPTY_RETRIEVAL: "the retriever returned no candidate",
+}
+
+
+def threshold_in_words(threshold: Threshold) -> str:
+    """The setting at which a passage would have been kept.
+
+    >>> threshold_in_words(Threshold("min_ratio", 0.41279))
+    'min_ratio ≤ 0.412'
+    """
+    value = threshold.value
+    match threshold.setting:
+        case "k":
+            return f"k ≥ {value:.0f}"
+        case "min_ratio" | "min_probability":
+            # Rounded down, so that the value shown would keep it.
+            return f"{threshold.setting} ≤ {math.floor(value * 1000) / 1000:.3f}"
+        case "max_tokens":
+            return f"max_tokens ≥ {value:.0f}"
+        case "drop_duplicates":
+            return "duplicates are kept"
+        case setting:
+            return f"{setting} = {value:g}"

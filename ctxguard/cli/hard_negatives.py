@@ -1,0 +1,132 @@
+"""``ctxguard hard-negatives``: passages that mislead the retriever, as training triplets."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ctxguard.cli import _options
+from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._inputs import open_index, read_labelled
+from ctxguard.core.types import DEFAULT_DEPTH
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an application."""
+    app.command("hard-negatives")(hard_negatives)
+
+
+def hard_negatives(
+    *,
+    index: _options.IndexFolder,
+    data: _options.LabelledQueries,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL file for the triplets.")],
+    split: Annotated[str | None, _options.split("train")] = None,
+    per_query: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most negatives of one query.")
+    ] = 4,
+    near: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="How many ranks below the first relevant passage to search."
+        ),
+    ] = 10,
+    include_unjudged: Annotated[
+        bool,
+        typer.Option(
+            "--include-unjudged", help="Also take unlabelled passages; some may be relevant."
+        ),
+    ] = False,
+    margin: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=0.99,
+            help="Unlabelled passages must score this share below the best relevant one.",
+        ),
+    ] = 0.05,
+    depth: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
+    ] = DEFAULT_DEPTH,
+    as_json: _options.AsJson = False,
+) -> None:
+    """Write passages that are ranked high but labelled not relevant, as training triplets.
+
+    Only labelled passages are taken unless --include-unjudged is given: an unlabelled passage
+    may be relevant. Candidates are always ranked by convex fusion here, because the margin
+    compares scores.
+    """
+    from calibration.data.hard_negatives import mine, triplets, write_triplets
+    from calibration.replay import replay
+    from ctxguard.core.fusion import Fusion
+    from ctxguard.retrieval.index.passages import searchable_text
+
+    check_writable(out, "--out")
+    output = Output(as_json=as_json)
+    labelled = read_labelled(data, split, "train")
+    with output.doing("opening the index"):
+        retriever = open_index(index, None).with_fusion(Fusion("convex"))
+    labelled.counts(retriever)
+    dataset = labelled.dataset
+    with output.passes() as begin:
+        pools = replay(
+            retriever,
+            dataset.queries,
+            depth=depth,
+            progress=begin("replaying hybrid", len(dataset)),
+        )
+    mining = mine(
+        pools,
+        dataset,
+        per_query=per_query,
+        near=near,
+        unjudged_margin=margin if include_unjudged else None,
+    )
+    known = set(retriever.passage_ids)
+    missing: Counter[str] = Counter()
+    rows = triplets(
+        mining,
+        dataset,
+        lambda passage_id: (
+            searchable_text(retriever.passage(passage_id)) if passage_id in known else None
+        ),
+        missing,
+    )
+    written = write_triplets(out, rows)
+    kinds = Counter(negative.kind for negative in mining.negatives)
+    notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
+    notes += [f"left out: {line}" for line in pools.skipped]
+    if kinds["unjudged"]:
+        notes.append(
+            f"{kinds['unjudged']:,} negatives are unlabelled: some may be relevant and would teach "
+            "a reranker the opposite"
+        )
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "triplets": written,
+                "negatives": dict(sorted(kinds.items())),
+                "answerable": mining.answerable,
+                "without_negative": mining.without_negative,
+                "data": dataset.name,
+                "dataset_digest": dataset.digest(),
+                "notes": notes,
+            }
+        )
+        return
+    of = ", ".join(f"{n:,} {kind.replace('_', ' ')}" for kind, n in sorted(kinds.items()))
+    output.facts(
+        [
+            ("triplets", f"{written:,} in {out}"),
+            ("negatives", of),
+            (
+                "queries",
+                f"{mining.answerable:,} answerable; {mining.without_negative:,} gave no negative",
+            ),
+        ]
+    )
+    for note in notes:
+        output.note(note)

@@ -1,0 +1,370 @@
+"""Assembly: from the passages that the decision kept to those that are served, in their order.
+
+Passages that cannot be read, repeat a better one or exceed the token budget are left out, and the
+others are put in presentation order (DESIGN.md §7). This runs on every request: texts are neither
+copied, hashed nor rendered unless there is a token budget. Pure: no I/O of its own, no clock, no
+logging.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from ctxguard.core.decision import Decision
+from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
+from ctxguard.core.types import (
+    DropReason,
+    Passage,
+    PassageSource,
+    Ranking,
+    StageFailure,
+    Threshold,
+)
+from ctxguard.errors import ConfigurationError
+
+STAGE = "assembly"
+
+DEFAULT_MAX_PASSAGE_CHARS = 1_000_000
+
+_CHARACTERS_PER_TOKEN = 4
+
+# Where two texts are compared before they are compared whole.
+_EDGE_WINDOW = 40
+_EDGE = 16
+
+
+def estimate_tokens(text: str) -> int:
+    """An estimate of a text's tokens without a tokenizer: one for every four characters.
+
+    About right for English prose, too low for code and for scripts other than Latin. If the budget
+    is tight, give ``Assembly`` the model's own tokenizer.
+
+    >>> estimate_tokens("twelve chars")
+    3
+    """
+    return math.ceil(len(text) / _CHARACTERS_PER_TOKEN)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """How kept passages become a context.
+
+    Attributes:
+        order: ``rank`` is best first; ``edges`` puts the best at both ends and the worst in the
+            middle (1, 3, 5, …, 6, 4, 2), where models read least.
+        max_tokens: The most tokens of the rendered text, separators included; None for no limit.
+            With a limit, passages are rendered on the request path.
+        count_tokens: Counts the tokens of a text. If it raises, `estimate_tokens` is used for that
+            text. Passages are counted one by one and added up, which is never fewer than the
+            whole for `estimate_tokens`, nor in practice for a model's tokenizer.
+        max_passage_chars: A passage whose title and text are longer is left out, whatever the
+            budget: it is a file that slipped into the corpus, or an attack. It is never cut,
+            because half a passage can mean the opposite of the whole.
+        truncate: Cut the first passage that exceeds the budget, at white space if there is any,
+            instead of leaving it out.
+        drop_duplicates: Of kept passages whose texts are equal but for case and white space,
+            keep the best one. Passages without text are never duplicates.
+        sanitise: Remove hidden characters and escape delimiters when rendering.
+        template: The text of one passage, with fields; see ``ctxguard.core.render.Template``.
+        separator: The text between two rendered passages.
+
+    Raises:
+        ConfigurationError: at construction, for a setting that cannot work.
+    """
+
+    order: Literal["rank", "edges"] = "rank"
+    max_tokens: int | None = None
+    count_tokens: Callable[[str], int] = estimate_tokens
+    max_passage_chars: int = DEFAULT_MAX_PASSAGE_CHARS
+    truncate: bool = False
+    drop_duplicates: bool = True
+    sanitise: bool = True
+    template: str = DEFAULT_TEMPLATE
+    separator: str = DEFAULT_SEPARATOR
+    compiled: Template = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.order not in ("rank", "edges"):
+            raise ConfigurationError(f"order {self.order!r} is unknown; use 'rank' or 'edges'")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigurationError(
+                f"max_tokens {self.max_tokens!r} must be at least 1, or None for no limit"
+            )
+        if self.max_passage_chars < 1:
+            raise ConfigurationError(
+                f"max_passage_chars {self.max_passage_chars!r} must be at least 1"
+            )
+        if not callable(self.count_tokens):
+            raise ConfigurationError(
+                f"count_tokens {self.count_tokens!r} must be a function from text to a number"
+            )
+        # Through object.__setattr__, because the settings are frozen and compiled only once.
+        object.__setattr__(self, "compiled", Template(self.template, self.separator))
+
+    def render(self, passages: Sequence[Passage]) -> str:
+        """The text of these passages, in the order given."""
+        return self.compiled.render(passages, clean=self.sanitise)
+
+
+DEFAULT_ASSEMBLY = Assembly()
+
+
+class AssemblyDrop(NamedTuple):
+    """A candidate that the decision kept and assembly left out.
+
+    Attributes:
+        position: In the ranking, from 0.
+        reason: ``duplicate_text``, ``over_budget`` or ``unreadable``.
+        kept_if: The setting and value that would have kept it; empty if none would.
+    """
+
+    position: int
+    reason: DropReason
+    kept_if: tuple[Threshold, ...] = ()
+
+
+class Assembled(NamedTuple):
+    """The result of assembly.
+
+    Attributes:
+        passages: Those that are served, in presentation order.
+        dropped: Candidates that the decision kept and assembly left out, best first within a
+            reason.
+        failures: What went wrong while passages were read or counted, stage ``assembly``.
+    """
+
+    passages: tuple[Passage, ...] = ()
+    dropped: tuple[AssemblyDrop, ...] = ()
+    failures: tuple[StageFailure, ...] = ()
+
+
+def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assembled:
+    """Choose and order the passages that are served.
+
+    Passages that cannot be read or are too large are left out; of duplicates the better one stays;
+    then passages are taken best first while they fit the budget. The first that does not fit ends
+    it, even if a later, shorter one would fit, so that no worse passage takes the place of a better
+    one. Nothing that the decision dropped takes the place of what is left out.
+
+    If the best passage alone exceeds the budget, it is cut if ``truncate`` is set. Otherwise the
+    context is empty, and ``failures`` says why: half a passage can mean the opposite of the whole,
+    and a prompt over its budget fails at the model.
+
+    Args:
+        decision: Its kept prefix is assembled.
+        assembly: The settings.
+
+    >>> from ctxguard.core.decision import decide
+    >>> from ctxguard.core.policies import RatioPolicy
+    >>> from ctxguard.core.types import Hit, Ranking, ScoreKind
+    >>> hits = [Hit("a", 3.0, "one"), Hit("b", 2.0, " One"), Hit("c", 1.0, "two")]
+    >>> decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
+    >>> assembled = assemble(decision)
+    >>> [passage.passage_id for passage in assembled.passages], assembled.dropped[0].position
+    (['a', 'c'], 1)
+    """
+    dropped: list[AssemblyDrop] = []
+    failures: list[StageFailure] = []
+    positions, passages = _read(
+        decision.ranking.passages,
+        decision.order[: decision.n_kept],
+        assembly.max_passage_chars,
+        dropped,
+        failures,
+    )
+    if assembly.drop_duplicates:
+        repeated = _repeated(passages)
+        if repeated:
+            switch = (Threshold("drop_duplicates", 0.0),)
+            dropped += [
+                AssemblyDrop(positions[index], DropReason.DUPLICATE_TEXT, switch)
+                for index in sorted(repeated)
+            ]
+            rest = [index for index in range(len(passages)) if index not in repeated]
+            positions = [positions[index] for index in rest]
+            passages = [passages[index] for index in rest]
+    if assembly.max_tokens is not None:
+        passages = _within_budget(
+            zip(positions, passages, strict=True), assembly, assembly.max_tokens, dropped, failures
+        )
+    if assembly.order == "edges":
+        passages = passages[::2] + passages[1::2][::-1]
+    return Assembled(tuple(passages), tuple(dropped), tuple(failures))
+
+
+def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
+    """The retriever's first k passages in its own order, for the modes that serve them.
+
+    A passage that cannot be read is left out.
+    """
+    positions = range(min(k, len(ranking)))
+    _, passages = _read(ranking.passages, positions, math.inf, [], [])
+    return tuple(passages)
+
+
+def _read(
+    source: PassageSource,
+    positions: Sequence[int],
+    max_chars: float,
+    dropped: list[AssemblyDrop],
+    failures: list[StageFailure],
+) -> tuple[list[int], list[Passage]]:
+    """Read the passages at these positions, each alone.
+
+    Args:
+        source: The ranking's passages; it may be anyone's code, and hold anything.
+        positions: Best first.
+        max_chars: A passage whose title and text are longer is left out.
+        dropped: Gets those that are left out.
+        failures: Gets why those that cannot be read cannot.
+
+    Returns:
+        The positions and the passages that are left, best first.
+    """
+    readable: list[int] = []
+    passages: list[Passage] = []
+    for position in positions:
+        try:
+            passage: Any = source[position]
+            text, title = passage.text, passage.title
+            if not (isinstance(title, str) and isinstance(passage.passage_id, str)):
+                # Rendering writes both as text, whatever they are, and must not fail for all.
+                str(passage.passage_id)
+                title = str(title or "")
+            cause = "" if isinstance(text, str) else f"text is {type(text).__name__}, not str"
+        except Exception as error:
+            # The type alone: a message may quote the document.
+            cause = type(error).__name__
+        if cause:
+            dropped.append(AssemblyDrop(position, DropReason.UNREADABLE))
+            failures.append(StageFailure(STAGE, f"passage at position {position}: {cause}"))
+        elif (size := len(text) + len(title)) > max_chars:
+            needed = (Threshold("max_passage_chars", size),)
+            dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
+        else:
+            readable.append(position)
+            passages.append(passage)
+    return readable, passages
+
+
+def _repeated(passages: Sequence[Passage]) -> set[int]:
+    """Indices of passages whose text equals an earlier one's but for case and white space."""
+    heads = ["".join(each.text[:_EDGE_WINDOW].casefold().split())[:_EDGE] for each in passages]
+    if len(set(heads)) == len(heads) and min(map(len, heads), default=_EDGE) == _EDGE:
+        return set()  # equal texts have equal heads
+    texts = [passage.text for passage in passages]
+    tails = ["".join(text[-_EDGE_WINDOW:].casefold().split())[-_EDGE:] for text in texts]
+    folded: dict[int, list[str]] = {}
+
+    def words(index: int) -> list[str]:
+        if index not in folded:
+            folded[index] = texts[index].casefold().split()
+        return folded[index]
+
+    repeated: set[int] = set()
+    for index, text in enumerate(texts):
+        for earlier in range(index):
+            if earlier in repeated or not (
+                _may_equal(heads[index], heads[earlier])
+                and _may_equal(tails[index], tails[earlier])
+            ):
+                continue
+            same = text == texts[earlier] or words(index) == words(earlier)
+            if same and words(index):
+                repeated.add(index)
+                break
+    return repeated
+
+
+def _may_equal(edge: str, other: str) -> bool:
+    """Whether texts with these edges can be equal; a short edge was mostly white space."""
+    return edge == other or len(edge) < _EDGE or len(other) < _EDGE
+
+
+def _within_budget(
+    candidates: Iterable[tuple[int, Passage]],
+    assembly: Assembly,
+    max_tokens: int,
+    dropped: list[AssemblyDrop],
+    failures: list[StageFailure],
+) -> list[Passage]:
+    """The longest prefix of the candidates that fits the budget, the last one cut if allowed.
+
+    Args:
+        candidates: Position and passage, best first.
+        assembly: The settings.
+        max_tokens: The budget.
+        dropped: Gets those that do not fit.
+        failures: Gets what went wrong.
+    """
+    counter = _Counter(assembly, failures)
+    between = counter.count(assembly.separator) if assembly.separator else 0
+    kept: list[Passage] = []
+    total = 0
+    full = False
+    for rank, (position, passage) in enumerate(candidates, start=1):
+        before = total + (between if rank > 1 else 0)
+        total = before + counter.count_passage(passage, rank)
+        if not full and total <= max_tokens:
+            kept.append(passage)
+            continue
+        cut = None
+        if not full and assembly.truncate:
+            cut = _cut(passage, rank, max_tokens - before, counter)
+        full = True
+        if cut is not None:
+            kept.append(cut)
+            continue
+        needed = (Threshold("max_tokens", total),)
+        dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
+        if rank == 1:
+            failures.append(
+                StageFailure(
+                    STAGE,
+                    f"the best passage needs {total} tokens and max_tokens is {max_tokens}",
+                )
+            )
+    return kept
+
+
+class _Counter:
+    """Counts tokens with the user's function, or by the estimate if that raises."""
+
+    def __init__(self, assembly: Assembly, failures: list[StageFailure]) -> None:
+        self._assembly = assembly
+        self._failures = failures
+        self._failed = False
+
+    def count(self, text: str) -> int:
+        try:
+            return self._assembly.count_tokens(text)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                self._failures.append(
+                    StageFailure(STAGE, f"count_tokens: {type(error).__name__}; estimated")
+                )
+            return estimate_tokens(text)
+
+    def count_passage(self, passage: Passage, rank: int) -> int:
+        template = self._assembly.compiled
+        return self.count(template.render_one(passage, rank, clean=self._assembly.sanitise))
+
+
+def _cut(passage: Passage, rank: int, budget: int, counter: _Counter) -> Passage | None:
+    """The passage with as much of its text as fits the budget; None if no word of it does."""
+    fits, too_long = 0, len(passage.text)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if counter.count_passage(replace(passage, text=passage.text[:middle]), rank) <= budget:
+            fits = middle
+        else:
+            too_long = middle
+    if not fits:
+        return None
+    text = passage.text[:fits]
+    if not passage.text[fits].isspace():
+        text = next((text[:end] for end in range(fits, 0, -1) if text[end - 1].isspace()), text)
+    text = text.rstrip()
+    return replace(passage, text=text) if text else None

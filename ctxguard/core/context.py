@@ -1,0 +1,210 @@
+"""The context: the guard's answer to one query, and the record of what it left out.
+
+``ctxguard.core.assembly`` chooses what is served and ``ctxguard.core.render`` how it reads.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ctxguard.core.assembly import (
+    DEFAULT_ASSEMBLY,
+    Assembled,
+    Assembly,
+    AssemblyDrop,
+    assemble,
+    bare_passages,
+)
+from ctxguard.core.decision import Decision
+from ctxguard.core.types import (
+    DropReason,
+    Flag,
+    Mode,
+    Passage,
+    Route,
+    StageFailure,
+    Verdict,
+    listed,
+)
+
+__all__ = ["Assembled", "Assembly", "AssemblyDrop", "Context", "assemble", "bare_passages"]
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Context:
+    """The guard's answer to one query. Each equals itself only.
+
+    In mode ``enforce`` the passages are what the decision and assembly kept. In ``shadow`` they are
+    the bare retriever's top k, and the verdicts are those that ``enforce`` would give. In ``off``
+    they are the bare top k too, and nothing is decided.
+
+    Attributes:
+        passages: In presentation order, their texts as the retriever gave them (but for one
+            that ``truncate`` cut): only ``text`` is sanitised.
+        decision: The decision on the whole ranking.
+        dropped_in_assembly: Candidates that the decision kept and assembly did not.
+        flags: What was unusual about the answer.
+        failures: Stages that were left out, and what went wrong in assembly.
+        assembly: How ``text`` is rendered.
+        segment: The segment of the query; None if the request named none.
+        session_id: The session of the request; None if it named none.
+        profile_id: Of the profile that decided; None without a profile.
+    """
+
+    request_id: str
+    query: str
+    route: Route
+    mode: Mode
+    passages: tuple[Passage, ...]
+    decision: Decision
+    dropped_in_assembly: tuple[AssemblyDrop, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    failures: tuple[StageFailure, ...] = ()
+    assembly: Assembly = DEFAULT_ASSEMBLY
+    segment: str | None = None
+    session_id: str | None = None
+    profile_id: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    def __repr__(self) -> str:
+        dropped = {str(reason): count for reason, count in self.dropped_by_reason.items()}
+        # Neither the query nor a text: what is printed ends in logs and error trackers.
+        return (
+            f"Context(request_id={self.request_id!r}, route={self.route.value!r}, "
+            f"mode={self.mode.value!r}, "
+            f"passages={listed([passage.passage_id for passage in self.passages])}, "
+            f"candidates={self.candidates}, dropped={dropped}, "
+            f"flags=[{', '.join(self.flags)}], "
+            f"failures=[{', '.join(failure.stage for failure in self.failures)}])"
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether no passage is served."""
+        return not self.passages
+
+    @cached_property
+    def text(self) -> str:
+        """What to give the model: rendered, sanitised, delimiters escaped."""
+        return self.assembly.render(self.passages)
+
+    @cached_property
+    def kept_ids(self) -> tuple[str, ...]:
+        """Ids that both the decision and assembly kept, best first."""
+        out = {drop.position for drop in self.dropped_in_assembly}
+        ids = self.decision.ranking.passage_ids
+        return tuple([ids[position] for position in self.decision.kept if position not in out])
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates the retriever returned."""
+        return len(self.decision.ranking)
+
+    @cached_property
+    def dropped_by_reason(self) -> dict[DropReason, int]:
+        """How many candidates each reason dropped; with the kept ones they add up to all."""
+        counts = dict(self.decision.dropped_by_reason)
+        for drop in self.dropped_in_assembly:
+            counts[drop.reason] = counts.get(drop.reason, 0) + 1
+        return counts
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The decision's verdicts, with what assembly dropped marked as dropped."""
+        verdicts = self.decision.verdicts
+        if not self.dropped_in_assembly:
+            return verdicts
+        overlaid = list(verdicts)
+        index_of = {position: index for index, position in enumerate(self.decision.kept)}
+        for drop in self.dropped_in_assembly:
+            index = index_of[drop.position]
+            overlaid[index] = overlaid[index]._replace(reason=drop.reason, kept_if=drop.kept_if)
+        return tuple(overlaid)
+
+    def to_dict(self) -> dict[str, object]:
+        """The answer and its record, ready for JSON.
+
+        The text as rendered, the served passages, the verdict on every candidate, the counts, and
+        what the request named. A number that JSON cannot carry is None. The columns of the
+        ranking (legs, texts of what was not served) are left out: read them from ``decision``.
+        """
+        return {
+            "request_id": _json_ready(self.request_id),
+            "session_id": _json_ready(self.session_id),
+            "segment": _json_ready(self.segment),
+            "query": _json_ready(self.query),
+            "route": self.route.value,
+            "mode": self.mode.value,
+            "profile_id": self.profile_id,
+            "flags": [flag.value for flag in self.flags],
+            "failures": [
+                {
+                    "stage": failure.stage,
+                    "kind": failure.kind.value,
+                    "cause": _json_ready(failure.cause),
+                }
+                for failure in self.failures
+            ],
+            "text": _json_ready(self.text),
+            "candidates": self.candidates,
+            "kept": len(self.kept_ids),
+            "dropped": {reason.value: n for reason, n in self.dropped_by_reason.items()},
+            "passages": [
+                {
+                    "passage_id": _json_ready(passage.passage_id),
+                    "title": _json_ready(passage.title),
+                    "text": _json_ready(passage.text),
+                    "metadata": _readable(passage.metadata),
+                }
+                for passage in self.passages
+            ],
+            "verdicts": [_verdict_to_dict(verdict) for verdict in self.verdicts],
+        }
+
+
+def _verdict_to_dict(verdict: Verdict) -> dict[str, object]:
+    return {
+        "passage_id": _json_ready(verdict.passage_id),
+        "rank": verdict.rank,
+        "score": _json_ready(verdict.score),
+        "relative_score": _json_ready(verdict.relative_score),
+        "probability": _json_ready(verdict.probability),
+        "kept": verdict.kept,
+        "reason": None if verdict.reason is None else verdict.reason.value,
+        "kept_if": [
+            {"setting": threshold.setting, "value": _json_ready(threshold.value)}
+            for threshold in verdict.kept_if
+        ],
+    }
+
+
+def _readable(metadata: object) -> object:
+    """Metadata as JSON carries it; None if it cannot be read."""
+    try:
+        return _json_ready(metadata)
+    except Exception:
+        return None
+
+
+def _json_ready(value: object) -> object:
+    """A value as JSON carries it everywhere: no NaN, no lone surrogate, no foreign type."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        # Strict readers refuse the escape of half a surrogate pair.
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {str(_json_ready(str(key))): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return _json_ready(str(value))
+    return number if math.isfinite(number) else None

@@ -1,0 +1,357 @@
+"""The decision: which candidates of a ranking are kept. This is where a passage is dropped.
+
+Both policies keep a prefix of one order, of at most k and at least min(min_keep, n) candidates.
+``ratio`` orders by score and compares with the top; ``expected_utility`` orders by a calibrated
+P(relevant) and compares with what a passage is worth (DESIGN.md §4 and §5). Pure: no I/O, no clock,
+no logging. It runs on every request, so verdicts are built only when they are read.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from operator import gt, neg
+from typing import cast
+
+import numpy as np
+
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.scores import (
+    INVALID_MAGNITUDE,
+    all_valid,
+    is_relative,
+    is_valid,
+    relative_score,
+    within_domain,
+)
+from ctxguard.core.types import (
+    DropReason,
+    Flag,
+    Leg,
+    Ranking,
+    ScoreKind,
+    Threshold,
+    Verdict,
+    listed,
+)
+from ctxguard.errors import ConfigurationError
+
+_UNKNOWN_RANK = 2**62
+_FAISS_PADDING_IDS = ("-1", -1)
+_NO_IDS = (None, *_FAISS_PADDING_IDS)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Decision:
+    """Which candidates of a ranking a policy keeps, with the verdict on every candidate.
+
+    Attributes:
+        ranking: The ranking that was decided on.
+        policy: The policy that decided.
+        order: Positions in the ranking of the usable candidates, best first.
+        n_kept: How many of ``order`` are kept, from the first on.
+        flags: What was unusual.
+        set_aside: Positions of candidates without a usable score, or with the id of a better one,
+            with the reason.
+        probabilities: Shape as ``order``, P(relevant) of each; None if no model applied.
+    """
+
+    ranking: Ranking
+    policy: Policy
+    order: Sequence[int]
+    n_kept: int
+    flags: tuple[Flag, ...] = ()
+    set_aside: tuple[tuple[int, DropReason], ...] = ()
+    probabilities: Sequence[float] | None = None
+
+    @property
+    def kept(self) -> Sequence[int]:
+        """Positions of the kept candidates, best first."""
+        return self.order[: self.n_kept]
+
+    @property
+    def kept_ids(self) -> tuple[str, ...]:
+        """Ids of the kept candidates, best first."""
+        ids = self.ranking.passage_ids
+        return tuple([ids[position] for position in self.kept])
+
+    def __repr__(self) -> str:
+        dropped = {str(reason): count for reason, count in self.dropped_by_reason.items()}
+        return (
+            f"Decision(kept={listed(self.kept_ids)}, candidates={len(self.ranking)}, "
+            f"dropped={dropped}, policy={self.policy.kind!r}, "
+            f"flags=[{', '.join(self.flags)}])"
+        )
+
+    @cached_property
+    def dropped_by_reason(self) -> dict[DropReason, int]:
+        """How many candidates each reason dropped; with ``n_kept`` it adds up to all of them."""
+        counts: dict[DropReason, int] = {}
+        for _, reason in self.set_aside:
+            counts[reason] = counts.get(reason, 0) + 1
+        # A prefix ends for one reason only; past k every passage is beyond k as well.
+        below = max(min(self.policy.k, len(self.order)) - self.n_kept, 0)
+        beyond = len(self.order) - self.n_kept - below
+        if below:
+            counts[self._threshold_reason] = below
+        if beyond:
+            counts[DropReason.BEYOND_K] = beyond
+        return counts
+
+    @cached_property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """One verdict per candidate: the usable ones best first, then those set aside."""
+        ids, scores, policy = self.ranking.passage_ids, self.ranking.scores, self.policy
+        by_utility = isinstance(policy, ExpectedUtilityPolicy)
+        setting, least = (
+            ("min_probability", policy.min_probability)
+            if isinstance(policy, ExpectedUtilityPolicy)
+            else ("min_ratio", policy.min_ratio)
+        )
+        n = len(self.order)
+        relative = self._relative_scores() or (None,) * n
+        probabilities = self.probabilities or (None,) * n
+        below, beyond = self._threshold_reason, DropReason.BEYOND_K
+        verdicts = []
+        for rank, position, r, p in zip(
+            range(1, n + 1), self.order, relative, probabilities, strict=True
+        ):
+            reason: DropReason | None = None
+            kept_if: tuple[Threshold, ...] = ()
+            if rank > self.n_kept:
+                reason, compared = below, p if by_utility else r
+                if compared is not None and compared < least:
+                    kept_if = (Threshold(setting, compared),)
+                if rank > policy.k:
+                    reason, kept_if = beyond, (Threshold("k", rank), *kept_if)
+            verdicts.append(Verdict(ids[position], rank, scores[position], r, p, reason, kept_if))
+        verdicts += [
+            Verdict(ids[position], None, scores[position], None, None, reason)
+            for position, reason in self.set_aside
+        ]
+        return tuple(verdicts)
+
+    @property
+    def _threshold_reason(self) -> DropReason:
+        if isinstance(self.policy, ExpectedUtilityPolicy):
+            return DropReason.BELOW_PROBABILITY
+        return DropReason.BELOW_RATIO
+
+    def _relative_scores(self) -> list[float] | None:
+        """The relative score of each candidate in ``order``; None if they cannot be compared."""
+        kind = self.ranking.kind
+        if not self.order or not is_relative(kind):
+            return None
+        scores = [cast(float, self.ranking.scores[position]) for position in self.order]
+        if not all_valid(scores):  # mode ``off`` sets nothing aside
+            return None
+        top = max(scores)
+        if not within_domain(kind, min(scores), top):
+            return None
+        temperature = self.policy.temperature if isinstance(self.policy, RatioPolicy) else 1.0
+        return [relative_score(kind, top, score, temperature) for score in scores]
+
+
+def decide(ranking: Ranking, policy: Policy) -> Decision:
+    """Apply a policy to one ranking.
+
+    Candidates without a usable score are set aside. The others are sorted as `candidate_order`
+    says, and under ``expected_utility`` by probability before that. If a score is impossible for
+    its kind, or a signal is missing, the threshold is skipped, the top k is kept, and a flag says
+    so.
+
+    Args:
+        ranking: Candidates in any order.
+        policy: The policy for the route that answered.
+
+    Raises:
+        ConfigurationError: the policy compares scores and these carry rank only, or the ranking
+            lacks a score or a passage id.
+
+    >>> from ctxguard.core.types import Hit
+    >>> hits = [Hit("a", 10.0), Hit("b", 7.0), Hit("c", 6.9)]
+    >>> ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
+    >>> decide(ranking, RatioPolicy(k=5, min_ratio=0.7)).kept_ids
+    ('a', 'b')
+    """
+    if isinstance(policy, ExpectedUtilityPolicy):
+        return _decide_by_utility(ranking, policy)
+    if policy.min_ratio > 0.0 and ranking.kind is ScoreKind.RANK:
+        relative_score(ranking.kind, 1.0, 0.0)  # raises, and says what to use instead
+    order, set_aside, in_domain = candidate_order(ranking)
+    n = len(order)
+    flags = _garbage_flags(set_aside) if set_aside else ()
+    n_kept = min(policy.k, n)
+    if not in_domain:
+        flags += (Flag.DOMAIN_VIOLATION,)
+    elif n and policy.min_ratio > 0.0:
+        scores = cast(Sequence[float], ranking.scores)
+        n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
+    return Decision(ranking, policy, order, max(n_kept, min(policy.min_keep, n)), flags, set_aside)
+
+
+def _garbage_flags(set_aside: tuple[tuple[int, DropReason], ...]) -> tuple[Flag, ...]:
+    """The flag of candidates set aside for their score; one with a repeated id has a usable one."""
+    if any(reason is DropReason.INVALID_SCORE for _, reason in set_aside):
+        return (Flag.INVALID_SCORES,)
+    return ()
+
+
+def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decision:
+    """`decide` for a policy with a model; the top k by score if the model lacks a signal."""
+    order, set_aside, in_domain = candidate_order(ranking)
+    n = len(order)
+    flags = _garbage_flags(set_aside) if set_aside else ()
+    legs = ranking.legs
+    if not isinstance(order, range):
+        legs = {name: Leg(leg.scores[list(order)], leg.kind) for name, leg in legs.items()}
+    probabilities = policy.model.probabilities(legs) if n else None
+    if probabilities is None:
+        if n:
+            flags += (Flag.MISSING_SIGNALS,)
+        if not in_domain:  # nothing but these scores is left to order by
+            flags += (Flag.DOMAIN_VIOLATION,)
+        return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
+    # Stable, so that equal probabilities keep the order of the scores.
+    by_probability = np.argsort(-probabilities, kind="stable")
+    ranked = probabilities[by_probability].tolist()
+    worthwhile = bisect_right(ranked, -policy.min_probability, key=neg)
+    n_kept = max(min(worthwhile, policy.k), min(policy.min_keep, n))
+    return Decision(
+        ranking,
+        policy,
+        [order[index] for index in by_probability.tolist()],
+        n_kept,
+        flags,
+        set_aside,
+        ranked,
+    )
+
+
+def _relative_prefix(
+    kind: ScoreKind, scores: Sequence[float], order: Sequence[int], policy: RatioPolicy
+) -> int:
+    """Length of the longest prefix of ``order`` whose relative scores are at least min_ratio."""
+    top, min_ratio, temperature = scores[order[0]], policy.min_ratio, policy.temperature
+    for length, position in enumerate(order):
+        if relative_score(kind, top, scores[position], temperature) < min_ratio:
+            return length
+    return len(order)
+
+
+def candidate_order(
+    ranking: Ranking,
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...], bool]:
+    """The usable candidates of a ranking, best first, before a policy is applied.
+
+    Sorted by (score, upstream rank, passage id), so that ties never depend on input order. Of
+    candidates with one id the best is kept. Distances above zero were not turned round, so higher
+    is not better there: the upstream order is kept (by upstream rank, else as given).
+
+    Returns:
+        Positions of the usable candidates; positions of the others, with the reason; whether the
+        usable scores are possible for the ranking's kind, which is true of no scores.
+
+    Raises:
+        ConfigurationError: there is not one score for each passage id, or an id is None or cannot
+            be compared with the others.
+    """
+    scores, ids = ranking.scores, ranking.passage_ids
+    n = len(ids)
+    if len(scores) != n:
+        raise ConfigurationError(
+            f"a ranking of {n} passage ids has {len(scores)} scores; give one score for each"
+        )
+    if n == 0:
+        return (), (), True
+    try:
+        distinct = set(ids)
+    except TypeError:
+        raise _bad_id(ids) from None
+    positions: Sequence[int] = ()
+    set_aside: tuple[tuple[int, DropReason], ...] = ()
+    if len(distinct) == n and distinct.isdisjoint(_NO_IDS):
+        # Nearly every ranking is strictly descending, as given or once sorted, and then it holds
+        # neither garbage nor ties; a pass in C tells.
+        try:
+            if _strictly_descending(scores):
+                positions = range(n)
+            else:
+                by_score = sorted(range(n), key=scores.__getitem__, reverse=True)  # type: ignore[arg-type]
+                if _strictly_descending([scores[position] for position in by_score]):
+                    positions = by_score
+        except TypeError:
+            pass
+    if not positions:
+        if None in distinct:
+            raise _bad_id(ids)
+        positions, set_aside = _sorted_candidates(ranking)
+        if not positions:
+            return (), set_aside, True
+    best, worst = cast(float, scores[positions[0]]), cast(float, scores[positions[-1]])
+    in_domain = within_domain(ranking.kind, worst, best)
+    if ranking.kind is ScoreKind.DISTANCE and not in_domain:
+        positions, set_aside = _sorted_candidates(ranking, by_score=False)
+    return positions, set_aside, in_domain
+
+
+def _bad_id(ids: Sequence[object]) -> ConfigurationError:
+    """The error of a ranking whose ids are not all texts, naming the first that is not."""
+    rank, bad = next(
+        (rank, passage_id)
+        for rank, passage_id in enumerate(ids, start=1)
+        if not isinstance(passage_id, str)
+    )
+    return ConfigurationError(
+        f"candidate {rank} of {len(ids)} has a passage_id of type {type(bad).__name__}; give every "
+        "candidate a passage_id that is a text"
+    )
+
+
+def _strictly_descending(scores: Sequence[float | None]) -> bool:
+    """Whether each score is valid and below the one before it.
+
+    Raises:
+        TypeError: some are not numbers.
+    """
+    first, last = cast(float, scores[0]), cast(float, scores[-1])
+    return (
+        all(map(gt, scores, islice(scores, 1, None)))  # type: ignore[arg-type]
+        and first < INVALID_MAGNITUDE
+        and last > -INVALID_MAGNITUDE
+    )
+
+
+def _sorted_candidates(
+    ranking: Ranking, *, by_score: bool = True
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
+    """``candidate_order`` of any ranking; by upstream rank alone without ``by_score``."""
+    scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
+    order = list(range(len(ids)))
+    set_aside: list[tuple[int, DropReason]] = []
+    distinct = set(ids)
+    if not (all_valid(scores) and distinct.isdisjoint(_FAISS_PADDING_IDS)):
+        usable = [
+            is_valid(score) and passage_id not in _FAISS_PADDING_IDS
+            for score, passage_id in zip(scores, ids, strict=True)
+        ]
+        set_aside = [(at, DropReason.INVALID_SCORE) for at in order if not usable[at]]
+        order = [at for at in order if usable[at]]
+    # Sorts are stable, so the least significant key goes first.
+    if by_score:
+        try:
+            order.sort(key=ids.__getitem__)
+        except TypeError:
+            raise _bad_id(ids) from None
+    if ranks is not None:
+        order.sort(key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__)
+    if by_score:
+        order.sort(key=cast(Sequence[float], scores).__getitem__, reverse=True)
+    if len(distinct) < len(ids):
+        best: dict[str, int] = {}
+        for at in order:
+            if best.setdefault(ids[at], at) != at:
+                set_aside.append((at, DropReason.DUPLICATE_ID))
+        order = list(best.values())
+    return order, tuple(set_aside)

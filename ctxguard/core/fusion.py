@@ -1,0 +1,132 @@
+"""Fusion: one order from the scores of several legs.
+
+``reciprocal_rank`` (Cormack, Clarke and Büttcher, SIGIR 2009) keeps rank only. ``convex`` is
+w·dense + (1−w)·lexical after theoretical min-max (Bruch, Gai and Ingber, TOIS 2023, §4): each
+leg is shifted by its scorer's own minimum, not the list's, so that a bad candidate at the tail
+changes nothing. Pure: no I/O, no clock, no logging.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.errors import ConfigurationError
+
+RECIPROCAL_RANK_CONSTANT = 60
+
+_THEORETICAL_MINIMUM = {
+    ScoreKind.RATIO: 0.0,
+    ScoreKind.COSINE: -1.0,
+    ScoreKind.PROBABILITY: 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """How the legs' scores become one.
+
+    Attributes:
+        method: ``reciprocal_rank`` (rank only; the default while nothing is calibrated) or
+            ``convex``.
+        weight: The dense leg's share in ``convex``, in [0, 1].
+        constant: The constant of ``reciprocal_rank``, > 0.
+    """
+
+    method: Literal["reciprocal_rank", "convex"] = "reciprocal_rank"
+    weight: float = 0.5
+    constant: int = RECIPROCAL_RANK_CONSTANT
+
+    def __post_init__(self) -> None:
+        if self.method not in ("reciprocal_rank", "convex"):
+            raise ConfigurationError(
+                f"fusion method {self.method!r} is unknown; use 'reciprocal_rank' or 'convex'"
+            )
+        if not 0.0 <= self.weight <= 1.0:
+            raise ConfigurationError(f"fusion weight {self.weight!r} must lie in [0, 1]")
+        if self.constant <= 0:
+            raise ConfigurationError(f"reciprocal-rank constant {self.constant!r} must be > 0")
+
+    @property
+    def kind(self) -> ScoreKind:
+        """What the fused scores mean."""
+        return ScoreKind.RATIO if self.method == "convex" else ScoreKind.RANK
+
+
+def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
+    """One score per candidate from the lexical and the dense leg.
+
+    Args:
+        legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A
+            missing or garbage score counts as the scorer's minimum (convex) or as no rank at all
+            (reciprocal rank).
+        fusion: The method and its parameters.
+
+    Returns:
+        Shape (n,): in [0, 1] for ``convex``; a sum of reciprocal ranks otherwise.
+
+    Raises:
+        ConfigurationError: ``convex``, and the scores of a leg have no theoretical minimum.
+
+    >>> legs = {
+    ...     "lexical": Leg(np.array([4.0, 2.0]), ScoreKind.RATIO),
+    ...     "dense": Leg(np.array([0.0, 1.0]), ScoreKind.COSINE),
+    ... }
+    >>> fuse(legs, Fusion("convex", weight=0.5)).tolist()
+    [0.75, 0.75]
+    """
+    if fusion.method == "convex":
+        return fusion.weight * _unit_interval(legs["dense"]) + (
+            1.0 - fusion.weight
+        ) * _unit_interval(legs["lexical"])
+    return _ranked(legs["lexical"], fusion.constant) + _ranked(legs["dense"], fusion.constant)
+
+
+def _ranked(leg: Leg, constant: int) -> FloatArray:
+    """A BM25 score of zero is no hit, so it has no rank; nor has garbage."""
+    least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
+    return reciprocal_rank(leg.scores, constant, above=least)
+
+
+def _unit_interval(leg: Leg) -> FloatArray:
+    """Theoretical min-max: (s − minimum of the scorer) / (top − minimum), NaN as 0."""
+    minimum = _THEORETICAL_MINIMUM.get(leg.kind)
+    if minimum is None:
+        raise ConfigurationError(
+            f"convex fusion needs scores with a theoretical minimum; {leg.kind.value!r} has "
+            "none: use reciprocal_rank fusion"
+        )
+    scores = leg.scores
+    # NaN fails both comparisons; an infinite score must not become a plausible top.
+    usable = (scores > minimum) & (scores < INVALID_MAGNITUDE)
+    shifted = np.where(usable, scores - minimum, 0.0)
+    span = float(shifted.max(initial=0.0))
+    return shifted / span if span > 0.0 else shifted
+
+
+def reciprocal_rank(
+    scores: FloatArray,
+    constant: int = RECIPROCAL_RANK_CONSTANT,
+    *,
+    above: float = -INVALID_MAGNITUDE,
+) -> FloatArray:
+    """1 / (constant + rank) for each score's 1-based rank; 0 where a score is NaN or garbage.
+
+    Equal scores share the better rank, so that the result does not depend on input order.
+
+    Args:
+        scores: Shape (n,).
+        constant: > 0.
+        above: A score must exceed this to have a rank.
+
+    >>> reciprocal_rank(np.array([3.0, np.nan, 5.0]), 60).round(5).tolist()
+    [0.01613, 0.0, 0.01639]
+    """
+    # NaN fails both comparisons.
+    ranked = (scores > above) & (scores < INVALID_MAGNITUDE)
+    keys = np.where(ranked, scores, -np.inf)
+    better = keys.size - np.sort(keys).searchsorted(keys, side="right")
+    return ranked / (constant + 1.0 + better)

@@ -1,0 +1,180 @@
+"""Which passages a request may see: conditions on their metadata, all of which must hold.
+
+It fails closed: what lacks a field, or holds something in it that cannot be compared, is not
+allowed. Pure: no I/O, no clock, no logging.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ctxguard.core.types import Passage, Ranking
+from ctxguard.errors import ConfigurationError, FilterViolationError
+
+Scalar = str | int | bool
+Allowed = Scalar | list[Scalar] | tuple[Scalar, ...] | set[Scalar] | frozenset[Scalar]
+
+# A bool is an int to Python, and True equals 1; here a value matches its own type only.
+Token = tuple[str, Scalar]
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Where:
+    """A filter on metadata: tenant, access list, language.
+
+    Each condition names a field and the value, or the values any of which will do. A passage
+    whose field holds a list (its groups) satisfies a condition by any member. Values are texts,
+    whole numbers or bools and are compared exactly, type included: ``"1"`` is not ``1``, and no
+    case is folded. A condition with no value at all allows nothing, which is right for a reader
+    in no group.
+
+    Args:
+        conditions: Fields whose names are no Python names.
+        fields: The others.
+
+    Attributes:
+        conditions: Field and allowed values, in the order of the fields' names.
+
+    Raises:
+        ConfigurationError: no condition, or a value that is None, a fraction or a nested thing:
+            a filter that was not understood must not become no filter.
+
+    >>> where = Where(tenant="a", groups=["staff", "board"])
+    >>> where.allows({"tenant": "a", "groups": ["staff"]}), where.allows({"tenant": "a"})
+    (True, False)
+    """
+
+    conditions: tuple[tuple[str, frozenset[Token]], ...]
+
+    def __init__(self, conditions: Mapping[str, Allowed] | None = None, /, **fields: Allowed):
+        given = _merged(conditions, fields)
+        if not given:
+            raise ConfigurationError(
+                "a filter without a condition would let everything through; name a field and its "
+                "value, as in Where(tenant='a'), or pass where=None to search unfiltered"
+            )
+        # Through object.__setattr__, because a filter is frozen.
+        object.__setattr__(
+            self,
+            "conditions",
+            tuple([(name, _allowed(name, given[name])) for name in sorted(given)]),
+        )
+
+    def __repr__(self) -> str:
+        # Names only: the values say which tenant or person asked.
+        return f"Where({', '.join(f'{name}=…' for name in self.fields)})"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that are compared, ascending."""
+        return tuple([name for name, _ in self.conditions])
+
+    def allows(self, metadata: object) -> bool:
+        """Whether a passage with this metadata may be seen; False where it cannot be told."""
+        try:
+            if not isinstance(metadata, Mapping):
+                return False
+            return all(
+                not wanted.isdisjoint(tokens(metadata.get(name)))
+                for name, wanted in self.conditions
+            )
+        except Exception:
+            # Metadata is the user's own object, and reading it may fail in any way.
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Passages that were read and checked, so that what is served is what was checked."""
+
+    passages: Sequence[Passage | None]
+
+    def __getitem__(self, position: int, /) -> Passage:
+        passage = self.passages[position]
+        if passage is None:
+            raise LookupError("could not be read when the filter was checked")
+        return passage
+
+
+def verified(ranking: Ranking, where: Where) -> Ranking:
+    """A ranking with every passage read once and checked against the filter.
+
+    A passage that cannot be read stays a candidate and cannot be served.
+
+    Raises:
+        FilterViolationError: a candidate that the filter does not allow.
+
+    >>> from ctxguard.core.types import Hit, ScoreKind
+    >>> hits = [Hit("p", 1.0, metadata={"tenant": "a"})]
+    >>> len(verified(Ranking.from_hits(hits, ScoreKind.RATIO), Where(tenant="a")))
+    1
+    """
+    passages: list[Passage | None] = []
+    forbidden = 0
+    for position in range(len(ranking)):
+        try:
+            passage = ranking.passages[position]
+            metadata = passage.metadata
+        except Exception:
+            passages.append(None)
+            continue
+        passages.append(passage)
+        forbidden += not where.allows(metadata)
+    if forbidden:
+        raise FilterViolationError(
+            "filter",
+            f"{forbidden} of {len(ranking)} candidates do not satisfy the filter on "
+            f"{', '.join(map(repr, where.fields))}; the retriever must apply `where` itself and "
+            "return each passage's metadata",
+        )
+    return replace(ranking, passages=_Checked(passages))
+
+
+def tokens(value: object) -> tuple[Token, ...]:
+    """What a field of a passage can match: itself, or each member of a list.
+
+    >>> tokens(["a", 1, None])
+    (('str', 'a'), ('int', 1))
+    """
+    members = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+    return tuple([token for member in members if (token := _token(member)) is not None])
+
+
+def _token(value: object) -> Token | None:
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, int):
+        return "int", int(value)
+    # str.__str__ makes a plain text of a subclass, such as a member of a StrEnum.
+    return ("str", str.__str__(value)) if isinstance(value, str) else None
+
+
+def _merged(
+    conditions: Mapping[str, Allowed] | None, fields: Mapping[str, Allowed]
+) -> dict[str, Allowed]:
+    if conditions is not None and not isinstance(conditions, Mapping):
+        raise ConfigurationError(
+            f"a filter takes a mapping of fields to values, not a {type(conditions).__name__}"
+        )
+    conditions = {} if conditions is None else conditions
+    repeated = sorted(set(conditions) & set(fields))
+    if repeated:
+        raise ConfigurationError(f"the filter names the field {repeated[0]!r} twice")
+    merged = {**conditions, **fields}
+    for name in merged:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"a field's name must be a text, not {name!r}")
+    return merged
+
+
+def _allowed(name: str, value: Allowed) -> frozenset[Token]:
+    members = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+    allowed = set()
+    for member in members:
+        token = _token(member)
+        if token is None:
+            raise ConfigurationError(
+                f"the filter on {name!r} has a value of type {type(member).__name__}; use a text, "
+                "a whole number, a bool, or a list of these"
+            )
+        allowed.add(token)
+    return frozenset(allowed)

@@ -1,0 +1,94 @@
+"""The policies: the settings by which ``ctxguard.core.decision`` keeps and drops candidates.
+
+Pure: no I/O, no clock, no logging.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.types import DEFAULT_K
+from ctxguard.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class RatioPolicy:
+    """Keep at most ``k`` passages whose score is at least ``min_ratio`` of the best one's.
+
+    Attributes:
+        k: The most passages that a context may hold, ≥ 1.
+        min_ratio: The least relative score that is kept, in [0, 1]; 0 switches the relative
+            filter off.
+        temperature: T of the relative score, > 0.
+        min_keep: The fewest passages kept where that many valid candidates exist, in [0, k].
+    """
+
+    k: int = DEFAULT_K
+    min_ratio: float = 0.0
+    temperature: float = 1.0
+    min_keep: int = 1
+    kind: Literal["ratio"] = "ratio"
+
+    def __post_init__(self) -> None:
+        _check_counts(self.k, self.min_keep)
+        if not 0.0 <= self.min_ratio <= 1.0:
+            raise ConfigurationError(
+                f"min_ratio {self.min_ratio!r} must lie in [0, 1]: it is a share of the top score"
+            )
+        if not 0.0 < self.temperature < float("inf"):
+            raise ConfigurationError(f"temperature {self.temperature!r} must be > 0 and finite")
+
+    @property
+    def compares_scores(self) -> bool:
+        """Whether it needs scores that say more than an order."""
+        return self.min_ratio > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedUtilityPolicy:
+    """Keep at most ``k`` passages whose expected utility is positive.
+
+    A passage that is relevant with probability P is worth P·gain − (1 − P)·cost, so it is kept
+    while P ≥ cost / (cost + gain).
+
+    Attributes:
+        model: P(relevant) from the legs' scores.
+        k: The most passages that a context may hold, ≥ 1.
+        cost: What a passage that is not relevant costs the reader, ≥ 0.
+        gain: What a relevant passage is worth, > 0.
+        min_keep: The fewest passages kept where that many valid candidates exist, in [0, k].
+    """
+
+    model: RelevanceModel
+    k: int = DEFAULT_K
+    cost: float = 0.5
+    gain: float = 1.0
+    min_keep: int = 1
+    kind: Literal["expected_utility"] = "expected_utility"
+
+    def __post_init__(self) -> None:
+        _check_counts(self.k, self.min_keep)
+        if not 0.0 <= self.cost < float("inf"):
+            raise ConfigurationError(f"cost {self.cost!r} must be ≥ 0 and finite")
+        if not 0.0 < self.gain < float("inf"):
+            raise ConfigurationError(f"gain {self.gain!r} must be > 0 and finite")
+
+    @property
+    def compares_scores(self) -> bool:
+        """False: it decides on the legs' scores, and needs only an order of the ranking's."""
+        return False
+
+    @property
+    def min_probability(self) -> float:
+        """The least P(relevant) at which a passage is worth its place."""
+        return self.cost / (self.cost + self.gain)
+
+
+Policy = RatioPolicy | ExpectedUtilityPolicy
+
+
+def _check_counts(k: int, min_keep: int) -> None:
+    if k < 1:
+        raise ConfigurationError(f"k {k!r} must be at least 1: it is the size of the context")
+    if not 0 <= min_keep <= k:
+        raise ConfigurationError(f"min_keep {min_keep!r} must lie in [0, k = {k}]")

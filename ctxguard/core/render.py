@@ -1,0 +1,303 @@
+"""What the model reads: passages cleaned of hidden characters, each inside its own block.
+
+Nothing here runs on the request path unless a token budget is set: ``Context.text`` renders when
+it is read. Pure: no I/O, no clock, no logging.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Literal
+
+from ctxguard.core.types import Passage
+from ctxguard.errors import ConfigurationError
+
+DEFAULT_TEMPLATE = '<passage rank="{rank}" id="{passage_id}">\n{title}\n{text}\n</passage>'
+DEFAULT_SEPARATOR = "\n"
+
+FieldName = Literal["rank", "passage_id", "title", "text"]
+FIELDS: tuple[FieldName, ...] = ("rank", "passage_id", "title", "text")
+
+_SHORTEST_FENCE = 3
+"""A shorter closing literal, such as a bracket, is too common in text to be a delimiter."""
+
+_LINE_BREAKS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_KEPT_CONTROLS = "\n\t"
+_INVISIBLE = (
+    "\u00ad\u061c\u200b\u200e\u200f\ufeff\ufff9\ufffa\ufffb"
+    + "".join(map(chr, range(0x202A, 0x202F)))
+    + "".join(map(chr, range(0x2060, 0x2070)))
+    + "".join(map(chr, range(0x1BCA0, 0x1BCA4)))
+    + "".join(map(chr, range(0x1D173, 0x1D17B)))
+)
+
+
+def _character_table() -> dict[int, str | None]:
+    table: dict[int, str | None] = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
+    table.update({ord(character): None for character in _INVISIBLE})
+    table.update({ord(character): "\n" for character in _LINE_BREAKS})
+    table.update(dict.fromkeys(range(0xD800, 0xE000), "\ufffd"))
+    for character in _KEPT_CONTROLS:
+        del table[ord(character)]
+    return table
+
+
+_CHARACTERS = _character_table()
+
+# The three subdivision flags that Unicode recommends (England, Scotland, Wales) are spelled in
+# tag characters; any other use of them is text that a person cannot see.
+_FLAGS = ("gbeng", "gbsct", "gbwls")
+_TAGS = re.compile(
+    "(\U0001f3f4(?:"
+    + "|".join("".join(chr(0xE0000 + ord(letter)) for letter in flag) for flag in _FLAGS)
+    + ")\U000e007f)|[\U000e0000-\U000e007f]+"
+)
+
+# One joiner or variation selector belongs to the character before it; a run spells hidden bytes.
+_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_JOINERS = "\u200c\u200d"
+_RUNS = re.compile(f"(?<=[{_SELECTORS}])[{_SELECTORS}]+|(?<=[{_JOINERS}])[{_JOINERS}]+")
+
+# A model reads "< /passage" as it reads "</passage": what may stand between and still close.
+_GAP = rf"[\s{_JOINERS}{_SELECTORS}]*+"
+_TAG = re.compile(r"</?([A-Za-z][\w:.-]*)")
+_OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]*\Z")
+
+
+def sanitise(text: str) -> str:
+    """Text without the characters that a person cannot see and a model can.
+
+    Removed: control characters but newline and tab, bidirectional marks, overrides and
+    isolates, zero-width space, word joiner and byte-order mark, soft hyphens, annotation,
+    shorthand and musical format controls, tag characters outside the three subdivision flags, and
+    all but the first of a run of joiners or of variation selectors.
+    Other line breaks (carriage return, form feed, U+2028, ...) become a newline, and a lone
+    surrogate, which no encoding can carry, becomes U+FFFD. Emoji sequences survive. Idempotent,
+    and linear in the length of the text.
+
+    >>> sanitise("ab\\u202ec\\x00d\\r\\ne")
+    'abcd\\ne'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    if "\r" in text:
+        text = text.replace("\r\n", "\n")
+    text = text.translate(_CHARACTERS)
+    if text.isascii():
+        return text
+    return _RUNS.sub("", _TAGS.sub(lambda match: match[1] or "", text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A field of the template, to be filled in."""
+
+    name: FieldName
+    in_tag: bool
+
+
+# A delimiter stands in the output as written; what lies between two is escaped as a whole, so
+# that a title and a text cannot make a delimiter together.
+_Span = tuple["str | _Value", ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a passage is rendered: literal text with named fields.
+
+    The fields are ``{rank}``, ``{passage_id}``, ``{title}`` and ``{text}``, written so and not
+    otherwise: no attributes, indices, conversions or formats. ``{rank}`` is the 1-based place in
+    the context as presented, so that a citation of passage 3 is ``context.passages[2]``. ``{{``
+    and ``}}`` stand for braces. A line whose only field is ``{title}`` is left out where a
+    passage has no title.
+
+    The delimiters are the template's markup tags (``<passage``, ``</passage``). In a template
+    that closes its block by other means, as with ``[[END]]``, they are the literals before the
+    first field and after the last one, and the separator, where they have three characters or
+    more. No value can contain a delimiter: ``<`` before a tag's name is written ``&lt;``, and
+    another delimiter is broken by a backslash after its first character. A template that closes
+    nothing has nothing to protect. Fields inside a tag are escaped as attributes.
+
+    Attributes:
+        template: The text with fields; ``{text}`` must be among them.
+        separator: What stands between two passages.
+
+    Raises:
+        ConfigurationError: at construction, for a template that cannot work, saying what in it.
+
+    >>> Template("[{rank}] {text}").render([Passage("a", "one"), Passage("b", "two")])
+    '[1] one\\n[2] two'
+    """
+
+    template: str = DEFAULT_TEMPLATE
+    separator: str = DEFAULT_SEPARATOR
+    _titled: tuple[str | _Span, ...] = field(init=False, repr=False, compare=False)
+    _untitled: tuple[str | _Span, ...] = field(init=False, repr=False, compare=False)
+    _tags: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+    _fences: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = _parse(self.template)
+        names = [part.name for part in parts if isinstance(part, _Value)]
+        if "text" not in names:
+            raise ConfigurationError(
+                f"the template {self.template!r} has no {{text}} field, so no passage's text "
+                "would reach the model"
+            )
+        tags = sorted({name.lower() for name in _TAG.findall(_literals(parts))})
+        fences = [] if tags else _fences(parts, self.separator)
+        for fence in fences:
+            if "\\" in fence:
+                raise ConfigurationError(
+                    f"the delimiter {fence!r} of the template holds a backslash, which is what "
+                    "delimiters inside passages are escaped with; use another"
+                )
+        untitled = _parse(
+            "".join(
+                line
+                for line in self.template.splitlines(keepends=True)
+                if [part.name for part in _parse(line) if isinstance(part, _Value)] != ["title"]
+            )
+        )
+        delimiter = re.compile(
+            "|".join([f"</?{re.escape(tag)}" for tag in tags] + [re.escape(f) for f in fences])
+            or r"(?!)",
+            re.IGNORECASE if tags else 0,
+        )
+        names_pattern = "|".join(map(re.escape, tags))
+        # Through object.__setattr__, because the settings are frozen and compiled only once.
+        object.__setattr__(self, "_titled", _spans(parts, delimiter))
+        object.__setattr__(self, "_untitled", _spans(untitled, delimiter))
+        object.__setattr__(
+            self,
+            "_tags",
+            re.compile(f"<(?={_GAP}/?+{_GAP}(?:{names_pattern}))", re.IGNORECASE) if tags else None,
+        )
+        object.__setattr__(
+            self,
+            "_fences",
+            re.compile("|".join(f"{re.escape(f[0])}(?={re.escape(f[1:])})" for f in fences))
+            if fences
+            else None,
+        )
+
+    def render(self, passages: Iterable[Passage], *, clean: bool = True) -> str:
+        """All passages in the order given, with the separator between them.
+
+        Args:
+            passages: In presentation order.
+            clean: Sanitise the values and escape delimiters; only trusted text can go without.
+        """
+        return self.separator.join(
+            [
+                self.render_one(passage, rank, clean=clean)
+                for rank, passage in enumerate(passages, start=1)
+            ]
+        )
+
+    def render_one(self, passage: Passage, rank: int, *, clean: bool = True) -> str:
+        """One passage as it stands at 1-based place ``rank``, without separator."""
+        # str(): an id or a title of another type must not cost the reader the passage.
+        values = {
+            "rank": str(rank),
+            "passage_id": str(passage.passage_id),
+            "title": str(passage.title or ""),
+            "text": passage.text,
+        }
+        if clean:
+            values = {name: sanitise(value) for name, value in values.items()}
+        pieces = []
+        for part in self._titled if values["title"] else self._untitled:
+            if isinstance(part, str):
+                pieces.append(part)
+                continue
+            span = "".join(
+                [
+                    piece
+                    if isinstance(piece, str)
+                    else _attribute(values[piece.name])
+                    if clean and piece.in_tag
+                    else values[piece.name]
+                    for piece in part
+                ]
+            )
+            pieces.append(self._escape(span) if clean else span)
+        return "".join(pieces)
+
+    def _escape(self, span: str) -> str:
+        if self._tags is not None:
+            span = self._tags.sub("&lt;", span)
+        if self._fences is not None:
+            span = self._fences.sub(lambda match: match[0] + "\\", span)
+        return span
+
+
+def _parse(template: str) -> list[str | _Value]:
+    """Literals and fields of a template, checked."""
+    if not isinstance(template, str):
+        raise ConfigurationError(f"the template {template!r} must be text with fields")
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the template {template!r} cannot be read: {error}; write a brace as {{{{ or }}}}"
+        ) from None
+    parts: list[str | _Value] = []
+    before = ""
+    for literal, name, spec, conversion in parsed:
+        if literal:
+            before += literal
+            if parts and isinstance(parts[-1], str):  # a literal is split at doubled braces
+                parts[-1] += literal
+            else:
+                parts.append(literal)
+        if name is None:
+            continue
+        if name not in FIELDS or spec or conversion:
+            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise ConfigurationError(
+                f"the template's field {{{written}}} is unknown; use "
+                + ", ".join(f"{{{known}}}" for known in FIELDS)
+                + ", without attributes, conversions or formats"
+            )
+        in_tag = _OPEN_TAG.search(before) is not None
+        parts.append(_Value(name, in_tag))
+    return parts
+
+
+def _literals(parts: Sequence[str | _Value]) -> str:
+    # A field between two literals, so that they do not read as one tag's name.
+    return " ".join([part for part in parts if isinstance(part, str)])
+
+
+def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
+    """Literals that close or open a block in a template without tags; none if nothing closes."""
+    opening = parts[0].strip() if isinstance(parts[0], str) else ""
+    closing = parts[-1].strip() if isinstance(parts[-1], str) else ""
+    between = separator.strip()
+    if len(closing) < _SHORTEST_FENCE and len(between) < _SHORTEST_FENCE:
+        return []
+    return sorted({f for f in (opening, closing, between) if len(f) >= _SHORTEST_FENCE})
+
+
+def _spans(parts: Sequence[str | _Value], delimiter: re.Pattern[str]) -> tuple[str | _Span, ...]:
+    """The template as delimiters (text) and what stands between them (spans)."""
+    spans: list[str | _Span] = []
+    current: list[str | _Value] = []
+    for part in parts:
+        if isinstance(part, _Value):
+            current.append(part)
+            continue
+        end = 0
+        for match in delimiter.finditer(part):
+            current.append(part[end : match.start()])
+            spans += [tuple(current), match[0]]
+            current, end = [], match.end()
+        current.append(part[end:])
+    return (*spans, tuple(current))
+
+
+def _attribute(value: str) -> str:
+    return html.escape(" ".join(value.split()), quote=True)

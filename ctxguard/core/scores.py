@@ -1,0 +1,134 @@
+"""Score kinds: what a score may be, and how one is compared with the best of its ranking.
+
+The relative score is r_i = exp(−(φ(s_top) − φ(s_i)) / T), where φ depends on the kind of score
+(DESIGN.md §4). Pure: no I/O, no clock, no logging.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+from ctxguard.core.types import ScoreKind
+from ctxguard.errors import ConfigurationError
+
+INVALID_MAGNITUDE = 1e37
+"""Scores at or beyond this are padding, not scores: faiss pads with −3.4e38."""
+
+_ROUNDING = 1e-4
+"""How far single-precision arithmetic may carry a cosine or probability out of its range."""
+
+_PROBABILITY_EDGE = 1e-9
+"""Probabilities are clipped this far from 0 and 1, whose log-odds are infinite."""
+
+_DOMAIN: dict[ScoreKind, tuple[float, float]] = {
+    ScoreKind.RATIO: (0.0, INVALID_MAGNITUDE),
+    ScoreKind.COSINE: (-1.0 - _ROUNDING, 1.0 + _ROUNDING),
+    ScoreKind.INNER_PRODUCT: (-INVALID_MAGNITUDE, INVALID_MAGNITUDE),
+    ScoreKind.LOGIT: (-INVALID_MAGNITUDE, INVALID_MAGNITUDE),
+    ScoreKind.DISTANCE: (-INVALID_MAGNITUDE, _ROUNDING),
+    ScoreKind.PROBABILITY: (-_ROUNDING, 1.0 + _ROUNDING),
+    ScoreKind.RANK: (-INVALID_MAGNITUDE, INVALID_MAGNITUDE),
+}
+
+
+def is_valid(score: object) -> bool:
+    """Whether a value is a usable score: a finite number of sane magnitude.
+
+    >>> is_valid(0.3), is_valid(float("nan")), is_valid(None), is_valid(-3.4e38)
+    (True, False, False, False)
+    """
+    if isinstance(score, str | bytes):  # float() would read digits
+        return False
+    try:
+        return -INVALID_MAGNITUDE < float(score) < INVALID_MAGNITUDE  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def all_valid(scores: Sequence[object]) -> bool:
+    """Whether every value is a usable score; for plain numbers, three passes in C.
+
+    >>> all_valid([0.3, 7]), all_valid([0.3, float("nan")]), all_valid([])
+    (True, False, True)
+    """
+    numbers = cast(Sequence[float], scores)
+    try:
+        # A NaN hides from min and max, never from the sum.
+        if (
+            min(numbers) > -INVALID_MAGNITUDE
+            and max(numbers) < INVALID_MAGNITUDE
+            and math.isfinite(sum(numbers))
+        ):
+            return True
+    except (TypeError, ValueError, ArithmeticError):
+        pass
+    return all(map(is_valid, scores))
+
+
+def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
+    """Whether a ranking whose scores span [lowest, highest] can be of this kind.
+
+    >>> within_domain(ScoreKind.RATIO, -0.2, 3.0)
+    False
+    """
+    low, high = _DOMAIN[kind]
+    return low <= lowest and highest <= high
+
+
+def is_relative(kind: ScoreKind) -> bool:
+    """Whether scores of this kind can be compared with the top by more than rank."""
+    return kind is not ScoreKind.RANK
+
+
+def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
+    """The relative score r in [0, 1] of a passage against the top of its own ranking.
+
+    On ``ratio`` scores with temperature 1 it is exactly ``score / top``. An all-zero ranking
+    has r = 1 throughout: no passage is worse than the top.
+
+    Args:
+        kind: What the scores mean.
+        top: The best valid score of the ranking.
+        score: This passage's score, at most ``top``.
+        temperature: T > 0; larger is more forgiving.
+
+    Returns:
+        r in [0, 1]; 0 only for a zero score on a ratio scale, or by underflow.
+
+    Raises:
+        ConfigurationError: for ``rank``, whose scores carry no distances.
+
+    >>> relative_score(ScoreKind.RATIO, 10.0, 7.0)
+    0.7
+    >>> round(relative_score(ScoreKind.LOGIT, 2.0, 1.0), 4)
+    0.3679
+    """
+    if score >= top:
+        return 1.0
+    if kind is ScoreKind.RATIO:
+        ratio = score / top
+        return ratio if temperature == 1.0 else ratio ** (1.0 / temperature)
+    if kind is ScoreKind.PROBABILITY:
+        return math.exp((_logit(score) - _logit(top)) / temperature)
+    if kind is ScoreKind.RANK:
+        raise ConfigurationError(
+            "scores of kind 'rank' (reciprocal-rank fusion) carry order only, so a relative "
+            "filter on them measures the fusion constant; set min_ratio to 0, or use convex "
+            "fusion or a reranker, whose scores can be compared"
+        )
+    return math.exp((score - top) / temperature)
+
+
+def _logit(probability: float) -> float:
+    clipped = min(max(probability, _PROBABILITY_EDGE), 1.0 - _PROBABILITY_EDGE)
+    return math.log(clipped / (1.0 - clipped))
+
+
+def relative_scores(
+    kind: ScoreKind, scores: Sequence[float], temperature: float = 1.0
+) -> list[float]:
+    """``relative_score`` of each valid score against the highest of them, in the order given."""
+    if not scores:
+        return []
+    top = max(scores)
+    return [relative_score(kind, top, score, temperature) for score in scores]

@@ -1,0 +1,373 @@
+"""The data types that every other module shares: passages, hits, rankings, routes, verdicts.
+
+Frozen data without behaviour. Pure: imports nothing from the package but errors.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, NamedTuple, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.errors import ConfigurationError
+
+FloatArray = NDArray[np.float64]
+
+DEFAULT_DEPTH = 100
+DEFAULT_K = 5
+
+
+class Route(StrEnum):
+    """The stages that answered a query. Each has its own policy: thresholds do not transfer."""
+
+    HYBRID_RERANK = "hybrid+rerank"
+    HYBRID = "hybrid"
+    LEXICAL_RERANK = "lexical+rerank"
+    LEXICAL = "lexical"
+    DENSE_RERANK = "dense+rerank"
+    DENSE = "dense"
+    EXTERNAL = "external"
+    """A wrapped retriever, whose stages are unknown."""
+
+
+RouteName = Literal[
+    "hybrid+rerank", "hybrid", "lexical+rerank", "lexical", "dense+rerank", "dense", "external"
+]
+"""The name of a ``Route``, wherever one may be given as text."""
+
+
+class ScoreKind(StrEnum):
+    """What a score means, and so how two scores may be compared (DESIGN.md §4)."""
+
+    RATIO = "ratio"
+    """Non-negative with a true zero: BM25, convex fusion in [0, 1]."""
+    COSINE = "cosine"
+    INNER_PRODUCT = "inner_product"
+    LOGIT = "logit"
+    DISTANCE = "distance"
+    """A distance with its sign turned, ``-distance``, so that higher is better here too."""
+    PROBABILITY = "probability"
+    RANK = "rank"
+    """Carries order only (reciprocal-rank fusion): no relative filter is possible."""
+
+
+ScoreKindName = Literal[
+    "ratio", "cosine", "inner_product", "logit", "distance", "probability", "rank"
+]
+"""The name of a ``ScoreKind``, wherever one may be given as text."""
+
+
+class Mode(StrEnum):
+    """What the guard does with its decision."""
+
+    ENFORCE = "enforce"
+    SHADOW = "shadow"
+    """Decide, assemble and record, but serve the bare retriever's top k."""
+    OFF = "off"
+
+
+ModeName = Literal["enforce", "shadow", "off"]
+"""The name of a ``Mode``, wherever one may be given as text."""
+
+
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
+def member_of(enumeration: type[_Member], value: str, name: str) -> _Member:
+    """The member that ``value`` is or names.
+
+    Args:
+        enumeration: Such as ``ScoreKind``.
+        value: One of its members, or the name of one.
+        name: What the value sets, for the error.
+
+    Raises:
+        ConfigurationError: it names no member; the message lists those there are.
+
+    >>> member_of(Mode, "shadow", "mode")
+    <Mode.SHADOW: 'shadow'>
+    """
+    try:
+        return enumeration(value)
+    except ValueError:
+        names = ", ".join(member.value for member in enumeration)
+        raise ConfigurationError(f"{name} {value!r} is unknown; use one of {names}") from None
+
+
+class DropReason(StrEnum):
+    """Why a candidate did not reach the context. A closed set: it labels a metric."""
+
+    BELOW_RATIO = "below_ratio"
+    BELOW_PROBABILITY = "below_probability"
+    BEYOND_K = "beyond_k"
+    INVALID_SCORE = "invalid_score"
+    DUPLICATE_ID = "duplicate_id"
+    DUPLICATE_TEXT = "duplicate_text"
+    OVER_BUDGET = "over_budget"
+    UNREADABLE = "unreadable"
+    """Its text could not be read; the others are served without it."""
+
+
+class Flag(StrEnum):
+    """What was unusual about an answer. A closed set: it labels a metric."""
+
+    UNCALIBRATED = "uncalibrated"
+    """No profile is in force."""
+    PROFILE_MISMATCH = "profile_mismatch"
+    """The profile was made for another system, or another kind of score; only its k applied."""
+    ROUTE_UNCALIBRATED = "route_uncalibrated"
+    """The profile has no policy for the stages that answered."""
+    DOMAIN_VIOLATION = "domain_violation"
+    """A score is impossible for the ranking's kind of score; only k applied."""
+    INVALID_SCORES = "invalid_scores"
+    """Some candidates had no usable score, and were dropped."""
+    RANK_ONLY = "rank_only"
+    """The policy compares scores, and these carry rank only; only k applied."""
+    MISSING_SIGNALS = "missing_signals"
+    """The policy's model lacks a leg or a score that it was fitted on; only k applied."""
+    DEGRADED = "degraded"
+    """A stage was left out; see ``Ranking.failures``."""
+    EMPTY_RETRIEVAL = "empty_retrieval"
+    """The retriever returned no candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A unit of text that a retriever returns and a context holds.
+
+    Attributes:
+        passage_id: Identifies it in the corpus.
+        text: What the model reads.
+        title: What the model reads above the text; empty for none.
+        metadata: What filters compare, such as its tenant; None for none.
+    """
+
+    passage_id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, object] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One retrieved passage with its score, higher is better.
+
+    Attributes:
+        passage_id: Identifies the passage in the corpus.
+        score: Higher is better. None, NaN and infinities are allowed: such a hit is dropped.
+        text: The passage's text.
+        title: Its title; empty for none.
+        rank: The 1-based rank that the engine gave it, which breaks ties of score. None if
+            unknown; ties are then broken by ``passage_id``.
+        metadata: What filters compare; None for none.
+    """
+
+    passage_id: str
+    score: float | None
+    text: str = ""
+    title: str = ""
+    rank: int | None = None
+    metadata: Mapping[str, object] | None = field(default=None, hash=False)
+
+
+class PassageSource(Protocol):
+    """The passages of a ranking by position, counted from 0; only those that are kept are read."""
+
+    def __getitem__(self, position: int, /) -> Passage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HitPassages:
+    """Passages built from hits when they are read."""
+
+    hits: Sequence[Hit] = field(repr=False)
+
+    def __getitem__(self, position: int, /) -> Passage:
+        hit = self.hits[position]
+        return Passage(hit.passage_id, hit.text, hit.title, hit.metadata)
+
+
+# A leg or a ranking equals itself only: arrays neither compare to one bool nor hash.
+@dataclass(frozen=True, slots=True, eq=False)
+class Leg:
+    """One stage's own scores for the candidates of a ranking.
+
+    Attributes:
+        scores: Shape (n,), in the ranking's order, higher is better; NaN where this stage has
+            no score for a candidate.
+        kind: What the scores mean; the name of a kind becomes the kind.
+
+    Raises:
+        ConfigurationError: at construction, for a kind that does not exist.
+    """
+
+    scores: FloatArray
+    kind: ScoreKind
+
+    def __post_init__(self) -> None:
+        # Adapters may give names, and kinds are compared by identity from here on.
+        if type(self.kind) is not ScoreKind:
+            object.__setattr__(self, "kind", member_of(ScoreKind, self.kind, "the kind of a leg"))
+
+
+class FailureKind(StrEnum):
+    """Why a stage was left out of an answer. A closed set: it labels a metric."""
+
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    GARBAGE = "garbage"
+    """It returned NaN, or an array of the wrong shape."""
+    SATURATED = "saturated"
+    """No thread of its pool was free in time."""
+    CIRCUIT_OPEN = "circuit_open"
+    """It was not called, because it had failed repeatedly just before."""
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailure:
+    """A stage that was left out of an answer.
+
+    Attributes:
+        stage: Its name, such as ``dense``.
+        cause: Why, in words that quote neither the query nor a passage.
+        kind: Why, as a label.
+    """
+
+    stage: str
+    cause: str
+    kind: FailureKind = FailureKind.ERROR
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Ranking:
+    """What a retriever returns: the columns of its candidates, best first.
+
+    Columns rather than objects, because a request compares a hundred candidates and keeps five:
+    only those five are read from ``passages``.
+
+    Attributes:
+        passage_ids: Shape (n,).
+        scores: Shape (n,), higher is better. None, NaN and infinities are allowed here;
+            ``decide`` sets them aside.
+        kind: What the scores mean.
+        passages: The passage at each position.
+        route: The stages that answered.
+        ranks: Shape (n,), the engine's 1-based ranks, which break ties of score. None if there
+            are none; ties are then broken by passage id, never by the order of the columns.
+        legs: Each stage's own scores, by the stage's name (``lexical``, ``dense``, ``rerank``).
+        failures: Stages that were left out of this answer.
+
+    Raises:
+        ConfigurationError: at construction, for a kind or a route that does not exist. Names of
+            kinds and routes become members.
+    """
+
+    passage_ids: Sequence[str]
+    scores: Sequence[float | None]
+    kind: ScoreKind
+    passages: PassageSource
+    route: Route = Route.EXTERNAL
+    ranks: Sequence[int | None] | None = None
+    legs: Mapping[str, Leg] = field(default_factory=dict)
+    failures: tuple[StageFailure, ...] = ()
+
+    def __post_init__(self) -> None:
+        # Adapters may give names, and members are compared by identity from here on.
+        if type(self.kind) is not ScoreKind:
+            kind = member_of(ScoreKind, self.kind, "the kind of a ranking")
+            object.__setattr__(self, "kind", kind)
+        if type(self.route) is not Route:
+            route = member_of(Route, self.route, "the route of a ranking")
+            object.__setattr__(self, "route", route)
+
+    def __len__(self) -> int:
+        return len(self.passage_ids)
+
+    def __repr__(self) -> str:
+        # No texts: what is printed ends in logs and error trackers.
+        return (
+            f"Ranking(passage_ids={listed(self.passage_ids)}, kind={self.kind.value!r}, "
+            f"route={self.route.value!r}, legs=[{', '.join(self.legs)}], "
+            f"failures=[{', '.join(failure.stage for failure in self.failures)}])"
+        )
+
+    @classmethod
+    def from_hits(
+        cls,
+        hits: Iterable[Hit],
+        kind: ScoreKind | ScoreKindName,
+        route: Route | RouteName = Route.EXTERNAL,
+    ) -> "Ranking":
+        """The ranking of these hits, in the order given.
+
+        Raises:
+            ConfigurationError: a kind or a route that does not exist.
+
+        >>> ranking = Ranking.from_hits([Hit("a", 2.0), Hit("b", 1.0)], ScoreKind.RATIO)
+        >>> ranking.passage_ids, ranking.scores
+        (('a', 'b'), (2.0, 1.0))
+        """
+        hits = tuple(hits)
+        ranks = tuple([hit.rank for hit in hits])
+        return cls(
+            passage_ids=tuple([hit.passage_id for hit in hits]),
+            scores=tuple([hit.score for hit in hits]),
+            kind=cast(ScoreKind, kind),  # a name becomes the member at construction
+            passages=HitPassages(hits),
+            route=cast(Route, route),
+            ranks=None if ranks.count(None) == len(ranks) else ranks,
+        )
+
+
+def listed(passage_ids: Sequence[str], limit: int = 10) -> str:
+    """The first ids and how many more there are, for a representation.
+
+    >>> listed(("a", "b", "c"), limit=2)
+    "['a', 'b', 1 more]"
+    """
+    shown = [repr(passage_id) for passage_id in passage_ids[:limit]]
+    if len(passage_ids) > limit:
+        shown.append(f"{len(passage_ids) - limit} more")
+    return f"[{', '.join(shown)}]"
+
+
+class Threshold(NamedTuple):
+    """A setting and the value of it that would have kept a dropped passage."""
+
+    setting: str
+    value: float
+
+
+class Verdict(NamedTuple):
+    """Whether one candidate was kept, and why.
+
+    A tuple, as ``Threshold`` is: a request has a hundred of them, and a tuple is built in a
+    quarter of a frozen data class's time.
+
+    Attributes:
+        passage_id: The candidate's.
+        rank: 1-based in the decision's order; None for a candidate that was set aside.
+        score: As the ranking gave it.
+        relative_score: In (0, 1], against the top of its ranking; None if these scores cannot be
+            compared.
+        probability: Calibrated P(relevant); None if no model applied.
+        reason: Why it was dropped; None for a kept passage.
+        kept_if: Every setting that would have to change to keep it, with the value that would do;
+            empty for a kept passage, and if no setting would help.
+    """
+
+    passage_id: str
+    rank: int | None
+    score: float | None
+    relative_score: float | None
+    probability: float | None
+    reason: DropReason | None
+    kept_if: tuple[Threshold, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether it was kept."""
+        return self.reason is None

@@ -1,0 +1,103 @@
+"""From a sample and its verdicts to a judged request.
+
+All served passages are judged, and dropped ones with the probabilities that the sample holds. The
+same reduction serves the verdicts of a judge and the labels of people. Pure: no I/O, no clock, no
+logging.
+"""
+
+from collections.abc import Mapping
+
+from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord
+
+_NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
+"""Where nothing was dropped, all of it is judged with certainty."""
+
+
+def judged_request(
+    record: SampleRecord,
+    verdicts: Mapping[str, Judgment],
+    *,
+    utilities: Utilities,
+    max_grade: int,
+    probability: float | None = None,
+) -> JudgedRequest:
+    """Reduce the verdicts on a sample to what the estimates need.
+
+    Args:
+        record: The sample.
+        verdicts: By passage id; every served passage needs one.
+        utilities: What a passage is worth.
+        max_grade: The highest grade of the scale.
+        probability: With which it was sampled and then taken up for judging; None for the
+            sampling alone.
+
+    Raises:
+        KeyError: a served passage without a verdict.
+    """
+    rates = record.rates if record.dropped else _NOTHING_DROPPED
+    ids = record.passage_ids
+    of_served = [verdicts[ids[position]] for position in record.served]
+    grades = tuple([verdict.grade for verdict in of_served])
+    has_hit = any(grade > 0 for grade in grades)
+    to_judge = record.to_judge(has_hit=has_hit)
+    baseline = set(record.in_baseline)
+    outside_baseline, in_baseline = (
+        rates.dropped_probability(has_hit=has_hit, in_baseline=each) for each in (False, True)
+    )
+    n_relevant, n_missing = sum(grade > 0 for grade in grades), 0
+    dropped_relevant = 0.0
+    for position in to_judge:
+        verdict = verdicts.get(ids[position])
+        if verdict is None:
+            n_missing += 1
+        elif verdict.grade > 0:
+            n_relevant += 1
+            dropped_relevant += 1.0 / (in_baseline if position in baseline else outside_baseline)
+    share = 1.0 - n_missing / len(to_judge) if to_judge else 1.0
+    is_observed = outside_baseline > 0.0 and share > 0.0
+    full_pool = rates.dropped_rate == 1.0 or record.has_full_pool(has_hit=has_hit)
+    return JudgedRequest(
+        probability=record.probability if probability is None else probability,
+        grades=grades,
+        utilities=tuple(
+            strict_utilities(
+                list(grades),
+                top_grade=max_grade,
+                negatives=[verdict.negative for verdict in of_served],
+                utilities=utilities,
+            )
+        ),
+        # Those with a verdict stand for those without.
+        dropped_relevant=dropped_relevant / share if is_observed else None,
+        dropped_probability=outside_baseline * share,
+        pool_relevant=n_relevant if full_pool and not n_missing else None,
+        partial_pool_relevant=n_relevant if full_pool and n_missing else None,
+        full_pool_probability=rates.full_pool_probability(has_hit=has_hit),
+        full_pool_probability_if_no_hit=rates.full_pool_probability(has_hit=False),
+        session_id=record.session_id,
+        recall_loss=_recall_loss(record, verdicts),
+    )
+
+
+def _recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> float | None:
+    """Share of the relevant among the retriever's first few that was not served.
+
+    Only of requests that were chosen whatever was served: those whose pool was judged because
+    nothing relevant was served would make the loss look larger.
+    """
+    if not (record.baseline or record.full_pool):
+        return None
+    served = set(record.served)
+    kept = lost = 0
+    for position in record.in_baseline:
+        verdict = verdicts.get(record.passage_ids[position])
+        if verdict is None:
+            return None
+        if verdict.grade > 0:
+            kept += position in served
+            lost += position not in served
+    return lost / (kept + lost) if kept + lost else None

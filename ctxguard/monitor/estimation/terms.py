@@ -1,0 +1,263 @@
+"""What one judged request adds to each metric: one row a request, one column a number.
+
+A request is packed into a row once, when its verdicts are in. The store keeps the row's bytes, and
+every estimate reads rows as columns. Pure: no I/O, no clock, no logging.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.metrics import distractor_rate, precision_at_k, udcg
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import DataError
+
+
+class Metric(StrEnum):
+    """What is estimated. A closed set: it labels a metric."""
+
+    RECALL = "recall"
+    """Share of the pools' relevant passages that were served, all requests taken together."""
+    RECALL_PER_REQUEST = "recall_per_request"
+    """Mean over requests of their own recall; from fully judged pools only."""
+    MRR = "mrr"
+    """Mean reciprocal rank of what was served, over requests whose pool holds a relevant one."""
+    UDCG = "udcg"
+    GAIN = "gain"
+    HARM = "harm"
+    PRECISION = "precision"
+    DISTRACTOR_RATE = "distractor_rate"
+    RECALL_LOSS = "recall_loss"
+    """Mean share of the relevant among the retriever's first few that was not served: what a
+    certificate bounds."""
+    RETRIEVER_MISS = "retriever_miss"
+    """Share of the relevant passages that lie beyond the retriever's pool, from audits. The other
+    metrics are relative to the pool and know nothing of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRequest:
+    """The verdicts on one request, reduced to what the estimates need.
+
+    Attributes:
+        probability: π, the probability with which the request was sampled, in (0, 1].
+        grades: Of the served passages, in the order of the decision.
+        utilities: What each of them is worth, in the same order.
+        dropped_relevant: Relevant passages among the dropped ones that were judged, each divided
+            by the probability with which it was judged: estimates how many were dropped. None
+            where dropped passages were to be judged and none of them got a verdict.
+        dropped_probability: The probability with which a dropped passage was judged, in [0, 1]; 1
+            where none was dropped.
+        pool_relevant: Relevant passages in the full pool, where all of it was judged by
+            design; None elsewhere.
+        full_pool_probability: The probability with which the full pool was to be judged, in
+            [0, 1].
+        full_pool_probability_if_no_hit: The same, had nothing relevant been served.
+        session_id: Requests of one session are not independent and are counted as one cluster.
+        recall_loss: Share of the relevant among the retriever's first few that was not served;
+            None where they were not all judged by design, or none is relevant.
+        missed_relevant: How many relevant passages an audit estimates beyond the pool; None for
+            a request that was not audited.
+        audit_probability: The probability with which it was to be audited.
+        partial_pool_relevant: Relevant passages in a pool that was to be judged in full and in
+            which verdicts are missing, as far as they are judged; None elsewhere.
+    """
+
+    probability: float
+    grades: tuple[int, ...]
+    utilities: tuple[float, ...]
+    dropped_relevant: float | None
+    dropped_probability: float
+    pool_relevant: int | None
+    full_pool_probability: float
+    full_pool_probability_if_no_hit: float
+    session_id: str | None = None
+    recall_loss: float | None = None
+    missed_relevant: float | None = None
+    audit_probability: float = 0.0
+    partial_pool_relevant: int | None = None
+
+    @property
+    def kept_relevant(self) -> int:
+        """Relevant passages served."""
+        return sum(grade > 0 for grade in self.grades)
+
+    def to_row(self) -> bytes:
+        """The request as one row of ``ROW``: ``ROW.itemsize`` bytes."""
+        worth = udcg(self.utilities)
+        numbers = (
+            self.probability,
+            self.kept_relevant,
+            next((1.0 / rank for rank, grade in enumerate(self.grades, 1) if grade > 0), 0.0),
+            worth.gain,
+            worth.harm,
+            precision_at_k(self.grades),
+            distractor_rate(self.utilities),
+            self.dropped_relevant,
+            self.dropped_probability,
+            self.pool_relevant,
+            self.full_pool_probability,
+            self.full_pool_probability_if_no_hit,
+            self.recall_loss,
+            self.missed_relevant,
+            self.audit_probability,
+            self.partial_pool_relevant,
+        )
+        return _PACKED.pack(
+            *[_NAN if number is None else float(number) for number in numbers],
+            session_number(self.session_id),
+        )
+
+
+_NUMBERS = (
+    "probability",
+    "kept_relevant",
+    "reciprocal_rank",
+    "gain",
+    "harm",
+    "precision",
+    "distractor_rate",
+    "dropped_relevant",
+    "dropped_probability",
+    "pool_relevant",
+    "full_pool_probability",
+    "full_pool_probability_if_no_hit",
+    "recall_loss",
+    "missed_relevant",
+    "audit_probability",
+    "partial_pool_relevant",
+)
+ROW = np.dtype([*((name, "<f8") for name in _NUMBERS), ("session", "<i8")])
+"""One judged request; NaN is None. ``session`` is a hash, 0 for a request by itself."""
+
+_PACKED = struct.Struct(f"<{len(_NUMBERS)}dq")
+_NAN = float("nan")
+
+Table = NDArray[np.void]
+"""Judged requests as rows of ``ROW``, shape (n,)."""
+
+
+def session_number(session_id: str | None) -> int:
+    """A session as a whole number; 0 for none."""
+    if session_id is None:
+        return 0
+    hashed = blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(hashed, "little", signed=True) or 1
+
+
+def table_of(rows: bytes | Sequence[bytes]) -> Table:
+    """The table of packed rows, one after the other.
+
+    Raises:
+        DataError: their length is no multiple of a row's.
+    """
+    joined = rows if isinstance(rows, bytes) else b"".join(rows)
+    if len(joined) % ROW.itemsize:
+        raise DataError(
+            f"{len(joined)} bytes of judged requests are no multiple of {ROW.itemsize}: they were "
+            "written by another release"
+        )
+    return np.frombuffer(joined, ROW)
+
+
+class Term(NamedTuple):
+    """What requests add to one metric before weighting by 1/π, one number a request.
+
+    Attributes:
+        numerator: Shape (n,); NaN where the metric is not defined or was not observed.
+        denominator: Shape (n,); NaN with ``numerator``.
+        inclusion: Shape (n,), the probability with which a value unlike the others' would have
+            been observed: below 1 where a part of each request is judged with a probability only.
+    """
+
+    numerator: FloatArray
+    denominator: FloatArray
+    inclusion: FloatArray
+
+
+def term(metric: Metric, table: Table) -> Term:
+    """The numerators and denominators that requests add to a metric.
+
+    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0, 0.5)
+    >>> table = table_of(request.to_row())
+    >>> [column.tolist() for column in term(Metric.RECALL, table)]
+    [[1.0], [6.0], [0.2]]
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Term(*_TERMS[metric](table))
+
+
+_Columns = tuple[FloatArray, FloatArray, FloatArray]
+
+
+def _mean(column: str) -> Callable[[Table], _Columns]:
+    def columns(table: Table) -> _Columns:
+        ones = np.ones(len(table))
+        return table[column], ones, ones
+
+    return columns
+
+
+def _recall(table: Table) -> _Columns:
+    kept = table["kept_relevant"]
+    return kept, kept + table["dropped_relevant"], table["dropped_probability"]
+
+
+def _recall_per_request(table: Table) -> _Columns:
+    weight = 1.0 / table["full_pool_probability"]
+    pool = np.where(table["pool_relevant"] > 0, table["pool_relevant"], np.nan)
+    return weight * table["kept_relevant"] / pool, weight, table["full_pool_probability"]
+
+
+def _reciprocal_rank(table: Table) -> _Columns:
+    """RR where a relevant passage was served; 0, with the weight of a judged pool, where not.
+
+    A context without a relevant passage has RR 0 if its pool holds one and none otherwise.
+    Which of the two can be told only from a fully judged pool: each stands for
+    1/full_pool_probability requests like it. Counting those alone in which a dropped relevant
+    passage happened to be seen would bias the mean upwards. Where verdicts are missing, a pool in
+    which a relevant one was found holds one; one in which none was found counts as if it held
+    none, which is wrong only where the sole relevant passage is among the missing.
+    """
+    has_hit = table["kept_relevant"] > 0
+    probability = table["full_pool_probability"]
+    holds_one = (table["pool_relevant"] > 0) | (table["partial_pool_relevant"] > 0)
+    judged_zero = np.where(holds_one, 1.0 / probability, 0.0)
+    without_hit = np.where(probability > 0.0, judged_zero, np.nan)
+    return (
+        np.where(has_hit, table["reciprocal_rank"], 0.0),
+        np.where(has_hit, 1.0, without_hit),
+        table["full_pool_probability_if_no_hit"],
+    )
+
+
+def _udcg(table: Table) -> _Columns:
+    ones = np.ones(len(table))
+    return table["gain"] - table["harm"], ones, ones
+
+
+def _retriever_miss(table: Table) -> _Columns:
+    probability = np.where(table["audit_probability"] > 0.0, table["audit_probability"], np.nan)
+    missed = table["missed_relevant"]
+    in_pool = table["dropped_relevant"] + table["kept_relevant"]
+    return missed / probability, (missed + in_pool) / probability, np.ones(len(table))
+
+
+_TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {
+    Metric.RECALL: _recall,
+    Metric.RECALL_PER_REQUEST: _recall_per_request,
+    Metric.MRR: _reciprocal_rank,
+    Metric.UDCG: _udcg,
+    Metric.GAIN: _mean("gain"),
+    Metric.HARM: _mean("harm"),
+    Metric.PRECISION: _mean("precision"),
+    Metric.DISTRACTOR_RATE: _mean("distractor_rate"),
+    Metric.RECALL_LOSS: _mean("recall_loss"),
+    Metric.RETRIEVER_MISS: _retriever_miss,
+}

@@ -1,0 +1,21 @@
+"""The files for Prometheus and Grafana: rules, alerts, and a dashboard.
+
+``rules.yml`` is written by hand and tested by ``rules_test.yml``; ``dashboard.json`` is made by the
+generator in ``tools/dashboard`` (``make dashboard``).
+"""
+
+from importlib.resources import files
+
+
+def rules() -> str:
+    """Recording and alerting rules, as YAML for ``rule_files``."""
+    return _read("rules.yml")
+
+
+def dashboard_json() -> str:
+    """The dashboard, as JSON for Grafana's import or provisioning."""
+    return _read("dashboard.json")
+
+
+def _read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

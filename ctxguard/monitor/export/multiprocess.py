@@ -1,0 +1,131 @@
+"""One scrape over many worker processes, by prometheus-client's multiprocess mode.
+
+With ``PROMETHEUS_MULTIPROC_DIR`` in the environment before Python starts, each worker keeps its
+metrics in files of that folder, and any one process can serve their totals.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from ctxguard.errors import ConfigurationError
+
+_log = logging.getLogger(__name__)
+
+_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class SafeMultiProcessCollector(Collector):
+    """Exports the totals of all workers, dead ones included; a bad file never stops the scrape.
+
+    The files are merged by prometheus-client. Its own collector raises when one of them is empty
+    or damaged; this one leaves such a file out, counts it in ``ctxguard_multiprocess_bad_files``
+    and logs it once. Files are never deleted: empty the folder before the workers start, and call
+    ``prometheus_client.multiprocess.mark_process_dead`` when one ends, so that its live gauges go
+    with it. Multiprocess mode has no exemplars and no ``_created`` series.
+
+    Args:
+        folder: The folder that ``PROMETHEUS_MULTIPROC_DIR`` names to the workers.
+        registry: Where the collector is registered; None registers it nowhere.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+
+    def __init__(self, folder: Path | str, registry: CollectorRegistry | None = None) -> None:
+        self._folder = Path(folder)
+        self._reported: set[str] = set()
+        if not self._folder.is_dir():
+            raise ConfigurationError(
+                f"{str(folder)!r} is not a folder; {_VARIABLE} must name the folder that the "
+                "workers write their metrics to, and it must exist before they start"
+            )
+        if registry is not None:
+            registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric once, and the number of bad files; nothing if the folder is unreadable."""
+        try:
+            # In one order, so that a rounded sum never falls from one scrape to the next:
+            # Prometheus would take that for a restart.
+            files = sorted([file for file in self._folder.iterdir() if file.suffix == ".db"])
+        except OSError as error:
+            self._report(f"the workers' metrics cannot be read: {error}")
+            return
+        try:
+            metrics, n_bad = _merged(files), 0
+        except Exception:
+            readable = [file for file in files if self._is_readable(file)]
+            metrics, n_bad = _merged(readable), len(files) - len(readable)
+        yield from metrics
+        yield GaugeMetricFamily(
+            "ctxguard_multiprocess_bad_files",
+            "Files of worker processes that are left out because they cannot be read.",
+            value=n_bad,
+        )
+
+    def _is_readable(self, file: Path) -> bool:
+        try:
+            _merged([file])
+        except Exception as error:
+            self._report(f"{file} is left out of the metrics: {error!r}")
+            return False
+        return True
+
+    def _report(self, message: str) -> None:
+        if message not in self._reported:
+            self._reported.add(message)
+            _log.error("%s", message)
+
+
+def _merged(files: Sequence[Path]) -> list[Metric]:
+    """The totals over some files.
+
+    Raises:
+        Exception: a file is empty, damaged, not prometheus-client's, or not a regular file.
+    """
+    for file in files:
+        # Opening a named pipe would wait for a writer. A file may have been removed meanwhile.
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file.name} is not a regular file")
+    metrics: list[Metric] = list(MultiProcessCollector.merge(map(str, files)))  # type: ignore[no-untyped-call]
+    for metric in metrics:
+        metric.samples = [_printable(sample) for sample in metric.samples]
+    return metrics
+
+
+def _printable(sample: Any) -> Any:
+    """The sample with lone surrogates in its labels escaped: one of them would stop the scrape."""
+    return sample._replace(
+        labels={
+            name: value.encode("utf-8", "backslashreplace").decode("utf-8")
+            for name, value in sample.labels.items()
+        }
+    )
+
+
+def registry_for_scrape() -> CollectorRegistry:
+    """The registry that a metrics endpoint should serve.
+
+    Returns:
+        A new registry with the totals of all workers where ``PROMETHEUS_MULTIPROC_DIR`` is set;
+        prometheus-client's default registry otherwise. Further collectors may be registered, and
+        it can be served by ``prometheus_client.start_http_server(port, registry=…)`` or
+        ``make_wsgi_app``.
+
+    Raises:
+        ConfigurationError: the variable names no folder.
+    """
+    folder = os.environ.get(_VARIABLE)
+    if not folder:
+        return REGISTRY
+    registry = CollectorRegistry()
+    SafeMultiProcessCollector(folder, registry)
+    return registry

@@ -1,0 +1,263 @@
+"""A monitor's results as Prometheus metrics: additive sums, and estimates with intervals.
+
+The counters add up over any window and any number of monitors, so PromQL may take their ratios:
+the judge's recall is ``rate(ctxguard_kept_relevant_total) / rate(ctxguard_relevant_total)``. The
+gauges ``ctxguard_estimate`` describe the whole store, corrected by human labels;
+``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
+data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
+it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ctxguard.monitor.alarms import AlarmReport
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.ratio import Estimate
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.judges import JudgeAccounts
+from ctxguard.monitor.service import Monitor, Report
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
+_Families = Iterator[CounterMetricFamily | GaugeMetricFamily]
+_Values = float | None | Mapping[Any, float]
+
+_SUMS = (
+    ("ctxguard_kept_relevant", "Relevant passages served.", Metric.RECALL, "a"),
+    ("ctxguard_relevant", "Relevant passages in the candidate pools.", Metric.RECALL, "b"),
+    ("ctxguard_reciprocal_rank", "Sum of reciprocal ranks of what was served.", Metric.MRR, "a"),
+    ("ctxguard_answerable_requests", "Requests with a relevant candidate.", Metric.MRR, "b"),
+    ("ctxguard_gain", "Sum of the positive parts of UDCG.", Metric.GAIN, "a"),
+    ("ctxguard_harm", "Sum of the negative parts of UDCG, as a positive number.", Metric.HARM, "a"),
+    ("ctxguard_estimated_requests", "Requests behind ctxguard_gain_total.", Metric.UDCG, "b"),
+    ("ctxguard_precision_sum", "Sum of precisions of what was served.", Metric.PRECISION, "a"),
+    (
+        "ctxguard_precision_requests",
+        "Requests behind ctxguard_precision_sum_total.",
+        Metric.PRECISION,
+        "b",
+    ),
+)
+_PARTS = (
+    ("value", "", "{}; absent where the data do not suffice."),
+    ("lower", "_lower", "Lower end of the confidence interval of the {}."),
+    ("upper", "_upper", "Upper end of the confidence interval of the {}."),
+    ("n", "_requests", "Requests (or sessions) behind the {}."),
+    (
+        "n_needed",
+        "_requests_needed",
+        "Requests (or sessions) that the {} would need; absent where it has enough.",
+    ),
+)
+
+
+class MonitorCollector(Collector):
+    """Exports a monitor; a scrape shows its last report and reads no database.
+
+    Args:
+        monitor: The monitor to export. Registering a second one in a registry raises
+            ``ValueError``.
+        registry: Where it is registered; None registers it nowhere.
+    """
+
+    def __init__(self, monitor: Monitor, registry: CollectorRegistry | None = REGISTRY) -> None:
+        self._monitor = monitor
+        if registry is not None:
+            registry.register(self)
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Nothing: otherwise a registry would collect once to learn the names."""
+        return []
+
+    def collect(self) -> _Families:
+        # Not part of the report, which may be what failed.
+        errors = self._monitor.errors
+        yield _counter("ctxguard_monitor_errors", "Steps of this monitor that failed.", errors)
+        report = self._monitor.latest
+        if report is None:
+            return
+        yield from _samples(report)
+        yield from _sums(report)
+        yield from _estimates("ctxguard_estimate", "live estimate", report.live.estimates)
+        yield from _estimates(
+            "ctxguard_judge_estimate",
+            "judge's own figure, not corrected by human labels",
+            report.live.judge_estimates,
+        )
+        yield from _labels(report)
+        yield _gauge(
+            "ctxguard_store_quarantined",
+            "1 while a damaged store, moved aside, is still there; its samples are missing.",
+            self._monitor.store.quarantined is not None,
+        )
+        if self._monitor.alarms is not None:
+            yield from _alarms(self._monitor.alarms.report())
+        accounts = getattr(self._monitor.judge, "accounts", None)
+        if accounts is not None:
+            yield from _judge(accounts())
+
+
+def _counter(name: str, text: str, values: _Values, *labels: str) -> CounterMetricFamily:
+    return _with_values(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _gauge(name: str, text: str, values: _Values, *labels: str) -> GaugeMetricFamily:
+    return _with_values(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _with_values(family: _Family, values: _Values) -> _Family:
+    """Add values: one, none at all, or one for each label value or tuple of label values."""
+    if values is None:
+        return family
+    for key, value in values.items() if isinstance(values, Mapping) else [((), values)]:
+        labels = key if isinstance(key, tuple) else (key,)
+        family.add_metric(["" if label is None else str(label) for label in labels], value)
+    return family
+
+
+def _samples(report: Report) -> _Families:
+    accounts = report.accounts
+    yield _counter("ctxguard_samples", "Sampled requests of all processes.", accounts.sampled)
+    yield _counter("ctxguard_stored_samples", "Samples written to the store.", accounts.stored)
+    yield _gauge("ctxguard_pending_samples", "Samples not yet stored or lost.", accounts.pending)
+    yield _counter(
+        "ctxguard_lost_samples",
+        "Samples that were never stored, by reason.",
+        accounts.lost,
+        "reason",
+    )
+    yield _gauge("ctxguard_waiting_samples", "Stored samples not yet judged.", report.waiting)
+    yield _gauge(
+        "ctxguard_oldest_waiting_seconds",
+        "Age of the oldest sample not yet judged; absent where none waits.",
+        report.oldest_waiting_seconds,
+    )
+    yield _counter(
+        "ctxguard_judged_samples",
+        "Samples that this monitor claimed for judging, by outcome.",
+        report.outcomes,
+        "outcome",
+    )
+    yield _counter("ctxguard_verdicts", "Passages submitted to the judge.", report.verdicts)
+    yield _counter(
+        "ctxguard_invalid_verdicts",
+        "Passages for which the judge gave no valid verdict.",
+        report.invalid_verdicts,
+    )
+    yield _gauge(
+        "ctxguard_report_time_seconds",
+        "Time of the last report, in seconds since the epoch.",
+        report.time_seconds,
+    )
+    yield _gauge(
+        "ctxguard_judging_sampling_probability",
+        "Probability with which a sample is judged, as the judging budget allows.",
+        report.judging_sampling_probability,
+    )
+    yield _gauge(
+        "ctxguard_monitor_is_leader",
+        "1 for the one monitor of a store that cleans it and settles accounts, else 0.",
+        report.is_leader,
+    )
+
+
+def _sums(report: Report) -> _Families:
+    for name, text, metric, side in _SUMS:
+        yield _counter(
+            name,
+            f"{text} From this monitor's judgments, weighted by 1/π to all traffic.",
+            getattr(report.sums[metric], side),
+        )
+
+
+def _estimates(
+    name: str, what: str, by_window: Mapping[Window, Mapping[Metric, Estimate]]
+) -> _Families:
+    for part, suffix, text in _PARTS:
+        described = text.format(what)
+        values = {
+            (metric, window): value
+            for window, estimates in by_window.items()
+            for metric, estimate in estimates.items()
+            if (value := getattr(estimate, part)) is not None
+        }
+        yield _gauge(
+            name + suffix, described[0].upper() + described[1:], values, "metric", "window"
+        )
+
+
+def _labels(report: Report) -> _Families:
+    live = report.live
+    yield _gauge(
+        "ctxguard_estimate_age_seconds",
+        "Age of the newest judged request; absent before the first.",
+        live.age_seconds,
+    )
+    yield _gauge(
+        "ctxguard_labelled_requests", "Judged requests with complete human labels.", live.labelled
+    )
+    yield _gauge(
+        "ctxguard_label_disagreements",
+        "Passages whose relevance annotators disagree on.",
+        live.disagreements,
+    )
+    # A gauge, because reactions are deleted with the samples that they are about.
+    yield _gauge(
+        "ctxguard_feedback",
+        "User reactions in the store, by kind. Users see only what was served: in no estimate.",
+        report.feedback,
+        "kind",
+    )
+
+
+def _alarms(report: AlarmReport) -> _Families:
+    yield _counter("ctxguard_alarms", "Alarms raised, by kind.", report.raised, "kind")
+    yield _gauge(
+        "ctxguard_alarm_active",
+        "1 for each active alarm.",
+        {(one.kind, one.severity, one.route, one.signal): 1.0 for one in report.active},
+        *("kind", "severity", "route", "signal"),
+    )
+    yield _gauge(
+        "ctxguard_alarm_e_value",
+        "e-CUSUM e-value against a mean loss of at most ctxguard_alarm_target; the alarm is raised "
+        "at 10,000; absent before the first loss.",
+        {
+            (one.route, one.quantity): one.e_value
+            for one in report.losses
+            if one.e_value is not None
+        },
+        *("route", "quantity"),
+    )
+    yield _gauge(
+        "ctxguard_alarm_target",
+        "Mean loss that the profile promises, or that its held-out evidence allows.",
+        {(one.route, one.quantity): one.target for one in report.losses},
+        *("route", "quantity"),
+    )
+
+
+def _judge(accounts: JudgeAccounts) -> _Families:
+    yield _counter("ctxguard_judge_calls", "Calls of the judge's endpoint.", accounts.calls)
+    yield _counter("ctxguard_judge_retries", "Judge calls that were retries.", accounts.retries)
+    yield _counter(
+        "ctxguard_judge_invalid",
+        "Passages for which the judge gave no valid verdict, by reason.",
+        accounts.invalid,
+        "reason",
+    )
+    yield _counter(
+        "ctxguard_judge_tokens",
+        "Tokens that the judge's endpoint reported, by direction.",
+        {"input": accounts.input_tokens, "output": accounts.output_tokens},
+        "direction",
+    )
+    yield _counter(
+        "ctxguard_judge_cost",
+        "Cost of judging, in the currency of its prices; absent without prices.",
+        accounts.cost,
+    )

@@ -1,0 +1,123 @@
+"""The judge that takes its verdicts from labels known beforehand."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+
+from ctxguard.core.metrics import Negative
+from ctxguard.core.types import Passage
+from ctxguard.monitor.judges.protocol import Judgment
+from ctxguard.redaction import Redactor, redact, redacted
+
+_log = logging.getLogger(__name__)
+
+
+class Unjudged(StrEnum):
+    """What a missing label means."""
+
+    IRRELEVANT = "irrelevant"
+    """The labels are complete: a passage without a label is irrelevant."""
+    UNKNOWN = "unknown"
+    """The labels are partial: a passage without a label has no verdict."""
+
+
+class LabelJudge:
+    """Judges by known labels: qrels, or human labels.
+
+    Labels name a query by its original text, and samples hold its redacted text, so a query is
+    looked up by both. Where several labelled queries have the same redacted text and different
+    labels, a sample of that text has no verdict, and ``ambiguous`` counts the text.
+
+    Args:
+        qrels: Query text to passage id to grade. A negative grade is read as 0.
+        distractors: Query text to the ids of its known distractors.
+        unjudged: What a missing label means. A query without any label has no verdicts in either
+            case.
+        version: Identifies the labels; change it when they change.
+        redactor: The samples' own redactor (``Privacy.redactor``); where samples hold a keyed
+            hash of the query, the redactor and then the hash. None where samples hold queries
+            unchanged.
+
+    Attributes:
+        ambiguous: Redacted texts without verdicts, because they stand for queries whose labels
+            disagree.
+
+    Raises:
+        RedactionError: the redactor failed on a query.
+    """
+
+    name = "labels"
+    exact = True
+    reads_text = False
+
+    def __init__(
+        self,
+        qrels: Mapping[str, Mapping[str, int]],
+        distractors: Mapping[str, Collection[str]] | None = None,
+        *,
+        unjudged: Unjudged | str = Unjudged.IRRELEVANT,
+        version: str = "1",
+        redactor: Redactor | None = redact,
+    ) -> None:
+        self.version = version
+        self.max_grade = max([max(grades.values(), default=1) for grades in qrels.values()] + [1])
+        self._qrels = qrels
+        self._distractors = {} if distractors is None else distractors
+        self._complete = Unjudged(unjudged) is Unjudged.IRRELEVANT
+        self._originals = {} if redactor is None else self._by_redacted(redactor)
+        self.ambiguous = sum(original is None for original in self._originals.values())
+        if self.ambiguous:
+            _log.warning(
+                "%d redacted texts stand for several labelled queries whose labels disagree: "
+                "samples of these texts get no verdict",
+                self.ambiguous,
+            )
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        """One verdict per passage, in their order.
+
+        >>> judge = LabelJudge({"how?": {"a": 2}}, {"how?": {"b"}})
+        >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
+        >>> a.grade, b.grade, b.negative.value, c.grade
+        (2, 0, 'distractor', 0)
+        """
+        original = self._originals.get(query, query)
+        grades = None if original is None else self._qrels.get(original)
+        if original is None or grades is None:
+            return [None] * len(passages)
+        distractors = self._distractors.get(original, ())
+        verdicts: list[Judgment | None] = []
+        for passage in passages:
+            passage_id = passage.passage_id
+            grade = max(grades.get(passage_id, 0), 0)
+            misleads = grade == 0 and passage_id in distractors
+            is_judged = self._complete or misleads or passage_id in grades
+            negative = Negative.DISTRACTOR if misleads else None
+            verdicts.append(Judgment(passage_id, grade, negative) if is_judged else None)
+        return verdicts
+
+    def _by_redacted(self, redactor: Redactor) -> dict[str, str | None]:
+        """The query that each redacted text stands for; None where several disagree."""
+        queries: dict[str, list[str]] = {}
+        for query in self._qrels:
+            text = redacted(query, redactor)
+            if text != query:
+                queries.setdefault(text, [text] if text in self._qrels else []).append(query)
+        return {
+            text: several[0] if all(map(self._agree, several, several[1:])) else None
+            for text, several in queries.items()
+        }
+
+    def _agree(self, query: str, other: str) -> bool:
+        return self._labels_of(query) == self._labels_of(other)
+
+    def _labels_of(self, query: str) -> tuple[dict[str, int], set[str]]:
+        """The labels that ``judge`` uses: a 0 means nothing where labels are complete."""
+        grades = {
+            passage_id: max(grade, 0)
+            for passage_id, grade in self._qrels[query].items()
+            if grade > 0 or not self._complete
+        }
+        return grades, {*self._distractors.get(query, ())} - {
+            passage_id for passage_id, grade in grades.items() if grade > 0
+        }

@@ -1,0 +1,9 @@
+"""From a stored sample to stored verdicts.
+
+worker         claims waiting samples, has them judged, and stores the results
+sample_judge   which passages of a sample the judge grades, and which verdicts are valid
+audit          what the retriever itself missed
+budget         how much judging may take
+result_buffer  results on their way to the store
+counters       what one process has counted
+"""

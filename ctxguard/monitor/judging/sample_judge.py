@@ -1,0 +1,134 @@
+"""Judging one sample: which passages the judge is given, and which verdicts are valid.
+
+All served passages are judged, and dropped ones with the probabilities that the record holds. A
+verdict that is missing, misplaced or out of range is counted and never imputed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ctxguard.core.metrics import Utilities
+from ctxguard.core.types import Passage
+from ctxguard.monitor.estimation.reduce import judged_request
+from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.judges import Judge, Judgment
+from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.sampling.record import SampleRecord
+
+PassageLookup = Callable[[str], Passage]
+"""The passage of an id; raises where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleVerdicts:
+    """The verdicts on one sample.
+
+    Attributes:
+        request: Reduced for the estimates; None where a served passage got no valid verdict: the
+            sample is left out.
+        verdicts: The valid ones by passage id, in the order in which they were wanted.
+        n_wanted: Passages that a verdict was wanted of.
+        n_invalid: Wanted passages without a valid verdict, unreadable passages included.
+    """
+
+    request: JudgedRequest | None
+    verdicts: Mapping[str, Judgment]
+    n_wanted: int
+    n_invalid: int
+
+
+class SampleJudge:
+    """Has samples judged, one at a time.
+
+    Args:
+        judge: Who grades passages.
+        utilities: What a passage is worth; every served passage that is not relevant costs.
+        lookup: Finds the texts of passages that were not stored; None where all are stored.
+        audit: Estimates what the retriever missed; None for no audit.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        *,
+        utilities: Utilities,
+        lookup: PassageLookup | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        self.judge = judge
+        self._utilities = utilities
+        self._audit = audit
+        self._lookup = lookup
+        self._reads_text = getattr(judge, "reads_text", True)
+
+    def verdicts_on(self, record: SampleRecord, probability: float | None = None) -> SampleVerdicts:
+        """Judge one sample; raises whatever the judge raises.
+
+        Args:
+            record: The sample.
+            probability: With which it was sampled and then taken up for judging; None for the
+                sampling alone.
+        """
+        verdicts = self._verdicts(record, record.served)
+        n_wanted = len(record.served)
+        if len(verdicts) < n_wanted:
+            return SampleVerdicts(None, verdicts, n_wanted, n_wanted - len(verdicts))
+        has_hit = any(verdict.grade > 0 for verdict in verdicts.values())
+        dropped = record.to_judge(has_hit=has_hit)
+        verdicts |= self._verdicts(record, dropped)
+        request = judged_request(
+            record,
+            verdicts,
+            utilities=self._utilities,
+            max_grade=self.judge.max_grade,
+            probability=probability,
+        )
+        n_wanted += len(dropped)
+        n_valid = len(verdicts)
+        beyond = None if self._audit is None else self._audit.passage_ids(record)
+        if self._audit is not None and beyond is not None:
+            of_beyond = self._graded(record, [self._unstored(name) for name in beyond])
+            n_wanted += len(beyond)
+            n_valid += len(of_beyond)
+            request = replace(
+                request,
+                missed_relevant=self._audit.missed(len(beyond), list(of_beyond.values())),
+                audit_probability=self._audit.probability,
+            )
+        return SampleVerdicts(request, verdicts, n_wanted, n_wanted - n_valid)
+
+    def _verdicts(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
+        return self._graded(record, [self._passage(record, position) for position in positions])
+
+    def _passage(self, record: SampleRecord, position: int) -> Passage | None:
+        passage = record.passage(position)
+        return passage if passage.text or passage.title else self._unstored(passage.passage_id)
+
+    def _unstored(self, passage_id: str) -> Passage | None:
+        """A passage that the record holds no text of; None if the judge needs it and it is lost."""
+        if not self._reads_text:
+            return Passage(passage_id, "")
+        try:
+            return None if self._lookup is None else self._lookup(passage_id)
+        except Exception:
+            return None
+
+    def _graded(
+        self, record: SampleRecord, wanted: Sequence[Passage | None]
+    ) -> dict[str, Judgment]:
+        """The valid verdicts by passage id: not those missing, misplaced or out of range."""
+        passages = [passage for passage in wanted if passage is not None]
+        if not passages or record.query is None:
+            return {}
+        verdicts = self.judge.judge(record.query, passages)
+        if len(verdicts) != len(passages):
+            return {}
+        highest = self.judge.max_grade
+        return {
+            passage.passage_id: verdict
+            for verdict, passage in zip(verdicts, passages, strict=True)
+            if verdict is not None
+            and verdict.passage_id == passage.passage_id
+            and isinstance(verdict.grade, int)
+            and 0 <= verdict.grade <= highest
+        }

@@ -1,0 +1,270 @@
+"""From the queue to the store: claims waiting samples, has each judged, and writes the result.
+
+Each sample is judged once, whichever monitor of the store claims it. A sample on which the judge
+fails does not keep the others from being judged.
+"""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+from ctxguard._support.error_text import describe_error
+from ctxguard.errors import DataError
+from ctxguard.monitor.alarms import AlarmKind, Severity
+from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judging.budget import JudgingBudget
+from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
+from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
+from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
+from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import Claimed, Finished, SampleStore, State
+
+_log = logging.getLogger(__name__)
+
+_LEASE_SECONDS = 600.0
+_IN_HAND_SECONDS = 120.0
+"""Claimed samples that a slow judge has not reached by then go back to the queue."""
+_MAX_ATTEMPTS = 5
+_FAILURES_OF_AN_OUTAGE = 2
+
+_STATES = {
+    Outcome.JUDGED: State.JUDGED,
+    Outcome.INCOMPLETE: State.INCOMPLETE,
+    Outcome.SKIPPED: State.SKIPPED,
+    Outcome.UNREADABLE: State.FAILED,
+}
+
+
+class JudgingWorker:
+    """Judges waiting samples, a claimed batch at a time; for one thread.
+
+    Args:
+        store: Where the samples are.
+        claimant: Who claims them.
+        series: The judge's.
+        judge: Judges one sample.
+        budget: What judging may take.
+        counters: Told the outcome of each sample.
+        alarms: Told what each sample shows; None without alarms.
+
+    Attributes:
+        failing: Whether the judge could not be called at its last call.
+    """
+
+    def __init__(
+        self,
+        store: SampleStore,
+        *,
+        claimant: str,
+        series: str,
+        judge: SampleJudge,
+        budget: JudgingBudget,
+        counters: MonitorCounters,
+        alarms: AlarmMonitor | None,
+    ) -> None:
+        self._store = store
+        self._claimant = claimant
+        self._judge = judge
+        self._budget = budget
+        self._counters = counters
+        self._alarms = alarms
+        self._results = ResultBuffer(store, series)
+        self._sampler = HashSampler("budget")
+        self._order = random.Random(claimant)  # noqa: S311 - an order, not a secret
+        self._cost = 0.0
+        self.failing = False
+
+    def step(self, limit: int) -> int:
+        """Judge up to ``limit`` waiting samples.
+
+        Returns:
+            How many were finished, skipped ones included; 0 when none waited, the budget is used
+            up, or the judge could not be called.
+        """
+        if self._budget.refresh() <= 0.0:
+            return 0
+        claimed = self._store.claim(self._claimant, limit, lease_seconds=_LEASE_SECONDS)
+        # In any order, or a few samples on which the judge fails would look like an outage for
+        # as long as they are the oldest.
+        self._order.shuffle(claimed)
+        still_open = {sample.sample_id for sample in claimed}
+        n_finished, failed = 0, list[int]()
+        began = time.monotonic()
+        try:
+            for sample in claimed:
+                outcome = self._process(sample)
+                if outcome is None:
+                    break
+                if outcome is Outcome.JUDGE_FAILED:
+                    failed.append(sample.sample_id)
+                    if len(failed) == _FAILURES_OF_AN_OUTAGE:
+                        break
+                    continue
+                n_finished += 1
+                self._budget.sample_finished()
+                # The judge answers: what it failed on before was the fault of the sample.
+                self._count_attempts(failed)
+                still_open -= {sample.sample_id, *failed}
+                failed = []
+                if time.monotonic() - began >= _IN_HAND_SECONDS:
+                    break
+        finally:
+            # Whatever stopped it, what was judged is written.
+            self._results.write()
+            self._after_writing()
+        if still_open:
+            # A judge that is down is down for all of them: they keep their attempts.
+            self._store.give_back(sorted(still_open), max_attempts=None)
+        return n_finished
+
+    def _process(self, sample: Claimed) -> Outcome | None:
+        """Judge or skip one sample; None where the budget has no room for it at present."""
+        probability = self._budget.refresh()
+        if probability <= 0.0:
+            return None
+        began = time.monotonic()
+        try:
+            record = SampleRecord.from_bytes(sample.payload)
+        except DataError as error:
+            _log.warning("sample %d is left out: %s", sample.sample_id, error)
+            result = Result(Outcome.UNREADABLE, _finished(sample, Outcome.UNREADABLE))
+        else:
+            if not self._sampler.selects(sample.request_id, probability):
+                result = Result(Outcome.SKIPPED, _finished(sample, Outcome.SKIPPED), record)
+            else:
+                most = len(record.served) + len(record.to_judge(has_hit=False))
+                if not self._budget.affords(most):
+                    return None
+                try:
+                    result = self._judged(sample, record, probability)
+                except Exception as error:
+                    self._judge_failed(error)
+                    return Outcome.JUDGE_FAILED
+        self._results.add(result, time.monotonic() - began)
+        self._after_writing()
+        return result.outcome
+
+    def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> Result:
+        verdicts = self._judge.verdicts_on(record, sample.probability * probability)
+        outcome = Outcome.INCOMPLETE if verdicts.request is None else Outcome.JUDGED
+        finished = _finished(sample, outcome, verdicts, self._rejected(record))
+        if self._alarms is not None:
+            # Also where it was another process, before a restart, that saw the judge fail.
+            self._alarms.clear(AlarmKind.JUDGE_DOWN)
+        self.failing = False
+        self._counters.add_verdicts(verdicts.n_wanted, verdicts.n_invalid)
+        self._budget.spend(verdicts.n_wanted, self._cost_since())
+        return Result(outcome, finished, record, verdicts.request)
+
+    def _cost_since(self) -> float:
+        """What the judge has cost since this was last called; 0.0 for one without prices."""
+        accounts_of = getattr(self._judge.judge, "accounts", None)
+        before = self._cost
+        self._cost = (None if accounts_of is None else accounts_of().cost) or 0.0
+        return self._cost - before
+
+    def _judge_failed(self, error: Exception) -> None:
+        self._counters.add_outcome(Outcome.JUDGE_FAILED)
+        if not self.failing:
+            # Once until it works again: a dead judge must not fill the log.
+            name = self._judge.judge.name
+            _log.warning("judge %s failed: %s", name, describe_error(error))
+            if self._alarms is not None:
+                self._alarms.add(
+                    AlarmKind.JUDGE_DOWN,
+                    f"The judge {name} could not be called ({type(error).__name__}): samples wait, "
+                    "and the estimates grow old",
+                    Severity.WARNING,
+                )
+        self.failing = True
+
+    def _count_attempts(self, sample_ids: Sequence[int]) -> None:
+        """Give samples back that failed by themselves; those that failed too often are left out."""
+        if not sample_ids:
+            return
+        given_up = self._store.give_back(sample_ids, max_attempts=_MAX_ATTEMPTS)
+        if given_up:
+            _log.warning(
+                "%d samples are left out: judging them failed %d times", given_up, _MAX_ATTEMPTS
+            )
+
+    def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
+        """Replies that were no verdict; they may quote a passage whose text is not stored."""
+        take = getattr(self._judge.judge, "take_rejected", None)
+        stored = {passage.passage_id for passage in record.passages.values() if passage.text}
+        return tuple(
+            [
+                (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
+                for one in (() if take is None else take())
+            ]
+        )
+
+    def _after_writing(self) -> None:
+        """Count what was written since the last call, and show it to the alarms."""
+        written = self._results.take_written()
+        if not written:
+            return
+        refused = list[int]()
+        for one in written:
+            if one.error is None:
+                self._counters.add_outcome(one.result.outcome)
+            else:
+                sample_id = one.result.finished.sample_id
+                refused.append(sample_id)
+                self._counters.add_error()
+                _log.warning(
+                    "the result of sample %d could not be stored: %s",
+                    sample_id,
+                    describe_error(one.error),
+                )
+        accepted = [one.result for one in written if one.accepted]
+        rows = [result.finished.summary for result in accepted if result.request is not None]
+        if rows:
+            self._counters.add_judged(table_of(rows))
+        self._budget.save()
+        self._count_attempts(refused)
+        if self._alarms is not None:
+            for result in accepted:
+                _show(self._alarms, result)
+
+
+def _show(alarms: AlarmMonitor, result: Result) -> None:
+    if result.record is None:
+        return
+    alarms.add_sampled(result.record)
+    if result.request is not None:
+        harm = float(table_of(result.finished.summary)["harm"][0])
+        alarms.add_judged(result.finished.sample_id, result.record, result.request, harm)
+
+
+def _finished(
+    sample: Claimed,
+    outcome: Outcome,
+    verdicts: SampleVerdicts | None = None,
+    rejected: tuple[tuple[str, str, str], ...] = (),
+) -> Finished:
+    request = None if verdicts is None else verdicts.request
+    return Finished(
+        sample_id=sample.sample_id,
+        time_seconds=sample.time_seconds,
+        state=_STATES[outcome],
+        verdicts="" if verdicts is None else _verdicts_to_json(verdicts.verdicts),
+        summary=b"" if request is None else request.to_row(),
+        rejected=rejected,
+    )
+
+
+def _verdicts_to_json(verdicts: Mapping[str, Judgment]) -> str:
+    """Grades by passage id, and how those of grade 0 mislead, for people and recalibration."""
+    return json.dumps(
+        {
+            passage_id: [verdict.grade, None if verdict.negative is None else verdict.negative]
+            for passage_id, verdict in verdicts.items()
+        },
+        separators=(",", ":"),
+    )

@@ -1,0 +1,256 @@
+"""Files in which people label passages (JSONL or CSV), and files of users' reactions (JSONL).
+
+One row is one passage of one request. The rows of a request stand together, in an order that does
+not reveal the ranks, and without the judge's verdicts.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from ctxguard.core.metrics import Negative
+from ctxguard.errors import DataError
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.human import positions_to_label
+from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""The beginning of a cell that a spreadsheet takes for a formula, or of one that was escaped."""
+
+COLUMNS = ("request_id", "passage_id", "query", "title", "text", "grade", "negative")
+
+
+@dataclass(frozen=True, slots=True)
+class RowToLabel:
+    """One passage to grade."""
+
+    request_id: str
+    passage_id: str
+    query: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsRead:
+    """The content of a file of labels.
+
+    Attributes:
+        rows: The labels.
+        blank: The request id of each row without a grade.
+    """
+
+    rows: tuple[LabelRow, ...]
+    blank: tuple[str, ...]
+
+
+def rows_to_label(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> list[RowToLabel]:
+    """The passages of a sample that people still have to grade, in random order.
+
+    Args:
+        record: The sample.
+        verdicts: Those of people so far, by passage id.
+    """
+    positions = positions_to_label(record, verdicts)
+    shuffle = HashSampler("label rows")
+    passages = [record.passage(position) for position in positions]
+    passages.sort(key=lambda passage: shuffle.uniform(f"{record.request_id}\0{passage.passage_id}"))
+    return [
+        RowToLabel(
+            record.request_id,
+            passage.passage_id,
+            record.query or "",
+            passage.title,
+            passage.text,
+        )
+        for passage in passages
+    ]
+
+
+def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
+    """Write rows with empty grades: CSV if the file is named .csv, else JSONL."""
+    documents = [{**asdict(row), "grade": None, "negative": None} for row in rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix.lower() == ".csv":
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows([{key: _cell(value) for key, value in d.items()} for d in documents])
+        else:
+            for document in documents:
+                file.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def _cell(value: str | None) -> str:
+    """Escape a cell that a spreadsheet would take for a formula."""
+    text = value or ""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: int) -> LabelsRead:
+    """Read a graded file.
+
+    Args:
+        path: CSV if it is named .csv, else JSONL.
+        annotator: Name of the person who graded it.
+        time_seconds: When, in seconds since the epoch; the latest label of an annotator counts.
+        max_grade: The highest grade of the scale.
+
+    Raises:
+        DataError: a row that is no label, with file and line.
+    """
+    rows, blank = [], []
+    for line, document in _documents(path):
+        request_id = _identifier(document, "request_id", path, line)
+        passage_id = _identifier(document, "passage_id", path, line)
+        grade = _grade(document.get("grade"), max_grade, path, line)
+        if grade is None:
+            blank.append(request_id)
+            continue
+        negative = document.get("negative") or None
+        if negative is not None and (
+            grade > 0 or negative not in {member.value for member in Negative}
+        ):
+            raise DataError(
+                f"negative {negative!r} does not fit grade {grade}; leave it empty, or use "
+                f"{' or '.join(member.value for member in Negative)} with grade 0",
+                path=path,
+                line=line,
+            )
+        rows.append(
+            LabelRow(
+                request_id,
+                passage_id,
+                grade,
+                None if negative is None else str(negative),
+                annotator,
+                time_seconds,
+            )
+        )
+    return LabelsRead(tuple(rows), tuple(blank))
+
+
+def _identifier(document: Mapping[str, object], name: str, path: Path, line: int) -> str:
+    value = document.get(name)
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{name} is {value!r}; keep the column as exported", path=path, line=line)
+    # Undo what the export's _cell did.
+    if path.suffix.lower() == ".csv" and value[0] == "'" and _FORMULA.match(value, 1):
+        return value[1:]
+    return value
+
+
+def _grade(value: object, max_grade: int, path: Path, line: int) -> int | None:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        # Spreadsheets and data frames write 2 as 2.0 in a column with empty cells.
+        grade = float(value) if isinstance(value, (str, int, float)) else math.nan
+    except (ValueError, OverflowError):
+        grade = math.nan
+    if isinstance(value, bool) or not grade.is_integer() or not 0 <= grade <= max_grade:
+        raise DataError(
+            f"grade {value!r} is not a whole number from 0 (irrelevant) to {max_grade}",
+            path=path,
+            line=line,
+        )
+    return int(grade)
+
+
+def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
+    """Read users' reactions: JSONL with request_id and kind, and optionally passage_ids and time.
+
+    Args:
+        path: The file.
+        time_seconds: Time of reactions without one, in seconds since the epoch.
+
+    Raises:
+        DataError: a row that is no reaction, with file and line.
+    """
+    rows = []
+    for line, document in _json_lines(path):
+        kind, time = document.get("kind"), document.get("time")
+        passage_ids = document.get("passage_ids") or []
+        if kind not in FEEDBACK_KINDS:
+            raise DataError(
+                f"kind {kind!r} is unknown; use one of {', '.join(FEEDBACK_KINDS)}",
+                path=path,
+                line=line,
+            )
+        if not isinstance(passage_ids, list) or not all(isinstance(i, str) for i in passage_ids):
+            raise DataError(
+                f"passage_ids {passage_ids!r} is no list of texts", path=path, line=line
+            )
+        if time is not None and (
+            not isinstance(time, (int, float)) or isinstance(time, bool) or not math.isfinite(time)
+        ):
+            raise DataError(
+                f"time {time!r} is no number of seconds since 1970", path=path, line=line
+            )
+        rows.append(
+            FeedbackRow(
+                _identifier(document, "request_id", path, line),
+                str(kind),
+                tuple(passage_ids),
+                time_seconds if time is None else float(time),
+            )
+        )
+    return rows
+
+
+def _documents(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    return _csv_rows(path) if path.suffix.lower() == ".csv" else _json_lines(path)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """Rows with the line on which each begins: a cell may contain line breaks."""
+    with _opened(path) as file:
+        try:
+            reader = csv.DictReader(file)
+            if not {"request_id", "passage_id", "grade"} <= set(reader.fieldnames or ()):
+                raise DataError(
+                    f"the columns are {', '.join(reader.fieldnames or ()) or 'none'}; "
+                    "request_id, passage_id and grade are needed, with commas between them",
+                    path=path,
+                    line=1,
+                )
+            line = reader.line_num + 1
+            for row in reader:
+                # Spreadsheets write rows of empty cells below a table.
+                if any(row.values()):
+                    yield line, row
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"not CSV ({error})", path=path) from error
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    with _opened(path) as file:
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                document = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"not JSON ({error})", path=path, line=line) from error
+            if not isinstance(document, dict):
+                raise DataError("this line is no JSON object", path=path, line=line)
+            yield line, document
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8 ({error.reason})", path=path) from error
+    except OSError as error:
+        raise DataError(error.strerror or "cannot be read", path=path) from error

@@ -1,0 +1,88 @@
+"""Privacy: how much of a sample's text is stored, after redaction."""
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.redaction import Redactor, Text, kept, redact, redacted
+
+_REMEMBERED_TEXTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """How much of a request's text is stored.
+
+    Attributes:
+        redactor: Applied to every text before it is written; None for no redaction. If it
+            raises, the sample is lost, never written unredacted.
+        query: Whether queries are stored, replaced by a keyed hash, or left out.
+        passages: The same for titles and texts of passages. Judges need texts: where they are
+            not stored, give the monitor the index.
+        hash_key: Keeps hashes from being reversed by a dictionary; needed if anything is hashed.
+
+    Raises:
+        ConfigurationError: at construction, for a hash without a key of 16 to 64 bytes.
+    """
+
+    redactor: Redactor | None = redact
+    query: Text = Text.STORED
+    passages: Text = Text.STORED
+    hash_key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        for how in (self.query, self.passages):
+            kept("", how, self.hash_key)
+
+    def apply(self, record: SampleRecord) -> SampleRecord:
+        """The record as it may be stored.
+
+        Raises:
+            RedactionError: the redactor failed.
+        """
+        query = None if record.query is None else self._kept(record.query, self.query)
+        passages = {
+            position: replace(
+                passage,
+                title=self._kept_of_passage(passage.title),
+                text=self._kept_of_passage(passage.text),
+                metadata=None,
+            )
+            for position, passage in record.passages.items()
+            if self.passages is not Text.OMITTED
+        }
+        return replace(record, query=query, passages=passages)
+
+    def _kept_of_passage(self, text: str) -> str:
+        if self.passages is Text.STORED and self.redactor is not None:
+            return _redacted_once(text, self.redactor)
+        return self._kept(text, self.passages) or ""
+
+    def _kept(self, text: str, how: Text) -> str | None:
+        if how is Text.STORED and self.redactor is not None:
+            text = redacted(text, self.redactor)
+        return kept(text, how, self.hash_key)
+
+
+DEFAULT_PRIVACY = Privacy()
+
+_redactions: dict[tuple[Redactor, bytes], str | None] = {}
+"""Redacted texts by redactor and hash of the text; None for a text that redaction left as it is."""
+
+
+def _redacted_once(text: str, redactor: Redactor) -> str:
+    """A passage's redacted text, remembered because the same passages recur.
+
+    Redaction takes a third of a millisecond for a thousand characters, a hash a microsecond. Only
+    changed texts are kept, so that a hundred thousand passages take a few MB.
+    """
+    key = redactor, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    try:
+        changed = _redactions[key]
+    except KeyError:
+        clean = redacted(text, redactor)
+        if len(_redactions) >= _REMEMBERED_TEXTS:
+            _redactions.clear()
+        _redactions[key] = None if clean == text else clean
+        return clean
+    return text if changed is None else changed

@@ -1,0 +1,311 @@
+"""A sampled request as the store keeps it: all that judging, labelling and recalibration need.
+
+What is judged is chosen when the record is made, and the rates are kept with it: only the chosen
+passages need their texts, and the inclusion probabilities stay true when the settings change.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ctxguard.core.types import Leg, Mode, Passage, PassageSource, Ranking, Route, ScoreKind
+from ctxguard.errors import DataError
+from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
+from ctxguard.monitor.sampling.sampler import Sample
+
+FORMAT = 1
+
+MOST_TEXT_CHARS = 50_000
+"""Longest stored text of a passage; judges and people read no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One sampled request.
+
+    Positions are those of the retriever's candidates in its own order, from 0.
+
+    Attributes:
+        request_id: As the guard knew it.
+        time_seconds: When it was answered, in seconds since the epoch.
+        probability: π, with which it was sampled; 0.0 for one added by hand.
+        session_id: Its session; None without one.
+        segment: The segment that the request named.
+        route: The stages that answered.
+        mode: The guard's mode.
+        query: The query, a keyed hash of it, or None, as ``Privacy`` says.
+        passage_ids: The ids of all candidates.
+        scores: Shape (n,), float32; NaN where there was garbage.
+        kind: What the scores mean.
+        legs: Each stage's own scores, float32.
+        served: Positions of what was served, best first.
+        dropped: Positions of the rest of the pool, best first.
+        kept: How many the policy kept, before assembly.
+        sampled: Those of ``dropped`` that are judged by themselves.
+        full_pool: Whether all of ``dropped`` is judged.
+        full_pool_if_no_hit: Whether all of it is if nothing relevant was served.
+        baseline: Whether all of the retriever's first ``rates.baseline_k`` are judged.
+        rates: The rates with which these were chosen.
+        passages: Titles and texts of the passages that may be judged, by position; without texts
+            where they are not stored.
+        flags: The flags of the answer.
+        profile_id: The profile that decided; None without one.
+    """
+
+    request_id: str
+    time_seconds: float
+    probability: float
+    session_id: str | None
+    segment: str | None
+    route: Route
+    mode: Mode
+    query: str | None
+    passage_ids: tuple[str, ...]
+    scores: np.ndarray[Any, np.dtype[np.float32]] = field(compare=False)
+    kind: ScoreKind
+    legs: Mapping[str, Leg] = field(compare=False)
+    served: tuple[int, ...]
+    dropped: tuple[int, ...]
+    kept: int
+    sampled: tuple[int, ...]
+    full_pool: bool
+    full_pool_if_no_hit: bool
+    baseline: bool
+    rates: JudgingRates
+    passages: Mapping[int, Passage]
+    flags: tuple[str, ...] = ()
+    profile_id: str | None = None
+
+    def passage(self, position: int) -> Passage:
+        """The passage at a position; without title and text where they were not stored."""
+        passage = self.passages.get(position)
+        return Passage(self.passage_ids[position], "") if passage is None else passage
+
+    def has_full_pool(self, *, has_hit: bool) -> bool:
+        """Whether all of ``dropped`` is judged, given whether a relevant passage was served."""
+        return self.full_pool or (self.full_pool_if_no_hit and not has_hit)
+
+    def to_judge(self, *, has_hit: bool) -> tuple[int, ...]:
+        """Positions of the dropped passages that are judged, best first.
+
+        Args:
+            has_hit: Whether a relevant passage was served.
+        """
+        if self.has_full_pool(has_hit=has_hit):
+            return self.dropped
+        wanted = set(self.sampled)
+        if self.baseline:
+            wanted.update(self.in_baseline)
+        return tuple([position for position in self.dropped if position in wanted])
+
+    @property
+    def in_baseline(self) -> tuple[int, ...]:
+        """Positions of the first ``rates.baseline_k`` of the pool in the retriever's own order."""
+        return tuple(sorted((*self.served, *self.dropped)))[: self.rates.baseline_k]
+
+    def ranking(self) -> Ranking:
+        """The candidates as the retriever returned them, to decide on again."""
+        return Ranking(
+            passage_ids=self.passage_ids,
+            scores=tuple(self.scores.astype(np.float64).tolist()),
+            kind=self.kind,
+            passages=_Kept(self),
+            route=self.route,
+            legs=self.legs,
+        )
+
+    def to_bytes(self) -> bytes:
+        """The record as compressed JSON, for ``from_bytes``."""
+        document = {
+            **{name: getattr(self, name) for name in _plain_fields()},
+            "format": FORMAT,
+            "scores": _packed(self.scores),
+            "legs": {
+                name: [leg.kind.value, _packed(leg.scores)] for name, leg in self.legs.items()
+            },
+            "rates": asdict(self.rates),
+            "passages": [
+                [position, passage.title, passage.text]
+                for position, passage in self.passages.items()
+            ],
+        }
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        # Half a surrogate pair, which UTF-8 cannot hold, is replaced. The fastest level of
+        # compression makes texts a third as large, and releases the interpreter's lock.
+        return zlib.compress(text.encode("utf-8", "replace"), 1)
+
+    @classmethod
+    def from_bytes(cls, payload: bytes) -> "SampleRecord":
+        """The record of which ``to_bytes`` returned ``payload``.
+
+        Raises:
+            DataError: ``payload`` is not a record, or has the format of a newer release.
+        """
+        try:
+            data = json.loads(zlib.decompress(payload))
+            if (version := data.pop("format")) != FORMAT:
+                raise DataError(
+                    f"a sample has format {version!r}, and this release reads {FORMAT}: upgrade "
+                    "ctxguard where it is read"
+                )
+            sequences = ("passage_ids", "served", "dropped", "sampled", "flags")
+            ids = data["passage_ids"]
+            converted = {
+                **{name: tuple(data[name]) for name in sequences},
+                "route": Route(data["route"]),
+                "mode": Mode(data["mode"]),
+                "kind": ScoreKind(data["kind"]),
+                "scores": _unpacked(data["scores"]),
+                "legs": {
+                    name: Leg(_unpacked(scores).astype(np.float64), ScoreKind(kind))
+                    for name, (kind, scores) in data["legs"].items()
+                },
+                "rates": JudgingRates(**data["rates"]),
+                "passages": {
+                    position: Passage(ids[position], text, title)
+                    for position, title, text in data["passages"]
+                },
+            }
+            return cls(**{**data, **converted})
+        except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+            raise DataError(f"a sample cannot be read: {type(error).__name__}") from error
+
+
+@cache
+def _plain_fields() -> tuple[str, ...]:
+    """The fields of a record that JSON holds as they are."""
+    converted = {"scores", "legs", "rates", "passages"}
+    return tuple([field.name for field in fields(SampleRecord) if field.name not in converted])
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    record: SampleRecord
+
+    def __getitem__(self, position: int, /) -> Passage:
+        return self.record.passage(position)
+
+
+def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
+    """The record of a sample; raises what an unreadable passage or score raises.
+
+    Served passages are kept, whatever they hold. A dropped one that cannot be read is kept without
+    its text, and gets no verdict, which is counted.
+
+    Args:
+        sample: As the request path left it.
+        design: Decides what of it is judged.
+    """
+    context = sample.context
+    ranking = context.decision.ranking
+    served, dropped = _pool(sample)
+    # Sources outside our types number their passages, or have no title.
+    passage_ids = tuple(map(str, ranking.passage_ids))
+    inclusion = design.choose(context.request_id, passage_ids, dropped)
+    record = SampleRecord(
+        request_id=context.request_id,
+        time_seconds=sample.time_seconds,
+        probability=sample.probability,
+        session_id=context.session_id,
+        segment=context.segment,
+        route=ranking.route,
+        mode=context.mode,
+        query=context.query,
+        passage_ids=passage_ids,
+        scores=_finite(ranking.scores),
+        kind=ranking.kind,
+        legs={
+            name: Leg(np.asarray(leg.scores, np.float64), leg.kind)
+            for name, leg in ranking.legs.items()
+        },
+        served=tuple(served),
+        dropped=dropped,
+        kept=context.decision.n_kept,
+        sampled=inclusion.sampled,
+        full_pool=inclusion.full_pool,
+        full_pool_if_no_hit=inclusion.full_pool_if_no_hit,
+        baseline=inclusion.baseline,
+        rates=design.rates,
+        passages={},
+        flags=tuple([flag.value for flag in context.flags]),
+        profile_id=context.profile_id,
+    )
+    passages = {position: _in_text(passage) for position, passage in served.items()}
+    for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
+        passage = _readable(ranking.passages, position)
+        if passage is not None:
+            passages[position] = passage
+    return replace(record, passages=passages)
+
+
+def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
+    """The served passages best first by position, and the positions of the pool's others.
+
+    Best first is the decision's order, also where assembly puts the best at both ends; where the
+    bare retriever's passages were served (shadow, off) it is the retriever's. Candidates that
+    were neither served nor usable (garbage scores) are no part of the pool.
+    """
+    context = sample.context
+    decision = context.decision
+    passage_ids = decision.ranking.passage_ids
+    by_id = {passage.passage_id: passage for passage in context.passages}
+    order: Sequence[int]
+    if context.mode is Mode.ENFORCE:
+        order = decision.order
+    else:
+        usable = set(decision.order)
+        everything = enumerate(passage_ids)
+        order = [place for place, name in everything if place in usable or name in by_id]
+    served: dict[int, Passage] = {}
+    dropped: list[int] = []
+    seen: set[str] = set()
+    for position in order:
+        passage_id = passage_ids[position]
+        if passage_id in seen:
+            continue
+        seen.add(passage_id)
+        if passage_id in by_id:
+            served[int(position)] = by_id[passage_id]
+        else:
+            dropped.append(int(position))
+    return served, tuple(dropped)
+
+
+def _readable(passages: PassageSource, position: int) -> Passage | None:
+    """A passage that can be written down; None where it raises, or its text is none."""
+    try:
+        passage = passages[position]
+        return _in_text(passage) if isinstance(passage.text, str) else None
+    except Exception:
+        return None
+
+
+def _in_text(passage: Passage) -> Passage:
+    """The passage as it is written: id and title as they are rendered, the text's beginning."""
+    return Passage(
+        f"{passage.passage_id}",
+        passage.text[:MOST_TEXT_CHARS],
+        f"{passage.title or ''}"[:MOST_TEXT_CHARS],
+    )
+
+
+def _finite(scores: Sequence[float | None]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Scores as float32; garbage, and what that type cannot hold, is NaN."""
+    with np.errstate(over="ignore"):
+        values = np.array(scores, dtype=np.float64).astype(np.float32)
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def _packed(values: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)

@@ -1,0 +1,342 @@
+"""Writing sampled requests to the store: redacted, serialised, counted.
+
+A background thread of each process that serves requests. An error here never reaches a request,
+and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly,
+also if the process is killed (DESIGN.md §7).
+"""
+
+import atexit
+import logging
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ctxguard._support.error_text import describe_error
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.sampling.counts import counts_of_dead_processes
+from ctxguard.monitor.sampling.inclusion import (
+    DEFAULT_RATES,
+    HashSampler,
+    InclusionDesign,
+    JudgingRates,
+)
+from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
+from ctxguard.monitor.sampling.record import record_of
+from ctxguard.monitor.sampling.sampler import (
+    Accounts,
+    LostReason,
+    Sample,
+    Sampler,
+    accounts,
+    final_counts,
+)
+from ctxguard.monitor.store import Entry, Limits, SampleStore, WorkerCounts
+
+_log = logging.getLogger(__name__)
+
+_BATCH = 100
+_GRACE_SECONDS = 0.5
+_RETRY_SECONDS = (0.1, 5.0)
+"""Waits between attempts at a store that fails: the first, and the longest."""
+
+
+class SampleWriter:
+    """Writes one sampler's requests to a store, on a thread of its own.
+
+    In a forked child, a running writer begins again with a thread and samples of the child's own.
+
+    Args:
+        sampler: The queue of samples. Use one writer per sampler.
+        store: The store to write to.
+        rates: How many of the dropped passages are judged.
+        privacy: How much of the text is stored.
+        interval_seconds: How often the queue is emptied, > 0.
+        exit_seconds: How long the end of the process may be delayed to write waiting samples,
+            ≥ 0; those not written by then are counted as lost.
+
+    Raises:
+        ConfigurationError: an interval out of range.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        store: SampleStore,
+        *,
+        rates: JudgingRates = DEFAULT_RATES,
+        privacy: Privacy = DEFAULT_PRIVACY,
+        interval_seconds: float = 0.2,
+        exit_seconds: float = 2.0,
+    ) -> None:
+        if not 0.0 < interval_seconds < math.inf or not 0.0 <= exit_seconds < math.inf:
+            raise ConfigurationError(
+                f"interval_seconds {interval_seconds!r} must be > 0 and exit_seconds "
+                f"{exit_seconds!r} at least 0"
+            )
+        self.sampler = sampler
+        self.store = store
+        self._design = InclusionDesign(rates, seed=sampler.seed)
+        self._label_order = HashSampler("labels", sampler.seed)
+        self._privacy = privacy
+        self._interval_seconds = interval_seconds
+        self._exit_seconds = exit_seconds
+        self._running = False
+        self._reset_after_fork()
+        reset_in_children(self)
+        atexit.register(self.stop)
+
+    def _reset_after_fork(self) -> None:
+        """Begin without samples; in a forked child, on a thread of its own."""
+        # First, or the thread would take the parent's samples.
+        self.sampler._reset_after_fork()
+        self._writing = threading.Lock()
+        self._stored = 0
+        self._may_be_stored = False
+        """Whether the last append failed in a way that leaves open whether it was stored."""
+        self._counts_in_store = WorkerCounts(0, {})
+        self._quarantined = self.store.quarantined
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._deadline = math.inf
+        self._last_failure = ""
+        if self._running:
+            self._running = False
+            self.start()
+
+    def start(self) -> None:
+        """Write on a background thread; a second call does nothing."""
+        if self._running:
+            return
+        self._running = True
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._stopping,), name="ctxguard-samples", daemon=True
+        )
+        self._thread.start()
+
+    def flush(self, timeout_seconds: float = math.inf) -> bool:
+        """Write the waiting samples now; returns whether all of them were written in time."""
+        return self._write(time.monotonic() + timeout_seconds)
+
+    def stop(self) -> None:
+        """Write the waiting samples within ``exit_seconds``, count the rest as lost, and end.
+
+        Called automatically at the end of the process.
+        """
+        atexit.unregister(self.stop)
+        self._deadline = time.monotonic() + self._exit_seconds
+        thread, self._thread, self._running = self._thread, None, False
+        self._stopping.set()
+        if thread is None:
+            self._close()
+            return
+        # The thread writes to the end itself: a store that hangs must not delay the process.
+        # The grace lets it count what it could not write.
+        thread.join(self._exit_seconds + _GRACE_SECONDS)
+        if thread.is_alive():
+            # Samples that it still holds will be counted as killed.
+            self.sampler.close()
+
+    def accounts(self) -> Accounts:
+        """The counts of this process's samples."""
+        # In this order: what is stored or lost was sampled before.
+        lost, stored = self.sampler.lost(), self._stored
+        return accounts(
+            self.sampler.sampled(), stored, {reason.value: n for reason, n in lost.items()}
+        )
+
+    def _run(self, stopping: threading.Event) -> None:
+        while not stopping.wait(self._interval_seconds):
+            try:
+                self._write(math.inf)
+                self._update_counts()
+            except Exception as error:
+                _log.warning("writing samples failed: %s", describe_error(error))
+        self._close()
+
+    def _close(self) -> None:
+        self._write(self._deadline)
+        self.sampler.close()
+        try:
+            self.store.close_worker(self.sampler.worker_id, self._counts())
+            self.sampler.leave()
+        except Exception as error:
+            _log.warning("the final counts could not be stored: %s", describe_error(error))
+
+    def _write(self, deadline: float) -> bool:
+        """Write until no sample waits, or ``deadline`` or the writer's own has passed."""
+        # The thread that holds the lock may be waiting for a store that fails.
+        patience = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+        if not self._writing.acquire(timeout=patience):
+            return False
+        try:
+            while True:
+                samples = self.sampler.drain(_BATCH)
+                if not samples:
+                    return True
+                entries = [entry for sample in samples if (entry := self._entry(sample))]
+                if not self._append(entries, deadline):
+                    self.sampler.lose(len(entries), LostReason.STORE_FAILED)
+                    return False
+        finally:
+            self._writing.release()
+
+    def _update_counts(self) -> None:
+        """Store the counts of samples that were lost since the last append."""
+        if (moved := self.store.quarantined) != self._quarantined:
+            self._quarantined = moved
+            stored = self.store.stored_count(self.sampler.worker_id)
+            self.sampler.lose(max(self._stored - stored, 0), LostReason.QUARANTINED)
+            self._stored = min(stored, self._stored)
+        counts = self._counts()
+        if counts != self._counts_in_store and not self._may_be_stored:
+            self.store.append(self.sampler.worker_id, (), counts)
+            self._counts_in_store = counts
+
+    def _append(self, entries: Sequence[Entry], deadline: float) -> bool:
+        """Store entries, retrying until a deadline; returns whether they were stored."""
+        first, longest = _RETRY_SECONDS
+        wait, is_last_look = first, False
+        while True:
+            try:
+                if not self._were_stored(entries):
+                    if is_last_look:
+                        return False
+                    self._may_be_stored = True
+                    counts = self._counts()
+                    self.store.append(self.sampler.worker_id, entries, counts)
+                    self._may_be_stored, self._counts_in_store = False, counts
+                self._stored += len(entries)
+                self._last_failure = ""
+                return True
+            except Exception as error:
+                # Logged once until it works again: a dead store must not fill the log.
+                if (failure := describe_error(error)) != self._last_failure:
+                    _log.warning("samples wait for the store: %s", failure)
+                self._last_failure = failure
+            if is_last_look:
+                return False
+            left = min(deadline, self._deadline) - time.monotonic()
+            is_last_look = left <= 0.0
+            if self._stopping.is_set():
+                time.sleep(max(min(first, left), 0.0))
+            else:
+                self._stopping.wait(min(wait, left))
+            wait = min(2.0 * wait, longest)
+
+    def _were_stored(self, entries: Sequence[Entry]) -> bool:
+        """Whether a failed append was stored after all: the connection may break afterwards."""
+        if not self._may_be_stored:
+            return False
+        stored = self.store.stored_count(self.sampler.worker_id)
+        self._may_be_stored = False
+        return bool(entries) and stored == self._stored + len(entries)
+
+    def _entry(self, sample: Sample) -> Entry | None:
+        reason = LostReason.UNREADABLE
+        try:
+            record = record_of(sample, self._design)
+            reason = LostReason.REDACTION_FAILED
+            record = self._privacy.apply(record)
+            reason = LostReason.UNREADABLE
+            return Entry(
+                request_id=record.request_id,
+                time_seconds=record.time_seconds,
+                probability=record.probability,
+                session_id=record.session_id,
+                label_order=self._label_order.uniform(record.request_id),
+                payload=record.to_bytes(),
+            )
+        except Exception as error:
+            self.sampler.lose(1, reason)
+            if self._last_failure != reason:
+                _log.warning("a sample was lost (%s): %s", reason.value, type(error).__name__)
+            self._last_failure = reason
+            return None
+
+    def _counts(self) -> WorkerCounts:
+        lost = {reason.value: n for reason, n in self.sampler.lost().items() if n}
+        return WorkerCounts(self.sampler.sampled(), lost)
+
+
+def sample_to(
+    url: str,
+    *,
+    rate: float,
+    max_per_second: float | None = None,
+    rates: JudgingRates = DEFAULT_RATES,
+    privacy: Privacy = DEFAULT_PRIVACY,
+    seed: str = "",
+    limits: Limits | None = None,
+) -> SampleWriter:
+    """Sample this process's requests to a store, from now on.
+
+    Give the ``sampler`` of the returned writer to the guard. The writer stops by itself at exit.
+
+    Args:
+        url: ``sqlite:///samples.db`` for the processes of one host, ``postgresql://…`` for
+            several hosts.
+        rate: π, the probability that a request is sampled.
+        max_per_second: Approximate cap on samples a second in this process; None for no cap.
+        rates: How many of the dropped passages are judged.
+        privacy: How much of the text is stored.
+        seed: Seed of the random choices.
+        limits: What the store keeps.
+
+    Raises:
+        ConfigurationError: a setting out of range, or a URL that cannot be used.
+        StoreError: the store cannot be opened.
+    """
+    sampler = Sampler(
+        rate, max_per_second=max_per_second, seed=seed, counts_folder=counts_folder(url)
+    )
+    store = SampleStore.open(url, limits=Limits() if limits is None else limits)
+    writer = SampleWriter(sampler, store, rates=rates, privacy=privacy)
+    writer.start()
+    return writer
+
+
+def counts_folder(url: str) -> Path | None:
+    """The folder of the counts of one host's processes that write to a store.
+
+    Beside a SQLite file; for a database server, in the host's folder for temporary files.
+
+    Returns:
+        None for a store in memory.
+
+    >>> counts_folder("sqlite:////var/lib/ctxguard/samples.db").as_posix()
+    '/var/lib/ctxguard/samples.db.counts'
+    """
+    parts = urlsplit(url)
+    if parts.scheme.startswith("sqlite"):
+        return Path(parts.path[1:] + ".counts") if len(parts.path) > 1 else None
+    place = f"{parts.hostname}:{parts.port}{parts.path}".encode()
+    return Path(tempfile.gettempdir()) / f"ctxguard-{blake2b(place, digest_size=8).hexdigest()}"
+
+
+def settle_dead_processes(store: SampleStore, counts_folder: Path | str) -> int:
+    """Store the final counts of processes that were killed.
+
+    Samples that such a process had taken, and neither stored nor lost, are counted as lost, with
+    the reason ``killed``.
+
+    Args:
+        store: The store that they wrote to.
+        counts_folder: The folder of their counts.
+
+    Returns:
+        How many processes were settled.
+    """
+    settled = 0
+    for dead in counts_of_dead_processes(counts_folder):
+        sampled, lost = final_counts(dead.totals, store.stored_count(dead.worker_id))
+        counts = WorkerCounts(sampled, {reason: n for reason, n in lost.items() if n})
+        store.close_worker(dead.worker_id, counts)
+        settled += 1
+    return settled

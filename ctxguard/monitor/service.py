@@ -1,0 +1,343 @@
+"""The monitor: has stored samples judged, and estimates the quality of live traffic.
+
+It runs beside the request path, usually in a process of its own (``ctxguard monitor``). Several
+monitors may share a store. Judging may be slow or fail without any effect on requests.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from ctxguard._support.error_text import describe_error
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.alarms import AlarmState
+from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
+from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
+from ctxguard.monitor.estimation.sums import RatioSums
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.judges import Judge
+from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
+from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
+from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
+from ctxguard.monitor.judging.worker import JudgingWorker
+from ctxguard.monitor.sampling.sampler import Accounts, accounts
+from ctxguard.monitor.sampling.writer import settle_dead_processes
+from ctxguard.monitor.store import SampleStore, State
+
+__all__ = ["DEFAULT_WINDOW_SECONDS", "Monitor", "Outcome", "Report"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_WINDOW_SECONDS = 3600.0
+_STEP_LIMIT = 100
+_FIRST_LIMIT = 10
+"""Samples claimed at once at first: the others wait while a slow judge is at work on one."""
+_QUICK_SECONDS = 0.5
+"""A judge that needs less for all that was claimed is given more at once."""
+_LEADER_SECONDS = 60.0
+_LONGEST_WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The estimates and counts of one moment.
+
+    Attributes:
+        judge: The series of judgments that the report is about.
+        live: Estimates of live traffic, from all judgments and labels in the store.
+        sums: The additive statistics of each metric over the samples that this process judged.
+        outcomes: Samples that this process claimed, by outcome.
+        waiting: Samples in the store that are not judged yet.
+        oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
+        verdicts: Passages that this process submitted to the judge.
+        invalid_verdicts: Passages for which the judge gave no valid verdict.
+        time_seconds: When the report was made, in seconds since the epoch.
+        judging_sampling_probability: With which a waiting sample is judged, to keep the budget.
+        accounts: Samples of all serving processes, as last reported to the store.
+        feedback: Users' reactions by kind. Users see only what was served, so their reactions are
+            no judgments and enter no estimate.
+        is_leader: Whether this is the one monitor of the store that cleans it and settles accounts.
+    """
+
+    judge: str
+    live: LiveEstimates
+    sums: Mapping[Metric, RatioSums]
+    outcomes: Mapping[Outcome, int]
+    waiting: int
+    oldest_waiting_seconds: float | None
+    verdicts: int
+    invalid_verdicts: int
+    time_seconds: float
+    judging_sampling_probability: float
+    accounts: Accounts
+    feedback: Mapping[str, int]
+    is_leader: bool
+
+    @property
+    def estimates(self) -> Mapping[Window, Mapping[Metric, Estimate]]:
+        """The estimates that are corrected by human labels, by window and metric."""
+        return self.live.estimates
+
+
+class Monitor:
+    """Judges stored samples and estimates the quality of live traffic.
+
+    Args:
+        store: Where the samples are.
+        judge: Who grades passages. Another name or version begins another series of estimates.
+        window_seconds: Length of the recent window, > 0.
+        utilities: What a passage is worth; every served passage that is not relevant costs.
+        precision: What an estimate needs in order to be shown.
+        budget: The most that judging may take.
+        lookup: Finds the texts of passages that were not stored; None where all are stored.
+        audit: Estimates what the retriever missed; None for no audit.
+        alarms: The alarms of one profile; None for none. They see only what this process judges,
+            so give them to one of the monitors that share a store.
+        switch_path: The profile file to switch to its safe policy when recall loss raises an
+            alarm; None never switches.
+        counts_folder: Where serving processes on this host keep their counts, to account for
+            those that died; None where there are none.
+        clock: Seconds since the epoch.
+
+    Raises:
+        ConfigurationError: a window that is not > 0 and finite.
+    """
+
+    def __init__(
+        self,
+        store: SampleStore,
+        judge: Judge,
+        *,
+        window_seconds: float = DEFAULT_WINDOW_SECONDS,
+        utilities: Utilities = DEFAULT_UTILITIES,
+        precision: Precision = DEFAULT_PRECISION,
+        budget: BudgetLimits = NO_LIMITS,
+        lookup: PassageLookup | None = None,
+        audit: Audit | None = None,
+        alarms: AlarmState | None = None,
+        switch_path: Path | None = None,
+        counts_folder: Path | str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if not 0.0 < window_seconds < float("inf"):
+            raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
+        self.store = store
+        self.judge = judge
+        self.series = f"{judge.name} {judge.version}"
+        self.exact = bool(getattr(judge, "exact", False))
+        self.window_seconds = window_seconds
+        self.utilities = utilities
+        self.precision = precision
+        self._limits = budget
+        self._counts_folder = counts_folder
+        self._clock = clock
+        self._sample_judge = SampleJudge(judge, utilities=utilities, lookup=lookup, audit=audit)
+        self._alarms = (
+            None if alarms is None else AlarmMonitor(alarms, store, self.series, clock, switch_path)
+        )
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Reset every sum and count; a forked child has no background thread."""
+        self._claimant = uuid4().hex
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._latest: Report | None = None
+        self._is_leader = False
+        self._counters = MonitorCounters()
+        self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
+        self._worker = JudgingWorker(
+            self.store,
+            claimant=self._claimant,
+            series=self.series,
+            judge=self._sample_judge,
+            budget=self._budget,
+            counters=self._counters,
+            alarms=self._alarms,
+        )
+
+    @property
+    def alarms(self) -> AlarmState | None:
+        """The alarms and which of them are active; None without alarms."""
+        return None if self._alarms is None else self._alarms.state
+
+    def step(self, limit: int = _STEP_LIMIT) -> int:
+        """Judge up to ``limit`` waiting samples.
+
+        Returns:
+            How many were finished, skipped ones included; 0 when none waited, the budget is used
+            up, or the judge could not be called.
+        """
+        return self._worker.step(limit)
+
+    def report(self) -> Report:
+        """Read the store, and make a report of this moment."""
+        live = live_estimates(
+            self.store,
+            self.series,
+            exact=self.exact,
+            now_seconds=self._clock(),
+            window_seconds=self.window_seconds,
+            utilities=self.utilities,
+            max_grade=self.judge.max_grade,
+            precision=self.precision,
+        )
+        states = self.store.states()
+        counted = self._counters.snapshot()
+        self._latest = Report(
+            judge=self.series,
+            live=live,
+            sums=counted.sums,
+            outcomes=counted.outcomes,
+            waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
+            oldest_waiting_seconds=self.store.oldest_pending_seconds(),
+            verdicts=counted.verdicts,
+            invalid_verdicts=counted.invalid_verdicts,
+            time_seconds=self._clock(),
+            judging_sampling_probability=self._budget.probability,
+            accounts=_accounts(self.store),
+            feedback=self.store.feedback_counts(),
+            is_leader=self._is_leader,
+        )
+        return self._latest
+
+    @property
+    def latest(self) -> Report | None:
+        """The last report; None before the first. Does not read the store."""
+        return self._latest
+
+    @property
+    def errors(self) -> int:
+        """Steps and reports of this process that failed, and results that the store refused."""
+        return self._counters.errors
+
+    def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
+        """Make a report, and return its estimates of one window by metric."""
+        return dict(self.report().estimates[window])
+
+    def maintain(self) -> Report:
+        """Do what is due now and then, and report.
+
+        One monitor of a store leads: it cleans the store and settles the accounts of processes
+        that died.
+        """
+        self._is_leader = self.store.lead(self._claimant, lease_seconds=_LEADER_SECONDS)
+        if self._is_leader:
+            if self._counts_folder is not None:
+                settle_dead_processes(self.store, self._counts_folder)
+            self.store.clean()
+            if self._alarms is not None:
+                self._alarms.check_store()
+        if self._alarms is not None:
+            self._alarms.save()
+        return self.report()
+
+    def step_down(self) -> None:
+        """Let another monitor of this store lead at once; for a monitor that ends."""
+        if self._is_leader:
+            self.store.lead(self._claimant, lease_seconds=0.0)
+            self._is_leader = False
+
+    def restore_alarms(self) -> None:
+        """Restore the alarms' state that a monitor of this store saved."""
+        if self._alarms is not None:
+            self._alarms.restore()
+
+    def start(self, interval_seconds: float = 1.0, refresh_seconds: float = 15.0) -> None:
+        """Judge on a background thread.
+
+        Errors are logged and counted. A second call does nothing.
+
+        Args:
+            interval_seconds: How long to wait when no sample waits.
+            refresh_seconds: How often ``maintain`` is called.
+        """
+        if self._thread is not None:
+            return
+        # A new event each time: a thread that was left behind must see its own event set.
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self.run,
+            args=(self._stopping, interval_seconds, refresh_seconds),
+            name="ctxguard-monitor",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 5.0) -> bool:
+        """End the background thread after the sample in hand.
+
+        Returns:
+            Whether it ended in time; a judge that hangs is left behind on its daemon thread.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return True
+        self._stopping.set()
+        thread.join(timeout_seconds)
+        return not thread.is_alive()
+
+    def run(
+        self,
+        stopping: threading.Event,
+        interval_seconds: float = 1.0,
+        refresh_seconds: float = 15.0,
+    ) -> None:
+        """Judge, and call ``maintain`` now and then, until stopped.
+
+        Args:
+            stopping: Set to stop.
+            interval_seconds: How long to wait when no sample waits.
+            refresh_seconds: How often ``maintain`` is called.
+        """
+        refresh_at, failures, limit = 0.0, 0, _FIRST_LIMIT
+        while not stopping.is_set():
+            n_finished, began = 0, time.monotonic()
+            try:
+                n_finished = self.step(limit)
+                limit = _next_limit(limit, n_finished, time.monotonic() - began)
+                if time.monotonic() >= refresh_at:
+                    self.maintain()
+                    refresh_at = time.monotonic() + refresh_seconds
+            except Exception as error:
+                _log.warning("a step of the monitor failed: %s", describe_error(error))
+                self._counters.add_error()
+            failures = failures + 1 if self._worker.failing and not n_finished else 0
+            if not n_finished:
+                # A judge that is down is called less and less often, at least once a minute.
+                longer = min(interval_seconds * 2.0 ** min(failures, 20), _LONGEST_WAIT_SECONDS)
+                stopping.wait(longer if failures else interval_seconds)
+
+
+def _accounts(store: SampleStore) -> Accounts:
+    """Where the samples of every serving process are, as last reported to the store."""
+    workers = store.workers()
+    lost: Counter[str] = Counter()
+    for worker in workers:
+        lost.update(worker.lost)
+    return accounts(
+        sum(worker.sampled for worker in workers), sum(worker.stored for worker in workers), lost
+    )
+
+
+def _next_limit(limit: int, n_finished: int, seconds: float) -> int:
+    """How many to claim next: more at once while the judge is quick, few again once it is not.
+
+    >>> _next_limit(10, 10, 0.01), _next_limit(80, 80, 0.1), _next_limit(80, 80, 3.0)
+    (20, 100, 10)
+    >>> _next_limit(40, 3, 0.01)
+    40
+    """
+    if seconds >= _QUICK_SECONDS:
+        return _FIRST_LIMIT
+    return min(2 * limit, _STEP_LIMIT) if n_finished == limit else limit

@@ -1,0 +1,185 @@
+"""Judged requests by series and time, and the judgments of single samples."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from ctxguard.monitor.store import schema
+from ctxguard.monitor.store.database import storable
+from ctxguard.monitor.store.part import StorePart, reads, rows_with
+from ctxguard.monitor.store.types import PICK_REASONS, JudgedRows
+
+PAGE_ROWS = 5_000
+_samples = schema.samples.c
+_judged = schema.judged.c
+
+
+class Judgments(StorePart):
+    """What was judged, for estimates and for people."""
+
+    @reads
+    def series(self, connection: sa.Connection) -> list[str]:
+        """Every series of judgments, in the order in which they began."""
+        table = schema.series.c
+        return list(connection.execute(sa.select(table.name).order_by(table.series_id)).scalars())
+
+    def judged(
+        self, series: str, *, since: float | None = None, until: float | None = None
+    ) -> JudgedRows:
+        """The judged requests of a series with since ≤ time < until, ordered by time.
+
+        Args:
+            series: A series that has not begun has no rows.
+            since: Seconds since the epoch; None for the beginning.
+            until: Seconds since the epoch; None for no end.
+        """
+        return JudgedRows.joined(self.judged_pages(series, since=since, until=until))
+
+    def judged_pages(
+        self, series: str, *, since: float | None = None, until: float | None = None
+    ) -> Iterator[JudgedRows]:
+        """The rows of ``judged`` page by page, each read in a transaction of its own.
+
+        Memory holds one page. Requests that are judged meanwhile may or may not be read.
+        """
+        after: tuple[float, int] | None = None
+        while True:
+            page = self._judged_page(series, since, until, after)
+            if len(page):
+                yield page
+            if len(page) < PAGE_ROWS:
+                return
+            after = float(page.time_seconds[-1]), int(page.sample_ids[-1])
+
+    @reads
+    def _judged_page(
+        self,
+        connection: sa.Connection,
+        series: str,
+        since: float | None,
+        until: float | None,
+        after: tuple[float, int] | None,
+    ) -> JudgedRows:
+        """The first rows after the one with this time and sample id; None for the first of all."""
+        query = (
+            sa.select(_judged.sample_id, _judged.time_seconds, _judged.summary)
+            .where(_judged.series_id == _series_id(connection, series))
+            .order_by(_judged.time_seconds, _judged.sample_id)
+            .limit(PAGE_ROWS)
+        )
+        if after is not None:
+            # One lower bound alone on the time, or SQLite may search from the other one.
+            since, last_id = after
+            is_later = sa.or_(_judged.time_seconds > since, _judged.sample_id > last_id)
+            query = query.where(is_later)
+        if since is not None:
+            query = query.where(_judged.time_seconds >= since)
+        if until is not None:
+            query = query.where(_judged.time_seconds < until)
+        with closing(_cursor(connection, query)) as cursor:
+            rows = cursor.fetchall()
+        ids, times, summaries = zip(*rows, strict=True) if rows else ((), (), ())
+        return JudgedRows(
+            np.fromiter(ids, np.int64, len(ids)),
+            np.fromiter(times, np.float64, len(times)),
+            b"".join(summaries),
+        )
+
+    @reads
+    def verdicts(
+        self, connection: sa.Connection, series: str, sample_ids: Sequence[int]
+    ) -> dict[int, str]:
+        """Verdicts by sample, without those that were deleted or never given."""
+        table = schema.verdicts.c
+        query = sa.select(table.sample_id, table.verdicts).where(
+            table.series_id == _series_id(connection, series)
+        )
+        rows = rows_with(connection, query, table.sample_id, sample_ids)
+        return {row.sample_id: row.verdicts for row in rows}
+
+    @reads
+    def rejected(
+        self, connection: sa.Connection, sample_ids: Sequence[int]
+    ) -> dict[int, tuple[tuple[str, str, str], ...]]:
+        """(passage id, reason, raw reply) of each verdict that was not valid, by sample."""
+        table = schema.rejected.c
+        query = sa.select(table.sample_id, table.passage_id, table.reason, table.reply)
+        by_sample: dict[int, tuple[tuple[str, str, str], ...]] = {}
+        for row in rows_with(
+            connection, query.order_by(table.rejected_id), table.sample_id, sample_ids
+        ):
+            one = (row.passage_id, row.reason, row.reply)
+            by_sample[row.sample_id] = (*by_sample.get(row.sample_id, ()), one)
+        return by_sample
+
+    @reads
+    def find(self, connection: sa.Connection, request_id: str) -> list[int]:
+        """The samples of a request, oldest first."""
+        query = sa.select(_samples.sample_id).where(_samples.request_id == storable(request_id))
+        return list(connection.execute(query.order_by(_samples.sample_id)).scalars())
+
+    @reads
+    def request_ids(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, str]:
+        """The request of each sample, without samples that were deleted."""
+        query = sa.select(_samples.sample_id, _samples.request_id)
+        rows = rows_with(connection, query, _samples.sample_id, sample_ids)
+        return {row.sample_id: row.request_id for row in rows}
+
+    @reads
+    def pick_for_labels(
+        self, connection: sa.Connection, series: str, n: int, *, since: float | None = None
+    ) -> list[int]:
+        """Pick judged samples uniformly at random, of those not picked or labelled at random yet.
+
+        The pick takes the lowest label orders, so it is the same until labels arrive. Samples
+        that were labelled because an alarm requested it are picked like all others, or the
+        random labels would lack them.
+
+        Args:
+            series: The series of the judged samples.
+            n: How many at most.
+            since: Answered from then on, in seconds since the epoch; None for all.
+
+        Returns:
+            Sample ids, lowest label order first; only of samples whose payload is kept.
+        """
+        queue = schema.label_queue.c
+        targeted = sa.select(queue.sample_id).where(queue.reason.not_in(PICK_REASONS))
+        labelled = sa.select(_samples.sample_id).where(
+            _samples.request_id.in_(sa.select(schema.labels.c.request_id)),
+            _samples.sample_id.not_in(targeted),
+        )
+        query = (
+            sa.select(_judged.sample_id)
+            .where(
+                _judged.series_id == _series_id(connection, series),
+                _judged.sample_id.not_in(labelled),
+                sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id),
+            )
+            .order_by(_judged.label_order, _judged.sample_id)
+            .limit(n)
+        )
+        if since is not None:
+            query = query.where(_judged.time_seconds >= since)
+        return list(connection.execute(query).scalars())
+
+
+def _cursor(connection: sa.Connection, query: sa.Select[Any]) -> Any:
+    """The driver's own cursor: a million rows take SQLAlchemy longer than the query."""
+    if connection.dialect.name == "sqlite":
+        return connection.execute(query).cursor
+    driver: Any = connection.connection.driver_connection
+    compiled = query.compile(connection)
+    # Bytes are sent as they are, not as text.
+    return driver.cursor(binary=True).execute(str(compiled), compiled.params)
+
+
+def _series_id(connection: sa.Connection, series: str) -> int:
+    """The id of a series; -1, which no row has, for one that has not begun."""
+    table = schema.series.c
+    query = sa.select(table.series_id).where(table.name == storable(series))
+    series_id = connection.execute(query).scalar()
+    return -1 if series_id is None else series_id

@@ -1,0 +1,258 @@
+"""Labels of passages, the queue of samples to label, and feedback on answers.
+
+All of it belongs to a request, and so to every sample of that request.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from ctxguard.monitor.store import schema
+from ctxguard.monitor.store.database import storable
+from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
+from ctxguard.monitor.store.types import (
+    PICK_REASONS,
+    FeedbackAdded,
+    FeedbackRow,
+    LabelRow,
+    LabelsAdded,
+)
+
+_samples = schema.samples.c
+_labels = schema.labels.c
+_queue = schema.label_queue.c
+_feedback = schema.feedback.c
+
+_Verdict = tuple[int, str | None]
+
+
+class Labelling(StorePart):
+    """Labels, requests for labels, and feedback."""
+
+    @writes
+    def add_labels(self, connection: sa.Connection, rows: Sequence[LabelRow]) -> LabelsAdded:
+        """Add labels of sampled requests.
+
+        A label that repeats the same annotator's last label of that passage is left out. Labels
+        that contradict others, or the same annotator's earlier ones, are added and counted: which
+        of them holds is for those who read them to decide.
+        """
+        self._lock_writers(connection, schema.labels)
+        rows = [_storable(row) for row in rows]
+        known = _known_requests(connection, [row.request_id for row in rows])
+        passages = _labelled_passages(connection, sorted(known))
+        duplicates = disagreeing = 0
+        new: list[LabelRow] = []
+        for row in rows:
+            if row.request_id not in known:
+                continue
+            passage = passages.setdefault((row.request_id, row.passage_id), _LabelledPassage())
+            if passage.has(row):
+                duplicates += 1
+                continue
+            disagreeing += passage.is_contradicted_by(row)
+            passage.add(row)
+            new.append(row)
+        if new:
+            connection.execute(sa.insert(schema.labels), [asdict(row) for row in new])
+        unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
+        return LabelsAdded(len(new), duplicates, disagreeing, tuple(unknown))
+
+    @reads
+    def unknown_requests(self, connection: sa.Connection, request_ids: Sequence[str]) -> list[str]:
+        """The requests without a sample in the store, each once, in the order given."""
+        stored = {request_id: storable(request_id) for request_id in request_ids}
+        known = _known_requests(connection, stored.values())
+        return [request_id for request_id, text in stored.items() if text not in known]
+
+    @reads
+    def labels(
+        self, connection: sa.Connection, sample_ids: Sequence[int] | None = None
+    ) -> list[tuple[int, LabelRow]]:
+        """(sample id, label) in the order in which the labels were added.
+
+        Args:
+            sample_ids: None for all. A request that was sampled twice has its labels twice.
+        """
+        query = sa.select(_samples.sample_id, schema.labels).join(
+            schema.samples, _samples.request_id == _labels.request_id
+        )
+        rows: Iterable[sa.Row[Any]] = (
+            connection.execute(query)
+            if sample_ids is None
+            else rows_with(connection, query, _samples.sample_id, sorted(set(sample_ids)))
+        )
+        in_order = sorted(rows, key=lambda row: (row.label_id, row.sample_id))
+        return [(row.sample_id, _label(row)) for row in in_order]
+
+    @writes
+    def queue_labels(
+        self, connection: sa.Connection, sample_ids: Sequence[int], *, reason: str
+    ) -> int:
+        """Request labels of samples; those already requested keep their place.
+
+        Args:
+            sample_ids: Samples that the store does not hold are left out.
+            reason: A sample that is picked by its label order (``random`` or ``weighted``)
+                counts as such from then on, even if it was requested before for another reason:
+                the order does not depend on the reason.
+
+        Returns:
+            How many were not requested before.
+        """
+        self._lock_writers(connection, schema.label_queue)
+        wanted = list(dict.fromkeys(sample_ids))
+        if reason in PICK_REASONS:
+            for some in chunks(wanted):
+                connection.execute(
+                    sa.update(schema.label_queue)
+                    .where(_queue.sample_id.in_(some), _queue.reason.not_in(PICK_REASONS))
+                    .values(reason=reason)
+                )
+        known, requested = (
+            {row.sample_id for row in rows_with(connection, sa.select(column), column, wanted)}
+            for column in (_samples.sample_id, _queue.sample_id)
+        )
+        new = [sample_id for sample_id in wanted if sample_id in known - requested]
+        if new:
+            connection.execute(
+                sa.insert(schema.label_queue),
+                [{"sample_id": sample_id, "reason": storable(reason)} for sample_id in new],
+            )
+        return len(new)
+
+    @reads
+    def label_queue(self, connection: sa.Connection) -> list[tuple[int, str]]:
+        """(sample id, reason) of samples with requested labels and none yet, in order."""
+        rows = connection.execute(
+            sa.select(_queue.sample_id, _queue.reason)
+            .join(schema.samples, _samples.sample_id == _queue.sample_id)
+            .where(_samples.request_id.not_in(sa.select(_labels.request_id)))
+            .order_by(_queue.place)
+        )
+        return [(row.sample_id, row.reason) for row in rows]
+
+    @reads
+    def label_reasons(self, connection: sa.Connection) -> dict[int, str]:
+        """Why labels of each sample were requested, whether it has labels by now or not."""
+        rows = connection.execute(sa.select(_queue.sample_id, _queue.reason))
+        return {row.sample_id: row.reason for row in rows}
+
+    @writes
+    def add_feedback(self, connection: sa.Connection, rows: Sequence[FeedbackRow]) -> FeedbackAdded:
+        """Add users' reactions to answers of sampled requests."""
+        rows = [replace(row, request_id=storable(row.request_id)) for row in rows]
+        known = _known_requests(connection, [row.request_id for row in rows])
+        new = [
+            {**asdict(row), "passage_ids": json.dumps(row.passage_ids)}
+            for row in rows
+            if row.request_id in known
+        ]
+        if new:
+            connection.execute(sa.insert(schema.feedback), new)
+        unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
+        return FeedbackAdded(len(new), tuple(unknown))
+
+    @reads
+    def feedback_counts(self, connection: sa.Connection) -> dict[str, int]:
+        """How many reactions of each kind there are."""
+        query = sa.select(_feedback.kind, sa.func.count()).group_by(_feedback.kind)
+        return {str(kind): int(count) for kind, count in connection.execute(query)}
+
+    @reads
+    def feedback(
+        self, connection: sa.Connection, sample_ids: Sequence[int] | None = None
+    ) -> list[tuple[int, FeedbackRow]]:
+        """(sample id, feedback) in the order in which it was added; None for all samples."""
+        query = (
+            sa.select(_samples.sample_id, schema.feedback)
+            .join(schema.samples, _samples.request_id == _feedback.request_id)
+            .order_by(_feedback.feedback_id, _samples.sample_id)
+        )
+        wanted = None if sample_ids is None else set(sample_ids)
+        return [
+            (
+                row.sample_id,
+                FeedbackRow(
+                    row.request_id, row.kind, tuple(json.loads(row.passage_ids)), row.time_seconds
+                ),
+            )
+            for row in connection.execute(query)
+            if wanted is None or row.sample_id in wanted
+        ]
+
+    def _lock_writers(self, connection: sa.Connection, table: sa.Table) -> None:
+        """Exclude other writers, for a transaction that reads before it inserts."""
+        # On SQLite every transaction that writes excludes the others.
+        if not self._database.is_sqlite:
+            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+
+
+class _LabelledPassage:
+    """The labels of one passage of one request."""
+
+    def __init__(self) -> None:
+        self._verdicts: set[_Verdict] = set()
+        self._latest: dict[tuple[str, str], tuple[float, _Verdict]] = {}
+        self._exact: set[tuple[str, str, float, _Verdict]] = set()
+
+    def has(self, row: LabelRow) -> bool:
+        """Whether the label is there, or repeats this annotator's last one."""
+        verdict, who = (row.grade, row.negative), (row.annotator, row.source)
+        latest = self._latest.get(who)
+        return (*who, row.time_seconds, verdict) in self._exact or (
+            latest is not None and row.time_seconds >= latest[0] and verdict == latest[1]
+        )
+
+    def add(self, row: LabelRow) -> None:
+        verdict, who = (row.grade, row.negative), (row.annotator, row.source)
+        self._verdicts.add(verdict)
+        self._exact.add((*who, row.time_seconds, verdict))
+        latest = self._latest.get(who)
+        if latest is None or row.time_seconds >= latest[0]:
+            self._latest[who] = (row.time_seconds, verdict)
+
+    def is_contradicted_by(self, row: LabelRow) -> bool:
+        return bool(self._verdicts - {(row.grade, row.negative)})
+
+
+def _known_requests(connection: sa.Connection, request_ids: Iterable[str]) -> set[str]:
+    column = _samples.request_id
+    wanted = sorted(set(request_ids))
+    return {row.request_id for row in rows_with(connection, sa.select(column), column, wanted)}
+
+
+def _labelled_passages(
+    connection: sa.Connection, request_ids: Sequence[str]
+) -> dict[tuple[str, str], _LabelledPassage]:
+    passages: dict[tuple[str, str], _LabelledPassage] = {}
+    query = sa.select(schema.labels).order_by(_labels.label_id)
+    for row in rows_with(connection, query, _labels.request_id, request_ids):
+        passages.setdefault((row.request_id, row.passage_id), _LabelledPassage()).add(_label(row))
+    return passages
+
+
+def _label(row: sa.Row[Any]) -> LabelRow:
+    return LabelRow(
+        row.request_id,
+        row.passage_id,
+        row.grade,
+        row.negative,
+        row.annotator,
+        row.time_seconds,
+        row.source,
+    )
+
+
+def _storable(row: LabelRow) -> LabelRow:
+    return replace(
+        row,
+        request_id=storable(row.request_id),
+        passage_id=storable(row.passage_id),
+        negative=None if row.negative is None else storable(row.negative),
+        annotator=storable(row.annotator),
+        source=storable(row.source),
+    )

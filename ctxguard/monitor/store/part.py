@@ -1,0 +1,83 @@
+"""What the parts of the sample store share: one database, and methods that are transactions."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+
+from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.types import Limits
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="StorePart")
+
+_MOST_VALUES = 1_000
+"""In one statement, below every database's limit on parameters."""
+
+
+class StorePart:
+    """A group of the store's methods.
+
+    Args:
+        database: The database of all parts.
+        limits: What ``clean`` keeps.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self.limits = limits
+
+
+def reads(
+    method: Callable[Concatenate[S, sa.Connection, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """Run a method in one transaction that reads, whose connection is its first argument."""
+    return _in_transaction(method, "read")
+
+
+def writes(
+    method: Callable[Concatenate[S, sa.Connection, P], T],
+) -> Callable[Concatenate[S, P], T]:
+    """Run a method in one transaction that writes: all of it is stored, or nothing."""
+    return _in_transaction(method, "write")
+
+
+def _in_transaction(
+    method: Callable[Concatenate[S, sa.Connection, P], T], run: Literal["read", "write"]
+) -> Callable[Concatenate[S, P], T]:
+    @wraps(method)
+    def in_transaction(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        transaction: Callable[[Callable[[sa.Connection], T]], T] = getattr(self._database, run)
+        return transaction(lambda connection: method(self, connection, *args, **kwargs))
+
+    # Callers give no connection, so help() and editors should show none.
+    own, _, *others = signature(method).parameters.values()
+    in_transaction.__signature__ = signature(method).replace(  # type: ignore[attr-defined]
+        parameters=[own, *others]
+    )
+    return in_transaction
+
+
+def rows_with(
+    connection: sa.Connection,
+    query: sa.Select[Any],
+    column: sa.ColumnElement[Any],
+    values: Sequence[Any],
+) -> Iterator[sa.Row[Any]]:
+    """The rows of a query in which a column has one of many values."""
+    for some in chunks(values):
+        yield from connection.execute(query.where(column.in_(some)))
+
+
+def chunks(values: Sequence[T], size: int = _MOST_VALUES) -> list[Sequence[T]]:
+    """Pieces small enough for one statement's parameters.
+
+    >>> chunks([1, 2, 3], 2)
+    [[1, 2], [3]]
+    """
+    return [values[start : start + size] for start in range(0, len(values), size)]

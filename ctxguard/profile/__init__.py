@@ -1,0 +1,1 @@
+"""The profile: the file that calibration writes and the guard loads."""

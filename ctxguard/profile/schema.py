@@ -1,0 +1,287 @@
+"""The Profile: what calibration decided, on what evidence, and for which system.
+
+One frozen JSON file (DESIGN.md §6); its JSON Schema is committed as ``profile.schema.json``
+beside this module. Reading one executes nothing and needs no library but pydantic.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metrics import Utilities
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.errors import ProfileError, ProfileFormatError
+
+SCHEMA_VERSION = 1
+
+_MAX_PROFILE_BYTES = 16 * 1024 * 1024
+
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+# The core's data classes know nothing of pydantic, whose defaults would let a misspelt setting
+# of a policy pass unread.
+for _core in (RatioPolicy, ExpectedUtilityPolicy, RelevanceModel, Fusion, Utilities):
+    with_config(_STRICT)(_core)
+
+AnyPolicy = Annotated[RatioPolicy | ExpectedUtilityPolicy, Field(discriminator="kind")]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Interval(_Frozen):
+    """A mean with its interval; ``value`` is None where it is undefined for every query."""
+
+    value: float | None
+    lower: float | None
+    upper: float | None
+    n: Annotated[int, Field(ge=0, description="Queries on which the metric is defined.")]
+
+
+class Evidence(_Frozen):
+    """What a policy achieved on one set of queries."""
+
+    queries: Annotated[int, Field(ge=0)]
+    metrics: dict[str, Interval]
+
+
+class Certificate(_Frozen):
+    """What was proved of one route's policy: a promise, and the probability that it is false.
+
+    With probability at least 1 − delta over the queries of the test, the policy's mean recall
+    loss is at most alpha and, where beta is given, its mean harm is at most beta. Recall loss is
+    averaged over queries whose baseline holds a relevant passage; elsewhere it is undefined.
+    Each route is certified by itself.
+
+    Attributes:
+        baseline: What recall loss is relative to: ``pool`` or ``k=10``.
+        recall_loss: The mean that was observed on the test queries.
+        harm: The mean that was observed on the test queries.
+        n_recall: Test queries on which recall loss is defined.
+        n_queries: Test queries in all.
+    """
+
+    alpha: float
+    beta: float | None
+    delta: float
+    baseline: str
+    test: str
+    p_value: float
+    recall_loss: float
+    harm: float
+    n_recall: Annotated[int, Field(ge=1)]
+    n_queries: Annotated[int, Field(ge=1)]
+
+    @property
+    def statement(self) -> str:
+        """The certificate in words."""
+        baseline = "whole pool holds"
+        if self.baseline != "pool":
+            baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
+        harm = (
+            "" if self.beta is None else f", and over all queries mean harm at most {self.beta:g}"
+        )
+        return (
+            f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
+            f"for which the {baseline} a relevant passage, mean recall loss is at most "
+            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test queries, observed "
+            f"{self.recall_loss:.3f})."
+        )
+
+
+class SegmentProfile(_Frozen):
+    """The policy of one segment of the queries; only certified ones are kept."""
+
+    policy: AnyPolicy
+    certificate: Certificate
+
+
+class RouteProfile(_Frozen):
+    """The policy of one route, and what is known of it.
+
+    Attributes:
+        policy: What the guard applies when exactly this route answered.
+        score_kind: What the route's scores mean; a ranking of another kind is a mismatch.
+        why: Why this kind of policy was taken, in words.
+        certificate: What was proved of the policy; None where nothing was.
+        segments: Policies of segments, by segment; the policy above serves all others.
+        chosen_on: Evidence on the queries that chose the policy: optimistic by construction.
+        held_out: Evidence on queries that took no part in the choice.
+        reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
+        safe_policy: What gives up the least recall against the certificate's baseline, to serve
+            when that certificate no longer holds; None in profiles of releases that wrote none.
+    """
+
+    policy: AnyPolicy
+    score_kind: ScoreKind
+    why: str = ""
+    certificate: Certificate | None = None
+    segments: dict[str, SegmentProfile] = Field(default_factory=dict)
+    chosen_on: Evidence | None = None
+    held_out: Evidence | None = None
+    reference: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    safe_policy: AnyPolicy | None = None
+
+
+class Provenance(_Frozen):
+    """How a profile was made."""
+
+    ctxguard_version: str
+    seed: int
+    dataset: str
+    dataset_digest: str
+    depth: Annotated[int, Field(ge=1)]
+    versions: dict[str, str] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Profile(_Frozen):
+    """A calibration: one policy per route, valid only for the system it was made on.
+
+    Attributes:
+        routes: The policy and its evidence for each calibrated route.
+        fusion: How the legs were fused; the guard sets it on a retriever that can.
+        utilities: What a passage was taken to be worth.
+        fingerprint: What identifies the system: embedder, analyser, reranker, corpus, …
+        provenance: How it was made; no date, so that the same labels give the same bytes.
+        segment_by: The column of the queries that names their segment, if any.
+    """
+
+    schema_version: Literal[1] = 1
+    routes: dict[Route, RouteProfile]
+    fusion: Fusion = Fusion()
+    utilities: Utilities = Utilities()
+    fingerprint: dict[str, str] = Field(default_factory=dict)
+    provenance: Provenance
+    segment_by: str | None = None
+
+    @property
+    def profile_id(self) -> str:
+        """The first 12 hex digits of the digest of its canonical JSON."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    def to_json(self) -> str:
+        """Canonical JSON: the same profile gives the same bytes."""
+        data = self.model_dump(mode="json")
+        for route in data["routes"].values():
+            # Left out, so that a profile of an older release keeps its bytes and its id.
+            if route["safe_policy"] is None:
+                del route["safe_policy"]
+        return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    def safe(self) -> "Profile":
+        """The same system served by each route's safe policy, for when a certificate fails.
+
+        Segments are served by their route's. Nothing is certified, and evidence that belongs to
+        the former policies is left out.
+
+        Raises:
+            ProfileError: a route names no safe policy.
+        """
+        lacking = sorted(route.value for route, own in self.routes.items() if not own.safe_policy)
+        if lacking:
+            raise ProfileError(
+                f"profile {self.profile_id} names no safe policy for {', '.join(lacking)}; "
+                "calibrate again with this release"
+            )
+        why = f"the safe policy of profile {self.profile_id}: it gives up the least recall"
+        routes = {
+            route: RouteProfile(
+                policy=own.safe_policy,
+                score_kind=own.score_kind,
+                why=why,
+                reference={name: at for name, at in own.reference.items() if name != "kept"},
+                safe_policy=own.safe_policy,
+            )
+            for route, own in self.routes.items()
+            if own.safe_policy is not None
+        }
+        notes = (*self.provenance.notes, f"safe policies of profile {self.profile_id}, uncertified")
+        provenance = self.provenance.model_copy(update={"notes": notes})
+        return self.model_copy(update={"routes": routes, "provenance": provenance})
+
+    def save(self, path: Path | str) -> None:
+        """Write atomically: a reader sees the old profile or the new one, never half of it."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as stream:
+            stream.write(self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Profile":
+        """Read a profile.
+
+        Raises:
+            ProfileFormatError: the file is absent, is not JSON, or is not a profile of this
+                schema; the message names the field.
+        """
+        path = Path(path)
+        try:
+            if path.stat().st_size > _MAX_PROFILE_BYTES:
+                raise ProfileFormatError(f"{path}: over 16 MiB, so not a profile")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileFormatError(
+                f"{path}: cannot be read as a profile ({error}); `ctxguard calibrate` writes one"
+            ) from error
+        try:
+            data = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ProfileFormatError(f"{path}: not JSON ({error})") from error
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if version != SCHEMA_VERSION:
+            raise ProfileFormatError(
+                f"{path}: schema_version is {version!r}, this release reads {SCHEMA_VERSION}; "
+                "calibrate again with this release"
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise ProfileFormatError(f"{path}: {field}: {first['msg']}") from error
+
+
+def fingerprint_differences(
+    expected: Mapping[str, str], actual: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What differs between a profile's system and the one at hand, one readable line each.
+
+    >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
+    ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")
+    """
+    lines = []
+    for key in sorted(expected.keys() | actual.keys()):
+        was, now = expected.get(key), actual.get(key)
+        if was == now:
+            continue
+        if now is None:
+            lines.append(f"{key} is absent here, was {was!r}")
+        elif was is None:
+            lines.append(f"{key} is {now!r}, was absent")
+        else:
+            lines.append(f"{key} is {now!r}, was {was!r}")
+    return tuple(lines)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a profile, as committed."""
+    return Profile.model_json_schema()
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=2, sort_keys=True))  # noqa: T201  it is a command

@@ -1,0 +1,27 @@
+"""Redaction: secrets removed from a text before it is written, and how much of the text is kept.
+
+``redactor`` applies the rules and fails closed; ``patterns`` has the rules for personal data,
+``keys`` those for keys, tokens and passwords.
+"""
+
+from ctxguard.redaction.patterns import Kind
+from ctxguard.redaction.redactor import (
+    PatternRedactor,
+    Redactor,
+    Text,
+    hash_text,
+    kept,
+    redact,
+    redacted,
+)
+
+__all__ = [
+    "Kind",
+    "PatternRedactor",
+    "Redactor",
+    "Text",
+    "hash_text",
+    "kept",
+    "redact",
+    "redacted",
+]

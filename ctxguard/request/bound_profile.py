@@ -1,0 +1,226 @@
+"""The immutable state that answers requests: profile, policy of each route, bound retriever.
+
+A request reads the reference to it once, and a new profile or generation of the index swaps that
+reference, so that one request sees one profile and one generation from retrieval to decision.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.types import Flag, Route, ScoreKind
+from ctxguard.errors import ConfigurationError
+from ctxguard.profile.schema import Profile, fingerprint_differences
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePolicy:
+    """What decides on the rankings of one route.
+
+    Attributes:
+        policy: The policy.
+        score_kind: The kind of score that it was calibrated for; None if any will do.
+        flags: What every answer by it is flagged with.
+        top_k: The policy's k alone, for scores that it cannot be applied to.
+        compares_scores: Whether it needs scores that say more than an order.
+    """
+
+    policy: Policy
+    score_kind: ScoreKind | None
+    flags: tuple[Flag, ...]
+    top_k: RatioPolicy
+    compares_scores: bool
+
+    @classmethod
+    def of(cls, policy: Policy, *flags: Flag, score_kind: ScoreKind | None = None) -> "RoutePolicy":
+        """A policy with what follows from it."""
+        return cls(policy, score_kind, flags, RatioPolicy(k=policy.k), policy.compares_scores)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundProfile:
+    """A profile bound to what a retriever searches now.
+
+    Attributes:
+        profile: The calibration in force; None without one.
+        profile_id: Its id; None without one.
+        differences: What differs between the profile's system and this one.
+        retriever: The wrapped retriever, under the profile's fusion; None without one.
+        swaps: Whether the retriever may swap what it searches.
+        generation: What the calls below search, if it may; else None.
+        call: Retrieves from that generation; refuses without a retriever.
+        acall: The same, awaited; None if the retriever has only a plain call.
+        can_filter: Whether the retriever takes a filter.
+        route_policies: What decides, for every route.
+        segment_policies: What decides instead for certified segments, by route and segment.
+    """
+
+    profile: Profile | None
+    profile_id: str | None
+    differences: tuple[str, ...]
+    retriever: Any
+    swaps: bool
+    generation: object
+    call: "Callable[..., Retrieval | Awaitable[Retrieval]]"
+    acall: "Callable[..., Awaitable[Retrieval]] | None"
+    can_filter: bool
+    route_policies: Mapping[Route, RoutePolicy]
+    segment_policies: Mapping[tuple[Route, str | None], RoutePolicy]
+
+
+def bind_profile(
+    wrapped: "AnyRetriever | None",
+    profile: Profile | None,
+    *,
+    policy: Policy | None,
+    bare: RatioPolicy,
+    fingerprint: Mapping[str, str] | None,
+    lenient: bool = False,
+) -> BoundProfile:
+    """Bind a profile to what a retriever searches now.
+
+    Args:
+        wrapped: The retriever as the guard was given it; None without one.
+        profile: The calibration; None without one.
+        policy: The policy set by hand for every route; None without one.
+        bare: The policy while nothing is calibrated.
+        fingerprint: Identifies a system that has no ``fingerprint()`` of its own.
+        lenient: Treat a fingerprint that cannot be read as another system's, instead of raising.
+
+    Raises:
+        ConfigurationError: ``wrapped`` is no retriever.
+    """
+    retriever: Any = wrapped
+    if profile is not None and hasattr(retriever, "with_fusion"):
+        retriever = retriever.with_fusion(profile.fusion)
+    swaps = _declares(retriever, "pinned") and _declares(retriever, "generation")
+    pinned: Any = retriever.pinned() if swaps else retriever
+    try:
+        differences = _differences(profile, pinned, fingerprint)
+    except Exception as error:
+        if not lenient:
+            raise
+        differences = (f"the fingerprint cannot be read ({type(error).__name__})",)
+    call = _no_retriever if pinned is None else _callable_of(pinned)
+    acall = None if pinned is None else _async_callable_of(pinned)
+    return BoundProfile(
+        profile=profile,
+        profile_id=None if profile is None else profile.profile_id,
+        differences=differences,
+        retriever=retriever,
+        swaps=swaps,
+        generation=pinned.generation if swaps else None,
+        call=call,
+        acall=acall,
+        can_filter=_takes_where(call) and (acall is None or _takes_where(acall)),
+        route_policies=_route_policies(profile, differences, bare, policy),
+        segment_policies=_segment_policies(profile, differences),
+    )
+
+
+def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoReturn:  # noqa: ARG001
+    raise ConfigurationError("this guard has no retriever: pass one, or use filter()")
+
+
+def _route_policies(
+    profile: Profile | None, differences: tuple[str, ...], bare: RatioPolicy, policy: Policy | None
+) -> dict[Route, RoutePolicy]:
+    """A policy for every route: the profile's where it knows route and system, else top k."""
+    if policy is not None or profile is None:
+        uncalibrated = RoutePolicy.of(bare if policy is None else policy, Flag.UNCALIBRATED)
+        return dict.fromkeys(Route, uncalibrated)
+    if differences:
+        policies = dict.fromkeys(Route, RoutePolicy.of(bare, Flag.PROFILE_MISMATCH))
+        for route, calibrated in profile.routes.items():
+            top_k = RatioPolicy(k=calibrated.policy.k)
+            policies[route] = RoutePolicy.of(top_k, Flag.PROFILE_MISMATCH)
+        return policies
+    return dict.fromkeys(Route, RoutePolicy.of(bare, Flag.ROUTE_UNCALIBRATED)) | {
+        route: RoutePolicy.of(calibrated.policy, score_kind=calibrated.score_kind)
+        for route, calibrated in profile.routes.items()
+    }
+
+
+def _segment_policies(
+    profile: Profile | None, differences: tuple[str, ...]
+) -> dict[tuple[Route, str | None], RoutePolicy]:
+    """The policies of the segments that the profile certifies; none for another system."""
+    if profile is None or differences:
+        return {}
+    return {
+        (route, segment): RoutePolicy.of(own.policy, score_kind=calibrated.score_kind)
+        for route, calibrated in profile.routes.items()
+        for segment, own in calibrated.segments.items()
+    }
+
+
+def _declares(retriever: object, name: str) -> bool:
+    """Whether a retriever has an attribute of its own, on the class or on the instance.
+
+    A wrapper that hands unknown names on to the retriever inside it has none of that one's: its
+    ``pinned`` would be a view of the inner retriever, and searching that would bypass the wrapper.
+    """
+    return inspect.getattr_static(retriever, name, _ABSENT) is not _ABSENT
+
+
+def _differences(
+    profile: Profile | None, retriever: object, fingerprint: Mapping[str, str] | None
+) -> tuple[str, ...]:
+    if profile is None:
+        return ()
+    if fingerprint is None:
+        own = getattr(retriever, "fingerprint", None)
+        fingerprint = own() if callable(own) else {}
+    return fingerprint_differences(profile.fingerprint, cast("dict[str, str]", fingerprint))
+
+
+def _callable_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieval]]":
+    for call in (
+        getattr(retriever, "retrieve", None),
+        getattr(retriever, "aretrieve", None),
+        retriever,
+    ):
+        if callable(call):
+            return cast("Callable[..., Retrieval]", call)
+    raise ConfigurationError(
+        f"{describe(retriever)} is no retriever: it needs retrieve(query, *, depth), or to "
+        "be callable with (query, depth=…)"
+    )
+
+
+def _async_callable_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None":
+    """The retriever's asynchronous call; None if it has only a plain one."""
+    call: Any = getattr(retriever, "aretrieve", None)
+    if callable(call):
+        return cast("Callable[..., Awaitable[Retrieval]]", call)
+    call = _callable_of(retriever)
+    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    ):
+        return cast("Callable[..., Awaitable[Retrieval]]", call)
+    return None
+
+
+def _takes_where(call: Callable[..., object]) -> bool:
+    """Whether a call names ``where`` itself: one that takes any keyword may ignore it."""
+    try:
+        parameter = inspect.signature(call).parameters.get("where")
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+
+
+def describe(value: object) -> str:
+    """What something is, for a message that says what was wrong with it."""
+    return f"a {type(value).__name__}"

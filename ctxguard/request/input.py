@@ -1,0 +1,63 @@
+"""One request: what its caller gave, the checks of that, and the state that answers it.
+
+Named tuples, because every request makes one of each and a tuple is the cheapest to make.
+"""
+
+from typing import NamedTuple
+
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import Mode
+from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.request.bound_profile import BoundProfile, describe
+
+
+class RequestInput(NamedTuple):
+    """The arguments of one request; ``ContextGuard.retrieve`` says what each means."""
+
+    query: str
+    request_id: str | None
+    segment: str | None
+    session_id: str | None
+    sample: bool
+    where: Where | None
+
+    def validate(self, max_query_chars: int) -> None:
+        """Refuse input that must be neither searched nor sampled.
+
+        Args:
+            max_query_chars: The longest query that is searched, in characters.
+
+        Raises:
+            QueryError: the query is no text, or too long.
+            ConfigurationError: ``where`` is neither a ``Where`` nor None.
+        """
+        # Widened, because callers do not all check their types.
+        query: object = self.query
+        where: object = self.where
+        if not isinstance(query, str):
+            raise QueryError(f"a query must be a text, not {describe(query)}")
+        if len(query) > max_query_chars:
+            raise QueryError(
+                f"the query has {len(query):,} characters, the limit is "
+                f"{max_query_chars:,} (max_query_chars of the guard)"
+            )
+        if where is not None and not isinstance(where, Where):
+            raise ConfigurationError(f"where must be a ctxguard.Where, not {describe(where)}")
+
+
+class Request(NamedTuple):
+    """A request that is under way.
+
+    Attributes:
+        input: What its caller gave.
+        request_id: The caller's, or a random one.
+        bound: The profile and the retriever that answer it, from retrieval to decision.
+        mode: The guard's mode when the request began.
+        probability: The probability with which the sampler selected it; 0.0 if it did not.
+    """
+
+    input: RequestInput
+    request_id: str
+    bound: BoundProfile
+    mode: Mode
+    probability: float

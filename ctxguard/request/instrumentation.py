@@ -1,0 +1,106 @@
+"""What observes requests, the sampler and the metrics, behind calls that never raise.
+
+An observer that raises is counted in ``ctxguard_observer_failures_total``, and the request goes on.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, Protocol, TypeVar
+
+from ctxguard.core.context import Context
+from ctxguard.core.types import Mode
+from ctxguard.errors import CtxguardError, FilterViolationError, OverloadedError
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import cause_of
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Sampler(Protocol):
+    """Selects requests before they are retrieved, and takes the selected ones when answered."""
+
+    def draw(self, request_id: str, /) -> float:
+        """The probability with which the request was selected; 0.0 if it was not."""
+        ...
+
+    def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
+        """Take an answered request.
+
+        Args:
+            context: The answer.
+            probability: With which it was selected; 0.0 for one that was sampled by hand.
+            time_seconds: When it was answered, in seconds since the epoch.
+        """
+        ...
+
+
+class Instrumentation:
+    """The observers of one guard, behind calls that never raise.
+
+    Args:
+        telemetry: Where requests are counted.
+        sampler: Selects the traffic to be judged; None for none of it.
+
+    Attributes:
+        received: Counts a request that begins, by mode.
+        answered: Counts an answered request, and how long it took; see `Telemetry.answered`.
+        failed: Counts a request that ended in an error; see `_failed`.
+        cancelled: Counts a request that its caller gave up, by mode.
+        offer: Hands an answered request to the sampler; see `Sampler.offer`.
+    """
+
+    def __init__(self, telemetry: Telemetry, sampler: Sampler | None) -> None:
+        self._telemetry = telemetry
+        self._sampler = sampler
+        self.received = self._safely("telemetry", telemetry.received, None)
+        self.answered = self._safely("telemetry", telemetry.answered, None)
+        self.failed = self._safely("telemetry", self._failed, None)
+        self.cancelled = self._safely("telemetry", self._cancelled, None)
+        self._safe_draw = self._safely("sampler", self._draw, 0.0)
+        self.offer = self._safely("sampler", self._offer, None)
+
+    def _safely(self, observer: str, call: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:
+        """``call``, with an error counted as the observer's and ``otherwise`` returned instead."""
+
+        def safe_call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            try:
+                return call(*args, **kwargs)
+            except Exception:
+                # Where even this count fails, nothing is left to report it with.
+                with suppress(Exception):
+                    self._telemetry.observer_failed(observer)
+                return otherwise
+
+        return safe_call
+
+    def _failed(self, mode: Mode, error: Exception, failure: CtxguardError) -> None:
+        """Count a request that failed, or was shed because too many came at once.
+
+        Args:
+            mode: Of the request.
+            error: As it was raised.
+            failure: The typed error that it became.
+        """
+        if isinstance(failure, OverloadedError):
+            self._telemetry.shed(mode)
+        else:
+            self._telemetry.failed(mode, cause_of(error))
+        if isinstance(failure, FilterViolationError):
+            self._telemetry.filter_violated()
+
+    def _cancelled(self, mode: Mode) -> None:
+        self._telemetry.failed(mode, "cancelled")
+
+    def draw(self, request_id: str) -> float:
+        """The probability with which the sampler selected a request; 0.0 if it did not."""
+        return 0.0 if self._sampler is None else self._safe_draw(self._sampler, request_id)
+
+    def _draw(self, sampler: Sampler, request_id: str) -> float:
+        probability = sampler.draw(request_id)
+        # Compared here, so that a result that is no number is the sampler's error.
+        return probability if probability > 0.0 else 0.0
+
+    def _offer(self, context: Context, probability: float, time_seconds: float) -> None:
+        if self._sampler is not None:
+            self._sampler.offer(context, probability, time_seconds)

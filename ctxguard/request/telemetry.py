@@ -1,0 +1,281 @@
+"""Every Prometheus metric of the request path.
+
+The child of every label value is looked up once and kept, because a lookup costs three times an
+increment. All label values come from closed sets: modes, routes, reasons, flags, outcomes, stages.
+"""
+
+from enum import StrEnum
+from threading import Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.types import DropReason, FailureKind, Flag, Mode, Route
+
+if TYPE_CHECKING:
+    from ctxguard.core.context import Context
+
+_GUARD_BUCKETS = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 20e-3, 0.1)
+_KEPT_BUCKETS = (0, 1, 2, 3, 5, 7, 10, 20, 50)
+KNOWN_STAGES = frozenset({"lexical", "dense", "rerank", "retriever", "assembly"})
+FAILED_CAUSES = frozenset(
+    {*FailureKind, "unavailable", "filter_violation", "invalid_request", "cancelled"}
+)
+"""Why a request failed.
+
+A `FailureKind` is what happened to its only stage. ``unavailable``: no stage was left that could
+answer. ``filter_violation``: the retriever returned what the request's filter forbids.
+``invalid_request``: the query, an argument or a setting was refused. ``cancelled``: the caller gave
+up.
+"""
+OBSERVERS = frozenset({"sampler", "telemetry"})
+
+
+class ReloadTarget(StrEnum):
+    """What is reloaded while serving. A closed set: it names metrics."""
+
+    PROFILE = "profile"
+    INDEX = "index"
+
+
+class ReloadOutcome(StrEnum):
+    """How an attempt to reload a file ended. A closed set: it labels a metric."""
+
+    RELOADED = "reloaded"
+    MALFORMED = "malformed"
+    """Incomplete, damaged, of another schema, or no such file at all."""
+    MISMATCHED = "mismatched"
+    """Made for another system."""
+    UNREADABLE = "unreadable"
+    """Absent, or access to it is denied."""
+
+
+class Telemetry:
+    """The request-path metrics of one registry; one instance serves any number of guards.
+
+    Exact by construction, once no request is under way: ``received = ok + degraded + failed +
+    shed`` and ``candidates = kept + dropped by reason``.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        received = Counter(
+            "ctxguard_received_requests",
+            "Requests received, by mode; each ends as ok, degraded, failed or shed.",
+            ["mode"],
+            registry=registry,
+        )
+        self._received = {mode: received.labels(mode.value) for mode in Mode}
+        requests = Counter(
+            "ctxguard_requests",
+            "Requests answered, by mode, route and outcome (ok, or degraded: a stage was missing).",
+            ["mode", "route", "outcome"],
+            registry=registry,
+        )
+        self._requests = {
+            (mode, route, degraded): requests.labels(
+                mode.value, route.value, "degraded" if degraded else "ok"
+            )
+            for mode in Mode
+            for route in Route
+            for degraded in (False, True)
+        }
+        failed = Counter(
+            "ctxguard_failed_requests",
+            "Requests that raised an error or were cancelled, by mode and cause.",
+            ["mode", "cause"],
+            registry=registry,
+        )
+        self._failed = {
+            (mode, cause): failed.labels(mode.value, cause)
+            for mode in Mode
+            for cause in sorted(FAILED_CAUSES)
+        }
+        shed = Counter(
+            "ctxguard_shed_requests",
+            "Requests refused because too many were under way, by mode.",
+            ["mode"],
+            registry=registry,
+        )
+        self._shed = {mode: shed.labels(mode.value) for mode in Mode}
+        self._kept = Counter(
+            "ctxguard_kept_candidates",
+            "Candidate passages that were kept.",
+            registry=registry,
+        )
+        dropped = Counter(
+            "ctxguard_dropped_candidates",
+            "Candidate passages that were dropped, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self._dropped = {reason: dropped.labels(reason.value) for reason in DropReason}
+        flags = Counter(
+            "ctxguard_flags", "Answers with a flag, by flag.", ["flag"], registry=registry
+        )
+        self._flags = {flag: flags.labels(flag.value) for flag in Flag}
+        stage_failures = Counter(
+            "ctxguard_stage_failures",
+            "Stages missing from an answer, and failures in assembly, by stage and cause.",
+            ["stage", "cause"],
+            registry=registry,
+        )
+        stages = (*sorted(KNOWN_STAGES), "other")
+        self._stage_failures = {
+            (stage, kind): stage_failures.labels(stage, kind.value)
+            for stage in stages
+            for kind in FailureKind
+        }
+        open_circuits = Gauge(
+            "ctxguard_open_circuits",
+            "Circuit breakers that are open now, by stage.",
+            ["stage"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self._open_circuits = {stage: open_circuits.labels(stage) for stage in stages}
+        self._ever_open: set[str] = set()
+        circuit_changes = Counter(
+            "ctxguard_circuit_changes",
+            "Times that a circuit breaker opened or closed, by stage and new state.",
+            ["stage", "state"],
+            registry=registry,
+        )
+        self._circuit_changes = {
+            (stage, is_open): circuit_changes.labels(stage, "open" if is_open else "closed")
+            for stage in stages
+            for is_open in (True, False)
+        }
+        observer_failures = Counter(
+            "ctxguard_observer_failures",
+            "Errors of the sampler or of telemetry, by observer; they never fail a request.",
+            ["observer"],
+            registry=registry,
+        )
+        self._observer_failures = {
+            observer: observer_failures.labels(observer) for observer in sorted(OBSERVERS)
+        }
+        self._filter_violations = Counter(
+            "ctxguard_filter_violations",
+            "Requests that failed because the retriever returned passages their filter forbids.",
+            registry=registry,
+        )
+        self._reloads = {}
+        self._reload_failing = {}
+        for what in ReloadTarget:
+            reloads = Counter(
+                f"ctxguard_{what}_reloads",
+                f"Attempts to reload a changed {what} while serving, by outcome.",
+                ["outcome"],
+                registry=registry,
+            )
+            for outcome in ReloadOutcome:
+                self._reloads[what, outcome] = reloads.labels(outcome.value)
+            self._reload_failing[what] = Gauge(
+                f"ctxguard_{what}_reload_failing",
+                f"Watchers whose last reload of a changed {what} failed; the former {what} serves.",
+                registry=registry,
+                multiprocess_mode="livemax",
+            )
+        self._guard_seconds = Histogram(
+            "ctxguard_guard_seconds",
+            "Seconds that the guard adds to a request: decide, assemble, sample.",
+            buckets=_GUARD_BUCKETS,
+            registry=registry,
+        )
+        self._retrieve_seconds = Histogram(
+            "ctxguard_retrieve_seconds", "Seconds that the retriever takes.", registry=registry
+        )
+        self._context_size = Histogram(
+            "ctxguard_context_passages",
+            "Passages in each context.",
+            buckets=_KEPT_BUCKETS,
+            registry=registry,
+        )
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Set the gauge of open circuits to 0: a forked child's are all closed."""
+        for stage in self._ever_open:
+            self._open_circuits[stage].set(0)
+        self._ever_open.clear()
+
+    def answered(
+        self, context: "Context", retrieve_seconds: float | None, guard_seconds: float
+    ) -> None:
+        """Count one answered request; it is degraded if its ranking lacks a stage.
+
+        Args:
+            context: The answer.
+            retrieve_seconds: Time of the retriever; None if there was no call of it.
+            guard_seconds: Time of the guard itself.
+        """
+        degraded = bool(context.decision.ranking.failures)
+        self._requests[context.mode, context.route, degraded].inc()
+        self._kept.inc(context.decision.n_kept - len(context.dropped_in_assembly))
+        for reason, count in context.decision.dropped_by_reason.items():
+            self._dropped[reason].inc(count)
+        for drop in context.dropped_in_assembly:
+            self._dropped[drop.reason].inc()
+        for flag in context.flags:
+            self._flags[flag].inc()
+        for failure in context.failures:
+            self._stage_failures[_stage_label(failure.stage), failure.kind].inc()
+        self._context_size.observe(len(context.passages))
+        self._guard_seconds.observe(guard_seconds)
+        if retrieve_seconds is not None:
+            self._retrieve_seconds.observe(retrieve_seconds)
+
+    def received(self, mode: Mode) -> None:
+        """Count one request received."""
+        self._received[mode].inc()
+
+    def failed(self, mode: Mode, cause: str) -> None:
+        """Count one request that failed; ``cause`` is one of `FAILED_CAUSES`."""
+        self._failed[mode, cause].inc()
+
+    def shed(self, mode: Mode) -> None:
+        """Count one request that was refused because too many were under way."""
+        self._shed[mode].inc()
+
+    def circuit_changed(self, stage: str, is_open: bool) -> None:
+        """Count a circuit breaker that opened or closed."""
+        stage = _stage_label(stage)
+        if is_open:
+            self._ever_open.add(stage)
+        self._circuit_changes[stage, is_open].inc()
+        self._open_circuits[stage].inc(1 if is_open else -1)
+
+    def filter_violated(self) -> None:
+        """Count one request whose retriever returned passages that its filter forbids."""
+        self._filter_violations.inc()
+
+    def reload_attempted(self, what: ReloadTarget, outcome: ReloadOutcome) -> None:
+        """Count one attempt to reload a file."""
+        self._reloads[what, outcome].inc()
+
+    def reload_failing(self, what: ReloadTarget, is_failing: bool) -> None:
+        """Note that a watcher began or ceased to fail."""
+        self._reload_failing[what].inc(1 if is_failing else -1)
+
+    def observer_failed(self, observer: str) -> None:
+        """Count one error of ``sampler`` or ``telemetry``; it never fails a request."""
+        self._observer_failures[observer].inc()
+
+
+def _stage_label(stage: str) -> str:
+    return stage if stage in KNOWN_STAGES else "other"
+
+
+_lock = Lock()
+_by_registry: WeakKeyDictionary[CollectorRegistry, Telemetry] = WeakKeyDictionary()
+
+
+def default_telemetry(registry: CollectorRegistry = REGISTRY) -> Telemetry:
+    """The telemetry of a registry, made once: a registry refuses the same name twice."""
+    with _lock:
+        telemetry = _by_registry.get(registry)
+        if telemetry is None:
+            telemetry = _by_registry[registry] = Telemetry(registry)
+        return telemetry

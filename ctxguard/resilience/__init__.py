@@ -1,0 +1,24 @@
+"""Stages of the request path: each has its own thread pool, time limit and circuit breaker.
+
+The guard uses one stage for a wrapped retriever; the embedded retriever uses one for each leg and
+one for its reranker. See DESIGN.md §7.
+"""
+
+from ctxguard.resilience.bounded_caller import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, cause_of, typed
+from ctxguard.resilience.breaker import Watcher
+from ctxguard.resilience.deadlines import Budget, Deadlines
+from ctxguard.resilience.stage import Stage, StageCall, UnansweredError, failure_of
+
+__all__ = [
+    "DEFAULT_MAX_IN_FLIGHT",
+    "BoundedCaller",
+    "Budget",
+    "Deadlines",
+    "Stage",
+    "StageCall",
+    "UnansweredError",
+    "Watcher",
+    "cause_of",
+    "failure_of",
+    "typed",
+]

@@ -1,0 +1,175 @@
+"""Calls a wrapped retriever under a deadline and a concurrency limit.
+
+Without a deadline a plain call runs on the caller's own thread, and from an event loop on a thread
+of the pool. What the retriever raises becomes one of the package's own errors in ``typed``.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from threading import Lock
+from typing import Any
+
+from ctxguard._support.error_text import describe_error
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.types import FailureKind
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    FilterViolationError,
+    OverloadedError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.resilience.breaker import Watcher
+from ctxguard.resilience.deadlines import check_seconds
+from ctxguard.resilience.stage import Stage, UnansweredError, kind_of
+
+DEFAULT_MAX_IN_FLIGHT = 10_000
+RETRIEVER = "retriever"
+
+_WORKERS = 32
+
+
+class BoundedCaller:
+    """Calls a retriever that knows nothing of deadlines.
+
+    Args:
+        deadline_seconds: The longest that a call may take; None for no limit.
+        max_in_flight: The most requests under way at once.
+
+    Raises:
+        ConfigurationError: one of them is out of range.
+    """
+
+    def __init__(self, deadline_seconds: float | None, max_in_flight: int) -> None:
+        check_seconds("deadline_seconds", deadline_seconds)
+        if max_in_flight < 1:
+            raise ConfigurationError(f"max_in_flight {max_in_flight!r} must be at least 1")
+        self._seconds = deadline_seconds
+        self._limit = max_in_flight
+        # Without a deadline a failing retriever is called again, as it would be by itself.
+        self._stage = Stage(
+            RETRIEVER,
+            workers=_WORKERS,
+            waiting=max_in_flight,
+            breaks=deadline_seconds is not None,
+        )
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Forget the requests under way, as a forked child must: they are its parent's."""
+        self._lock = Lock()
+        self._in_flight = 0
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` when the retriever's circuit opens or closes."""
+        self._stage.watch(watcher)
+
+    def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a plain function and return its result, an iterator as a tuple.
+
+        Raises:
+            OverloadedError: ``max_in_flight`` requests are under way.
+            ConfigurationError: it returned an awaitable, which plain code cannot wait for.
+            UnansweredError: it is late, or was not called because its circuit is open.
+            Exception: whatever the function raises.
+        """
+        self._acquire()
+        try:
+            if self._seconds is None:
+                returned = function(*args, **options)
+                if isinstance(returned, Iterator):
+                    returned = tuple(returned)
+            else:
+                work = partial(_call_and_read, function, *args, **options)
+                returned = self._stage.call(work, self._seconds, is_only_stage=True)
+        finally:
+            self._release()
+        if inspect.isawaitable(returned):
+            if inspect.iscoroutine(returned):
+                returned.close()  # or Python warns that nobody awaited it
+            raise ConfigurationError("the retriever is asynchronous: await aretrieve()")
+        return returned
+
+    async def await_call(
+        self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
+    ) -> Any:
+        """Call an asynchronous function and return its result; errors as for `call`."""
+        self._acquire()
+        try:
+            return await self._await_call(partial(function, *args, **options))
+        finally:
+            self._release()
+
+    async def call_in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call a plain function on another thread and return its result; errors as for `call`.
+
+        An awaitable that it returns is awaited.
+        """
+        self._acquire()
+        try:
+            work = partial(_call_and_read, function, *args, **options)
+            returned = await self._stage.submit(work, self._seconds, is_only_stage=True).aresult()
+            if not inspect.isawaitable(returned):
+                return returned
+            return await self._await_call(lambda: returned)
+        finally:
+            self._release()
+
+    async def _await_call(self, start: Callable[[], Awaitable[Any]]) -> Any:
+        return await (
+            start() if self._seconds is None else self._stage.await_within(start, self._seconds)
+        )
+
+    def _acquire(self) -> None:
+        """Count a request as under way.
+
+        Raises:
+            OverloadedError: ``max_in_flight`` requests are under way.
+        """
+        with self._lock:
+            if self._in_flight < self._limit:
+                self._in_flight += 1
+                return
+        raise OverloadedError(
+            "guard",
+            f"{self._limit:,} requests are under way, the most that may be (max_in_flight); try "
+            "again later",
+        )
+
+    def _release(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
+
+
+def typed(error: Exception) -> CtxguardError:
+    """The package's error for what a retriever raised; its own errors stay as they are."""
+    if isinstance(error, UnansweredError):
+        outage = OverloadedError if error.kind is FailureKind.SATURATED else StageUnavailableError
+        return outage(error.stage, error.cause)
+    if isinstance(error, CtxguardError):
+        return error
+    return StageUnavailableError(RETRIEVER, describe_error(error))
+
+
+def cause_of(error: Exception) -> str:
+    """Why a request failed, as a metric label: a `FailureKind`, or one of three more.
+
+    >>> cause_of(ConfigurationError("no such thing")), cause_of(TimeoutError())
+    ('invalid_request', 'timeout')
+    """
+    if isinstance(error, StageUnavailableError):
+        return "unavailable"
+    if isinstance(error, FilterViolationError):
+        return "filter_violation"
+    if isinstance(error, CtxguardError) and not isinstance(error, StageError):
+        return "invalid_request"
+    return kind_of(error).value
+
+
+def _call_and_read(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What ``function`` returns, with an iterator read to its end."""
+    returned = function(*args, **options)
+    return tuple(returned) if isinstance(returned, Iterator) else returned

@@ -1,0 +1,150 @@
+"""A circuit breaker: after repeated failures a stage is skipped, and tried again from time to time.
+
+Only outcomes pass through it. Its lock is never held while a stage is called, so that requests do
+not wait for each other, and its clock is monotonic, so that setting the system's clock changes
+nothing.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
+from threading import Lock
+from time import monotonic
+
+FAILURES = 3
+"""Consecutive failures that open the circuit."""
+
+RETRY_SECONDS = 1.0
+"""From opening to the first probe; doubled with every probe that fails."""
+
+MAX_RETRY_SECONDS = 10.0
+
+Watcher = Callable[[str, bool], None]
+"""Called with a stage's name and whether its circuit is open, whenever that changes."""
+
+
+class Probe:
+    """One call that finds out whether a stage has recovered."""
+
+
+class Refused(Enum):
+    """What `Breaker.admit` returns while the circuit is open and no probe is due."""
+
+    OPEN = auto()
+
+
+class Breaker:
+    """Counts failures in a row; opens at `FAILURES` and closes when a probe succeeds.
+
+    Args:
+        stage: The stage's name, for watchers.
+        opens: False for a breaker that stays closed whatever fails.
+
+    Attributes:
+        is_closed: Whether the stage may be called as usual.
+    """
+
+    def __init__(self, stage: str, *, opens: bool = True) -> None:
+        self._stage = stage
+        self._opens = opens
+        self._watchers: list[Watcher] = []
+        self._reset_after_fork()
+
+    def _reset_after_fork(self) -> None:
+        """Close the circuit and take a new lock; for a forked child."""
+        self._lock = Lock()
+        self.is_closed = True
+        self._failures = 0
+        self._retry_seconds = RETRY_SECONDS
+        # Before this moment nothing is admitted; of use only while the circuit is open.
+        self._refused_until = 0.0
+        self._probe: Probe | None = None
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` on every change; once, however often it is given."""
+        with self._lock:
+            if watcher not in self._watchers:
+                self._watchers.append(watcher)
+
+    def admit(self, seconds: float | None) -> Probe | Refused | None:
+        """Whether the stage may be called.
+
+        Args:
+            seconds: After which the call, if it is a probe, counts as failed; None for
+                `MAX_RETRY_SECONDS`, so that a probe that never returns is given up too.
+
+        Returns:
+            None while the circuit is closed, a probe when one is due, else `Refused.OPEN`.
+        """
+        if self.is_closed:
+            return None
+        if monotonic() < self._refused_until:
+            # Read without the lock: in an outage this is nearly every request.
+            return Refused.OPEN
+        with self._lock:
+            return self._admit_one(MAX_RETRY_SECONDS if seconds is None else seconds)
+
+    def succeeded(self, probe: Probe | None) -> None:
+        """Note that a call answered; ``probe`` is None for a call admitted while closed."""
+        if probe is None and self._failures == 0:
+            return
+        with self._lock:
+            if probe is None:
+                self._failures = 0
+            elif probe is self._probe:
+                self._close()
+
+    def failed(self, probe: Probe | None) -> None:
+        """Note that a call did not answer; ``probe`` as in `succeeded`."""
+        with self._lock:
+            if probe is not None:
+                if probe is self._probe:
+                    self._fail_probe()
+            elif self.is_closed and self._opens:
+                # Once it is open, the outcome of an earlier call says nothing new.
+                self._failures += 1
+                if self._failures == FAILURES:
+                    self._refuse()
+                    self._set_closed(False)
+
+    def recovered(self) -> None:
+        """Close the circuit: a call that was made in spite of it answered."""
+        with self._lock:
+            self._close()
+
+    def _admit_one(self, seconds: float) -> Probe | Refused | None:
+        """`admit` once no call is refused any more; the lock is held."""
+        if self.is_closed:
+            return None
+        if monotonic() < self._refused_until:
+            return Refused.OPEN
+        if self._probe is not None:
+            # It had as long as it may take.
+            self._fail_probe()
+            return Refused.OPEN
+        self._probe = Probe()
+        self._refused_until = monotonic() + seconds
+        return self._probe
+
+    def _close(self) -> None:
+        self._probe = None
+        self._failures = 0
+        self._retry_seconds = RETRY_SECONDS
+        self._set_closed(True)
+
+    def _fail_probe(self) -> None:
+        self._probe = None
+        self._retry_seconds = min(2.0 * self._retry_seconds, MAX_RETRY_SECONDS)
+        self._refuse()
+
+    def _refuse(self) -> None:
+        self._refused_until = monotonic() + self._retry_seconds
+
+    def _set_closed(self, is_closed: bool) -> None:
+        if is_closed is self.is_closed:
+            return
+        self.is_closed = is_closed
+        for watcher in self._watchers:
+            # Watching a stage must not fail it.
+            with suppress(Exception):
+                watcher(self._stage, not is_closed)

@@ -1,0 +1,154 @@
+"""A bounded pool of daemon threads, so that a call which never returns cannot keep a process alive.
+
+``concurrent.futures.ThreadPoolExecutor`` queues without a bound and joins its threads at exit.
+"""
+
+import atexit
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import monotonic, sleep
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+_T = TypeVar("_T")
+
+_IDLE_SECONDS = 10.0
+"""How long a thread without work lives: a pool that is no longer used costs nothing."""
+
+_EXIT_SECONDS = 0.25
+"""How long a process that ends waits for calls that are still running.
+
+A thread that returns from native code while the interpreter is torn down can abort the process.
+Calls that are past their deadline are not waited for.
+"""
+
+
+class PoolFullError(Exception):
+    """No thread is free, and the queue is full or all threads hang."""
+
+
+class DaemonPool:
+    """Threads that start when work comes and end when there is none.
+
+    A thread cannot be killed. When a call is past its deadline, its thread is written off and
+    another may take its place, up to ``workers`` more in all: a stage that recovers is not lost
+    to the calls that hung before, and hung calls cost a bounded number of threads.
+
+    Args:
+        name: Names the threads.
+        workers: The most calls that run at once, without those written off.
+        waiting: The most calls that wait for a thread.
+    """
+
+    def __init__(self, name: str, *, workers: int, waiting: int) -> None:
+        self._name = name
+        self._workers = workers
+        self._waiting_limit = waiting
+        self._reset_after_fork()
+        _pools.add(self)
+
+    def _reset_after_fork(self) -> None:
+        """Forget every thread and all work; a forked child has neither."""
+        self._lock = Lock()
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._threads = 0
+        self._idle = 0
+        self._waiting = 0
+        self._written_off: set[Future[Any]] = set()
+
+    @property
+    def running(self) -> int:
+        """How many calls run on a thread, without those written off."""
+        return self._threads - self._idle - len(self._written_off)
+
+    @property
+    def written_off(self) -> int:
+        """How many calls are past their deadline and have not returned."""
+        return len(self._written_off)
+
+    @property
+    def load(self) -> str:
+        """How busy the pool is, for messages."""
+        return f"{self.running:,} running, {self._waiting:,} waiting, {self.written_off:,} hung"
+
+    def submit(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Call ``work`` on a thread.
+
+        Raises:
+            PoolFullError: the queue is full, or as many threads hang as the pool may lose.
+        """
+        future: Future[_T] = Future()
+        with self._lock:
+            hung = len(self._written_off)
+            if self._waiting >= self._waiting_limit or hung >= 2 * self._workers:
+                raise PoolFullError
+            self._waiting += 1
+            if self._waiting > self._idle and self._threads < self._workers + min(
+                hung, self._workers
+            ):
+                self._start_thread()
+            self._queue.put((future, work))
+        return future
+
+    def write_off(self, future: "Future[Any]") -> bool:
+        """Abandon a call. Returns whether a thread had begun it."""
+        if future.cancel():
+            return False
+        with self._lock:
+            if not future.done():
+                self._written_off.add(future)
+        return True
+
+    def _start_thread(self) -> None:
+        thread = Thread(target=self._serve, name=f"ctxguard-{self._name}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):
+            # The system gives no more threads; the existing ones have to do.
+            if self._threads == 0:
+                self._waiting -= 1
+                raise PoolFullError from None
+            return
+        self._threads += 1
+        self._idle += 1
+
+    def _serve(self) -> None:
+        queue = self._queue
+        while True:
+            try:
+                future, work = queue.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._waiting:
+                        continue
+                    self._idle -= 1
+                    self._threads -= 1
+                return
+            with self._lock:
+                self._idle -= 1
+                self._waiting -= 1
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = work()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
+            with self._lock:
+                self._written_off.discard(future)
+                self._idle += 1
+            # Without this the last request stays in memory until the next one comes.
+            del future, work
+
+
+_pools: WeakSet[DaemonPool] = WeakSet()
+
+
+@atexit.register
+def _let_calls_return() -> None:
+    until = monotonic() + _EXIT_SECONDS
+    while any(pool.running > 0 for pool in list(_pools)) and monotonic() < until:
+        sleep(0.005)

@@ -1,0 +1,363 @@
+"""A stage: work that may fail, hang or return garbage, behind a pool and a circuit breaker."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from time import monotonic
+from typing import Any, Generic, TypeVar, cast
+
+from ctxguard._support.error_text import describe_error
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.types import FailureKind, StageFailure
+from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
+from ctxguard.resilience.breaker import Breaker, Probe, Refused, Watcher
+from ctxguard.resilience.pool import DaemonPool, PoolFullError
+
+_T = TypeVar("_T")
+
+WORKERS = 8
+WAITING = 1024
+"""Calls of one stage that may wait for a thread; each waits no longer than its time limit."""
+
+_ALLOCATION_FAILURES = ("can't allocate memory", "out of memory", "bad_alloc")
+
+
+class UnansweredError(StageError):
+    """A stage was not called, or did not answer in time.
+
+    Attributes:
+        kind: Which of the two, and why.
+        cause: The message without the stage's name.
+        probe: The call that tries an open stage again, where this request started it; else None.
+    """
+
+    def __init__(
+        self, stage: str, kind: FailureKind, message: str, probe: "StageCall[Any] | None" = None
+    ) -> None:
+        super().__init__(stage, message)
+        self.kind = kind
+        self.cause = message
+        self.probe = probe
+
+
+def kind_of(error: BaseException) -> FailureKind:
+    """The label of an error that a stage raised.
+
+    A plain `StageError` is the stage's own check of its result: garbage.
+
+    >>> kind_of(MemoryError()), kind_of(ValueError("no")), kind_of(TimeoutError())
+    (<FailureKind.OUT_OF_MEMORY: 'out_of_memory'>, <FailureKind.ERROR: 'error'>, <FailureKind.TIMEOUT: 'timeout'>)
+    """  # noqa: E501
+    if isinstance(error, UnansweredError):
+        return error.kind
+    if isinstance(error, OverloadedError):
+        return FailureKind.SATURATED
+    if isinstance(error, MemoryError) or any(
+        # torch raises a RuntimeError.
+        sign in str(error)
+        for sign in _ALLOCATION_FAILURES
+    ):
+        return FailureKind.OUT_OF_MEMORY
+    if isinstance(error, TimeoutError):
+        return FailureKind.TIMEOUT
+    if isinstance(error, StageError) and not isinstance(error, StageUnavailableError):
+        return FailureKind.GARBAGE
+    return FailureKind.ERROR
+
+
+def failure_of(stage: str, error: Exception) -> StageFailure:
+    """What an answer reports of a stage that raised ``error``."""
+    cause = error.cause if isinstance(error, UnansweredError) else describe_error(error)
+    return StageFailure(stage, cause, kind_of(error))
+
+
+class Stage:
+    """Calls one stage of a search under a time limit and a circuit breaker.
+
+    Without a time limit a call runs on the caller's own thread. With one it runs on a thread of
+    the stage's pool; a call that is late is abandoned. Errors of the call are raised unchanged.
+
+    While the circuit is open, calls are refused at once. When a retry is due, one request's call
+    runs in the pool as a probe, and that request goes on without the stage.
+
+    Args:
+        name: The stage's name in answers and metrics.
+        workers: The most calls that run at once in the pool.
+        waiting: The most calls that wait for a thread.
+        breaks: Whether repeated failures open the circuit.
+
+    Attributes:
+        breaker: The circuit breaker.
+    """
+
+    def __init__(
+        self, name: str, *, workers: int = WORKERS, waiting: int = WAITING, breaks: bool = True
+    ) -> None:
+        self.name = name
+        self.breaker = Breaker(name, opens=breaks)
+        self._pool = DaemonPool(name, workers=workers, waiting=waiting)
+        self._last_probe: Future[Any] | None = None
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Forget threads, work, failures and held locks; for a forked child."""
+        self._pool._reset_after_fork()
+        self._last_probe = None
+        self.breaker._reset_after_fork()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the circuit breaker is open."""
+        return not self.breaker.is_closed
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call ``watcher`` with the stage's name whenever its circuit opens or closes."""
+        self.breaker.watch(watcher)
+
+    def call(
+        self, work: Callable[[], _T], seconds: float | None = None, *, is_only_stage: bool = False
+    ) -> _T:
+        """Call ``work`` and return its result.
+
+        Args:
+            work: The call.
+            seconds: Its time limit; None for no limit.
+            is_only_stage: Whether nothing else could answer the request, which then waits for
+                the probe that it starts.
+
+        Raises:
+            UnansweredError: the call was refused, or is late.
+            Exception: whatever ``work`` raises.
+        """
+        if seconds is not None or not self.breaker.is_closed:
+            return self.submit(work, seconds, is_only_stage=is_only_stage).result()
+        try:
+            result = work()
+        except Exception as error:
+            self._note_error(error, None)
+            raise
+        self.breaker.succeeded(None)
+        return result
+
+    def submit(
+        self, work: Callable[[], _T], seconds: float | None = None, *, is_only_stage: bool = False
+    ) -> "StageCall[_T]":
+        """Start ``work`` on a thread of the pool; arguments and errors as for `call`."""
+        if seconds is not None and seconds <= 0.0:
+            raise self._no_time_left()
+        probe = self._admit(seconds)
+        if probe is None:
+            return self._submit(work, seconds, None)
+        if self._last_probe is not None:
+            # It would be settled if it had returned: it hangs, and another thread may replace its.
+            self._pool.write_off(self._last_probe)
+        call = self._submit(work, seconds, probe)
+        self._last_probe = call.note_when_done()
+        if is_only_stage:
+            return call
+        raise UnansweredError(
+            self.name, FailureKind.CIRCUIT_OPEN, "circuit open; being tried again", call
+        )
+
+    def call_ignoring_circuit(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
+        """`call` even while the circuit is open; success closes it.
+
+        For a request that nothing else can answer: overload may have opened every circuit.
+        """
+        if seconds is None:
+            result = work()
+        elif seconds <= 0.0:
+            raise self._no_time_left()
+        else:
+            result = self._submit(work, seconds, None).result()
+        self.breaker.recovered()
+        return result
+
+    async def await_within(self, start: Callable[[], Awaitable[_T]], seconds: float) -> _T:
+        """Await an asynchronous call under a time limit, without the pool.
+
+        Errors as for `call` of an only stage. A call that is late is cancelled, and abandoned if
+        it does not end then.
+        """
+        probe = self._admit(seconds)
+        task = asyncio.ensure_future(start())
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+        except asyncio.CancelledError:
+            _cancel(task)
+            if probe is not None:
+                self.breaker.failed(probe)
+            raise
+        if not task.done():
+            _cancel(task)
+            self.breaker.failed(probe)
+            raise self._late(seconds)
+        return self._settle(task, probe)
+
+    def _settle(self, future: "Future[_T] | asyncio.Future[_T]", probe: Probe | None) -> _T:
+        """Note the outcome of a finished call, and return or raise it."""
+        error = future.exception()
+        if error is not None:
+            self._note_error(error, probe)
+            raise error
+        self.breaker.succeeded(probe)
+        return future.result()
+
+    def _note_error(self, error: BaseException, probe: Probe | None) -> None:
+        if isinstance(error, OverloadedError) and probe is None:
+            return
+        # A refused query or setting is the caller's fault: the stage did answer.
+        if isinstance(error, OverloadedError) or (
+            isinstance(error, CtxguardError) and not isinstance(error, StageError)
+        ):
+            self.breaker.succeeded(probe)
+        else:
+            self.breaker.failed(probe)
+
+    def _admit(self, seconds: float | None) -> Probe | None:
+        """None while the circuit is closed, or a probe when one is due.
+
+        Raises:
+            UnansweredError: the circuit is open.
+        """
+        admitted = self.breaker.admit(seconds)
+        if isinstance(admitted, Refused):
+            raise UnansweredError(
+                self.name, FailureKind.CIRCUIT_OPEN, "circuit open after repeated failures"
+            )
+        return admitted
+
+    def _submit(
+        self, work: Callable[[], _T], seconds: float | None, probe: Probe | None
+    ) -> "StageCall[_T]":
+        future: Future[_T] | None = None
+        try:
+            future = self._pool.submit(partial(copy_context().run, work))
+        except PoolFullError:
+            if probe is not None:
+                self.breaker.failed(probe)
+            if probe is not None or seconds is not None:
+                raise self._full() from None
+        return StageCall(self, work, future, seconds, probe)
+
+    def _late(self, seconds: float) -> UnansweredError:
+        return UnansweredError(
+            self.name, FailureKind.TIMEOUT, f"no answer within {seconds * 1e3:.0f} ms"
+        )
+
+    def _no_time_left(self) -> UnansweredError:
+        return UnansweredError(
+            self.name, FailureKind.TIMEOUT, "no time was left when its turn came"
+        )
+
+    def _full(self, message: str = "no thread is free") -> UnansweredError:
+        return UnansweredError(self.name, FailureKind.SATURATED, f"{message} ({self._pool.load})")
+
+
+class StageCall(Generic[_T]):
+    """A call of a stage that a thread of its pool runs."""
+
+    __slots__ = ("_future", "_probe", "_seconds", "_stage", "_until", "_work")
+
+    def __init__(
+        self,
+        stage: Stage,
+        work: Callable[[], _T],
+        future: "Future[_T] | None",
+        seconds: float | None,
+        probe: Probe | None,
+    ) -> None:
+        self._stage = stage
+        self._work = work
+        self._future = future
+        self._seconds = seconds
+        self._until = None if seconds is None else monotonic() + seconds
+        self._probe = probe
+
+    def result(self) -> _T:
+        """Wait for the call and return its result.
+
+        A call without a time limit that no thread has started yet is made here instead.
+
+        Raises:
+            UnansweredError: the call is late, or no thread was free within its time limit.
+            Exception: whatever the call raises.
+        """
+        future = self._future
+        if future is None or (self._seconds is None and self._probe is None and future.cancel()):
+            return self._stage.call(self._work)
+        with suppress(TimeoutError, CancelledError):
+            future.exception(self._seconds_left())
+        return self._settle(future)
+
+    async def aresult(self) -> _T:
+        """`result` without blocking the event loop; cancelling it abandons the call."""
+        future = self._future
+        if future is None:
+            raise self._stage._full()
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def wake(_: "Future[_T]") -> None:
+            # The loop may have ended without waiting for this call.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_set, done)
+
+        future.add_done_callback(wake)
+        try:
+            if self._seconds is None:
+                await done
+            else:
+                await asyncio.wait({done}, timeout=self._seconds_left())
+        except asyncio.CancelledError:
+            self._stage._pool.write_off(future)
+            raise
+        return self._settle(future)
+
+    def note_when_done(self) -> "Future[_T] | None":
+        """Have the breaker told of the outcome even if nobody waits for it.
+
+        Returns:
+            The call; None where no thread was free for it.
+        """
+        if self._future is not None:
+            self._future.add_done_callback(self._note)
+        return self._future
+
+    def _seconds_left(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - monotonic())
+
+    def _note(self, future: "Future[_T]") -> None:
+        late = self._until is not None and monotonic() > self._until
+        if late or future.cancelled():
+            self._stage.breaker.failed(self._probe)
+        elif (error := future.exception()) is not None:
+            self._stage._note_error(error, self._probe)
+        else:
+            self._stage.breaker.succeeded(self._probe)
+
+    def _settle(self, future: "Future[_T]") -> _T:
+        if not future.done():
+            has_begun = self._stage._pool.write_off(future)
+            if not future.done():
+                self._stage.breaker.failed(self._probe)
+                raise self._stage._late(cast(float, self._seconds))
+            if not has_begun:
+                raise self._stage._full("no thread was free in time")
+        if future.cancelled():
+            raise self._stage._full("abandoned before a thread was free")
+        return self._stage._settle(future, self._probe)
+
+
+def _set(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _cancel(task: "asyncio.Future[Any]") -> None:
+    """Cancel without waiting, and read the outcome, so that asyncio does not complain of it."""
+    task.cancel()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

@@ -1,0 +1,97 @@
+"""Analysers: from a text to the terms that the lexical index holds, one file a language family."""
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.analysers.cjk import CjkAnalyser
+from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.analysers.snowball import SnowballAnalyser
+from ctxguard.retrieval.protocols import Analyser
+
+LANGUAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "en": "English",
+        "da": "Danish",
+        "de": "German",
+        "es": "Spanish",
+        "fr": "French",
+        "it": "Italian",
+        "nl": "Dutch",
+        "no": "Norwegian",
+        "pt": "Portuguese",
+        "ru": "Russian",
+        "sv": "Swedish",
+        "tr": "Turkish",
+        "cjk": "Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese",
+    }
+)
+"""The codes of the analysers that come with ctxguard, and the languages they are for."""
+
+
+def as_analyser(analyser: Analyser | str) -> Analyser:
+    """An analyser as it is, or the one of a language code.
+
+    Raises:
+        ConfigurationError: an unknown language, or an object that is no analyser.
+        MissingExtraError: a library that it needs is not installed.
+    """
+    if isinstance(analyser, str):
+        return analyser_for(analyser)
+    if not isinstance(analyser, Analyser):
+        raise ConfigurationError(
+            f"{analyser!r} is no analyser; give a language code, one of {', '.join(LANGUAGES)}, or "
+            "an object with name, fingerprint, scripts and analyse(text)"
+        )
+    return analyser
+
+
+@cache
+def analyser_for(language: str) -> Analyser:
+    """The analyser of a language.
+
+    Args:
+        language: One of `LANGUAGES`.
+
+    Raises:
+        ConfigurationError: another language.
+        MissingExtraError: a library that it needs is not installed.
+    """
+    if language not in LANGUAGES:
+        raise ConfigurationError(
+            f"there is no analyser for the language {language!r}; use one of "
+            f"{', '.join(LANGUAGES)} (cjk: {LANGUAGES['cjk']}), or give an analyser of your own "
+            "to HybridRetriever.build"
+        )
+    if language == "en":
+        return ENGLISH
+    return CjkAnalyser() if language == "cjk" else SnowballAnalyser(language)
+
+
+def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
+    """The analyser that a saved index names.
+
+    Args:
+        name: Its name in the index.
+        given: The caller's; None for one that comes with ctxguard.
+
+    Raises:
+        ConfigurationError: the index was built with an analyser of somebody's own and none is
+            given, or with another than the one given.
+    """
+    if given is None and name in LANGUAGES:
+        return analyser_for(name)
+    if given is None or given.name != name:
+        instead = "" if given is None else f", not {given.name!r}"
+        raise ConfigurationError(
+            f"the index was built with the analyser {name!r}{instead}; give that one as "
+            "`analyser`, or build the index anew"
+        )
+    return given
+
+
+def own_analyser(analyser: Analyser) -> Analyser | None:
+    """An analyser that does not come with ctxguard; None for one that does."""
+    name = analyser.name
+    return None if name in LANGUAGES and analyser is analyser_for(name) else analyser

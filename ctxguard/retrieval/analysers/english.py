@@ -1,0 +1,31 @@
+r"""The English analyser: words in lower case, without stop words, not stemmed. Pure."""
+
+from ctxguard.retrieval.analysers.words import words
+
+STOP_WORDS = frozenset(
+    "a an and are as at be but by for if in into is it no not of on or such that the their then "  # noqa: SIM905
+    "there these they this to was will with".split()
+)
+"""The short list of English stop words that Lucene's analysers start from."""
+
+
+class EnglishAnalyser:
+    """Words in lower case with the parts of identifiers, without 33 stop words, not stemmed.
+
+    See `ctxguard.retrieval.protocols.Analyser`.
+    """
+
+    name = "en"
+    fingerprint = r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words"
+    scripts = frozenset({"LATIN"})
+
+    def analyse(self, text: str) -> list[str]:
+        """The terms of a text.
+
+        >>> EnglishAnalyser().analyse("Is the asyncio.wait_for timeout a float?")
+        ['asyncio', 'wait_for', 'wait', 'timeout', 'float']
+        """
+        return [word for word in words(text) if word not in STOP_WORDS]
+
+
+ENGLISH = EnglishAnalyser()

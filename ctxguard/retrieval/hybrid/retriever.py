@@ -1,0 +1,457 @@
+"""The embedded hybrid retriever: building, loading, searching and changing it, and its views.
+
+DESIGN.md §2 and §5. A view is a retriever with other settings over the same index; views share
+the index's changes, the thread pools and the circuit breakers.
+"""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
+from ctxguard.errors import ConfigurationError, FilterViolationError
+from ctxguard.resilience import Deadlines, Watcher
+from ctxguard.retrieval.analysers import as_analyser
+from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
+from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES
+from ctxguard.retrieval.hybrid.settings import SearchSettings
+from ctxguard.retrieval.hybrid.stages import rerank, rerank_stage, search_legs
+from ctxguard.retrieval.index.dense import EXACT_LIMIT
+from ctxguard.retrieval.index.filters import AllowedRows
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.lexical import LexicalEngine
+from ctxguard.retrieval.index.passages import BuildReport, searchable_text
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
+from ctxguard.retrieval.models.files import portable_name
+from ctxguard.retrieval.protocols import Analyser, Embedder, Float32Array, Progress, Reranker
+
+DEFAULT_RERANK_DEPTH = 50
+DEFAULT_MAX_QUERY_CHARS = 10_000
+
+
+class HybridRetriever:
+    """BM25 and vector search over one set of passages, fused, and optionally reranked.
+
+    Safe to use from several threads at once, also while passages are added and deleted.
+
+    Args:
+        index: The index to search.
+        embedder: The model that made the index's vectors.
+        fusion: How the legs' scores become one.
+        reranker: Scores the best candidates again; None for no reranking.
+        rerank_depth: How many candidates the reranker scores. A ranking has one kind of score,
+            so that a reranked one holds at most these.
+        max_query_chars: Longer queries are refused.
+        deadlines: Time limits on the search and its stages; None for no limits.
+
+    Raises:
+        ConfigurationError: another embedder than the index's, or a setting out of range.
+    """
+
+    def __init__(
+        self,
+        index: HybridIndex,
+        *,
+        embedder: Embedder,
+        fusion: Fusion = Fusion(),  # noqa: B008  frozen
+        reranker: Reranker | None = None,
+        rerank_depth: int = DEFAULT_RERANK_DEPTH,
+        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        index.check_embedder(embedder)
+        self._settings = SearchSettings(
+            embedder=embedder,
+            fusion=fusion,
+            reranker=reranker,
+            rerank_depth=rerank_depth,
+            rerank_stage=rerank_stage(),
+            max_query_chars=max_query_chars,
+            deadlines=deadlines,
+            stages=STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK],
+        )
+        self._live = LiveIndex(index)
+        self._pinned: HybridIndex | None = None
+
+    @classmethod
+    def build(
+        cls,
+        passages: Iterable[Passage],
+        *,
+        embedder: Embedder | None = None,
+        lexical: LexicalEngine = "bm25s",
+        analyser: Analyser | str = "en",
+        exact_limit: int = EXACT_LIMIT,
+        progress: Progress | None = None,
+        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
+        deadlines: Deadlines | None = None,
+    ) -> Self:
+        """Index passages for both legs.
+
+        Passages without text and title are left out, and lone surrogates are replaced; ``report``
+        counts both.
+
+        Args:
+            passages: In any order; each with an id of its own.
+            embedder: None for all-MiniLM-L6-v2.
+            lexical: ``bm25s``, or ``rank-bm25``, which is far slower on large corpora.
+            analyser: Splits passages and queries into the terms that lexical search matches: a
+                code of `ctxguard.retrieval.analysers.LANGUAGES`, such as ``de``, or ``cjk`` for
+                scripts without spaces between words; or an analyser of your own.
+            exact_limit: Up to this many passages the dense leg compares every vector; above, it
+                compares codes first.
+            progress: Called with the number of passages encoded so far.
+            max_query_chars: As for the class.
+            deadlines: As for the class.
+
+        Raises:
+            DataError: an empty corpus, a repeated id, or vectors with NaN or an infinity.
+            ConfigurationError: an unknown language or engine, or vectors of the wrong shape.
+        """
+        embedder = SentenceTransformerEmbedder() if embedder is None else embedder
+        index = HybridIndex.build(
+            passages,
+            embedder=embedder,
+            engine=lexical,
+            analyser=as_analyser(analyser),
+            exact_limit=exact_limit,
+            progress=progress,
+        )
+        return cls(index, embedder=embedder, max_query_chars=max_query_chars, deadlines=deadlines)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        embedder: Embedder | None = None,
+        analyser: Analyser | str | None = None,
+        fusion: Fusion = Fusion(),  # noqa: B008  frozen
+        reranker: Reranker | None = None,
+        rerank_depth: int = DEFAULT_RERANK_DEPTH,
+        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
+        deadlines: Deadlines | None = None,
+        verify: bool | None = None,
+    ) -> Self:
+        """Open a saved index, memory-mapped.
+
+        Args:
+            folder: A folder that ``save`` wrote.
+            embedder: None for the sentence-transformers model that the index names.
+            analyser: The one that the index was built with, if that was an analyser of your own;
+                None for the language that the index names.
+            fusion: As for the class.
+            reranker: As for the class.
+            rerank_depth: As for the class.
+            max_query_chars: As for the class.
+            deadlines: As for the class.
+            verify: Whether to check the digest of every file; its size is always checked. None
+                to check indexes up to 256 MiB.
+
+        Raises:
+            IndexFolderError: not a saved index, or one that is incomplete or damaged.
+            ConfigurationError: another embedder or analyser than the index's, or a setting out of
+                range.
+        """
+        given = None if analyser is None else as_analyser(analyser)
+        index, version = open_index(Path(folder), given, verify)
+        loaded = cls(
+            index,
+            embedder=named_embedder(index.embedder) if embedder is None else embedder,
+            fusion=fusion,
+            reranker=reranker,
+            rerank_depth=rerank_depth,
+            max_query_chars=max_query_chars,
+            deadlines=deadlines,
+        )
+        loaded._live.folder, loaded._live.version = Path(folder), version
+        return loaded
+
+    def reload(self, folder: Path | str | None = None, *, verify: bool | None = None) -> bool:
+        """Replace the index by the one that a folder holds now, for every view at once.
+
+        The new index is opened and checked first; meanwhile the old one answers, and it finishes
+        the requests that it began, even if its files are deleted. Passages that were added or
+        deleted since the last ``save`` are lost.
+
+        Args:
+            folder: None for the folder that this retriever was loaded from.
+            verify: As for ``load``.
+
+        Returns:
+            Whether the folder held another index than the one that was opened last.
+
+        Raises:
+            ConfigurationError: no folder is known, or the index was made by another embedder.
+            IndexFolderError: As for ``load``. After either error the old index stays.
+        """
+        return self._live.reload(
+            None if folder is None else Path(folder),
+            embedder=self._settings.embedder,
+            verify=verify,
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the index was loaded from; None for one built in memory."""
+        return self._live.folder
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the dense leg compares the query with every vector, and not with codes first."""
+        return self.generation.dense.is_exact
+
+    @property
+    def generation(self) -> HybridIndex:
+        """The index that is searched now; another object after every change of the passages."""
+        return self._pinned or self._live.index
+
+    def pinned(self) -> Self:
+        """This retriever over the index of this moment, whatever changes later."""
+        view = copy.copy(self)
+        view._pinned = self.generation
+        return view
+
+    def save(self, folder: Path | str) -> None:
+        """Save the index as a folder of plain files, replacing an index that is there.
+
+        Raises:
+            IndexFolderError: the folder holds something else, or cannot be written; an index
+                that was there before is untouched.
+        """
+        self.generation.save(Path(folder))
+
+    def with_fusion(self, fusion: Fusion) -> Self:
+        """A view with another fusion."""
+        return self._view(replace(self._settings, fusion=fusion))
+
+    def with_reranker(
+        self, reranker: Reranker, *, rerank_depth: int = DEFAULT_RERANK_DEPTH
+    ) -> Self:
+        """A view that reranks its best candidates.
+
+        Raises:
+            ConfigurationError: a depth below 1.
+        """
+        return self._view(self._settings.with_reranker(reranker, rerank_depth))
+
+    def with_deadlines(self, deadlines: Deadlines | None) -> Self:
+        """A view with other time limits; None for none."""
+        return self._view(replace(self._settings, deadlines=deadlines))
+
+    def with_max_query_chars(self, max_query_chars: int) -> Self:
+        """A view that refuses queries longer than this.
+
+        Raises:
+            ConfigurationError: a limit below 1.
+        """
+        return self._view(replace(self._settings, max_query_chars=max_query_chars))
+
+    def on_route(self, route: Route) -> Self:
+        """A view that runs only the stages of a route.
+
+        Raises:
+            ConfigurationError: a route that this retriever cannot take.
+        """
+        return self._view(self._settings.on_route(route))
+
+    def _view(self, settings: SearchSettings) -> Self:
+        view = copy.copy(self)
+        view._settings = settings
+        return view
+
+    def watch_stages(self, watcher: Watcher) -> None:
+        """Call ``watcher`` whenever a stage's circuit breaker opens or closes."""
+        legs = self._live.legs
+        for stage in (legs.lexical, legs.dense, self._settings.rerank_stage):
+            stage.watch(watcher)
+
+    @property
+    def route(self) -> Route:
+        """The stages that answer when none fails."""
+        return self._settings.route
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Every route that this retriever can take, most stages first."""
+        return self._settings.routes
+
+    @property
+    def fusion(self) -> Fusion:
+        """How the legs' scores become one."""
+        return self._settings.fusion
+
+    @property
+    def report(self) -> BuildReport:
+        """How many passages were indexed, left out and repaired."""
+        return self.generation.report
+
+    @property
+    def analyser(self) -> Analyser:
+        """Splits passages and queries into the terms that lexical search matches."""
+        return self.generation.lexical.analyser
+
+    @property
+    def passage_ids(self) -> tuple[str, ...]:
+        """Every passage id, ascending."""
+        return self.generation.passages.ids
+
+    def __len__(self) -> int:
+        return len(self.generation.passages)
+
+    def passage(self, passage_id: str) -> Passage:
+        """The passage with an id.
+
+        Raises:
+            KeyError: no passage has it.
+        """
+        passages = self.generation.passages
+        return passages[passages.row_of[passage_id]]
+
+    def add(self, passages: Iterable[Passage], progress: Progress | None = None) -> None:
+        """Add passages, for every view of this retriever at once.
+
+        Only the new passages are encoded. The lexical statistics, and the codes above the exact
+        limit, are built again from all passages: add many at a time.
+
+        Raises:
+            DataError: an id that is already there, or passages that cannot be indexed; nothing
+                is added then.
+        """
+        embedder = self._settings.embedder
+        self._live.change(lambda index: index.added(passages, embedder, progress))
+
+    def delete(self, passage_ids: Iterable[str]) -> None:
+        """Delete passages, for every view of this retriever at once; costs as much as ``add``.
+
+        Raises:
+            DataError: an id that is not there, or no passage would be left; nothing is deleted
+                then.
+        """
+        self._live.change(lambda index: index.deleted(passage_ids))
+
+    def fingerprint(self) -> dict[str, str]:
+        """Everything that the scores depend on, by name.
+
+        A profile holds for a retriever whose fingerprint equals that of its own.
+        """
+        index, settings = self.generation, self._settings
+        fusion, reranker = settings.fusion, settings.reranker
+        return {
+            "embedder": portable_name(index.embedder),
+            "embedder_weights": index.embedder_weights,
+            "lexical": index.lexical.fingerprint,
+            "fusion": f"convex w={fusion.weight!r}"
+            if fusion.method == "convex"
+            else f"reciprocal_rank c={fusion.constant}",
+            "reranker": "none" if reranker is None else reranker.fingerprint,
+            "corpus_size": str(len(index.passages)),
+            "corpus_digest": index.corpus_digest,
+        }
+
+    def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
+        """Load the models and compile the loops, so that the first query does not wait.
+
+        No deadline applies.
+
+        Args:
+            filter_fields: Names of the metadata that filters will use. They are read in one pass
+                over all passages (0.4 s for 100,000), for which the first filter on a field would
+                wait otherwise; an index that replaces this one reads them before it answers. The
+                first 16 count. A field that no passage has is no error.
+
+        Raises:
+            ConfigurationError: one text instead of several names.
+        """
+        if isinstance(filter_fields, str):
+            raise ConfigurationError(
+                f"filter_fields takes several names; give [{filter_fields!r}] for this one"
+            )
+        index, settings = self.generation, self._settings
+        index.passages.metadata_rows.prepare(filter_fields)
+        query = searchable_text(index.passages[0])[: settings.max_query_chars]
+        self.with_deadlines(None).retrieve(query)
+        # A filter takes other compiled loops.
+        first_row = AllowedRows(np.zeros(1, np.int64), len(index.passages))
+        search_legs(
+            replace(settings.search(index, query), allowed=first_row), self._live.legs, None
+        )
+
+    def encode_query(self, query: str) -> Float32Array:
+        """A query's vector, shape (dimension,), for callers that retrieve it more than once.
+
+        Raises:
+            QueryError: As for ``retrieve``.
+        """
+        settings = self._settings
+        return settings.embedder.encode_query(settings.search(self.generation, query).query)
+
+    def retrieve(
+        self,
+        query: str,
+        *,
+        depth: int = DEFAULT_DEPTH,
+        query_vector: Float32Array | None = None,
+        where: Where | None = None,
+    ) -> Ranking:
+        """The best candidates for a query, each with the scores of every stage that answered.
+
+        Each leg gives its ``depth`` best; their union is scored in both, fused and cut to
+        ``depth``. Ties go by passage id. A passage without a word of the query is not a lexical
+        hit; a query of unknown words only is answered by the dense leg. Lone surrogates in the
+        query are replaced, as in passages.
+
+        Args:
+            query: At most ``max_query_chars`` characters.
+            depth: The most candidates returned, ≥ 1.
+            query_vector: The query's vector if it is known, shape (dimension,); None to encode
+                the query.
+            where: A filter on the passages' metadata; None for all passages. Both legs search
+                only what it allows, so that ``depth`` passages are found where there are so many.
+                How rare a word is, and so a BM25 score, is counted over all passages.
+
+        Returns:
+            The ranking. The kind of its scores follows from the stages that answered: ``ratio``
+            for BM25 alone, ``cosine`` for vectors alone, the fusion's kind for both, ``logit``
+            after reranking. Stages that failed are in ``failures`` and missing from ``route``.
+
+        Raises:
+            QueryError: an empty query, or one over ``max_query_chars``.
+            ConfigurationError: a depth below 1, a filter that is not a ``Where``, or a query
+                vector of another shape.
+            StageUnavailableError: no leg answered, or none in time.
+            OverloadedError: no leg had a thread free.
+        """
+        index, settings = self._pinned or self._live.index, self._settings
+        budget = None if settings.deadlines is None else settings.deadlines.start()
+        search = settings.search(index, query, depth=depth, query_vector=query_vector, where=where)
+        candidates, failures = search_legs(search, self._live.legs, budget)
+        if search.allowed is not None and not search.allowed.hold(candidates.rows):
+            raise FilterViolationError(
+                "filter", "the search gave a passage that `where` excludes: a bug, please report it"
+            )
+        if settings.reranker is not None and RERANK in search.stages:
+            best = candidates.best(settings.rerank_depth)
+            reranked = rerank(search, best, settings.reranker, settings.rerank_stage, budget)
+            if isinstance(reranked, StageFailure):
+                failures.append(reranked)
+            else:
+                candidates = reranked
+        if candidates.rows.size > depth:
+            candidates = candidates.best(depth)
+        passage_ids, passages = index.passages.select(candidates.rows)
+        return Ranking(
+            passage_ids=passage_ids,
+            scores=tuple(candidates.scores.tolist()),
+            kind=candidates.kind,
+            passages=passages,
+            route=ROUTES[tuple(candidates.legs)],
+            legs=candidates.legs,
+            failures=tuple(failures),
+        )

@@ -1,0 +1,214 @@
+"""Which rows of an index a filter allows.
+
+A filter is applied inside the search, before the best are chosen, so that a search returns as many
+allowed passages as its depth, where there are so many. The values of a field are read once for each
+generation of an index and stay in memory with it.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.metadata_filter import Token, Where, tokens
+from ctxguard.retrieval.protocols import RowArray
+
+MAX_FIELDS = 16
+MAX_CACHED_ROWS = 8_000_000
+"""Rows cached for filters that were used before, 64 MiB; the least recently used go first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllowedRows:
+    """The rows that a filter allows in one index.
+
+    Attributes:
+        rows: Ascending, shape (n_allowed,).
+        n_passages: The size of the whole index.
+    """
+
+    rows: RowArray
+    n_passages: int
+
+    def hold(self, rows: RowArray) -> bool:
+        """Whether every one of these rows is allowed."""
+        return bool(np.isin(rows, self.rows, assume_unique=True).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Field:
+    """The rows that hold each value of one field.
+
+    Attributes:
+        numbers: The number of each value, from 0.
+        rows: The rows of value 0, ascending, then those of value 1, and so on.
+        ends: The rows of value n are ``rows[ends[n] : ends[n + 1]]``.
+    """
+
+    numbers: Mapping[Token, int]
+    rows: RowArray
+    ends: RowArray
+
+    def mask(self, wanted: frozenset[Token], n_passages: int) -> NDArray[np.bool_]:
+        """Whether each row holds any of the values, shape (n_passages,)."""
+        holds = np.zeros(n_passages, np.bool_)
+        for token in wanted:
+            number = self.numbers.get(token)
+            if number is not None:
+                holds[self.rows[self.ends[number] : self.ends[number + 1]]] = True
+        return holds
+
+
+class _Values:
+    """The values of one field, collected row by row."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Token, int] = {}
+        self._held, self._rows = array("q"), array("q")
+
+    def add(self, row: int, value: object) -> None:
+        for token in dict.fromkeys(tokens(value)):
+            self._held.append(self._numbers.setdefault(token, len(self._numbers)))
+            self._rows.append(row)
+
+    def field(self) -> _Field:
+        of_value, rows = np.array(self._held, np.int64), np.array(self._rows, np.int64)
+        # Stable, so that the rows of each value stay ascending.
+        order = np.argsort(of_value, kind="stable")
+        counts = np.bincount(of_value, minlength=len(self._numbers))
+        ends = np.cumsum([0, *counts.tolist()], dtype=np.int64)
+        return _Field(self._numbers, rows[order], ends)
+
+
+def _read_fields(
+    names: Iterable[str], each_metadata: Iterable[object]
+) -> tuple[dict[str, _Field], frozenset[str]]:
+    """Read fields in one pass.
+
+    Returns:
+        Each field that a passage has; and the names of all the fields that passages have.
+    """
+    wanted = {name: _Values() for name in names}
+    existing: set[str] = set()
+    for row, metadata in enumerate(each_metadata):
+        # A line of a saved index may hold anything there.
+        if not isinstance(metadata, Mapping):
+            continue
+        existing.update(metadata)
+        for name, values in wanted.items():
+            if name in metadata:
+                values.add(row, metadata[name])
+    fields = {name: values.field() for name, values in wanted.items() if name in existing}
+    return fields, frozenset(existing)
+
+
+class MetadataRows:
+    """The rows that hold each value of the metadata fields of one generation's passages.
+
+    A field is read on first use; at most ``MAX_FIELDS`` fields stay in memory. Safe to use from
+    several threads at once: while one thread reads a field, only threads that need an unread field
+    wait. A field that no passage has costs nothing after the first filter, so that requests for
+    made-up fields cannot keep a server busy.
+
+    Args:
+        read: Returns the metadata of every passage, by row.
+        n_passages: How many passages there are.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[object]], n_passages: int) -> None:
+        self._read = read
+        self._n_passages = n_passages
+        self._names: frozenset[str] | None = None
+        self._fields: OrderedDict[str, _Field] = OrderedDict()
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child: drop the cached filters and take new locks."""
+        self._cached: OrderedDict[Where, AllowedRows] = OrderedDict()
+        self._cached_rows = 0
+        self._lock = Lock()
+        self._reading = Lock()
+
+    def allowed(self, where: Where) -> AllowedRows:
+        """The rows that a filter allows."""
+        with self._lock:
+            cached = self._cached.get(where)
+            if cached is not None:
+                self._cached.move_to_end(where)
+                return cached
+        allowed = AllowedRows(self._rows(where), self._n_passages)
+        with self._lock:
+            # Another thread may have cached the same filter meanwhile.
+            if where not in self._cached:
+                self._cached[where] = allowed
+                self._cached_rows += allowed.rows.size
+            while self._cached_rows > MAX_CACHED_ROWS and len(self._cached) > 1:
+                _, oldest = self._cached.popitem(last=False)
+                self._cached_rows -= oldest.rows.size
+        return allowed
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields in memory, which a new generation should read before it answers."""
+        with self._lock:
+            return tuple(self._fields)
+
+    def prepare(self, fields: Iterable[str]) -> None:
+        """Read fields before the first filter needs them, all in one pass.
+
+        Filters on fields in memory are answered meanwhile. The first ``MAX_FIELDS`` names are
+        read. A field that no passage has is no error.
+        """
+        self._load_fields(tuple(dict.fromkeys(fields))[:MAX_FIELDS])
+
+    def _rows(self, where: Where) -> RowArray:
+        nothing = np.zeros(0, np.int64)
+        if not all(wanted for _, wanted in where.conditions):
+            return nothing
+        fields = self._load_fields(where.fields)
+        mask: NDArray[np.bool_] | None = None
+        for name, wanted in where.conditions:
+            field = fields.get(name)
+            if field is None:
+                return nothing
+            holds = field.mask(wanted, self._n_passages)
+            mask = holds if mask is None else mask & holds
+        return nothing if mask is None else np.flatnonzero(mask)
+
+    def _load_fields(self, names: Sequence[str]) -> dict[str, _Field]:
+        """The named fields that a passage has, read now where they were not read before."""
+        fields, unread = self._fields_in_memory(names)
+        if not unread:
+            return fields
+        with self._reading:
+            # Another thread may have read them while this one waited.
+            fields, unread = self._fields_in_memory(names)
+            if unread:
+                read, existing = _read_fields(unread, self._read())
+                fields |= read
+                with self._lock:
+                    self._names = existing
+                    self._fields.update(read)
+                    while len(self._fields) > MAX_FIELDS:
+                        self._fields.popitem(last=False)
+        return fields
+
+    def _fields_in_memory(self, names: Sequence[str]) -> tuple[dict[str, _Field], list[str]]:
+        """The named fields that were read, and the names of those that a passage may have."""
+        fields: dict[str, _Field] = {}
+        unread: list[str] = []
+        with self._lock:
+            for name in names:
+                field = self._fields.get(name)
+                if field is not None:
+                    self._fields.move_to_end(name)
+                    fields[name] = field
+                elif self._names is None or name in self._names:
+                    unread.append(name)
+        return fields, unread

@@ -1,0 +1,73 @@
+"""How much of a corpus is written in scripts that its analyser is not made for."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
+from ctxguard.retrieval.protocols import Analyser
+
+WARN_FROM = 0.01
+"""Share of letters from which a corpus is said not to fit its analyser."""
+
+_CODE_POINTS = 0x110000
+_BLOCK = 1_000
+
+
+def unhandled_letters(texts: Sequence[str], analyser: Analyser) -> tuple[float, str | None]:
+    """Count the letters of texts that are in none of an analyser's scripts.
+
+    Args:
+        texts: Without lone surrogates.
+        analyser: What splits them into terms.
+
+    Returns:
+        Their share of all letters, in [0, 1], 0 where there is no letter; and from `WARN_FROM` on
+        a sentence that says so and what to do, else None.
+    """
+    if analyser.scripts is None:
+        return 0.0, None
+    by_script = _letters_by_script(texts)
+    unhandled = Counter({at: n for at, n in by_script.items() if at not in analyser.scripts})
+    if not unhandled:
+        return 0.0, None
+    share = unhandled.total() / by_script.total()
+    if share < WARN_FROM:
+        return share, None
+    scripts = [script for script, _ in unhandled.most_common(3)]
+    made_for = [code for code in LANGUAGES if scripts[0] in (analyser_for(code).scripts or ())]
+    instead = (
+        f"for {LANGUAGES[made_for[0]]}, build the index with the analyser {made_for[0]!r} "
+        f"(`ctxguard index --language {made_for[0]}`)"
+        if made_for
+        else "give an analyser of your own to HybridRetriever.build"
+    )
+    return share, (
+        f"{share:.0%} of the letters are of scripts that the analyser {analyser.name!r} is not "
+        f"made for ({', '.join(scripts)}), and lexical search finds little of what they spell; "
+        f"{instead}"
+    )
+
+
+def script_of(letter: str) -> str:
+    """The script of a letter: the first word of its Unicode name, after NFKC.
+
+    >>> script_of("é"), script_of("ｱ"), script_of("東")
+    ('LATIN', 'KATAKANA', 'CJK')
+    """
+    return unicodedata.name(unicodedata.normalize("NFKC", letter)[0], "UNKNOWN").split()[0]
+
+
+def _letters_by_script(texts: Sequence[str]) -> Counter[str]:
+    counts = np.zeros(_CODE_POINTS, np.int64)
+    for start in range(0, len(texts), _BLOCK):
+        block = "".join(texts[start : start + _BLOCK]).encode("utf-32-le")
+        counts += np.bincount(np.frombuffer(block, np.uint32), minlength=_CODE_POINTS)
+    by_script: Counter[str] = Counter()
+    for code_point in np.flatnonzero(counts).tolist():
+        character = chr(code_point)
+        if character.isalpha():
+            by_script[script_of(character)] += int(counts[code_point])
+    return by_script

@@ -1,0 +1,258 @@
+"""The saved index folder: a manifest that names, sizes and digests the files of one generation.
+
+    INDEX/manifest.json                 names the generation that is in force
+    INDEX/generation-XXXXXXXX/          its files, all of plain formats
+    INDEX/generation-XXXXXXXX.partial   the manifest of a generation that is being saved
+
+A save writes a generation beside the one in force and then renames its own partial manifest to
+``manifest.json``, in one step. A failed save loses nothing. Of several saves into one folder at
+once, the last to finish is in force.
+
+What the manifest names is never deleted. A generation comes into force at most once, when its
+partial manifest is renamed. So one that has no partial manifest, and is not named by the manifest
+that is read afterwards, was replaced and will never be named again. One that has a partial manifest
+is being saved, unless that is a day old: then the save is taken for interrupted, and the partial
+manifest is deleted first, without which the generation cannot come into force.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+from ctxguard.errors import IndexFolderError
+
+SCHEMA_VERSION = 2
+VERIFY_LIMIT_BYTES = 256 * 2**20
+"""Digests are checked on every load up to this size in all, which takes a fraction of a second."""
+
+_MANIFEST = "manifest.json"
+_FORMAT = "ctxguard index"
+_GENERATION = re.compile(r"generation-[0-9a-f]{8}")
+_PARTIAL = re.compile(r"generation-[0-9a-f]{8}\.partial")
+_INTERRUPTED_SECONDS = 24 * 60 * 60
+"""Age of a partial manifest from which its save is taken for interrupted."""
+
+_REBUILD = "copy the whole folder again, or build the index anew with `ctxguard index`"
+
+
+def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], None]) -> None:
+    """Save an index, replacing one that is there.
+
+    Safe to call from several processes and threads at once.
+
+    Args:
+        folder: Created where it does not exist; otherwise empty or a saved index.
+        content: The manifest's entries beside the list of files; JSON values.
+        write: Writes every file into the folder that it is given.
+
+    Raises:
+        IndexFolderError: the folder holds something else, or cannot be written.
+    """
+    try:
+        check_destination(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        generation = folder / f"generation-{token_hex(4)}"
+        _partial(generation).touch(exist_ok=False)
+        try:
+            generation.mkdir()
+            write(generation)
+            files = {file.name: _describe(file) for file in sorted(generation.iterdir())}
+            _commit(generation, content, files)
+        except BaseException:
+            _abandon(generation)
+            raise
+    except OSError as error:
+        raise IndexFolderError(
+            f"{folder}: the index could not be saved ({error}); an index that was there before "
+            "is untouched"
+        ) from error
+    # The index is saved; what could not be deleted now is deleted after another save.
+    with suppress(OSError, IndexFolderError):
+        _delete_old(folder)
+
+
+def check_destination(folder: Path) -> None:
+    """Refuse a folder that an index cannot be saved into.
+
+    Raises:
+        IndexFolderError: it is a file, or holds files that are no part of an index.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise IndexFolderError(f"{folder} is a file; an index is a folder")
+    foreign = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.name != _MANIFEST
+        and not _GENERATION.fullmatch(entry.name)
+        and not _PARTIAL.fullmatch(entry.name)
+    )
+    if foreign:
+        raise IndexFolderError(
+            f"{folder} holds files that are no part of an index ({foreign[0]!r}, {len(foreign)} in "
+            "all); give a folder of its own"
+        )
+    if (folder / _MANIFEST).exists():
+        _read_manifest(folder, any_version=True)
+
+
+def manifest_file(folder: Path) -> Path:
+    """The file that a new generation replaces, last of all and in one step."""
+    return folder / _MANIFEST
+
+
+def _partial(generation: Path) -> Path:
+    return generation.with_name(f"{generation.name}.partial")
+
+
+def _commit(generation: Path, content: Mapping[str, object], files: Mapping[str, Any]) -> None:
+    """Put a generation in force.
+
+    Raises:
+        FileNotFoundError: another save took this one for interrupted.
+    """
+    manifest = {
+        "format": _FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "generation": generation.name,
+        **content,
+        "files": files,
+    }
+    # Not "w", which would create again what another save has deleted.
+    with _partial(generation).open("r+", encoding="utf-8") as stream:
+        json.dump(manifest, stream, indent=2)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _partial(generation).replace(manifest_file(generation.parent))
+
+
+def _abandon(generation: Path) -> None:
+    """Delete a generation that is not in force yet, and see to it that it never will be."""
+    try:
+        _partial(generation).unlink()
+    except FileNotFoundError:
+        # In force after all, or deleted already.
+        return
+    shutil.rmtree(generation, ignore_errors=True)
+
+
+def _delete_old(folder: Path) -> None:
+    """Delete the generations that were replaced, and those of interrupted saves."""
+    entries = list(folder.iterdir())
+    once_in_force = [
+        entry
+        for entry in entries
+        if _GENERATION.fullmatch(entry.name) and not _partial(entry).exists()
+    ]
+    # Read only now: see the head of this module.
+    in_force = _read_manifest(folder, any_version=True)["generation"]
+    for generation in once_in_force:
+        if generation.name != in_force:
+            shutil.rmtree(generation, ignore_errors=True)
+    for entry in entries:
+        if _PARTIAL.fullmatch(entry.name):
+            with suppress(FileNotFoundError):
+                if time.time() - entry.stat().st_mtime > _INTERRUPTED_SECONDS:
+                    _abandon(entry.with_suffix(""))
+
+
+def _describe(file: Path) -> dict[str, object]:
+    with file.open("rb+") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        os.fsync(stream.fileno())
+    return {"bytes": file.stat().st_size, "sha256": digest}
+
+
+def load(folder: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], Path]:
+    """Check a saved index and find its files.
+
+    Args:
+        folder: What ``save`` wrote.
+        verify: Whether every file's digest is checked, beside its size, which always is. None:
+            up to `VERIFY_LIMIT_BYTES` in all.
+
+    Returns:
+        The manifest, and the folder of its generation.
+
+    Raises:
+        IndexFolderError: it is not a saved index, of another version, incomplete or damaged.
+    """
+    manifest = _read_manifest(folder)
+    try:
+        _check_files(folder, manifest, verify=verify)
+    except OSError as error:
+        # A save deletes the generation that it replaced, perhaps while it is checked here.
+        raise IndexFolderError(
+            f"{folder} cannot be read ({error.strerror or type(error).__name__}); {_REBUILD}"
+        ) from error
+    return manifest, folder / manifest["generation"]
+
+
+def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]:
+    file = folder / _MANIFEST
+    if not folder.is_dir():
+        raise IndexFolderError(f"{folder} is not a folder; build an index with `ctxguard index`")
+    if not file.is_file():
+        raise IndexFolderError(
+            f"{folder} has no {_MANIFEST}: it is not an index, or only half of one; {_REBUILD}"
+        )
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise IndexFolderError(f"{file} cannot be read ({error}); {_REBUILD}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise IndexFolderError(f"{file} was not written by ctxguard; save or load elsewhere")
+    version = manifest.get("schema_version")
+    if version != SCHEMA_VERSION and not any_version:
+        raise IndexFolderError(
+            f"{file} has schema version {version!r}, this release reads {SCHEMA_VERSION}; build "
+            "the index anew with `ctxguard index`"
+        )
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Mapping[str, Any], *, verify: bool | None) -> None:
+    try:
+        generation = manifest["generation"]
+        files = {name: (at["bytes"], at["sha256"]) for name, at in manifest["files"].items()}
+        is_whole = bool(_GENERATION.fullmatch(generation)) and bool(files)
+        is_whole = is_whole and all(Path(name).name == name for name in files)
+        total = sum(size for size, _ in files.values())
+    except (KeyError, TypeError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise IndexFolderError(f"{folder / _MANIFEST} is damaged; {_REBUILD}")
+    if verify is None:
+        verify = total <= VERIFY_LIMIT_BYTES
+    for name, (size, digest) in files.items():
+        file = folder / generation / name
+        if not file.is_file():
+            raise IndexFolderError(f"{file} is missing; {_REBUILD}")
+        n_bytes = file.stat().st_size
+        if n_bytes != size:
+            raise IndexFolderError(f"{file} has {n_bytes} bytes instead of {size}; {_REBUILD}")
+        if verify:
+            check_digest(file, digest)
+
+
+def check_digest(file: Path, expected: str) -> None:
+    """Compare a file with its digest in the manifest.
+
+    Raises:
+        IndexFolderError: it was changed since it was saved.
+    """
+    with file.open("rb") as stream:
+        if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
+            raise IndexFolderError(
+                f"{file} was changed or damaged since it was saved: its sha256 is not the "
+                f"manifest's; {_REBUILD}"
+            )

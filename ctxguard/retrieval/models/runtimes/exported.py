@@ -1,0 +1,156 @@
+"""A model exported from torch, and the file that it is kept in.
+
+The file is an archive of plain arrays in the user's cache folder, named after what it was made
+from. It is read whole, and used only if its digest is right.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.cache_folder import cache_folder
+from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.protocols import Float32Array
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_SETTINGS = ("*.json", "*.txt", "*.model")
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """How texts become what a graph takes.
+
+    Attributes:
+        names: The graph's inputs, in its order, out of ``input_ids``, ``attention_mask`` and
+            ``token_type_ids``.
+        max_tokens: Longer texts are cut; None for no limit.
+        pad_id: The token that fills up short texts of a batch.
+        pad_type_id: The type of that token.
+        query_prompt: Put before a query.
+        passage_prompt: Put before a passage.
+    """
+
+    names: tuple[str, ...]
+    max_tokens: int | None
+    pad_id: int
+    pad_type_id: int
+    query_prompt: str = ""
+    passage_prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A model that no longer needs torch.
+
+    Attributes:
+        graph: OpenVINO's description of the graph, XML.
+        weights: The constants of the graph.
+        tokenizer: The content of a ``tokenizer.json``.
+        inputs: How texts become arrays.
+        expected: torch's results for the probes, shape (n_probes, width).
+    """
+
+    graph: bytes
+    weights: bytes
+    tokenizer: bytes
+    inputs: Inputs
+    expected: Float32Array
+
+
+def default_cache() -> Path | None:
+    """``models`` in the user's cache folder; None where the user has no home folder."""
+    try:
+        return cache_folder() / "models"
+    except ConfigurationError:
+        return None
+
+
+def cache_key(weights: str, folder: Path) -> str:
+    """What an export depends on: the weights, and the model's other files.
+
+    Args:
+        weights: The digest of the weights.
+        folder: The model's; the same weights under another pooling are another model.
+    """
+    digest = hashlib.sha256(f"{_FORMAT}\0openvino\0{weights}".encode())
+    for file in sorted({file for pattern in _SETTINGS for file in folder.rglob(pattern)}):
+        digest.update(f"\0{file.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return f"openvino-{digest.hexdigest()[:32]}"
+
+
+def read(cache: Path, key: str) -> Exported | None:
+    """The model kept under a key; None where there is none, or its file is damaged."""
+    file = cache / f"{key}.npz"
+    try:
+        # Opened here, since a damaged archive would leave numpy's own handle open.
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            parts = {name: arrays[name] for name in arrays.files}
+        if parts.pop("digest").tobytes() != _digest(key, parts):
+            raise ValueError("its digest is wrong")
+        inputs = json.loads(parts["inputs"].tobytes())
+        return Exported(
+            graph=parts["graph"].tobytes(),
+            weights=parts["weights"].tobytes(),
+            tokenizer=parts["tokenizer"].tobytes(),
+            inputs=Inputs(**{**inputs, "names": tuple(inputs["names"])}),
+            expected=np.asarray(parts["expected"], np.float32),
+        )
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        # A damaged archive may raise anything.
+        _log.warning(
+            "%s is damaged or was not made for this model (%s); the model is exported again",
+            file,
+            type(error).__name__,
+        )
+        return None
+
+
+def write(cache: Path, key: str, exported: Exported) -> None:
+    """Keep a model under a key, in place of one that is there.
+
+    Where that is not possible, a warning is logged; the next start exports again.
+    """
+    parts = {name: np.asarray(value) for name, value in _parts(exported)}
+    digest = np.frombuffer(_digest(key, parts), np.uint8)
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_write(cache / f"{key}.npz", mode=0o600) as stream:
+            np.savez(stream, allow_pickle=False, digest=digest, **parts)
+    except OSError as error:
+        _log.warning(
+            "the exported model could not be kept in %s (%s); every start will export it again",
+            cache,
+            error.strerror or type(error).__name__,
+        )
+
+
+def _parts(exported: Exported) -> Iterator[tuple[str, object]]:
+    yield "expected", exported.expected
+    inputs = json.dumps(asdict(exported.inputs)).encode()
+    for name, content in (
+        ("graph", exported.graph),
+        ("weights", exported.weights),
+        ("tokenizer", exported.tokenizer),
+        ("inputs", inputs),
+    ):
+        yield name, np.frombuffer(content, np.uint8)
+
+
+def _digest(key: str, parts: dict[str, Any]) -> bytes:
+    digest = hashlib.sha256(key.encode())
+    for name, array in sorted(parts.items()):
+        digest.update(f"\0{name}\0{array.dtype.str}\0{array.shape}\0".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()

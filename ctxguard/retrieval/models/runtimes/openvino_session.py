@@ -1,0 +1,161 @@
+"""Exported models in OpenVINO: any number of calls at once, each on one thread.
+
+No call is spread over threads. Its results then do not depend on how many there are, clients do not
+wait for one another, and a caller with several batches spreads them over the processors itself.
+"""
+
+import ctypes
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.retrieval.models.runtimes.exported import Exported
+from ctxguard.retrieval.protocols import Float32Array
+
+IntArray = NDArray[np.int64]
+
+
+class OpenVinoSession:
+    """A graph in OpenVINO, on the processor. Safe to call from several threads at once.
+
+    Args:
+        exported: The model.
+        precision: ``f32`` or ``bf16``, in which the graph is computed.
+
+    Raises:
+        MissingExtraError: OpenVINO is not installed.
+    """
+
+    def __init__(self, exported: Exported, precision: str) -> None:
+        self._precision = precision
+        self._model = _CORE.get().read_model(exported.graph, exported.weights)
+        self._compiled: Any = None
+        self._idle: deque[Any] = deque()
+        self._lock = Lock()
+        reset_in_children(self)
+
+    @property
+    def workers(self) -> int:
+        """How many calls run side by side: the processors, or as many as `OMP_NUM_THREADS` says."""
+        return int(self._ready().get_property("NUM_STREAMS"))
+
+    def run(self, inputs: Sequence[IntArray]) -> Float32Array:
+        """The graph's output for a batch, shape (n, width); inputs of shape (n, tokens)."""
+        compiled = self._ready()
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = compiled.create_infer_request()
+        request.infer(list(inputs), share_inputs=True)
+        output = np.array(request.get_output_tensor(0).data, np.float32)
+        self._idle.append(request)
+        return output
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child, which has none of the threads: compile again when next called."""
+        _never_destroy(self._compiled, *self._idle)
+        self._compiled, self._idle, self._lock = None, deque(), Lock()
+
+    def _ready(self) -> Any:
+        if self._compiled is None:
+            with self._lock:
+                if self._compiled is None:
+                    self._compiled = self._compile()
+        return self._compiled
+
+    def _compile(self) -> Any:
+        threads = processors()
+        return _CORE.get().compile_model(
+            self._model,
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": self._precision,
+                "NUM_STREAMS": threads,
+                "INFERENCE_NUM_THREADS": threads,
+                # Pinned threads would share a core with those of another process.
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
+
+
+def openvino() -> Any:
+    """Import OpenVINO without its telemetry, which reports every import to its makers.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    with _without("openvino_telemetry"):
+        return require("openvino", "fast")
+
+
+def has_bf16() -> bool:
+    """Whether this processor computes in bfloat16."""
+    return "BF16" in _CORE.get().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def processors() -> int:
+    """How many threads to use: one a processor, or fewer where `OMP_NUM_THREADS` says so."""
+    available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(available, int(limit)) if limit.isdecimal() and int(limit) else available
+
+
+class _SharedCore:
+    """OpenVINO's entry point, one for the process and never destroyed.
+
+    The thread that makes one gets an alternate signal stack. Destroying it on another thread
+    frees that stack while the first thread still has it, whose next signal then ends the process.
+    """
+
+    def __init__(self) -> None:
+        self._core: Any = None
+        self._lock = Lock()
+        reset_in_children(self)
+
+    def get(self) -> Any:
+        """The `openvino.Core`.
+
+        Raises:
+            MissingExtraError: OpenVINO is not installed.
+        """
+        with self._lock:
+            if self._core is None:
+                self._core = openvino().Core()
+            return self._core
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child, which has none of its threads: make another at the next call."""
+        _never_destroy(self._core)
+        self._core, self._lock = None, Lock()
+
+
+_CORE = _SharedCore()
+
+
+@contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Make a module impossible to import; OpenVINO then does without its telemetry."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def _never_destroy(*objects: object) -> None:
+    """Keep objects alive: their destructors would wait for threads that a child does not have."""
+    for each in objects:
+        if each is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

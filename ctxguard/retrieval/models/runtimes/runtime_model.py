@@ -1,0 +1,251 @@
+"""A model on the fastest installed runtime whose results are torch's own.
+
+Whenever an exported model is opened, it computes a few probe texts on this processor and with these
+libraries. Where the results differ from torch's, the next runtime is tried, and torch at last.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.errors import ConfigurationError, MissingExtraError
+from ctxguard.retrieval.models.files import model_folder, weights_digest
+from ctxguard.retrieval.models.runtimes.encoder import Encoder
+from ctxguard.retrieval.models.runtimes.exported import (
+    Exported,
+    cache_key,
+    default_cache,
+    read,
+    write,
+)
+from ctxguard.retrieval.models.runtimes.openvino_session import OpenVinoSession, has_bf16, openvino
+from ctxguard.retrieval.models.runtimes.torch_model import TorchModel
+from ctxguard.retrieval.models.runtimes.tracing import Traceable, to_openvino
+from ctxguard.retrieval.protocols import Float32Array
+
+_log = logging.getLogger(__name__)
+
+
+class Runtime(StrEnum):
+    """What computes a model, and in which precision; 32 bits where none is named."""
+
+    OPENVINO_BF16 = "openvino-bf16"
+    OPENVINO = "openvino"
+    TORCH = "torch"
+
+
+class UnfaithfulError(Exception):
+    """A runtime's results differ from torch's; says by how much."""
+
+
+class NotExportedError(Exception):
+    """A model cannot be exported from torch; says why."""
+
+
+class UnfitProcessorError(Exception):
+    """This processor lacks what a runtime needs; says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTask:
+    """What one kind of model computes, and how near to torch's its results must be.
+
+    Attributes:
+        runtimes: Tried in this order unless one is requested; torch follows them.
+        load: Loads the model from its folder in torch, on a device such as ``cpu``; None for the
+            one that sentence-transformers chooses.
+        trace: Prepares a loaded model for the converter.
+        run_probes: Computes the probes, in the order of ``Traceable.expected``.
+        deviation: How far results are from torch's, given as (expected, computed); 0 where they
+            are equal.
+        max_deviation: The largest accepted difference from torch.
+    """
+
+    runtimes: tuple[Runtime, ...]
+    load: Callable[[Path, str | None], Any]
+    trace: Callable[[Any], Traceable]
+    run_probes: Callable[[Encoder], Float32Array]
+    deviation: Callable[[Float32Array, Float32Array], float]
+    max_deviation: float
+
+
+class RuntimeModel:
+    """A model on the runtime chosen for it, loaded on first use. Safe to use from many threads.
+
+    Args:
+        name: A folder, or a name on the model hub.
+        task: What it computes.
+        runtime: The only runtime to use; None for the first of the task's that can be used.
+        cache: Where exported models are kept; None for ``ctxguard/models`` in the user's cache
+            folder.
+        folder: Where its files are; None to find them by name, on first use.
+
+    Attributes:
+        torch: The model in torch, for use where ``encoder`` is None.
+
+    Raises:
+        ConfigurationError: an unknown runtime.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: ModelTask,
+        *,
+        runtime: str | None,
+        cache: Path | None,
+        folder: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.torch = TorchModel(lambda: task.load(self.folder, None))
+        self._task = task
+        self._requested = None if runtime is None else _known(runtime)
+        self._cache = default_cache() if cache is None else cache
+        self._given_folder = folder
+        self._opened: tuple[Runtime, Encoder | None] | None = None
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Take a new lock: another thread may have held it when this process was forked."""
+        self._lock = Lock()
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the model's files are; downloads them if the hub has to give them.
+
+        Raises:
+            ConfigurationError: no such model.
+        """
+        return self._given_folder or model_folder(self.name)
+
+    @cached_property
+    def weights(self) -> str:
+        """The digest of the weights, see `weights_digest`."""
+        return weights_digest(self.folder)
+
+    @property
+    def runtime(self) -> Runtime:
+        """What computes the model; loads it."""
+        return self._open_once()[0]
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The model on a runtime other than torch; None where torch computes it.
+
+        Raises:
+            MissingExtraError: the requested runtime is not installed.
+            ConfigurationError: it cannot compute this model as torch does.
+        """
+        return self._open_once()[1]
+
+    def _open_once(self) -> tuple[Runtime, Encoder | None]:
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = self._choose()
+        return self._opened
+
+    def _choose(self) -> tuple[Runtime, Encoder | None]:
+        if self._requested is not None and self._requested is not Runtime.TORCH:
+            encoder = self._open_requested(self._requested)
+            _log.info("%s runs on %s, as requested", self.name, self._requested)
+            return self._requested, encoder
+        missing = ""
+        for runtime in self._task.runtimes if self._requested is None else ():
+            try:
+                encoder = self._open(runtime)
+            except MissingExtraError as error:
+                missing = f"; {error}"
+            except UnfitProcessorError:
+                continue
+            except NotExportedError as error:
+                _log.warning("%s cannot be exported from torch (%s)", self.name, error)
+                break
+            except Exception as error:
+                # Runtimes fail in ways of their own; whatever it was, torch can be used.
+                reason = _error_summary(error)
+                _log.warning("%s does not run on %s (%s)", self.name, runtime, reason)
+            else:
+                _log.info("%s runs on %s", self.name, runtime)
+                return runtime, encoder
+        _log.info("%s runs on torch%s", self.name, missing)
+        return Runtime.TORCH, None
+
+    def _open_requested(self, runtime: Runtime) -> Encoder:
+        try:
+            return self._open(runtime)
+        except MissingExtraError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.name} cannot run on {runtime} ({_error_summary(error)}); leave the runtime "
+                "out, or use torch"
+            ) from error
+
+    def _open(self, runtime: Runtime) -> Encoder:
+        """Open the export in the cache, or export the model where that one cannot be used."""
+        openvino()
+        if runtime is Runtime.OPENVINO_BF16 and not has_bf16():
+            raise UnfitProcessorError("this processor has no bfloat16")
+        key = cache_key(self.weights, self.folder)
+        cached = None if self._cache is None else read(self._cache, key)
+        if cached is not None:
+            try:
+                return self._checked(runtime, cached)
+            except Exception as error:
+                if runtime is Runtime.OPENVINO_BF16:
+                    # The precision or the file may be at fault: 32 bits, tried next, tell which.
+                    raise
+                reason = _error_summary(error)
+                _log.warning("%s is exported again (%s)", self.name, reason)
+        exported = self._export()
+        encoder = self._checked(runtime, exported)
+        if self._cache is not None:
+            write(self._cache, key, exported)
+        return encoder
+
+    def _export(self) -> Exported:
+        try:
+            return to_openvino(self._task.trace(self._task.load(self.folder, "cpu")))
+        except (MissingExtraError, ConfigurationError):
+            raise
+        except Exception as error:
+            # Exporters fail in ways of their own.
+            raise NotExportedError(_error_summary(error)) from error
+
+    def _checked(self, runtime: Runtime, exported: Exported) -> Encoder:
+        """The exported model, after its results for the probes were compared with torch's."""
+        precision = "bf16" if runtime is Runtime.OPENVINO_BF16 else "f32"
+        encoder = Encoder(exported, OpenVinoSession(exported, precision))
+        expected, computed = exported.expected, self._task.run_probes(encoder)
+        if computed.shape != expected.shape or not np.isfinite(computed).all():
+            raise UnfaithfulError(
+                f"its results have shape {computed.shape} and are not all finite; torch's have "
+                f"shape {expected.shape}"
+            )
+        deviation = self._task.deviation(expected, computed)
+        if not deviation <= self._task.max_deviation:
+            raise UnfaithfulError(f"its results differ from torch's by {deviation:.2g}")
+        return encoder
+
+
+def _known(name: str) -> Runtime:
+    try:
+        return Runtime(name)
+    except ValueError:
+        raise ConfigurationError(
+            f"the runtime {name!r} is unknown; use one of {', '.join(Runtime)}"
+        ) from None
+
+
+def _error_summary(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

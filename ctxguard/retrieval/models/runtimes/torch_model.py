@@ -1,0 +1,81 @@
+"""Models computed by torch itself: by one thread at a time, and in forked children too."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
+
+
+class TorchModel:
+    """A model in torch, loaded on first use.
+
+    Args:
+        load: Loads it, after a call of `torch`.
+    """
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        self._load = load
+        self._model: Any = None
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Take a new lock: another thread may have held it when this process was forked."""
+        self._lock = Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[Any]:
+        """The model, for this thread alone.
+
+        Its tokenizer raises "Already borrowed" when two threads use it at once.
+        """
+        with self._lock:
+            if self._model is None:
+                self._model = self._load()
+            yield self._model
+
+
+def torch() -> Any:
+    """Import torch, and have it compute on one thread in processes forked from now on.
+
+    The threads of its pool stay in the parent, and a child that shared work with them would wait
+    for them for ever. A program that computes in torch by itself before this is called has to
+    call ``torch.set_num_threads(1)`` in its children.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    library = require("torch", "embedded")
+    _threads.library = library
+    return library
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Without the progress bar that transformers writes to standard error while reading weights."""
+    bars = require("transformers.utils.logging", "embedded")
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+class _Threads:
+    """The threads of torch, once `torch` was called."""
+
+    library: Any = None
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child: compute on the calling thread, the only one there is."""
+        if self.library is not None:
+            self.library.set_num_threads(1)
+
+
+_threads = _Threads()
+reset_in_children(_threads)

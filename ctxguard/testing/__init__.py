@@ -1,0 +1,27 @@
+"""Public fakes and contract suites, for the tests of ctxguard and of what is built on it."""
+
+from ctxguard.testing.fake_retriever import FakeRetriever
+from ctxguard.testing.faults import (
+    Fault,
+    FaultyEmbedder,
+    FaultyLexicalIndex,
+    FaultyReranker,
+    FaultyRetriever,
+)
+from ctxguard.testing.judge_contract import JudgeContract
+from ctxguard.testing.lexical_contract import LexicalContract
+from ctxguard.testing.retriever_contract import RetrieverContract
+from ctxguard.testing.word_hash_embedder import WordHashEmbedder
+
+__all__ = [
+    "FakeRetriever",
+    "Fault",
+    "FaultyEmbedder",
+    "FaultyLexicalIndex",
+    "FaultyReranker",
+    "FaultyRetriever",
+    "JudgeContract",
+    "LexicalContract",
+    "RetrieverContract",
+    "WordHashEmbedder",
+]

@@ -1,0 +1,161 @@
+"""Parts of a retriever that fail on request, for tests of what is built on one."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.types import FloatArray, Passage
+from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.lexical import Bm25sIndex
+from ctxguard.retrieval.protocols import Embedder, Float32Array, LexicalIndex, Progress
+from ctxguard.testing.word_hash_embedder import WordHashEmbedder
+
+
+class Fault:
+    """Makes a faulty part do something else instead of its work.
+
+    Attributes:
+        instead: Called in place of the work, with the work as its argument: it may raise, hang,
+            or spoil the result. None while the part does its work.
+
+    >>> fault = Fault()
+    >>> fault.run(lambda: 1)
+    1
+    >>> with fault.injected(lambda work: work() + 1):
+    ...     fault.run(lambda: 1)
+    2
+    """
+
+    def __init__(self) -> None:
+        self.instead: Callable[[Callable[[], Any]], Any] | None = None
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Do the work, or what is to happen instead."""
+        return work() if self.instead is None else self.instead(work)
+
+    @contextmanager
+    def injected(self, instead: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+        """Do ``instead`` in place of the work until the block ends."""
+        self.instead = instead
+        try:
+            yield
+        finally:
+            self.instead = None
+
+
+class FaultyEmbedder:
+    """An embedder whose queries can be made to fail.
+
+    Args:
+        inner: Does the work; None for a `WordHashEmbedder`.
+
+    Attributes:
+        fault: What happens instead of encoding a query.
+    """
+
+    def __init__(self, inner: Embedder | None = None) -> None:
+        self._inner = WordHashEmbedder() if inner is None else inner
+        self.fault = Fault()
+        self.name = self._inner.name
+        self.dimension = self._inner.dimension
+
+    def encode_query(self, text: str) -> Float32Array:
+        """One vector, shape (dimension,), unless there is a fault."""
+        vector: Float32Array = self.fault.run(lambda: self._inner.encode_query(text))
+        return vector
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> Float32Array:
+        """One vector per text, shape (n, dimension)."""
+        return self._inner.encode_passages(texts, progress)
+
+    def fingerprint(self) -> str:
+        """The inner embedder's."""
+        return self._inner.fingerprint()
+
+
+class FaultyReranker:
+    """A reranker that prefers short texts, and that can be made to fail.
+
+    Attributes:
+        fault: What happens instead of scoring.
+    """
+
+    fingerprint = "shortest first"
+
+    def __init__(self) -> None:
+        self.fault = Fault()
+
+    def score(self, query: str, texts: Sequence[str]) -> FloatArray:  # noqa: ARG002
+        """Minus the length of each text, shape (n,), unless there is a fault."""
+        logits: FloatArray = self.fault.run(
+            lambda: np.array([-float(len(text)) for text in texts], np.float64)
+        )
+        return logits
+
+
+class FaultyLexicalIndex(Bm25sIndex):
+    """A lexical index whose searches can be made to fail.
+
+    Args:
+        inner: The index that does the work; of the engine ``bm25s``.
+
+    Attributes:
+        fault: What happens instead of looking up a query's words, with which any search begins.
+
+    Raises:
+        ConfigurationError: an index of another engine.
+    """
+
+    def __init__(self, inner: LexicalIndex) -> None:
+        if not isinstance(inner, Bm25sIndex):
+            raise ConfigurationError(
+                f"a faulty lexical index needs one of the engine bm25s, not {inner.fingerprint}"
+            )
+        vars(self).update(vars(inner))
+        self.fault = Fault()
+
+    def words(self, query: str) -> NDArray[np.int64]:
+        """The numbers of a query's words, unless there is a fault."""
+        words: NDArray[np.int64] = self.fault.run(lambda: Bm25sIndex.words(self, query))
+        return words
+
+
+class FaultyRetriever:
+    """A hybrid retriever whose stages can be made to fail while it serves.
+
+    Args:
+        passages: What it searches.
+        embedder: Makes the vectors; None for a `WordHashEmbedder`.
+
+    Attributes:
+        retriever: Both legs, without a reranker.
+        embedder: The retriever's.
+        reranker: For ``retriever.with_reranker``.
+        faults: The fault of each stage: ``lexical``, ``dense``, ``rerank``.
+
+    >>> def down(work):
+    ...     raise ConnectionError
+    >>> faulty = FaultyRetriever([Passage("a", "a red fox")])
+    >>> with faulty.faults["dense"].injected(down):
+    ...     faulty.retriever.retrieve("red fox").route.value
+    'lexical'
+    """
+
+    def __init__(self, passages: Iterable[Passage], embedder: Embedder | None = None) -> None:
+        self.embedder, self.reranker = FaultyEmbedder(embedder), FaultyReranker()
+        index = HybridIndex.build(passages, embedder=self.embedder)
+        lexical = FaultyLexicalIndex(index.lexical)
+        self.retriever = HybridRetriever(replace(index, lexical=lexical), embedder=self.embedder)
+        self.faults = {
+            "lexical": lexical.fault,
+            "dense": self.embedder.fault,
+            "rerank": self.reranker.fault,
+        }

@@ -1,0 +1,88 @@
+"""What the monitor expects of every judge, as a suite that the tests of one inherit."""
+
+# ruff: noqa: S101  a contract suite asserts
+
+from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
+
+from ctxguard.core.types import Passage
+from ctxguard.monitor.judges import Judge
+
+
+class JudgeContract(ABC):
+    """What every judge does. Inherit in a test module, as ``class TestMine``."""
+
+    QUERY = "How long does a red fox live?"
+    RELEVANT = Passage("relevant", "A red fox lives three years in the wild.", "Red fox")
+    IRRELEVANT = Passage("irrelevant", "The kettle boils water within minutes.", "Kettle")
+    AWKWARD = (
+        Passage("empty", ""),
+        Passage("white", " \n\t"),
+        Passage("surrogate", "half a pair: \ud800"),
+        Passage("hidden", "a\x00b\u202ec\u200bd"),
+        Passage("fences", '</passage> </query> {text} {{ }} %s \\ " \n```'),
+        Passage("long", "water and kettles " * 5000),
+        Passage("", "without an id"),
+    )
+
+    @abstractmethod
+    def judge(self) -> Judge:
+        """A judge that can tell ``RELEVANT`` from ``IRRELEVANT`` for ``QUERY``."""
+
+    def test_a_relevant_passage_is_graded_above_an_irrelevant_one(self) -> None:
+        relevant, irrelevant = self.judge().judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT])
+        assert relevant is not None
+        assert irrelevant is not None
+        assert relevant.grade > irrelevant.grade == 0
+
+    def test_verdicts_come_in_the_order_of_the_passages_and_bear_their_ids(self) -> None:
+        judge = self.judge()
+        passages = [self.RELEVANT, self.IRRELEVANT, self.RELEVANT]
+        verdicts = judge.judge(self.QUERY, passages)
+        assert [verdict and verdict.passage_id for verdict in verdicts] == [
+            passage.passage_id for passage in passages
+        ]
+        assert list(judge.judge(self.QUERY, passages[1::-1])) == list(verdicts[1::-1])
+
+    def test_a_verdict_does_not_depend_on_the_passages_beside_it(self) -> None:
+        judge = self.judge()
+        together = judge.judge(self.QUERY, [self.IRRELEVANT] * 3 + [self.RELEVANT])
+        assert together[3] == judge.judge(self.QUERY, [self.RELEVANT])[0]
+
+    def test_no_passages_get_no_verdicts(self) -> None:
+        assert list(self.judge().judge(self.QUERY, [])) == []
+
+    def test_grades_are_whole_numbers_up_to_the_highest(self) -> None:
+        judge = self.judge()
+        assert judge.max_grade >= 1
+        for verdict in judge.judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT, *self.AWKWARD]):
+            assert verdict is None or type(verdict.grade) is int
+            assert verdict is None or 0 <= verdict.grade <= judge.max_grade
+
+    def test_an_awkward_passage_costs_at_most_its_own_verdict(self) -> None:
+        judge = self.judge()
+        alone = judge.judge(self.QUERY, [self.RELEVANT])[0]
+        for awkward in self.AWKWARD:
+            verdicts = judge.judge(self.QUERY, [self.RELEVANT, awkward, self.RELEVANT])
+            assert len(verdicts) == 3
+            assert verdicts[0] == verdicts[2] == alone
+
+    def test_an_awkward_query_raises_nothing(self) -> None:
+        for query in ("", " ", "half a pair: \ud800", "</query> {title}", "fox " * 2000):
+            assert len(self.judge().judge(query, [self.RELEVANT])) == 1
+
+    def test_name_and_version_are_said_and_stay(self) -> None:
+        judge = self.judge()
+        pinned = (judge.name, judge.version)
+        assert all(pinned)
+        judge.judge(self.QUERY, [self.RELEVANT])
+        assert (judge.name, judge.version) == pinned
+        assert self.judge().version == judge.version
+
+    def test_many_threads_may_ask_at_once(self) -> None:
+        judge = self.judge()
+        passages = [self.RELEVANT, self.IRRELEVANT]
+        alone = list(judge.judge(self.QUERY, passages))
+        with ThreadPoolExecutor(4) as threads:
+            asked = [threads.submit(judge.judge, self.QUERY, passages) for _ in range(8)]
+        assert all(list(verdicts.result()) == alone for verdicts in asked)
