@@ -1,10 +1,16 @@
-"""What tests share: where the labelled collections lie, and the bundled model."""
+"""What tests share: the labelled collections, a cache of models, and a processor's bfloat16."""
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from ctxguard.resilience import breaker as breaker_module
+from tests.kernels import NO_BFLOAT16
+from tests.timing import NEVER, Clock
 
 # Nothing is timed in the tests: a busy machine is no failure.
 settings.register_profile("untimed", deadline=None)
@@ -12,10 +18,30 @@ settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Exported models are kept with the tests' other files, not in the user's cache folder."""
+def _own_cache(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """A new, empty cache folder in place of the user's, but for exported models.
+
+    Those take seconds to make, and are kept in pytest's own cache for the next part and run.
+    """
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "ctxguard").mkdir()
+    (folder / "ctxguard" / "models").symlink_to(pytestconfig.cache.mkdir("models"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_bfloat16() -> Iterator[None]:
+    """Where asked for, embedders choose their runtime as on a processor without bfloat16."""
+    with pytest.MonkeyPatch.context() as patch:
+        if NO_BFLOAT16 in os.environ:
+            from ctxguard.retrieval.models.runtimes import openvino_session, runtime_model
+
+            for module in (openvino_session, runtime_model):
+                patch.setattr(module, "has_bf16", lambda: False)
         yield
 
 
@@ -35,3 +61,22 @@ def golden() -> Path:
     if not file.is_file():
         pytest.skip("the worked examples are not beside this checkout")
     return file
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(breaker_module, "monotonic", clock)
+    return clock
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., None]]:
+    """A call that does not return before the test ends."""
+    over = threading.Event()
+
+    def call(*_: object) -> None:
+        over.wait(NEVER)
+
+    yield call
+    over.set()

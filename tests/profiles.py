@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from ctxguard.fusion import Fusion
-from ctxguard.profile import Certificate, Profile, Provenance, RouteProfile
-from ctxguard.types import Route
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.types import Route
+from ctxguard.profile.schema import Certificate, Profile, Provenance, RouteProfile
 
 CERTIFICATE = Certificate(
     alpha=0.12,

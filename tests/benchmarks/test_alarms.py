@@ -12,7 +12,6 @@ from benchmarks.alarms import (
     Ringing,
     early_warnings,
     ecusum,
-    false_exclusions,
     main,
     missed_bars,
     ring,
@@ -43,12 +42,10 @@ def test_simulated_losses_have_the_mean_they_are_said_to_have(losses: str) -> No
     assert 0.0 <= values.min() <= values.max() <= 1.0
 
 
-def test_the_alarm_keeps_its_bars_and_the_truth_is_seldom_excluded() -> None:
+def test_the_alarm_keeps_its_bars() -> None:
     repeats = 40
     ringings = [found for name, draw in LOSSES.items() for found in ring(name, draw, repeats, 3)]
-    # 5% of 40 streams is two, which chance passes too often: here the alarm alone is held to bars.
-    assert missed_bars(ringings, {}, repeats) == []
-    assert sum(false_exclusions(repeats, 4).values()) <= 0.1 * 3 * repeats
+    assert missed_bars(ringings, repeats) == []
 
 
 def test_the_early_warning_is_soon_and_seldom_false() -> None:
@@ -62,10 +59,9 @@ def test_the_early_warning_is_soon_and_seldom_false() -> None:
 def test_a_missed_bar_is_named() -> None:
     slow = Ringing("0 or 1", "e-CUSUM", 100, 5, 10, 0, 0, 400.0, 700.0)
     peer = Ringing("0 or 1", "ADWIN", 100, 50, 50, 0, 0, 900.0, None)
-    assert missed_bars([slow, peer], {"rare": 6, "even": 5}, 100) == [
+    assert missed_bars([slow, peer], 100) == [
         "e-CUSUM, 0 or 1: 5 false alarms",
         "e-CUSUM, 0 or 1: median delay 400.0",
-        "confidence sequence, rare: 6 of 100 false exclusions",
     ]
 
 

@@ -6,12 +6,12 @@ import pytest
 from benchmarks._baselines import RULES, Contexts, first_jump, fixed, largest_gap, perfect, ratio
 from benchmarks._collection import View
 from benchmarks.policies import few_labels, gain, measure_contexts
+from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
-from calibration.labelling.datasets import Dataset, Query
-from calibration.losses import label
+from calibration.pool_labels import label
 from calibration.replay import Pools
-from ctxguard.policy import RatioPolicy
-from ctxguard.types import FloatArray, Route, ScoreKind
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray, Route, ScoreKind
 
 DEPTH = 8
 KINDS = ("hard_negative", "distractor")

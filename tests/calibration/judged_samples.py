@@ -6,18 +6,20 @@ from prometheus_client import CollectorRegistry
 from simulated_pools import DEPTH, Recorded, simulate
 from watching import Watching
 
-from calibration.labelling.labels import Dataset
-from ctxguard.context import Context
+from calibration.data.dataset import Dataset
+from ctxguard.core.context import Context
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.records import JudgingRates
-from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Profile, RouteProfile
-from ctxguard.telemetry import Telemetry
-from ctxguard.types import Route
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.profile.schema import Profile, RouteProfile
+from ctxguard.request.telemetry import Telemetry
 
 SERIES = "labels 1"
-WHOLE = JudgingRates(dropped=0.0, pool=1.0, unanswered_pool=1.0, baseline=0.0)
+WHOLE = JudgingRates(
+    dropped_rate=0.0, full_pool_rate=1.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+)
 
 
 def truth_of(dataset: Dataset) -> LabelJudge:

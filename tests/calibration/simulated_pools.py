@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.certify import Settings
-from calibration.labelling.datasets import Dataset, Query
-from calibration.losses import Labels, label
+from calibration.calibrate_route import Settings
+from calibration.data.dataset import Dataset, Query
+from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
+from ctxguard.core.types import Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import QueryError
-from ctxguard.types import Hit, Leg, Ranking, Route, ScoreKind
 
 DEPTH = 20
 
@@ -59,7 +59,7 @@ def labelled(
     depth: int = 10,
     distractors: Sequence[Mapping[str, str]] = (),
     baseline_k: int | None = None,
-) -> tuple[Pools, Labels]:
+) -> tuple[Pools, PoolLabels]:
     """Queries q0, q1, … answered by these rankings and labelled so, replayed and looked up."""
     queries = tuple(Query(f"q{i}", f"question {i}") for i in range(len(rankings)))
     retriever = Recorded({q.text: r for q, r in zip(queries, rankings, strict=True)})

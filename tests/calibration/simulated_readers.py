@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.labelling.datasets import Dataset, Query
+from calibration.data.dataset import Dataset, Query
 from calibration.reader.answers import Answer, mark, term_columns
 
 

@@ -12,15 +12,15 @@ import pytest
 from simulated_pools import DEPTH, Recorded, calibrated, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.certify import RouteOutcome, Settings
-from calibration.labelling.datasets import Dataset, Query
-from calibration.labelling.labels import same_text
+from calibration.calibrate_route import RouteOutcome, Settings, ordering_and_test_parts
+from calibration.certify import Promise
+from calibration.data.dataset import Dataset, Query, same_text
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
-from ctxguard.fusion import Fusion, fuse
 from ctxguard.guard import ContextGuard
-from ctxguard.policy import ExpectedUtilityPolicy
-from ctxguard.profile import Profile
-from ctxguard.types import Leg, Ranking, Route, ScoreKind
+from ctxguard.profile.schema import Profile
 
 
 def outcome_of(result: Calibration) -> RouteOutcome:
@@ -140,7 +140,7 @@ class TestEvidence:
 
     def test_the_reference_holds_deciles_of_what_needs_no_label(self) -> None:
         reference = outcome_of(calibrated(60)).profile.reference
-        assert set(reference) == {"top_score", "lead", "kept"}
+        assert set(reference) == {"top_score", "score_gap", "kept"}
         for deciles in reference.values():
             assert len(deciles) == 11
             assert list(deciles) == sorted(deciles)
@@ -190,17 +190,23 @@ class Switchable:
         return replace(full, scores=fuse(full.legs, self.fusion).tolist(), kind=self.fusion.kind)
 
 
-@pytest.fixture(scope="module")
-def result() -> Calibration:
-    """Of a retriever with routes, and one query that it refuses."""
+def switchable() -> tuple[Switchable, Dataset]:
+    """A retriever with routes, and labels that its dense leg alone can find."""
     retriever, dataset = simulate(80)
     random = np.random.default_rng(0)
     rankings = {}
     for text, ranking in retriever.rankings.items():
         noise = Leg(random.exponential(3.0, DEPTH), ScoreKind.RATIO)
         rankings[text] = replace(ranking, legs={**ranking.legs, "lexical": noise})
+    return Switchable(rankings), dataset
+
+
+@pytest.fixture(scope="module")
+def result() -> Calibration:
+    """Of a retriever with routes, and one query that it refuses."""
+    retriever, dataset = switchable()
     unknown = replace(dataset, queries=(*dataset.queries, Query("odd", "never seen")))
-    return calibrate(Switchable(rankings), unknown, Settings(depth=DEPTH))
+    return calibrate(retriever, unknown, Settings(depth=DEPTH))
 
 
 class TestRoutes:
@@ -217,6 +223,20 @@ class TestRoutes:
         assert result.profile.fusion.method == "convex"
         assert result.profile.fusion.weight > 0.6
         assert result.profile.fingerprint == {"fusion": f"convex {result.profile.fusion.weight}"}
+
+    def test_the_queries_that_certify_take_no_part_in_fitting_the_fusion(self) -> None:
+        retriever, dataset = switchable()
+        asked = Settings(depth=DEPTH, promise=Promise(), allow_uncertified=True)
+        fitted = calibrate(retriever, dataset, asked)
+        _, testing = ordering_and_test_parts(fitted.chosen_on, asked.seed)
+        # For the queries that certify, what the lexical leg ranks first becomes relevant.
+        relabelled = dict(dataset.qrels)
+        for query in testing.queries:
+            ranking = retriever.rankings[query.text]
+            best = ranking.passage_ids[int(np.argmax(ranking.legs["lexical"].scores))]
+            relabelled[query.query_id] = {best: 1}
+        other = calibrate(retriever, replace(dataset, qrels=relabelled), asked)
+        assert other.profile.fusion == fitted.profile.fusion
 
     def test_a_query_that_cannot_be_encoded_is_skipped_on_every_route(
         self, result: Calibration
@@ -241,8 +261,8 @@ class TestRoutes:
 SCRIPT = """
 from simulated_pools import simulate
 from calibration.calibrate import calibrate
-from calibration.certify import Settings
-from calibration.select import Promise
+from calibration.calibrate_route import Settings
+from calibration.certify import Promise
 
 retriever, dataset = simulate(100)
 for promise in (None, Promise()):

@@ -8,9 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_pools import labelled, ranking_of
 
-from calibration.evaluate import DESCRIPTIONS, bootstrap_interval, per_query, resampled_means
-from ctxguard.policy import RatioPolicy
-from ctxguard.types import ScoreKind
+from calibration.evaluate import (
+    KEYWORD_METRICS,
+    LABEL_METRICS,
+    PROFILE_METRICS,
+    bootstrap_interval,
+    per_query,
+    per_query_keywords,
+    resampled_means,
+)
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import ScoreKind
 
 LOG = math.log2
 K2 = RatioPolicy(k=2)
@@ -34,7 +42,7 @@ def metrics(
     )
     found = per_query(pools, labels, policy)
     assert found.query_ids == ("q0", "q1")
-    assert found.values.keys() == DESCRIPTIONS.keys()
+    assert found.values.keys() == LABEL_METRICS.keys()
     return {name: float(values[0]) for name, values in found.values.items()}
 
 
@@ -52,6 +60,9 @@ class TestHandMade:
         assert found["recall_loss"] == 0.5
         assert found["recall_at_depth"] == pytest.approx(2 / 3)
         assert found["judged"] == 1.0
+        assert found["hit_rate"] == 1.0
+        assert found["average_precision"] == pytest.approx(0.5 / 3)
+        assert found["context_precision"] == 0.5
         ideal = 1 + 1 / LOG(3) + 1 / LOG(4)
         assert found["ndcg"] == pytest.approx(1 / LOG(3) / ideal)
         assert found["ndcg_at_10"] == pytest.approx((1 / LOG(3) + 1 / LOG(4)) / ideal)
@@ -178,3 +189,20 @@ class TestBootstrap:
             assert interval.upper is not None
             covered += interval.lower <= truth <= interval.upper
         assert least <= covered / repeats <= 0.99
+
+
+def test_a_profile_carries_its_own_metrics_alone() -> None:
+    pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}])
+    evidence = per_query(pools, labels, K2).evidence(metrics=PROFILE_METRICS)
+    assert evidence.metrics.keys() == PROFILE_METRICS.keys()
+
+
+def test_keywords_are_looked_for_in_the_context_alone() -> None:
+    pools, _ = labelled([ranking_of([3.0, 2.0, 1.0])] * 2, [{"p0": 1}, {}], depth=3)
+    texts = {"p0": "Fill the kettle.", "p1": "Boil water in the Kettle", "p2": "vinegar"}
+    keywords = {"q0": ("boil water", "kettle", "vinegar")}
+    found = per_query_keywords(pools, keywords, K2, texts.__getitem__)
+    assert found.values.keys() == KEYWORD_METRICS.keys()
+    assert found.values["keyword_recall"] == pytest.approx([2 / 3, np.nan], nan_ok=True)
+    expected = [(1 / 2 + 1 + 0) / 3, np.nan]
+    assert found.values["keyword_mrr"] == pytest.approx(expected, nan_ok=True)

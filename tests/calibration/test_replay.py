@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from simulated_pools import Recorded, ranking_of, simulate
 
 from calibration.calibrate import calibrate
-from calibration.certify import Settings
-from calibration.labelling.datasets import Dataset, Query, read_trec_qrels, read_trec_run
-from calibration.replay import Pools, RecordedRun, replay
+from calibration.calibrate_route import Settings
+from calibration.data.dataset import Dataset, Query
+from calibration.data.readers import read_trec_qrels, read_trec_run
+from calibration.replay import Pools, RecordedRankings, replay
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
-from ctxguard.policy import RatioPolicy, decide
-from ctxguard.types import Leg, Ranking, Route, ScoreKind
 
 QUERIES = (Query("q0", "first"), Query("q1", "second"))
 LEGS = {
@@ -260,7 +262,7 @@ def test_a_cache_that_cannot_be_written_says_so_before_the_work(tmp_path: Path) 
     assert retriever.asked == []
 
 
-class TestRecordedRun:
+class TestRecordedRankings:
     def test_a_trec_run_and_qrels_calibrate_without_any_retriever(self, tmp_path: Path) -> None:
         run, qrels = tmp_path / "run.trec", tmp_path / "qrels.trec"
         lines = [
@@ -272,7 +274,7 @@ class TestRecordedRun:
         qrels.write_text("\n".join(f"q{number} 0 p{number}-1 1" for number in range(40)))
         queries = tuple(Query(f"q{number}", f"question {number}") for number in range(40))
         dataset = Dataset("trec", queries, read_trec_qrels(qrels))
-        recorded = RecordedRun(read_trec_run(run), queries, ScoreKind.RATIO)
+        recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
         found = calibrate(recorded, dataset, Settings(depth=10))
         route = found.profile.routes[Route.EXTERNAL]
         assert isinstance(route.policy, RatioPolicy)
@@ -280,9 +282,9 @@ class TestRecordedRun:
         assert route.held_out.metrics["udcg_strict"].value == 1.0
 
     def test_a_query_that_the_run_left_out_has_no_candidates(self) -> None:
-        recorded = RecordedRun({}, (Query("q", "left out"),), ScoreKind.RATIO)
+        recorded = RecordedRankings.of_run({}, (Query("q", "left out"),), ScoreKind.RATIO)
         assert len(recorded.retrieve("left out")) == 0
 
     def test_a_query_that_was_never_given_is_refused(self) -> None:
-        with pytest.raises(QueryError, match="no query with the text 'unknown'"):
-            RecordedRun({}, (), ScoreKind.RATIO).retrieve("unknown")
+        with pytest.raises(QueryError, match="not among the recorded ones"):
+            RecordedRankings({}).retrieve("unknown")

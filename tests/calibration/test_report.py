@@ -16,7 +16,8 @@ import pytest
 from simulated_pools import DEPTH, calibrated, simulate
 
 from calibration.calibrate import Calibration, calibrate
-from calibration.certify import Settings
+from calibration.calibrate_route import Settings
+from calibration.certify import Promise
 from calibration.report import ReportData, report, write_html, write_json
 from calibration.report.page import page
 from calibration.report.reliability import (
@@ -25,10 +26,10 @@ from calibration.report.reliability import (
     ratio_interval,
     reliability_bins,
 )
-from calibration.select import Promise
+from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.profile import Interval
-from ctxguard.types import Passage, Route
+from ctxguard.profile.schema import Interval
+from tests.timing import PATIENCE_SECONDS
 
 HOSTILE = '</script><script>fetch("https://example.invalid/")</script><b onclick="x()">&'
 
@@ -41,7 +42,7 @@ def hostile_passage(passage_id: str) -> Passage:
 def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> ReportData:
     asked = {"allow_uncertified": True, **asked}
     found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
-    return report(found, hostile_passage, promise=promise)
+    return report(found, hostile_passage)
 
 
 @cache
@@ -103,9 +104,8 @@ class TestFigures:
         assert route.certificate is not None
         assert route.price is not None
         assert route.price.rules == ()
-        betting = next(bound for bound in route.price.bounds if bound.method == "betting")
-        assert route.certificate.alpha == pytest.approx(betting.bound, abs=1.1e-4)
-        assert all(bound.bound >= (route.price.observed.value or 0) for bound in route.price.bounds)
+        assert route.certificate.alpha == pytest.approx(route.price.bound, abs=1.1e-4)
+        assert route.price.bound >= (route.price.observed.value or 0)
 
     def test_a_promise_has_a_price_against_the_choice_without_it(self) -> None:
         promise = Promise(0.2, None, 0.1)
@@ -114,14 +114,7 @@ class TestFigures:
         assert route.certificate.alpha == 0.2
         assert route.price is not None
         rules = {rule.rule: rule for rule in route.price.rules}
-        assert set(rules) == {
-            "none",
-            "betting",
-            "hoeffding_bentkus",
-            "clt",
-            "conformal_risk_control",
-            "uncorrected",
-        }
+        assert set(rules) == {"none", "betting", "uncorrected"}
         assert [rule.rule for rule in route.price.rules if rule.chosen] == ["betting"]
         assert rules["none"].policy == route.without_promise
         assert rules["none"].price == Interval(value=0.0, lower=0.0, upper=0.0, n=200)
@@ -164,7 +157,7 @@ class TestFigures:
     def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
         promise = Promise(0.3, None, 0.1)
         found = calibrated(400, noise=0.25, promise=promise, segment_by="segment")
-        table = report(found, promise=promise).routes[0].segments
+        table = report(found).routes[0].segments
         own = found.outcomes[Route.HYBRID].profile.segments
         assert table is not None
         assert table.column == "segment"
@@ -366,7 +359,7 @@ class TestPage:
         assert tags.count("caption") == tags.count("table")
 
     def test_each_part_has_its_n(self, text: str) -> None:
-        for words in ("n = 200", "(n = ", "200 held-out queries", "policies were weighed"):
+        for words in ("n = 200", "(n = ", "200 held-out queries", "policies were compared"):
             assert words in text
 
     def test_hostile_text_is_shown_and_never_run(self) -> None:
@@ -449,7 +442,7 @@ def test_a_browser_draws_every_chart_and_fetches_nothing(width: int, tmp_path: P
         ],
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     body = re.search(r"<body[^>]*>", done.stdout.decode())
     assert body is not None

@@ -13,13 +13,14 @@ import typer
 from simulated_readers import Reader, simulate
 from typer.testing import CliRunner
 
-from calibration.labelling.datasets import Dataset, Query, read_beir
+from calibration.data.dataset import Dataset, Query
+from calibration.data.readers import read_beir
 from calibration.reader.answers import Answer, mark, read_answers, term_columns
-from calibration.reader.concordance import DESCRIPTIONS, concordance
+from calibration.reader.predictive_auc import DESCRIPTIONS, predictive_aucs
 from calibration.reader.utilities import TERMS, ReaderFit, fit_utilities
 from ctxguard.cli.utilities import register
+from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import CalibrationError, DataError
-from ctxguard.metrics import DEFAULT_UTILITIES
 
 CAREFUL = Reader(
     {
@@ -255,18 +256,18 @@ class TestRefusals:
         assert "questions have a wrong answer; 6 columns need 30" in reason
 
 
-class TestConcordance:
+class TestPredictiveAuc:
     def test_fitted_costs_serve_a_reader_better_than_the_preset(self) -> None:
         reader = Reader({"relevant": 5.0, "irrelevant": -0.05, "hard_negative": -2.0})
         answers, dataset = simulate(reader, seed=14, n_queries=300)
-        table = concordance(answers, dataset, fit(answers, dataset), resamples=RESAMPLES)
+        table = predictive_aucs(answers, dataset, fit(answers, dataset), resamples=RESAMPLES)
         assert list(table) == list(DESCRIPTIONS)
         assert table["udcg_fitted"].overall.value > table["udcg_strict"].overall.value
         assert table["udcg_fitted"].within.value > table["udcg_strict"].within.value
 
     def test_it_is_the_share_of_pairs_in_the_right_order(self) -> None:
         answers, dataset = simulate(CAREFUL, seed=15, n_queries=60)
-        row = concordance(answers, dataset, fit(answers, dataset), resamples=20)["precision"]
+        row = predictive_aucs(answers, dataset, fit(answers, dataset), resamples=20)["precision"]
         marked = mark(answers, dataset)
         values = [context.n_relevant / len(context.grades) for context in marked.contexts]
         pairs = [
@@ -283,26 +284,26 @@ class TestConcordance:
         values = []
         for seed in range(8):
             answers, dataset = simulate(Reader({}, intercept=0.0), seed=seed, n_queries=60)
-            table = concordance(answers, dataset, fit(answers, dataset), resamples=20)
+            table = predictive_aucs(answers, dataset, fit(answers, dataset), resamples=20)
             values.append(table["reader_model"].overall.value)
         assert np.mean(values) == pytest.approx(0.5, abs=0.05)
 
     def test_a_reader_that_is_not_identified_has_no_fitted_metric(self) -> None:
         answers, dataset = simulate(CAREFUL, seed=5, sizes=(5, 5), hard_negatives=False)
-        row = concordance(answers, dataset, fit(answers, dataset), resamples=20)["udcg_fitted"]
+        row = predictive_aucs(answers, dataset, fit(answers, dataset), resamples=20)["udcg_fitted"]
         assert row.overall.value is None
         assert "do not identify a cost" in row.overall.reason_if_none
 
     def test_one_pipeline_allows_no_comparison_within_questions(self) -> None:
         answers, dataset = simulate(CAREFUL, seed=16, n_pipelines=1)
-        row = concordance(answers, dataset, fit(answers, dataset), resamples=20)["recall"]
+        row = predictive_aucs(answers, dataset, fit(answers, dataset), resamples=20)["recall"]
         assert row.overall.value is not None
         assert (row.within.value, row.within.n) == (None, 0)
 
-    def test_answers_of_one_mark_have_no_concordance(self) -> None:
+    def test_answers_of_one_mark_have_no_predictive_aucs(self) -> None:
         answers, dataset = simulate(CAREFUL, seed=17, n_queries=30)
         answers = tuple(replace(answer, correct=True) for answer in answers)
-        row = concordance(answers, dataset, fit(answers, dataset), resamples=20)["recall"]
+        row = predictive_aucs(answers, dataset, fit(answers, dataset), resamples=20)["recall"]
         assert row.overall.reason_if_none == "0 questions have a wrong answer; 10 are needed"
 
 
@@ -354,7 +355,7 @@ class TestCommand:
         document = json.loads(one)
         assert document["fit"]["terms"]["irrelevant"]["value"] > 0.0
         assert document["utilities"]["irrelevant"] < 0.0
-        assert set(document["concordance"]) == set(DESCRIPTIONS)
+        assert set(document["predictive_auc"]) == set(DESCRIPTIONS)
 
     def test_people_are_told_terms_metrics_and_rules(self, folder: Path) -> None:
         app = typer.Typer()
@@ -379,6 +380,6 @@ def test_contexts_of_one_size_do_not_tell_what_an_irrelevant_passage_costs(
     assert (found.n_answers, found.n_queries) == (271, 100)
     assert found.terms["relevant"].lower > 0.0
     assert "rests on the equivalent of" in found.terms["irrelevant"].reason_if_none
-    table = concordance(answers, dataset, found, resamples=RESAMPLES)
+    table = predictive_aucs(answers, dataset, found, resamples=RESAMPLES)
     assert table["recall"].overall.lower > 0.5
     assert table["recall"].within.n == 19

@@ -1,8 +1,8 @@
-"""Brings about every fault, and prints what came of it and whether the accounts add up.
+"""Causes every fault, and prints the effect and whether the accounts add up.
 
-    python tests/chaos --size small --rows "disk full" "queue full" --json chaos.json
+    python tests/chaos --size small --faults "disk full" "reranker stopped" --json chaos.json
 
-Each fault in a process of its own, against the real components. The exit status is 1 where a row
+Each fault runs in a process of its own, against the real components. The exit status is 1 if one
 did not pass.
 """
 
@@ -14,45 +14,47 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from apart import Told, run_apart
-from catalogue import ROWS
+from faults import FAULTS
+from isolation import Report, run_isolated
 from rich.console import Console
 from rich.table import Table
-from scene import Size
+from serving import Size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the rows."""
+    """Run the faults that are named; 1 if one did not pass."""
     parser = argparse.ArgumentParser(prog="chaos", description="Faults, one process each.")
     parser.add_argument("--size", type=Size, choices=list(Size), default=Size.FULL)
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW")
-    parser.add_argument("--jobs", type=int, default=1, help="rows at once (default 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was seen here too")
+    parser.add_argument(
+        "--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="faults at once (default 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports here too")
     options = parser.parse_args(arguments)
     console = Console(width=200, highlight=False)
 
-    def run(name: str) -> Told:
-        told = run_apart(name, ROWS[name].expected, options.size)
-        console.print(f"{'pass' if told.passed else 'FAIL'}  {told.seconds:5.1f} s  {name}")
-        return told
+    def run(name: str) -> Report:
+        report = run_isolated(name, FAULTS[name].expected, options.size)
+        console.print(f"{'pass' if report.passed else 'FAIL'}  {report.seconds:5.1f} s  {name}")
+        return report
 
     with ThreadPoolExecutor(options.jobs) as jobs:
-        seen = list(jobs.map(run, options.rows))
-    console.print(table_of(seen))
-    for told in seen:
-        for wrong in told.wrong:
-            console.print(f"FAIL {told.name}: {wrong}", markup=False)
-    passed = sum(told.passed for told in seen)
-    console.print(f"{passed} of {len(seen)} passed ({options.size.value} size)")
+        reports = list(jobs.map(run, options.faults))
+    console.print(table_of(reports))
+    for report in reports:
+        for wrong in report.wrong:
+            console.print(f"FAIL {report.name}: {wrong}", markup=False)
+    passed = sum(report.passed for report in reports)
+    console.print(f"{passed} of {len(reports)} passed ({options.size.value} size)")
     if options.json is not None:
-        rows = [asdict(told) | {"passed": told.passed} for told in seen]
-        report = {"size": options.size.value, "rows": rows}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0 if passed == len(seen) else 1
+        rows = [asdict(report) | {"passed": report.passed} for report in reports]
+        content = {"size": options.size.value, "faults": rows}
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 0 if passed == len(reports) else 1
 
 
-def table_of(seen: Sequence[Told]) -> Table:
-    """What came of every fault."""
+def table_of(reports: Sequence[Report]) -> Table:
+    """The reports, a line each."""
     table = Table(show_lines=True)
     for column, ratio in (
         ("fault", 3),
@@ -64,15 +66,15 @@ def table_of(seen: Sequence[Told]) -> Table:
     ):
         table.add_column(column, ratio=ratio)
     table.add_column("pass", no_wrap=True)
-    for told in seen:
+    for report in reports:
         table.add_row(
-            told.name,
-            told.expected,
-            told.observed,
-            told.requests,
-            told.candidates,
-            told.samples,
-            "yes" if told.passed else "NO",
+            report.name,
+            report.expected,
+            report.observed,
+            report.requests,
+            report.candidates,
+            report.samples,
+            "yes" if report.passed else "NO",
         )
     return table
 

@@ -1,4 +1,4 @@
-"""Forked children of a process that serves: each tells its accounts through a pipe, and ends."""
+"""Forked children of a serving process: each writes its accounts into a pipe, and ends."""
 
 import json
 import os
@@ -7,24 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bookkeeping import Books, Counted, Tally, balance, counted
-from scene import Scene, until
+from accounting import CallerCounts, MetricCounts, ProcessAccounts, compare, read_metrics
+from serving import ServingProcess, until
 
-from ctxguard.monitor.sampler import Accounts, LostReason
-
-_PATIENCE_SECONDS = 60.0
+from ctxguard.monitor.sampling.sampler import Accounts, LostReason
 
 
 @dataclass(frozen=True)
 class Child:
-    """A child that was begun: its process, and where it tells."""
+    """A forked child: its process id, and the pipe that its accounts come from."""
 
     pid: int
     reading: int
 
 
-def begin_child(scene: Scene, work: Callable[[], object]) -> Child:
-    """Fork, and have the child work, stop its writer and tell."""
+def fork_child(serving: ServingProcess, work: Callable[[], object]) -> Child:
+    """Fork; the child works, stops its writer and writes its accounts."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid:
@@ -33,40 +31,40 @@ def begin_child(scene: Scene, work: Callable[[], object]) -> Child:
     status = 1
     try:
         os.close(reading)
-        before = counted(scene.registry)
-        scene.tally = Tally()
+        before = read_metrics(serving.registry)
+        serving.callers = CallerCounts()
         work()
-        scene.writer.stop()
-        samples = scene.writer.accounts()
-        books = balance(
-            scene.tally,
-            counted(scene.registry).less(before),
+        serving.writer.stop()
+        samples = serving.writer.accounts()
+        accounts = compare(
+            serving.callers,
+            read_metrics(serving.registry).less(before),
             samples,
             samples.stored,
             waiting=samples.pending,
-            worker_id=scene.sampler.worker_id,
+            worker_id=serving.sampler.worker_id,
         )
-        os.write(writing, json.dumps(books.to_dict()).encode())
+        os.write(writing, json.dumps(accounts.to_dict()).encode())
         status = 0
     finally:
         os._exit(status)
 
 
-def told_by_child(child: Child) -> Books | None:
-    """The accounts of a child; None where it failed, or hangs and so was killed."""
-    if not until(lambda: os.waitpid(child.pid, os.WNOHANG)[0] != 0, _PATIENCE_SECONDS):
+def accounts_of_child(child: Child) -> ProcessAccounts | None:
+    """Wait for a child and read its accounts; None where it failed, or hung and was killed."""
+    if not until(lambda: os.waitpid(child.pid, os.WNOHANG)[0] != 0):
         os.kill(child.pid, signal.SIGKILL)
         os.waitpid(child.pid, 0)
     with os.fdopen(child.reading, "rb") as pipe:
         said = pipe.read()
-    return _books_from(json.loads(said)) if said else None
+    return _accounts_from(json.loads(said)) if said else None
 
 
-def _books_from(data: dict[str, Any]) -> Books:
-    """What ``Books.to_dict`` gave."""
+def _accounts_from(data: dict[str, Any]) -> ProcessAccounts:
+    """What ``ProcessAccounts.to_dict`` gave."""
     lost = {LostReason(why): n for why, n in data["samples"].pop("lost").items()}
-    return Books(
-        counted=Counted(**data["counted"]),
+    return ProcessAccounts(
+        metrics=MetricCounts(**data["metrics"]),
         candidates=data["candidates"],
         samples=Accounts(**data["samples"], lost=lost),
         stored_rows=data["stored_rows"],

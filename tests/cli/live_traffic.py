@@ -9,19 +9,24 @@ from pathlib import Path
 from household import write_jsonl
 from prometheus_client import CollectorRegistry
 
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.types import Hit, Route, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.records import DEFAULT_RATES, JudgingRates
+from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
+from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
+from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.store import SampleStore, State
-from ctxguard.monitor.writer import DEFAULT_PRIVACY, Privacy, sample_to
-from ctxguard.policy import Policy, RatioPolicy
-from ctxguard.profile import Certificate, Profile, RouteProfile
-from ctxguard.telemetry import Telemetry
-from ctxguard.types import Hit, Route, ScoreKind
+from ctxguard.profile.schema import Certificate, Profile, RouteProfile
+from ctxguard.request.telemetry import Telemetry
 from tests.profiles import CERTIFICATE, profile_with
 
 DEPTH = 12
-EVERYTHING = JudgingRates(dropped=1.0, pool=1.0, unanswered_pool=1.0, baseline=1.0)
-ONLY_SERVED = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+EVERYTHING = JudgingRates(
+    dropped_rate=1.0, full_pool_rate=1.0, full_pool_rate_if_no_hit=1.0, baseline_rate=1.0
+)
+ONLY_SERVED = JudgingRates(
+    dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
+)
 
 BROKEN = RatioPolicy(k=1)
 """Serves the first passage only, where the fifth is the relevant one."""

@@ -7,7 +7,7 @@ import pytest
 from household import write_collection
 from running import Run
 
-from ctxguard.types import Route
+from ctxguard.core.types import Route
 
 CORPORA = {
     "empty": (b"", "holds no passage", None),

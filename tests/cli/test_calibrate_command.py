@@ -10,8 +10,8 @@ import pytest
 from household import write_collection, write_jsonl
 from running import Run
 
-from ctxguard.profile import Profile
-from ctxguard.types import Route
+from ctxguard.core.types import Route
+from ctxguard.profile.schema import Profile
 
 pytestmark = pytest.mark.model
 
@@ -35,8 +35,7 @@ def test_a_certificate_is_stated_in_words(
     )
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
-    assert "With probability at least 0.9, mean recall loss against the" in words
-    assert "What each rule would choose" in words
+    assert "by itself, with probability at least 0.9: over queries for which the" in words
     for part in ("chosen on", "held out", "udcg_strict", "expected_utility:", "route lexical"):
         assert part in words
     certificate = Profile.load(tmp_path / "p.json").routes[Route.HYBRID].certificate
@@ -60,6 +59,45 @@ def test_nothing_certified_is_a_finding_and_writes_nothing(
     assert not out.exists()
 
 
+def test_the_evidence_is_written_as_a_page_and_as_json(
+    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly")
+    page, figures = tmp_path / "report.html", tmp_path / "report.json"
+    result = run(
+        *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
+        *("--report", page, "--report-json", figures, "--cache", cache, "--json"),
+    )
+    assert result.exit_code == 0, result.stderr
+    document, data = json.loads(result.stdout), json.loads(figures.read_text())
+    assert document["profile"] == str(tmp_path / "p.json")
+    assert (document["report"], document["report_json"]) == (str(page), str(figures))
+    assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
+    assert data["routes"][0]["certificate"]["delta"] == 0.1
+    assert data["profile_id"] == document["profile_id"]
+    text = page.read_text(encoding="utf-8")
+    assert data["profile_id"] in text
+    assert "How to clean a" in text
+
+
+def test_a_report_is_written_even_if_nothing_is_certified_but_no_profile(
+    run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("plotly")
+    out, page = tmp_path / "p.json", tmp_path / "report.html"
+    result = run(
+        *("calibrate", "--index", index, "--data", many, "--out", out, "--report", page),
+        *("--alpha", "0.01", "--cache", cache),
+    )
+    assert result.exit_code == 1
+    assert "finding: no certificate for route hybrid" in result.stderr
+    assert "mean recall loss ≤ 0.01 with probability 0.9" in page.read_text(encoding="utf-8")
+    assert not out.exists()
+    words = "".join(result.stdout.split())
+    assert f"wrote{page}" in words
+    assert str(out) not in words
+
+
 def test_an_uncertified_profile_is_written_only_when_asked_for_and_says_so(
     run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -70,7 +108,7 @@ def test_an_uncertified_profile_is_written_only_when_asked_for_and_says_so(
     assert result.exit_code == 0, result.stderr
     route = json.loads(result.stdout)["routes"]["hybrid"]
     assert route["certificate"] is None
-    assert route["promise"].startswith("no certificate: none of")
+    assert route["promise"].startswith("None: none of")
 
 
 def test_json_counts_the_queries_and_has_both_halves(
@@ -104,7 +142,7 @@ def test_the_only_split_serves_where_there_is_no_train_and_that_is_said(
         *("--cache", cache),
     )
     assert result.exit_code == 0, result.stderr
-    assert "has no split 'train'; 'test', its only one, is used" in " ".join(result.stdout.split())
+    assert "has no split 'train'; its only one, 'test', is used" in " ".join(result.stdout.split())
 
 
 def test_questions_that_another_split_asks_too_are_told(
@@ -121,7 +159,7 @@ def test_questions_that_another_split_asks_too_are_told(
         *("--cache", cache, "--json"),
     )
     notes = json.loads(result.stdout)["notes"]
-    assert any("1 of 25 questions are in d/test too" in note for note in notes)
+    assert any("1 of 25 questions are also in d/test" in note for note in notes)
 
 
 def test_queries_may_come_from_one_jsonl_file(
@@ -162,7 +200,8 @@ def test_segments_come_from_a_metadata_column(
         (("--alpha", "1.5"), "alpha 1.5"),
         (("--baseline", "k=0"), "'k=0'"),
         (("--held-out", "1"), "held_out 1.0"),
-        (("--segment-by", "task"), "--segment-by"),
+        (("--segment-by", "task"), "--alpha"),
+        (("--report", "/"), "--report"),
         (("--split", "dev"), "'dev'"),
         (("--policy", "magic"), "magic"),
         (("--reranker", "no/such-model"), "no/such-model"),
@@ -205,7 +244,7 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
         out = tmp_path / f"{threads}.json"
         subprocess.run(
             [
-                *(sys.executable, "-c", "from ctxguard.cli import main; main()", "calibrate"),
+                *(sys.executable, "-m", "ctxguard", "calibrate"),
                 *("--index", index, "--data", collection, "--out", out),
                 *("--cache", tmp_path / threads),
             ],

@@ -13,14 +13,12 @@ from running import Run
 from typer.testing import CliRunner
 
 from ctxguard.cli._console import Command, one_line
-
-START = "from ctxguard.cli import main; main()"
-COMMANDS = ("index", "calibrate", "evaluate", "query")
+from tests.timing import PATIENCE_SECONDS
 
 
 def process(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", START, *map(str, arguments)],
+        [sys.executable, "-m", "ctxguard", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -31,9 +29,22 @@ def process(*arguments: object, **settings: str) -> subprocess.CompletedProcess[
 def test_help_names_every_command(run: Run) -> None:
     result = run("--help")
     assert result.exit_code == 0
-    for command in COMMANDS:
-        assert command in result.stdout
+    for command in ("index", "calibrate", "evaluate", "query"):
+        assert f"\n  {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("command", [(), ("calibrate",), ("label",)])
+def test_help_fits_a_narrow_terminal_and_cuts_nothing_off(command: tuple[str, ...]) -> None:
+    done = process(*command, "--help", COLUMNS="60")
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    assert "..." not in done.stdout.partition("Options:")[2]
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = process("--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: python -m ctxguard")
 
 
 def test_help_imports_no_model_library() -> None:
@@ -118,7 +129,7 @@ def test_an_interrupted_process_ends_quietly_with_130() -> None:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
         running.send_signal(signal.SIGINT)
-        _, errors = running.communicate(timeout=30)
+        _, errors = running.communicate(timeout=PATIENCE_SECONDS)
     assert running.returncode == 130
     assert errors == ""
 

@@ -8,13 +8,14 @@ import pytest
 from household import write_collection, write_jsonl
 from running import Run
 
-from ctxguard.profile import Profile
+from ctxguard.profile.schema import Profile
 
 pytestmark = pytest.mark.model
 
 METRICS = {
     *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
+    *("hit_rate", "average_precision", "context_precision"),
 }
 
 
@@ -65,7 +66,7 @@ def test_queries_that_the_profile_was_calibrated_on_are_told(
         *("--route", "lexical", "--json"),
     )
     on_train = json.loads(run(*arguments, "--split", "train").stdout)
-    assert any("calibrated on these very queries" in note for note in on_train["notes"])
+    assert any("calibrated on these queries" in note for note in on_train["notes"])
     assert json.loads(run(*arguments, "--split", "test").stdout)["notes"] == []
 
 
@@ -94,6 +95,18 @@ def test_labels_without_any_relevant_passage_are_a_finding(
     result = run("evaluate", "--index", index, "--data", data)
     assert result.exit_code == 1
     assert "none of the 1 queries has a relevant passage" in result.stderr
+
+
+def test_keywords_measure_passages_that_have_no_labels(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    row = {"query_id": "1", "text": "how to clean a kettle", "keywords": ["kettle", "submarine"]}
+    data = write_jsonl(tmp_path / "q.jsonl", [row])
+    result = run("evaluate", "--index", index, "--data", data, "--json")
+    metrics = json.loads(result.stdout)["metrics"]
+    assert set(metrics) == {"keyword_recall", "keyword_mrr"}
+    assert metrics["keyword_recall"]["value"] == metrics["keyword_mrr"]["value"] == 0.5
+    assert "keyword_mrr" in run("evaluate", "--index", index, "--data", data).stdout
 
 
 def test_labelled_passages_that_the_index_lacks_are_counted(

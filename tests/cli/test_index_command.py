@@ -1,13 +1,16 @@
 """`ctxguard index`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from household import SUBJECTS, TASKS, write_jsonl
 from running import Run
 
-from ctxguard.retrieval.hybrid import HybridRetriever
+from ctxguard.core.types import Route
+from ctxguard.retrieval.analysers import LANGUAGES
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 pytestmark = pytest.mark.model
 
@@ -68,3 +71,48 @@ def test_a_failed_build_leaves_the_old_index_as_it_was(run: Run, tmp_path: Path)
     corpus.write_text("{broken")
     assert run("index", corpus, "--out", tmp_path / "i").exit_code == 2
     assert HybridRetriever.load(tmp_path / "i").passage_ids == ("old",)
+
+
+JAPANESE = "東京タワーは一九五八年に完成した電波塔である。"
+
+
+def test_a_language_is_kept_with_the_index(run: Run, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "tower", "text": JAPANESE}])
+    result = run("index", corpus, "--out", tmp_path / "i", "--language", "cjk", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["unhandled_letters"] == 0.0
+    assert "give --model a multilingual model" in " ".join(result.stderr.split())
+    retriever = HybridRetriever.load(tmp_path / "i").on_route(Route.LEXICAL)
+    assert retriever.retrieve("東京タワー").passage_ids == ("tower",)
+
+
+def test_a_corpus_that_does_not_fit_the_language_is_said_with_what_to_do(
+    run: Run, tmp_path: Path
+) -> None:
+    corpus = write_jsonl(tmp_path / "c.jsonl", [{"_id": "tower", "text": JAPANESE}])
+    result = run("index", corpus, "--out", tmp_path / "i")
+    assert result.exit_code == 0
+    notes = " ".join(result.stdout.split())
+    assert "100% of the letters are of scripts" in notes
+    assert "ctxguard index --language cjk" in notes
+
+
+def test_an_unknown_language_is_refused_before_the_corpus_is_read(run: Run, tmp_path: Path) -> None:
+    result = run("index", tmp_path / "absent", "--out", tmp_path / "i", "--language", "xx")
+    assert result.exit_code == 2
+    assert "no analyser for the language 'xx'" in result.stderr
+
+
+def test_the_help_lists_every_language(run: Run) -> None:
+    text = run("index", "--help").stdout
+    for code in LANGUAGES:
+        assert re.search(rf"\b{code}\b", text), code
+
+
+def test_a_folder_with_other_files_is_refused_before_the_corpus_is_read(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    result = run("index", tmp_path / "absent", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "thesis.txt" in result.stderr

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,9 +15,9 @@ from chat_endpoint import ChatEndpoint
 from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
 
 from ctxguard.monitor.store import State
+from tests.timing import PATIENCE_SECONDS, until
 
 START = "from ctxguard.cli import main; main()"
-PATIENCE_SECONDS = 60.0
 """For what takes well under a second on a machine that has nothing else to do."""
 
 
@@ -48,16 +47,18 @@ def url_of(process: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def metrics(url: str, until: str) -> str:
+def metrics(url: str, line: str) -> str:
     """What is served once a line of it matches."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
+    text = ""
+
+    def is_served() -> bool:
+        nonlocal text
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:  # noqa: S310
-            text: str = answer.read().decode()
-        if re.search(until, text, re.MULTILINE):
-            return text
-        time.sleep(0.05)
-    pytest.fail(f"{until} was never served")
+            text = answer.read().decode()
+        return re.search(line, text, re.MULTILINE) is not None
+
+    until(is_served, line)
+    return text
 
 
 def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path) -> None:
@@ -69,7 +70,9 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
     with monitor(traffic, *options, "--refresh", "0.1") as process:
         url = url_of(process)
         text = metrics(url, r'^ctxguard_judged_samples_total\{outcome="judged"\} 40\.0$')
-        assert re.search(r'^ctxguard_estimate\{metric="recall",window="kept"\} 0\.0$', text, re.M)
+        assert re.search(
+            r'^ctxguard_estimate\{metric="recall",window="all_retained"\} 0\.0$', text, re.M
+        )
         assert re.search(r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$', text, re.M)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)
@@ -90,11 +93,8 @@ def test_a_judge_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
 def end_while_hanging(traffic: Traffic, endpoint: ChatEndpoint, options: tuple[str, ...]) -> None:
     with monitor(traffic, *options) as process:
         url_of(process)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not endpoint.requests and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert endpoint.requests
+        until(lambda: endpoint.requests, "a request to the judge")
         process.send_signal(signal.SIGINT)
-        # The judge's own patience, with its retries, is two minutes.
-        process.communicate(timeout=PATIENCE_SECONDS)
+        # Less than the judge's own patience, which with its retries is two minutes.
+        process.communicate(timeout=60.0)
         assert process.returncode == 0

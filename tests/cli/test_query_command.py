@@ -54,7 +54,7 @@ def test_json_is_the_context(run: Run, index: Path, profile: Path) -> None:
     assert document["passages"][0]["passage_id"] == "clean-violin"
 
 
-def test_text_is_what_the_model_is_handed_and_nothing_else(run: Run, index: Path) -> None:
+def test_text_prints_the_context_and_nothing_else(run: Run, index: Path) -> None:
     result = run("query", "--index", index, "--k", "1", "--text", QUESTION)
     assert "wipe the violin with a damp cloth" in result.stdout
     assert "dropped" not in result.stdout
@@ -76,7 +76,7 @@ def test_shadow_shows_the_decision_and_says_what_is_served(
     run: Run, index: Path, profile: Path
 ) -> None:
     result = run("query", "--index", index, "--profile", profile, "--mode", "shadow", QUESTION)
-    assert "shadow: the model is handed the retriever's first 5 instead" in result.stdout
+    assert "shadow: the model gets the retriever's first 5 instead" in result.stdout
 
 
 def test_one_route_can_be_asked_for(run: Run, index: Path) -> None:

@@ -9,10 +9,10 @@ from running import Result, Run
 from simulated_pools import calibrated, simulate
 from watching import Watching
 
+from ctxguard.core.types import Route
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.records import JudgingRates
-from ctxguard.profile import Profile
-from ctxguard.types import Route
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.profile.schema import Profile
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,9 @@ def test_the_profile_in_force_is_never_overwritten(
 
 def test_requests_that_could_not_be_used_are_said(run: Run, in_force: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"
-    rates = JudgingRates(dropped=0.0, pool=0.6, unanswered_pool=0.6, baseline=0.0)
+    rates = JudgingRates(
+        dropped_rate=0.0, full_pool_rate=0.6, full_pool_rate_if_no_hit=0.6, baseline_rate=0.0
+    )
     watched(160, rates=rates, url=url).store.close()
     result = recalibrate(run, url, in_force, tmp_path / "new.json")
     assert result.exit_code == 0, result.stderr
@@ -135,7 +137,7 @@ def test_nothing_usable_is_a_finding_that_names_why_and_writes_nothing(
     assert result.exit_code == 1
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "CalibrationError"
-    assert "20 whose pool was judged in part (raise the rate `pool`)" in error["message"]
+    assert "20 whose pool was judged in part (raise full_pool_rate)" in error["message"]
     assert not out.exists()
 
 
@@ -180,7 +182,7 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
         (("--held-out", "0"), "held_out 0.0 must be above 0"),
         (("--route", "magic"), "magic"),
         (("--seed", "-1"), "--seed"),
-        (("--judge", "nobody"), "no judge is called 'nobody'"),
+        (("--judge", "nobody"), "the store has no judge 'nobody'"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(

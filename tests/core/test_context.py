@@ -2,19 +2,20 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctxguard.assembly import estimate_tokens
-from ctxguard.context import Assembly, Context, assemble, bare_passages
-from ctxguard.errors import ConfigurationError
-from ctxguard.policy import Decision, RatioPolicy, decide
-from ctxguard.render import Template, sanitise
-from ctxguard.types import (
+from ctxguard.core.assembly import estimate_tokens
+from ctxguard.core.context import Assembly, Context, assemble, bare_passages
+from ctxguard.core.decision import Decision, decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.render import Template, sanitise
+from ctxguard.core.types import (
     DropReason,
+    FailureKind,
     Flag,
     Hit,
     Mode,
@@ -25,6 +26,7 @@ from ctxguard.types import (
     StageFailure,
     Threshold,
 )
+from ctxguard.errors import ConfigurationError
 
 FAMILY = "👨‍👩‍👧‍👦"
 HEART_ON_FIRE = "❤️‍🔥"
@@ -299,6 +301,24 @@ def test_to_dict_is_json_that_strict_readers_accept() -> None:
     assert read["route"] == "hybrid"
 
 
+def test_to_dict_holds_the_text_the_profile_and_what_the_request_named() -> None:
+    failures = (StageFailure("dense", "no answer within 9 ms", FailureKind.TIMEOUT),)
+    context = replace(
+        context_of(decision_on(["one"])),
+        segment="de",
+        session_id="s1",
+        profile_id="0123456789ab",
+        failures=failures,
+    )
+    written = context.to_dict()
+    assert written["text"] == context.text
+    assert written["profile_id"] == "0123456789ab"
+    assert (written["segment"], written["session_id"]) == ("de", "s1")
+    assert written["failures"] == [
+        {"stage": "dense", "kind": "timeout", "cause": "no answer within 9 ms"}
+    ]
+
+
 def test_flags_are_written_by_name() -> None:
     decision = decision_on([])
     context = Context(
@@ -306,6 +326,23 @@ def test_flags_are_written_by_name() -> None:
     )
     assert context.to_dict()["flags"] == ["empty_retrieval"]
     assert context.text == ""
+
+
+def test_a_context_is_printed_by_ids_and_flags_never_by_the_query_or_a_text() -> None:
+    hits = [Hit("a", 2.0, "secret text", "secret title"), Hit("b", float("nan"), "secret too")]
+    decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
+    context = replace(
+        context_of(decision), query="secret query", flags=(Flag.INVALID_SCORES, Flag.DEGRADED)
+    )
+    assert "secret" not in f"{context} {[context]} {context.decision}"
+    assert "passages=['a'], candidates=2, dropped={'invalid_score': 1}" in repr(context)
+    assert "flags=[invalid_scores, degraded]" in repr(context)
+
+
+def test_a_context_equals_itself_and_can_be_a_key() -> None:
+    context = context_of(decision_on(["one"]))
+    assert context == context  # noqa: PLR0124
+    assert len({context, context_of(context.decision)}) == 2
 
 
 def test_the_passages_keep_their_text_and_only_the_rendering_is_sanitised() -> None:

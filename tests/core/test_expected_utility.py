@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.types import DropReason, Flag, Hit, Leg, Ranking, ScoreKind, Threshold
 from ctxguard.errors import ConfigurationError
-from ctxguard.policy import ExpectedUtilityPolicy, decide
-from ctxguard.signals import RelevanceModel
-from ctxguard.types import DropReason, Flag, Hit, Leg, Ranking, ScoreKind, Threshold
 
 # Log-odds are the logit leg's own score, so that a test can write probabilities down.
 IDENTITY = RelevanceModel(("rerank",), (1.0, 0, 0, 0, 0), (0.0,) * 5, (1.0,) * 5, 0.0)
@@ -194,6 +195,12 @@ class TestMissingSignals:
         assert decision.flags == (Flag.MISSING_SIGNALS,)
         assert decision.probabilities is None
         assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
+
+    def test_distances_above_zero_leave_the_top_k_of_the_upstream_order(self) -> None:
+        hits = [Hit("a", 0.1), Hit("b", 0.5), Hit("c", 0.9)]
+        decision = decide(Ranking.from_hits(hits, ScoreKind.DISTANCE), policy_of(k=2))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == (Flag.MISSING_SIGNALS, Flag.DOMAIN_VIOLATION)
 
     def test_an_empty_ranking_misses_nothing(self) -> None:
         decision = decide(ranking_of([]), policy_of())

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.fusion import Fusion, fuse, reciprocal_rank
+from ctxguard.core.types import Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.fusion import Fusion, fuse, reciprocal_rank
-from ctxguard.types import Leg, ScoreKind
 
 CONVEX = Fusion("convex", weight=0.5)
 

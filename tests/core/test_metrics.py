@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import AP, RR, P, R, Success, nDCG
 
-from ctxguard import metrics
+from ctxguard.core import metrics
+from ctxguard.core.metrics import Mean, Negative, Utilities
 from ctxguard.errors import ConfigurationError
-from ctxguard.metrics import Mean, Negative, Utilities
 
 EXACT = 1e-9
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.decision import Decision, decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.scores import relative_scores
+from ctxguard.core.types import DropReason, Flag, Hit, Ranking, ScoreKind, Threshold
 from ctxguard.errors import ConfigurationError
-from ctxguard.policy import Decision, RatioPolicy, decide
-from ctxguard.scores import relative_scores
-from ctxguard.types import DropReason, Flag, Hit, Ranking, ScoreKind, Threshold
 
 RANGES = {
     ScoreKind.RATIO: (0.0, 64.0),
@@ -321,6 +322,29 @@ class TestVerdicts:
         assert decision.verdicts[1].relative_score == 0.1
 
 
+class TestPassageIds:
+    @pytest.mark.parametrize(
+        ("ids", "says"),
+        [
+            (["a", None], "candidate 2 of 2 has a passage_id of type NoneType"),
+            ([None], "candidate 1 of 1 has a passage_id of type NoneType"),
+            ([["a"], "b"], "candidate 1 of 2 has a passage_id of type list"),
+            (["a", 7, "b"], "candidate 2 of 3 has a passage_id of type int"),
+        ],
+    )
+    def test_one_that_is_no_text_is_named_with_its_place(
+        self, ids: list[object], says: str
+    ) -> None:
+        hits = [Hit(passage_id, 1.0) for passage_id in ids]  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=says):
+            decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
+
+    def test_numbers_throughout_are_ids_too(self) -> None:
+        hits = [Hit(passage_id, 1.0) for passage_id in (7, 3)]  # type: ignore[arg-type]
+        decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
+        assert decision.kept_ids == (3, 7)
+
+
 class TestDomain:
     @pytest.mark.parametrize(
         ("kind", "scores"),
@@ -330,7 +354,7 @@ class TestDomain:
             (ScoreKind.RATIO, [0.0, -1.0, -2.0]),
             (ScoreKind.COSINE, [37.0, 12.0, 0.3]),
             (ScoreKind.PROBABILITY, [2.5, 0.1, -4.0]),
-            (ScoreKind.DISTANCE, [0.9, 0.5, 0.1]),
+            (ScoreKind.DISTANCE, [0.1, 0.5, 0.9]),
         ],
     )
     @pytest.mark.parametrize("min_ratio", [0.0, 0.9])
@@ -342,6 +366,34 @@ class TestDomain:
         assert decision.flags == (Flag.DOMAIN_VIOLATION,)
         assert [verdict.relative_score for verdict in decision.verdicts] == [None] * 3
         assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
+
+    @pytest.mark.parametrize("scores", [[0.1, 0.5, 0.9], [0.1, 0.1, 0.1], [-0.2, 0.3, 0.1]])
+    @pytest.mark.parametrize("min_ratio", [0.0, 0.9])
+    def test_distances_above_zero_keep_the_upstream_order(
+        self, scores: list[float], min_ratio: float
+    ) -> None:
+        """They were not turned round: sorted by them the worst would come first."""
+        hits = [Hit(name, score) for name, score in zip("cab", scores, strict=True)]
+        ranking = Ranking.from_hits(hits, ScoreKind.DISTANCE)
+        decision = decide(ranking, RatioPolicy(k=2, min_ratio=min_ratio))
+        assert decision.kept_ids == ("c", "a")
+        assert decision.flags == (Flag.DOMAIN_VIOLATION,)
+        assert decision.verdicts[0].relative_score is None
+
+    def test_distances_above_zero_are_put_in_the_order_of_their_upstream_ranks(self) -> None:
+        hits = [
+            Hit("b", 0.5, rank=2),
+            Hit("b", 0.9, rank=4),
+            Hit("c", math.nan, rank=1),
+            Hit("d", 0.7, rank=3),
+            Hit("a", 0.1, rank=1),
+        ]
+        decision = decide(Ranking.from_hits(hits, ScoreKind.DISTANCE), RatioPolicy())
+        assert decision.kept_ids == ("a", "b", "d")
+        assert set(decision.set_aside) == {
+            (2, DropReason.INVALID_SCORE),
+            (1, DropReason.DUPLICATE_ID),
+        }
 
     def test_a_relative_filter_on_rank_only_scores_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="carry order only"):

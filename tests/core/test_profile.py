@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import ctxguard
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metrics import Utilities
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
-from ctxguard.fusion import Fusion
-from ctxguard.metrics import Utilities
-from ctxguard.policy import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.profile import (
+from ctxguard.profile.schema import (
     Certificate,
     Evidence,
     Interval,
@@ -29,8 +31,6 @@ from ctxguard.profile import (
     fingerprint_differences,
     json_schema,
 )
-from ctxguard.signals import RelevanceModel
-from ctxguard.types import Route, ScoreKind
 
 MODEL = RelevanceModel(
     legs=("dense",),
@@ -390,7 +390,7 @@ class TestRefusals:
 
 class TestSchema:
     def test_the_committed_schema_is_the_codes(self) -> None:
-        committed = Path(ctxguard.__file__).with_name("profile.schema.json")
+        committed = Path(ctxguard.__file__).parent / "profile" / "profile.schema.json"
         assert json.loads(committed.read_text(encoding="utf-8")) == json_schema(), (
             "run `make schema`, and raise SCHEMA_VERSION where old profiles no longer load"
         )
@@ -407,14 +407,16 @@ class TestSchema:
 class TestCertificate:
     def test_it_reads_as_a_sentence(self) -> None:
         assert CERTIFICATE.statement == (
-            "With probability at least 0.9, mean recall loss against the retriever's first 10 is "
-            "at most 0.1 (betting p-values, fixed sequence; 120 test queries, observed 0.031)."
+            "For this route by itself, with probability at least 0.9: over queries for which the "
+            "retriever's first 10 hold a relevant passage, mean recall loss is at most 0.1 "
+            "(betting p-values, fixed sequence; 120 such test queries, observed 0.031)."
         )
 
     def test_it_states_the_harm_where_one_was_promised(self) -> None:
         both = CERTIFICATE.model_copy(update={"beta": 0.5, "baseline": "pool"})
-        assert "against the whole pool is at most 0.1 and mean harm is at most 0.5" in (
-            both.statement
+        assert (
+            "the whole pool holds a relevant passage, mean recall loss is at most 0.1, and over "
+            "all queries mean harm at most 0.5" in both.statement
         )
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.errors import ConfigurationError
-from ctxguard.scores import (
+from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
     is_relative,
     is_valid,
@@ -17,7 +16,8 @@ from ctxguard.scores import (
     relative_scores,
     within_domain,
 )
-from ctxguard.types import ScoreKind
+from ctxguard.core.types import ScoreKind
+from ctxguard.errors import ConfigurationError
 
 IDENTITY_KINDS = [
     ScoreKind.COSINE,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.signals import PER_LEG, RelevanceModel, signal_names, signals
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.signals import PER_LEG, RelevanceModel, signal_names, signals
-from ctxguard.types import FloatArray, Leg, ScoreKind
 
 N_BOTH = len(signal_names(["dense", "lexical"]))
 

@@ -1,6 +1,15 @@
-"""The nouns: rankings built from hits."""
+"""Rankings built from hits, kinds and routes given by name, equality and representation."""
 
-from ctxguard.types import Hit, Passage, Ranking, Route, ScoreKind, Verdict
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind, Verdict
+from ctxguard.errors import ConfigurationError
 
 
 def test_a_ranking_from_hits_reads_its_passages_back() -> None:
@@ -23,3 +32,72 @@ def test_a_ranking_may_be_empty_and_read_from_a_generator() -> None:
 
 def test_a_verdict_without_a_reason_is_a_kept_passage() -> None:
     assert Verdict("a", 1, 1.0, 1.0, None, None).kept
+
+
+class TestKindsAndRoutesGivenByName:
+    """Adapters read them from configuration files, as text."""
+
+    RANKING = Ranking.from_hits([Hit("a", 10.0), Hit("b", 7.0)], "ratio", "lexical")
+
+    def test_become_members_at_construction(self) -> None:
+        legs = {"lexical": Leg(np.array([10.0, 7.0]), cast(Any, "ratio"))}
+        rebuilt = replace(self.RANKING, kind=cast(Any, "cosine"), route=cast(Any, "hybrid"))
+        assert self.RANKING.kind is ScoreKind.RATIO
+        assert self.RANKING.route is Route.LEXICAL
+        assert rebuilt.kind is ScoreKind.COSINE
+        assert rebuilt.route is Route.HYBRID
+        assert legs["lexical"].kind is ScoreKind.RATIO
+
+    def test_decide_as_members_do(self) -> None:
+        decision = decide(self.RANKING, RatioPolicy(k=5, min_ratio=0.7))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.verdicts[1].relative_score == 0.7
+
+    def test_refuse_a_relative_filter_on_rank_only_scores_as_members_do(self) -> None:
+        with pytest.raises(ConfigurationError, match="carry order only"):
+            decide(Ranking.from_hits([Hit("a", 1.0)], "rank"), RatioPolicy(min_ratio=0.5))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: Ranking.from_hits([], cast(Any, "bm25")),
+            lambda: Leg(np.zeros(1), cast(Any, "bm25")),
+        ],
+    )
+    def test_an_unknown_kind_is_refused_with_the_known_ones(self, make: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"'bm25' is unknown; use one of ratio, cos"):
+            make()
+
+    def test_an_unknown_route_is_refused_with_the_known_ones(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"route.*'bm25' is unknown.*hybrid\+rerank"):
+            Ranking.from_hits([], "ratio", cast(Any, "bm25"))
+
+
+class TestEqualityAndRepresentation:
+    RANKING = Ranking.from_hits(
+        [Hit(f"p{n}", 12.0 - n, f"secret text {n}", "secret title") for n in range(12)], "ratio"
+    )
+
+    def test_rankings_and_legs_with_arrays_equal_themselves_and_hash(self) -> None:
+        legs = {"dense": Leg(np.arange(12.0), ScoreKind.COSINE)}
+        ranking = replace(self.RANKING, scores=cast(Any, np.arange(12.0)), legs=legs)
+        twin = replace(ranking, legs={"dense": Leg(np.arange(12.0), ScoreKind.COSINE)})
+        for one, other in ((ranking, twin), (legs["dense"], twin.legs["dense"])):
+            assert one == one  # noqa: PLR0124
+            assert one != other
+            assert len({one, other, one}) == 2
+
+    def test_a_ranking_is_printed_by_its_ids_never_by_its_texts(self) -> None:
+        printed = f"{self.RANKING} {self.RANKING.passages}"
+        assert "secret" not in printed
+        assert "'p0', 'p1'" in printed
+        assert "2 more" in printed
+
+    def test_a_decision_is_printed_by_what_it_kept_never_by_a_text(self) -> None:
+        decision = decide(self.RANKING, RatioPolicy(k=3, min_ratio=0.9))
+        assert decision == decision  # noqa: PLR0124
+        assert len({decision, decide(self.RANKING, RatioPolicy())}) == 2
+        assert repr(decision) == (
+            "Decision(kept=['p0', 'p1'], candidates=12, "
+            "dropped={'below_ratio': 1, 'beyond_k': 9}, policy='ratio', flags=[])"
+        )

@@ -2,9 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from ctxguard.context import Assembly, Context
+from ctxguard.core.context import Assembly, Context
+from ctxguard.core.decision import decide
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.signals import RelevanceModel, signal_names
+from ctxguard.core.types import (
+    DropReason,
+    Flag,
+    Hit,
+    Leg,
+    Mode,
+    Passage,
+    Ranking,
+    Route,
+    ScoreKind,
+    StageFailure,
+)
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -21,24 +38,11 @@ from ctxguard.errors import (
     QueryError,
     StageUnavailableError,
 )
-from ctxguard.fusion import Fusion
 from ctxguard.guard import ContextGuard
-from ctxguard.policy import ExpectedUtilityPolicy, Policy, RatioPolicy, decide
-from ctxguard.profile import Profile, RouteProfile
-from ctxguard.signals import RelevanceModel, signal_names
-from ctxguard.telemetry import Telemetry, default_telemetry
-from ctxguard.types import (
-    DropReason,
-    Flag,
-    Hit,
-    Leg,
-    Mode,
-    Ranking,
-    Route,
-    ScoreKind,
-    StageFailure,
-)
+from ctxguard.profile.schema import Profile, RouteProfile
+from ctxguard.request.telemetry import Telemetry, default_telemetry
 from tests.profiles import profile_with
+from tests.timing import PATIENCE_SECONDS
 
 HITS = [
     Hit("a", 10.0, "The first."),
@@ -183,7 +187,9 @@ class TestWhatItWraps:
         guard = guard_of(Answering([Own("a", 1.0, "text")]), score_kind="ratio")
         assert served(guard.retrieve("q?")) == ["a"]
 
-    @pytest.mark.parametrize("form", ["method", "function", "callable object", "awaitable"])
+    @pytest.mark.parametrize(
+        "form", ["method", "asynchronous only", "function", "callable object", "awaitable"]
+    )
     def test_a_retriever_may_be_asynchronous(self, form: str) -> None:
         async def search(query: str, *, depth: int) -> Ranking:
             await asyncio.sleep(0)
@@ -195,12 +201,17 @@ class TestWhatItWraps:
 
             retrieve = Answering().retrieve
 
+        class AsynchronousOnly:
+            def aretrieve(self, query: str, *, depth: int) -> Awaitable[Ranking]:
+                return search(query, depth=depth)
+
         class Callable_:  # noqa: N801 - Callable is taken
             async def __call__(self, query: str, *, depth: int) -> Ranking:
                 return await search(query, depth=depth)
 
         retriever: object = {
             "method": WithMethod(),
+            "asynchronous only": AsynchronousOnly(),
             "function": search,
             "callable object": Callable_(),
             "awaitable": lambda query, depth: search(query, depth=depth),
@@ -214,9 +225,13 @@ class TestWhatItWraps:
         async def search(query: str, *, depth: int) -> Ranking:
             return RANKING
 
-        with pytest.raises(ConfigurationError, match="await aretrieve"):
-            guard_of(search, telemetry=counted.telemetry).retrieve("q?")
-        assert counted["failed_requests"] == 1
+        class AsynchronousOnly:
+            aretrieve = staticmethod(search)
+
+        for retriever in (search, AsynchronousOnly()):
+            with pytest.raises(ConfigurationError, match="await aretrieve"):
+                guard_of(retriever, telemetry=counted.telemetry).retrieve("q?")
+        assert counted["failed_requests"] == 2
 
     def test_a_synchronous_retriever_does_not_block_the_event_loop(self) -> None:
         released = asyncio.Event()
@@ -226,7 +241,9 @@ class TestWhatItWraps:
 
             def search(query: str, depth: int) -> Ranking:
                 # Only a loop that still runs can set the event that this waits for.
-                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=10)
+                asyncio.run_coroutine_threadsafe(released.wait(), loop).result(
+                    timeout=PATIENCE_SECONDS
+                )
                 return RANKING
 
             answer = asyncio.create_task(guard_of(search).aretrieve("q?"))
@@ -278,6 +295,28 @@ class TestModes:
         assert served(context) == ["f", "e"]
         assert context.kept_ids == ("a", "b", "c")
 
+    def test_shadow_records_what_assembly_would_drop(self, counted: Counted) -> None:
+        hits = [*HITS[:2], replace(HITS[2], text="the  FIRST."), replace(HITS[3], text=None)]  # type: ignore[arg-type]
+        answer = Answering(Ranking.from_hits(hits, ScoreKind.RATIO))
+        context = guard_of(answer, mode="shadow", telemetry=counted.telemetry).retrieve("q?")
+        assert served(context) == ["a", "b", "c"]
+        assert context.kept_ids == ("a", "b")
+        assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
+        assert counted.dropped() == {DropReason.DUPLICATE_TEXT: 1, DropReason.UNREADABLE: 1}
+
+    @given(st.data())
+    def test_shadow_gives_the_verdicts_of_enforce(self, data: st.DataObject) -> None:
+        ranking, assembly = data.draw(rankings()), data.draw(ASSEMBLIES)
+        shadow, enforced = (
+            guard_of(Answering(ranking), policy=SEVENTY, assembly=assembly, mode=mode).retrieve(
+                "q?"
+            )
+            for mode in (Mode.SHADOW, Mode.ENFORCE)
+        )
+        assert repr(shadow.verdicts) == repr(enforced.verdicts)
+        assert shadow.kept_ids == enforced.kept_ids
+        assert (shadow.flags, shadow.failures) == (enforced.flags, enforced.failures)
+
     def test_off_decides_nothing(self) -> None:
         context = guard_of(policy=SEVENTY, mode="off", k=4).retrieve("q?")
         assert served(context) == list(context.kept_ids) == ["a", "b", "c", "d"]
@@ -314,6 +353,49 @@ class TestSettings:
     def test_a_relative_filter_on_scores_declared_rank_only_is_refused_at_start(self) -> None:
         with pytest.raises(ConfigurationError, match="min_ratio"):
             guard_of(policy=SEVENTY, score_kind="rank")
+
+    @pytest.mark.parametrize("mode", ["off", Mode.OFF])
+    def test_the_mode_may_be_changed_while_serving(self, mode: Any) -> None:
+        guard = guard_of(policy=SEVENTY, k=4)
+        assert guard.mode is Mode.ENFORCE
+        guard.mode = mode
+        assert guard.mode is Mode.OFF
+        context = guard.retrieve("q?")
+        assert context.mode is Mode.OFF
+        assert served(context) == ["a", "b", "c", "d"]
+        guard.mode = "enforce"
+        assert served(guard.retrieve("q?")) == ["a", "b", "c"]
+
+    def test_a_mode_that_does_not_exist_cannot_be_set(self) -> None:
+        guard = guard_of(policy=SEVENTY)
+        with pytest.raises(ConfigurationError, match="'enfroce' is unknown; use one of enforce"):
+            guard.mode = cast(Any, "enfroce")
+        assert guard.mode is Mode.ENFORCE
+
+    def test_a_request_keeps_the_mode_that_it_began_with(self, counted: Counted) -> None:
+        def search(query: str, depth: int) -> Ranking:
+            guard.mode = "off"
+            if query == "fail":
+                raise OSError("down")
+            return RANKING
+
+        guard = guard_of(search, policy=SEVENTY, telemetry=counted.telemetry)
+        context = guard.retrieve("q?")
+        assert context.mode is Mode.ENFORCE
+        assert served(context) == ["a", "b", "c"]
+        guard.mode = "shadow"
+        with pytest.raises(StageUnavailableError):
+            guard.retrieve("fail")
+        assert counted.by_label("received_requests") == {("enforce",): 1, ("shadow",): 1}
+        assert counted.by_label("failed_requests") == {("shadow", "error"): 1}
+
+    @pytest.mark.parametrize(
+        "setting", ["depth", "score_kind", "assembly", "max_query_chars", "profile", "retriever"]
+    )
+    def test_every_other_setting_is_fixed_at_construction(self, setting: str) -> None:
+        guard = guard_of()
+        with pytest.raises(AttributeError):
+            setattr(guard, setting, getattr(guard, setting))
 
 
 class TestErrors:
@@ -358,7 +440,7 @@ class TestErrors:
         assert caught.value is error
         assert counted["failed_requests"] == 1
 
-    @pytest.mark.parametrize("answer", [None, 3, "abc", "", b"", {}, {"a": 1.0}, ["a"], [("a", 1)]])
+    @pytest.mark.parametrize("answer", [None, 3, "abc", "", b"", {}, {"a": 1.0}])
     def test_a_wrong_return_type_says_what_to_return(
         self, answer: object, counted: Counted
     ) -> None:
@@ -366,6 +448,43 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=f"a {type(answer).__name__}; return a Rank"):
             guard.retrieve("q?")
         assert counted["failed_requests"] == 1
+
+    @pytest.mark.parametrize("score_kind", [None, "ratio"])
+    @pytest.mark.parametrize(
+        ("answer", "holds"),
+        [
+            (["a"], "a list that holds str;"),
+            ([("a", 1)], "a list that holds tuple;"),
+            ([Answering(), HITS[0]], r"a list that holds \S*test_guard\.Answering;"),
+            (
+                (Passage("p", "text"), 1.0),
+                r"a tuple that holds ctxguard\.core\.types\.Passage, flo",
+            ),
+        ],
+    )
+    def test_a_list_of_other_objects_names_what_it_holds_and_what_to_make_of_it(
+        self, answer: object, holds: str, score_kind: Any
+    ) -> None:
+        """As the documents of a framework, with or without their scores."""
+        mend = r".*make each item a ctxguard\.Hit, as in Hit\(passage_id, score, text\)"
+        with pytest.raises(ConfigurationError, match=holds + mend):
+            guard_of(Answering(answer), score_kind=score_kind).retrieve("q?")
+
+    @pytest.mark.parametrize("passage_id", [None, ["a"]])
+    def test_a_hit_without_an_id_is_the_adapters_error_not_an_outage(
+        self, passage_id: Any, counted: Counted
+    ) -> None:
+        answer = Answering([HITS[0], Hit(passage_id, 10.0)])
+        guard = guard_of(answer, score_kind="ratio", telemetry=counted.telemetry)
+        with pytest.raises(ConfigurationError, match=r"candidate 2 of 2 has a passage_id of type"):
+            guard.retrieve("q?")
+        assert counted.by_label("failed_requests") == {("enforce", "invalid_request"): 1}
+
+    def test_distances_that_were_not_turned_round_are_served_in_the_upstream_order(self) -> None:
+        hits = [Hit("near", 0.1, "one"), Hit("far", 0.8, "two"), Hit("farther", 0.9, "three")]
+        context = guard_of(Answering(hits), score_kind="distance", k=2).retrieve("q?")
+        assert served(context) == ["near", "far"]
+        assert Flag.DOMAIN_VIOLATION in context.flags
 
     def test_plain_hits_without_a_score_kind_say_which_there_are(self) -> None:
         with pytest.raises(ConfigurationError, match=r"score_kind.*ratio, cosine"):
@@ -462,6 +581,12 @@ class TestCalibration:
         assert served(context) == ["a", "b", "c", "d"]
         assert context.flags == (Flag.PROFILE_MISMATCH,)
 
+    def test_a_ranking_whose_kind_is_given_by_name_matches_the_profiles_kind(self) -> None:
+        named = Ranking.from_hits(HITS, "ratio", "external")
+        context = guard_of(Answering(named), profile=profile_of()).retrieve("q?")
+        assert served(context) == ["a", "b", "c"]
+        assert context.flags == ()
+
     def test_the_profiles_fusion_is_set_on_a_retriever_that_can(self) -> None:
         @dataclass
         class Fusing(Answering):
@@ -495,6 +620,53 @@ class TestCalibration:
         missing = guard_of(profile=profile).retrieve("q?")
         assert served(missing) == ["a", "b", "c", "d", "e"]
         assert missing.flags == (Flag.MISSING_SIGNALS,)
+
+
+@dataclass
+class Swapping(Answering):
+    """A retriever whose generation is an attribute of the instance."""
+
+    generation: object = field(default_factory=object)
+    corpus_size: int = 6
+
+    def pinned(self) -> "Swapping":
+        return replace(self)
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"corpus_size": str(self.corpus_size)}
+
+    def swap(self, generation: object, corpus_size: int) -> None:
+        self.corpus_size = corpus_size
+        self.generation = generation
+
+
+class Delegating:
+    """Hands what it does not have itself on to the retriever that it wraps."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
+        return replace(self.inner.retrieve(query, depth=depth), route=Route.DENSE)
+
+
+class TestSwappingRetrievers:
+    @pytest.mark.parametrize("first", ["one", None])
+    def test_a_generation_kept_as_an_instance_attribute_is_followed(self, first: object) -> None:
+        retriever = Swapping(generation=first)
+        guard = guard_of(retriever, profile=profile_of(fingerprint={"corpus_size": "6"}))
+        assert guard.retrieve("q?").flags == ()
+        retriever.swap("two", corpus_size=7)
+        assert guard.retrieve("q?").flags == (Flag.PROFILE_MISMATCH,)
+        retriever.swap("three", corpus_size=6)
+        assert guard.retrieve("q?").flags == ()
+
+    def test_what_a_wrapper_hands_on_does_not_bypass_the_wrapper(self) -> None:
+        guard = guard_of(Delegating(Swapping()))
+        assert guard.retrieve("q?").route is Route.DENSE
 
 
 class TestDegradation:

@@ -21,7 +21,11 @@ from prometheus_client import CollectorRegistry
 
 import calibration
 import ctxguard
-from ctxguard.context import Assembly, Context
+from ctxguard._support.error_text import describe_error
+from ctxguard.core.context import Assembly, Context
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.render import sanitise
+from ctxguard.core.types import DropReason, Hit, Mode, Passage, Ranking, ScoreKind
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -31,14 +35,10 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
-from ctxguard.hygiene import describe_error
-from ctxguard.policy import RatioPolicy
-from ctxguard.render import sanitise
+from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.storage import manifest_file
-from ctxguard.telemetry import Telemetry
+from ctxguard.retrieval.index.storage import manifest_file
 from ctxguard.testing import WordHashEmbedder
-from ctxguard.types import DropReason, Hit, Mode, Passage, Ranking, ScoreKind
 
 DIAGNOSIS = "my-diagnosis-is-secret"
 INJECTED = "id\n2026-01-01 ERROR all is lost\x1b[31m\r\x00"
@@ -184,6 +184,23 @@ class TestLimits:
         assert len(guard_of(answer, max_query_chars=200_000).retrieve("x" * 150_000)) == 4
         with pytest.raises(ConfigurationError, match="max_query_chars 0"):
             guard_of(answer, max_query_chars=0)
+
+    def test_the_retrievers_own_limit_is_told_from_the_guards(self) -> None:
+        corpus = [Passage("p", "a text")]
+        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        telemetry = Telemetry(CollectorRegistry())
+        guard = ContextGuard(retriever.with_max_query_chars(10), telemetry=telemetry)
+        with pytest.raises(QueryError, match=r"10 \(max_query_chars of the retriever\)"):
+            guard.retrieve("x" * 20)
+        with pytest.raises(QueryError, match=r"10,000 \(max_query_chars of the guard\)"):
+            guard.retrieve("x" * 20_000)
+
+    def test_the_guards_limit_is_given_to_a_retriever_that_has_one(self, tmp_path: Path) -> None:
+        HybridRetriever.build([Passage("p", "a text")], embedder=WordHashEmbedder()).save(tmp_path)
+        loaded = HybridRetriever.load(tmp_path, embedder=WordHashEmbedder())
+        telemetry = Telemetry(CollectorRegistry())
+        guard = ContextGuard(loaded, max_query_chars=50_000, telemetry=telemetry)
+        assert guard.retrieve("text " * 9_000).kept_ids == ("p",)
 
     @pytest.mark.parametrize("query", [None, 7, b"q?", ["q?"]])
     def test_what_is_no_text_is_no_query(self, query: Any) -> None:
@@ -343,7 +360,7 @@ class TestLogs:
             ("_log.warning('failed', exc_info=True)", False),
             ("_log.exception('failed')", False),
             ("_log.warning('failed: %s', error)", False),
-            ("_log.warning(f'failed: {error}')", False),
+            ("_log.warning(message)", False),
             ("self._logger.info('asked %s', request.query)", False),
         ],
     )
@@ -462,47 +479,21 @@ class TestHiddenText:
         assert served.lower().count("<passage") == 1
 
 
-FORBIDDEN_IMPORTS = {
-    "pickle",
-    "cPickle",
-    "_pickle",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "shelve",
-    "marshal",
-}
-FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+SAFE = {"allow_pickle": "False", "weights_only": "True", "trust_remote_code": "False"}
+"""Options of those who read files, and the value with which none of these files runs code."""
 
 
 class TestNoFileRunsCode:
-    def test_nothing_that_unpickles_is_imported(self) -> None:
-        for source in SOURCES:
-            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-                names: list[str] = []
-                if isinstance(node, ast.Import):
-                    names = [alias.name for alias in node.names]
-                elif isinstance(node, ast.ImportFrom):
-                    names = [node.module or ""]
-                roots = {name.split(".")[0] for name in names}
-                assert not roots & FORBIDDEN_IMPORTS, f"{source}:{node.lineno}"  # type: ignore[attr-defined]
+    """Besides: what ruff's ``banned-api`` in pyproject.toml and its S rules find."""
 
-    def test_no_call_reads_pickles_or_runs_text(self) -> None:
+    def test_no_call_lets_a_file_run_code(self) -> None:
         for source in SOURCES:
             for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Call):
-                    continue
-                where = f"{source}:{node.lineno}"
-                called = ast.unparse(node.func)
-                options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert called not in FORBIDDEN_CALLS, where
-                if called in ("np.load", "numpy.load"):
-                    assert options.get("allow_pickle") == "False", where
-                if called == "torch.load":
-                    assert options.get("weights_only") == "True", where
-                assert called not in ("yaml.load", "np.fromfile", "os.system"), where
-                assert options.get("trust_remote_code", "False") == "False", where
-                assert options.get("shell", "False") == "False", where
+                if isinstance(node, ast.keyword) and node.arg in SAFE:
+                    assert ast.unparse(node.value) == SAFE[node.arg], f"{source}:{node.lineno}"
+                if isinstance(node, ast.Call):
+                    called = ast.unparse(node.func)
+                    assert called not in ("compile", "__import__"), f"{source}:{node.lineno}"
 
     def test_an_index_whose_arrays_were_replaced_by_pickles_is_refused(
         self, tmp_path: Path

@@ -1,4 +1,4 @@
-"""A profile is taken up while serving: by one swap, the last good one kept on a bad file."""
+"""A profile is reloaded while serving: by one swap, and a bad file leaves the last good one."""
 
 import logging
 import os
@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Flag, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, ProfileFormatError, ProfileMismatchError
-from ctxguard.fusion import Fusion
 from ctxguard.guard import ContextGuard
-from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Profile, RouteProfile
+from ctxguard.profile.schema import Profile, RouteProfile
 from ctxguard.reload import ProfileWatcher
-from ctxguard.telemetry import ReloadOutcome, Telemetry
-from ctxguard.types import Flag, Hit, Ranking, Route, ScoreKind
+from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from tests.profiles import profile_with
+from tests.timing import PATIENCE_SECONDS, until
 
 SYSTEM = {"embedder": "mini", "corpus_size": "6"}
 HITS = [Hit(f"p{n}", 10.0 - n, f"text number {n}") for n in range(6)]
@@ -92,13 +93,6 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     assert made.watcher.stop()
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.002)
-
-
 class TestUseProfile:
     def test_the_next_request_is_served_by_the_new_profile_and_its_fusion(
         self, scene: Scene
@@ -142,12 +136,12 @@ class TestUseProfile:
 
         def pause() -> None:
             begun.set()
-            go_on.wait(10)
+            go_on.wait(PATIENCE_SECONDS)
 
         scene = Scene(tmp_path, Fused(pause=pause))
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(scene.guard.retrieve, "q?")
-            begun.wait(10)
+            begun.wait(PATIENCE_SECONDS)
             scene.guard.use_profile(profile_of(5))
             go_on.set()
             context = answer.result()
@@ -219,7 +213,7 @@ class TestWatching:
             profile_of(3).save(scene.path)
             until(lambda: scene.k() == 3)
 
-    def test_swapping_files_under_load_serves_only_what_was_saved(self, scene: Scene) -> None:
+    def test_rebinding_files_under_load_serves_only_what_was_saved(self, scene: Scene) -> None:
         seen = set()
         with scene.watcher:
             for turn in range(60):
@@ -439,7 +433,7 @@ class TestForks:
         assert child_says(lambda: threading.active_count() == 1)
 
     def test_locks_that_were_held_at_the_fork_hold_no_child(self, scene: Scene) -> None:
-        with scene.watcher._checking, scene.guard._swapping:
+        with scene.watcher._checking, scene.guard._rebinding:
 
             def work() -> bool:
                 profile_of(4).save(scene.path)

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ctxguard.fusion import Fusion
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.reload import IndexWatcher, ProfileWatcher
-from ctxguard.retrieval import HybridRetriever, storage
-from ctxguard.telemetry import ReloadOutcome, Telemetry
+from ctxguard.request.telemetry import ReloadOutcome, Telemetry
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.index import storage
 from ctxguard.testing import WordHashEmbedder
-from ctxguard.types import Hit, Passage, Ranking, Route, ScoreKind
 
 
 def built(name: str) -> HybridRetriever:

@@ -15,6 +15,8 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.timing import PATIENCE_SECONDS
+
 USAGE = {"prompt_tokens": 300, "completion_tokens": 8, "total_tokens": 308}
 PATH = "/v1/chat/completions"
 
@@ -98,7 +100,7 @@ class ChatEndpoint:
         if self.hanging_on is not None and self.hanging_on in json.dumps(request):
             self._released.wait()
         if self.together is not None:
-            self.together.wait(timeout=10)
+            self.together.wait(timeout=PATIENCE_SECONDS)
         if self.script:
             return self.script.popleft()
         return Answer(json.dumps({"grade": grade_by_words(request["messages"])}))

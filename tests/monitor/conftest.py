@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from storing import Clock, OpenStore
 
-from ctxguard.context import Context
+from ctxguard.core.context import Context
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Mode, Ranking, Route, ScoreKind
 from ctxguard.monitor.store import Limits, SampleStore
-from ctxguard.policy import RatioPolicy, decide
-from ctxguard.types import Hit, Mode, Ranking, Route, ScoreKind
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_context() -> Callable[..., Context]:
     """Builds a context whose first ``n_kept`` candidates were kept."""
     return _context

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxguard.context import Context
-from ctxguard.monitor.sampler import Accounts, LostReason, Sampler
+from ctxguard.core.context import Context
+from ctxguard.monitor.sampling.sampler import Accounts, LostReason, Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter, settle_dead_processes
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.writer import SampleWriter, account_for_the_dead
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def kill_one(
         told += more
     os.close(reading)
     store = SampleStore.open(url)
-    account_for_the_dead(store, counts)
+    settle_dead_processes(store, counts)
     (worker,) = [row for row in store.workers() if row.worker_id not in before]
     lost = {reason: worker.lost.get(reason.value, 0) for reason in LostReason}
     pending = worker.sampled - worker.stored - sum(lost.values())

@@ -60,7 +60,6 @@ def judged(sample_id: int, *, time_seconds: float = NOW, summary: bytes = b"summ
         State.JUDGED,
         '{"p": 1}',
         summary,
-        b"grades",
         (("p", "why", "raw"),),
     )
 

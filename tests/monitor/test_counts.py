@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.counts import Counts, counts_of_the_dead
+from ctxguard.monitor.sampling.counts import Counts, counts_of_dead_processes
 
 
 def test_every_count_of_every_thread_is_in_the_total() -> None:
@@ -58,7 +58,7 @@ def test_threads_beyond_the_places_share_one() -> None:
 
 _COUNTING = """
 import sys
-from ctxguard.monitor.counts import Counts
+from ctxguard.monitor.sampling.counts import Counts
 counts = Counts(2, sys.argv[1])
 print(counts.worker_id, flush=True)
 for i in range(1000):
@@ -78,12 +78,12 @@ def test_the_counts_of_a_killed_process_are_read_once(tmp_path: Path) -> None:
     with child:
         worker_id = child.stdout.readline().strip()
         assert child.stdout.readline() == "counted\n"
-        assert list(counts_of_the_dead(tmp_path)) == []  # it lives
+        assert list(counts_of_dead_processes(tmp_path)) == []  # it lives
         child.send_signal(signal.SIGKILL)
         child.wait()
-    (dead,) = counts_of_the_dead(tmp_path)
+    (dead,) = counts_of_dead_processes(tmp_path)
     assert (dead.worker_id, dead.totals) == (worker_id, (0, 1000))
-    assert list(counts_of_the_dead(tmp_path)) == []
+    assert list(counts_of_dead_processes(tmp_path)) == []
 
 
 def test_a_living_parent_is_not_taken_for_dead_when_its_child_ends(tmp_path: Path) -> None:
@@ -93,15 +93,15 @@ def test_a_living_parent_is_not_taken_for_dead_when_its_child_ends(tmp_path: Pat
         counts.leave()
         os._exit(0)
     os.waitpid(child, 0)
-    assert list(counts_of_the_dead(tmp_path)) == []
+    assert list(counts_of_dead_processes(tmp_path)) == []
     counts.leave()
-    assert len(list(counts_of_the_dead(tmp_path))) == 1
+    assert len(list(counts_of_dead_processes(tmp_path))) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(5_000)])
 def test_a_damaged_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.counts").write_bytes(content)
-    assert list(counts_of_the_dead(tmp_path)) == []
+    assert list(counts_of_dead_processes(tmp_path)) == []
     assert (tmp_path / "x.counts").exists()
 
 

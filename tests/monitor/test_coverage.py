@@ -4,25 +4,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from judged_rows import ratio_sums, sums, table, term_of
 
 from benchmarks._traffic import ErrorRates, Population, Requests, draw, error_rates, pick
 from benchmarks.coverage import METRICS, best_narrower, main, simulate
-from ctxguard.metrics import DEFAULT_UTILITIES
-from ctxguard.monitor.estimates import JudgedRequest, Metric, ratio_sums, term
-from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judging import judged_request
-from ctxguard.monitor.ppi import (
-    LabelledRequest,
-    controls,
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import DEFAULT_K, Mode, Route, ScoreKind
+from ctxguard.monitor.estimation.ppi import (
+    LabelledClusters,
     estimate_from_clusters,
-    label_weight,
+    label_weights,
     ppi_estimate,
 )
-from ctxguard.monitor.records import JudgingRates, Record
-from ctxguard.types import DEFAULT_K, Mode, Route, ScoreKind
+from ctxguard.monitor.estimation.reduce import judged_request
+from ctxguard.monitor.estimation.sums import ControlSums, control_columns, request_terms
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord
 
 DEPTH = 14
-RATES = JudgingRates(dropped=0.3, pool=0.1, unanswered_pool=0.6)
+RATES = JudgingRates(dropped_rate=0.3, full_pool_rate=0.1, full_pool_rate_if_no_hit=0.6)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def as_judged(requests: Requests, row: int, *, human: bool) -> JudgedRequest:
     """The same request through the monitor's own reduction."""
     served, dropped = tuple(range(DEFAULT_K)), tuple(range(DEFAULT_K, DEPTH))
     chance = requests.chance[row]
-    record = Record(
+    record = SampleRecord(
         request_id=str(row),
         time_seconds=0.0,
         probability=1.0,
@@ -70,9 +72,9 @@ def as_judged(requests: Requests, row: int, *, human: bool) -> JudgedRequest:
         served=served,
         dropped=dropped,
         kept=DEFAULT_K,
-        picked=tuple(position for position in dropped if requests.picked[row, position]),
-        whole=bool(chance < RATES.pool),
-        whole_if_unanswered=bool(chance < RATES.unanswered_pool),
+        sampled=tuple(position for position in dropped if requests.sampled[row, position]),
+        full_pool=bool(chance < RATES.full_pool_rate),
+        full_pool_if_no_hit=bool(chance < RATES.full_pool_rate_if_no_hit),
         baseline=bool(requests.baseline[row]),
         rates=RATES,
         passages={},
@@ -92,11 +94,10 @@ def test_its_columns_are_what_the_monitor_makes_of_the_same_requests(
 ) -> None:
     people = [as_judged(requests, row, human=True) for row in range(600)]
     judge = [as_judged(requests, row, human=False) for row in range(600)]
-    terms = [term(metric, request) or (0.0, 0.0) for request in people]
+    terms = [term_of(metric, request) or (0.0, 0.0) for request in people]
     np.testing.assert_allclose(requests.human_terms()[metric], terms)
-    np.testing.assert_allclose(
-        requests.judge_controls()[metric], [controls(metric, request) for request in judge]
-    )
+    controls = request_terms(table(judge)).values[:, control_columns(metric)]
+    np.testing.assert_allclose(requests.judge_controls()[metric], controls)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -104,23 +105,24 @@ def test_its_intervals_are_those_of_the_library_on_the_same_draws(
     requests: Requests, metric: Metric
 ) -> None:
     judge = [as_judged(requests, row, human=False) for row in range(600)]
-    weights = np.array([label_weight(request) for request in judge])
+    weights = label_weights(table(judge))
     labelled = pick(weights, 120, np.random.default_rng(8)).tolist()
     rest = [row for row in range(600) if row not in set(labelled)]
     expected = ppi_estimate(
         metric,
-        [
-            LabelledRequest(as_judged(requests, row, human=True), judge[row], weights[row])
-            for row in labelled
-        ],
-        [judge[row] for row in rest],
+        LabelledClusters.of(
+            table(as_judged(requests, row, human=True) for row in labelled),
+            table(judge[row] for row in labelled),
+            weights[labelled],
+        ),
+        sums(judge[row] for row in rest),
     )
     own = requests.judge_controls()[metric]
     found = estimate_from_clusters(
         metric,
         requests.human_terms()[metric][labelled],
         own[labelled],
-        own[rest],
+        ControlSums.of(own[rest]),
         1.0 / weights[labelled],
     )
     assert (found.value, found.lower, found.upper) == pytest.approx(
@@ -134,7 +136,7 @@ def test_the_truth_is_what_the_estimators_say_of_all_the_traffic(population: Pop
         relevant=population.relevant,
         verdicts=population.relevant,
         utilities=population.utilities,
-        picked=np.ones_like(population.relevant),
+        sampled=np.ones_like(population.relevant),
         chance=np.zeros(len(population.share)),
         baseline=np.ones(len(population.share), dtype=bool),
         rates=RATES,
@@ -142,8 +144,8 @@ def test_the_truth_is_what_the_estimators_say_of_all_the_traffic(population: Pop
     people = [as_judged(everything, row, human=True) for row in range(len(population.share))]
     truths = population.truths()
     for metric in (Metric.PRECISION, Metric.UDCG, Metric.GAIN, Metric.HARM):
-        sums = ratio_sums(metric, people)
-        assert truths[metric] == pytest.approx(sums.a / sums.b)
+        everyone = ratio_sums(metric, people)
+        assert truths[metric] == pytest.approx(everyone.a / everyone.b)
     relevant = population.relevant
     kept = relevant[:, :DEFAULT_K].sum()
     assert truths[Metric.RECALL] == pytest.approx(kept / relevant.sum())
@@ -182,7 +184,7 @@ def test_intervals_cover_and_are_narrower_than_labels_alone(
         population,
         "by rank",
         errors,
-        JudgingRates(unanswered_pool=1.0),
+        JudgingRates(full_pool_rate_if_no_hit=1.0),
         n_requests=1_000,
         n_labels=150,
         repeats=150,
@@ -202,7 +204,11 @@ def test_a_judge_that_is_always_right_leaves_the_error_of_the_requests_alone(
 ) -> None:
     perfect = error_rates(population, 1.0, 1.0, by_rank=False)
     best = best_narrower(
-        population, perfect, JudgingRates(unanswered_pool=1.0), 0.1, np.random.default_rng(7)
+        population,
+        perfect,
+        JudgingRates(full_pool_rate_if_no_hit=1.0),
+        0.1,
+        np.random.default_rng(7),
     )
     # √0.1 of the width is left where a tenth is labelled and the verdicts tell all.
     assert best[Metric.UDCG] == pytest.approx(1.0 - 0.1**0.5, abs=1e-6)

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import CrossEncoderJudge, InvalidReason, Judgment
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.embedder import quiet_loading
-from ctxguard.retrieval.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
 from ctxguard.testing import JudgeContract, WordHashEmbedder
-from ctxguard.types import FloatArray, Passage
 
 pytestmark = pytest.mark.model
 
@@ -129,7 +129,7 @@ def test_a_logit_that_is_not_finite_is_no_verdict(
     passages = [Passage(name, "") for name in "abc"]
     assert judge.judge("q", passages) == [None, Judgment("b", 1), None]
     accounts = judge.accounts()
-    assert (accounts.calls, accounts.verdicts, accounts.asked) == (1, 1, 3)
+    assert (accounts.calls, accounts.verdicts, sum(accounts.invalid.values())) == (1, 1, 2)
     assert accounts.invalid[InvalidReason.NOT_FINITE] == 2
     assert accounts.cost is None
     assert [kept.passage_id for kept in judge.rejected()] == ["a", "c"]

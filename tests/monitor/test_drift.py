@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.monitor.alarms import (
-    AlarmBoard,
     AlarmKind,
-    DriftWatch,
+    AlarmState,
+    DriftDetector,
     Reference,
     Severity,
     Signal,
     Signals,
 )
-from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, REMEMBERED, drift_watches
-from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Evidence, Profile, RouteProfile
-from ctxguard.types import Route, ScoreKind
+from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, REMEMBERED, drift_detectors
+from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from tests.profiles import profile_with
 
 DECILES = np.linspace(0.0, 1.0, 11)
@@ -48,7 +48,7 @@ def profile_of(route: RouteProfile) -> Profile:
 
 
 class TestSignals:
-    def test_they_are_the_best_score_and_its_lead_in_any_order(self) -> None:
+    def test_they_are_the_best_score_and_its_gap_in_any_order(self) -> None:
         assert Signals.of([1.0, 4.0, 2.5], kept=2) == Signals(4.0, 1.5, 2)
 
     def test_garbage_is_passed_over(self) -> None:
@@ -60,7 +60,7 @@ class TestSignals:
         assert signals.values()[Signal.EMPTY] == 1.0
 
     def test_the_names_are_those_that_calibration_writes(self) -> None:
-        assert {"top_score", "lead", "kept"} <= {signal.value for signal in Signal}
+        assert {"top_score", "score_gap", "kept"} <= {signal.value for signal in Signal}
 
 
 class TestReference:
@@ -86,15 +86,17 @@ class TestReference:
         self, deciles: tuple[float, ...]
     ) -> None:
         with pytest.raises(ConfigurationError, match="11 ascending deciles"):
-            DriftWatch(Reference(deciles))
+            DriftDetector(Reference(deciles))
 
 
 class TestAgainstItsOwnPast:
     def test_a_shift_is_warned_of_with_both_means(self) -> None:
         rng = np.random.default_rng(1)
-        watch = DriftWatch(reference_of(rng.normal(0.0, 1.0, 500)), share=0.25)
+        detector = DriftDetector(reference_of(rng.normal(0.0, 1.0, 500)), share=0.25)
         values = [*rng.normal(0.0, 1.0, 1_500), *rng.normal(0.5, 1.0, 1_000)]
-        found = [(n, warned) for n, value in enumerate(values) if (warned := watch.after(value))]
+        found = [
+            (n, warned) for n, value in enumerate(values) if (warned := detector.update(value))
+        ]
         n, warned = found[0]
         assert 1_500 < n < 2_100
         assert not warned.at_start
@@ -105,112 +107,113 @@ class TestAgainstItsOwnPast:
         rng = np.random.default_rng(2)
         warned = 0
         for _ in range(60):
-            watch = DriftWatch(reference_of(rng.normal(0.0, 1.0, 500)), share=0.25)
-            warned += any(watch.after(value) for value in rng.normal(0.0, 1.0, 3_000))
+            detector = DriftDetector(reference_of(rng.normal(0.0, 1.0, 500)), share=0.25)
+            warned += any(detector.update(value) for value in rng.normal(0.0, 1.0, 3_000))
         assert warned <= 2
 
     def test_a_rate_of_empty_contexts_needs_no_reference(self) -> None:
         rng = np.random.default_rng(3)
-        watch = DriftWatch()
-        assert not any(watch.after(value) for value in (rng.random(1_000) < 0.02).astype(float))
-        assert any(watch.after(value) for value in (rng.random(500) < 0.3).astype(float))
+        detector = DriftDetector()
+        assert not any(detector.update(value) for value in (rng.random(1_000) < 0.02).astype(float))
+        assert any(detector.update(value) for value in (rng.random(500) < 0.3).astype(float))
 
     def test_garbage_is_no_value(self) -> None:
-        watch = DriftWatch()
-        assert watch.after(float("nan")) is None
-        assert watch.n == 0
+        detector = DriftDetector()
+        assert detector.update(float("nan")) is None
+        assert detector.n == 0
 
 
 class TestAgainstCalibration:
     def test_another_distribution_from_the_first_request_is_warned_of_once(self) -> None:
         rng = np.random.default_rng(4)
-        watch = DriftWatch(reference_of(rng.normal(0.0, 1.0, 400)))
-        found = [(n, watch.after(value)) for n, value in enumerate(rng.normal(0.6, 1.0, 2_000), 1)]
+        detector = DriftDetector(reference_of(rng.normal(0.0, 1.0, 400)))
+        found = [
+            (n, detector.update(value)) for n, value in enumerate(rng.normal(0.6, 1.0, 2_000), 1)
+        ]
         warnings = [(n, warned) for n, warned in found if warned is not None and warned.at_start]
         ((n, warned),) = warnings
         assert n == warned.n == COMPARED_REQUESTS
-        assert warned.value > warned.before == watch.allowed_distance
+        assert warned.value > warned.before == detector.allowed_distance
 
     def test_the_distribution_of_calibration_is_seldom_warned_of(self) -> None:
         rng = np.random.default_rng(5)
         far = 0
         for _ in range(200):
-            watch = DriftWatch(reference_of(rng.gamma(2.0, 1.0, 150)), share=0.25)
+            detector = DriftDetector(reference_of(rng.gamma(2.0, 1.0, 150)), share=0.25)
             for value in rng.gamma(2.0, 1.0, COMPARED_REQUESTS):
-                watch.after(value)
-            assert watch.distance is not None
-            assert watch.allowed_distance is not None
-            far += watch.distance > watch.allowed_distance
+                detector.update(value)
+            assert detector.distance is not None
+            assert detector.allowed_distance is not None
+            far += detector.distance > detector.allowed_distance
         assert far <= 1
 
     def test_counts_that_repeat_are_compared_exactly(self) -> None:
         rng = np.random.default_rng(6)
-        watch = DriftWatch(reference_of(1.0 + rng.binomial(4, 0.4, 2_000)))
+        detector = DriftDetector(reference_of(1.0 + rng.binomial(4, 0.4, 2_000)))
         for value in 1.0 + rng.binomial(4, 0.4, COMPARED_REQUESTS):
-            watch.after(value)
-        assert watch.distance is not None
-        assert watch.distance < 0.06
+            detector.update(value)
+        assert detector.distance is not None
+        assert detector.distance < 0.06
 
     def test_where_nobody_knows_how_exact_the_deciles_are_nothing_is_compared(self) -> None:
-        watch = DriftWatch(Reference(tuple(DECILES.tolist())))
-        assert not any(watch.after(2.0) for _ in range(COMPARED_REQUESTS))
-        assert watch.distance is None
+        detector = DriftDetector(Reference(tuple(DECILES.tolist())))
+        assert not any(detector.update(2.0) for _ in range(COMPARED_REQUESTS))
+        assert detector.distance is None
 
 
 class TestRestart:
     def test_the_window_is_rebuilt_and_still_notices_a_shift(self) -> None:
         rng = np.random.default_rng(7)
         reference = reference_of(rng.normal(0.0, 1.0, 500))
-        watch = DriftWatch(reference)
+        detector = DriftDetector(reference)
         for value in rng.normal(0.0, 1.0, 2_000):
-            watch.after(value)
-        state = json.loads(json.dumps(watch.state()))
+            detector.update(value)
+        state = json.loads(json.dumps(detector.state()))
         assert len(state["recent"]) == REMEMBERED
-        resumed = DriftWatch(reference)
+        resumed = DriftDetector(reference)
         resumed.resume(state)
-        assert resumed.state() == watch.state()
-        assert any(resumed.after(value) for value in rng.normal(1.0, 1.0, 400))
+        assert resumed.state() == detector.state()
+        assert any(resumed.update(value) for value in rng.normal(1.0, 1.0, 400))
 
     def test_what_was_warned_of_is_forgotten(self) -> None:
-        watch = DriftWatch()
+        detector = DriftDetector()
         for value in [0.0] * 200 + [1.0] * 200:
-            if watch.after(value):
+            if detector.update(value):
                 break
-        assert watch.state()["recent"] == []
+        assert detector.state()["recent"] == []
 
 
-class TestOnTheBoard:
+class TestInTheState:
     def test_a_shift_is_a_warning_that_claims_no_loss(self) -> None:
         rng = np.random.default_rng(8)
-        board = AlarmBoard(profile_of(route_of(rng)))
+        state = AlarmState(profile_of(route_of(rng)))
         warnings = []
         for mean in [10.0] * 1_000 + [12.0] * 500:
             signals = Signals(float(rng.normal(mean, 1.0)), None, 1 + int(rng.binomial(4, 0.4)))
-            warnings += board.signals(Route.HYBRID, signals, time_seconds=7.0)
+            warnings += state.add_signals(Route.HYBRID, signals, time_seconds=7.0)
         (warning,) = warnings
         assert (warning.kind, warning.severity) == (AlarmKind.DRIFT, Severity.WARNING)
         assert (warning.route, warning.signal) == (Route.HYBRID, "top_score")
-        assert "top_score has moved" in warning.message
-        assert "only labels and judged requests tell" in warning.message
+        assert "top_score has changed" in warning.message
+        assert "only labels and judged requests show" in warning.message
 
-    def test_how_far_live_traffic_lies_from_calibration_is_reported(self) -> None:
+    def test_another_distribution_is_an_alarm_with_its_distance(self) -> None:
         rng = np.random.default_rng(9)
-        board = AlarmBoard(profile_of(route_of(rng)))
+        state = AlarmState(profile_of(route_of(rng)))
         for _ in range(COMPARED_REQUESTS):
-            board.signals(Route.HYBRID, Signals(15.0, None, 2), time_seconds=1.0)
-        distance, allowed = board.report().distances[Route.HYBRID, Signal.TOP_SCORE]
-        assert distance > 0.8
-        assert allowed < 0.2
-        messages = [alarm.message for alarm in board.active() if alarm.signal == "top_score"]
-        assert "was distributed otherwise over the first 500 requests" in messages[0]
+            state.add_signals(Route.HYBRID, Signals(15.0, None, 2), time_seconds=1.0)
+        (alarm,) = [alarm for alarm in state.active() if alarm.signal == "top_score"]
+        assert alarm.value > 0.8
+        assert alarm.target < 0.2
+        assert "was distributed otherwise over the first 500 requests" in alarm.message
 
-    def test_a_signal_without_reference_is_not_watched(self) -> None:
-        watches = drift_watches(route_of(np.random.default_rng(10)))
-        assert set(watches) == {Signal.TOP_SCORE, Signal.KEPT, Signal.EMPTY}
+    def test_a_signal_without_reference_has_no_detector(self) -> None:
+        detectors = drift_detectors(route_of(np.random.default_rng(10)))
+        assert set(detectors) == {Signal.TOP_SCORE, Signal.KEPT, Signal.EMPTY}
 
     def test_a_route_that_was_not_calibrated_gives_no_warning(self) -> None:
-        board = AlarmBoard(profile_of(route_of(np.random.default_rng(11))))
-        assert board.signals(Route.DENSE, Signals(1.0, 1.0, 1), time_seconds=1.0) == []
+        state = AlarmState(profile_of(route_of(np.random.default_rng(11))))
+        assert state.add_signals(Route.DENSE, Signals(1.0, 1.0, 1), time_seconds=1.0) == []
 
     def test_without_river_it_says_which_extra_brings_it(
         self, monkeypatch: pytest.MonkeyPatch
@@ -218,5 +221,5 @@ class TestOnTheBoard:
         monkeypatch.setitem(sys.modules, "river.drift", None)
         profile = profile_of(route_of(np.random.default_rng(12)))
         with pytest.raises(MissingExtraError, match=r"ctxguard\[monitor\]"):
-            AlarmBoard(profile)
-        assert AlarmBoard(profile, drift=False).active() == ()
+            AlarmState(profile)
+        assert AlarmState(profile, drift=False).active() == ()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.ecusum import ECusum
+from ctxguard.monitor.alarms.ecusum import ECusum
 
 WATCH = ECusum(target=0.12, suspected=0.2)
 
@@ -73,13 +73,13 @@ def test_a_quiet_past_does_not_delay_the_alarm() -> None:
 
 
 def test_before_any_loss_there_is_no_evidence() -> None:
-    assert (WATCH.evidence, WATCH.n, WATCH.alarm()) == (1.0, 0, False)
+    assert (WATCH.e_value, WATCH.n, WATCH.alarm()) == (1.0, 0, False)
 
 
 def test_a_loss_leaves_the_state_before_it_as_it_was() -> None:
     after = WATCH.after(1.0)
     assert (WATCH.n, after.n) == (0, 1)
-    assert after.evidence > WATCH.evidence
+    assert after.e_value > WATCH.e_value
 
 
 @given(st.floats(0.001, 0.98), st.lists(st.floats(0.0, 1.0), max_size=50))
@@ -87,7 +87,7 @@ def test_no_loss_can_break_the_bank(target: float, losses: list[float]) -> None:
     watch = ECusum(target=target, suspected=1.0)
     for loss in losses:
         watch = watch.after(loss)
-        assert 0.0 < watch.evidence < float("inf")
+        assert 0.0 < watch.e_value < float("inf")
 
 
 @pytest.mark.parametrize("loss", [-0.1, 1.1, float("nan")])

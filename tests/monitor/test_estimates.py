@@ -4,24 +4,19 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judged_rows import ratio_sums, sums, term_of
 from scipy import stats
 
+from ctxguard.core.metrics import udcg
 from ctxguard.errors import ConfigurationError
-from ctxguard.metrics import udcg
-from ctxguard.monitor.estimates import (
-    Estimate,
-    JudgedRequest,
-    Metric,
-    RatioSums,
-    estimate,
-    ratio_sums,
-    t_quantile,
-    term,
-)
+from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate, t_quantile
+from ctxguard.monitor.estimation.sums import RatioSums
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 
 
 def request(
@@ -35,14 +30,14 @@ def request(
         dropped_relevant=float(dropped),
         dropped_probability=1.0,
         pool_relevant=sum(grade > 0 for grade in grades) + dropped,
-        pool_probability=1.0,
-        unanswered_probability=1.0,
+        full_pool_probability=1.0,
+        full_pool_probability_if_no_hit=1.0,
         session_id=session,
     )
 
 
 def value(metric: Metric, requests: Sequence[JudgedRequest]) -> float | None:
-    return estimate(metric, ratio_sums(metric, requests), min_n=2).value
+    return estimate(metric, ratio_sums(metric, requests), Precision(min_n=2)).value
 
 
 def test_recall_is_taken_over_all_relevant_passages_together() -> None:
@@ -60,7 +55,7 @@ def test_a_dropped_relevant_passage_stands_for_those_that_were_not_judged() -> N
 
 
 def test_recall_is_undefined_where_no_dropped_passage_got_a_verdict() -> None:
-    assert term(Metric.RECALL, replace(request([1]), dropped_relevant=None)) is None
+    assert term_of(Metric.RECALL, replace(request([1]), dropped_relevant=None)) is None
 
 
 def test_mrr_counts_zero_only_where_the_pool_holds_a_relevant_passage() -> None:
@@ -69,15 +64,17 @@ def test_mrr_counts_zero_only_where_the_pool_holds_a_relevant_passage() -> None:
 
 
 def test_a_request_without_a_served_relevant_passage_weighs_by_the_chance_of_its_pool() -> None:
-    audited = replace(request([0], 1), pool_probability=0.25, unanswered_probability=0.25)
+    audited = replace(
+        request([0], 1), full_pool_probability=0.25, full_pool_probability_if_no_hit=0.25
+    )
     passed_over = replace(audited, pool_relevant=None)
-    assert term(Metric.MRR, audited) == (0.0, 4.0)
-    assert term(Metric.MRR, passed_over) == (0.0, 0.0)
+    assert term_of(Metric.MRR, audited) == (0.0, 4.0)
+    assert term_of(Metric.MRR, passed_over) == (0.0, 0.0)
     assert value(Metric.MRR, [request([1]), audited]) == 1 / 5
 
 
 def test_without_judged_pools_a_request_that_was_served_nothing_relevant_has_no_rr() -> None:
-    assert term(Metric.MRR, replace(request([0], 1), pool_probability=0.0)) is None
+    assert term_of(Metric.MRR, replace(request([0], 1), full_pool_probability=0.0)) is None
 
 
 def test_udcg_is_gain_minus_harm() -> None:
@@ -89,9 +86,9 @@ def test_udcg_is_gain_minus_harm() -> None:
 
 def test_an_empty_context_has_no_precision_and_no_distractor_rate_but_a_udcg() -> None:
     empty = request([])
-    assert term(Metric.PRECISION, empty) is None
-    assert term(Metric.DISTRACTOR_RATE, empty) is None
-    assert term(Metric.UDCG, empty) == (0.0, 1.0)
+    assert term_of(Metric.PRECISION, empty) is None
+    assert term_of(Metric.DISTRACTOR_RATE, empty) is None
+    assert term_of(Metric.UDCG, empty) == (0.0, 1.0)
 
 
 def test_a_request_weighs_by_the_traffic_it_stands_for() -> None:
@@ -101,8 +98,8 @@ def test_a_request_weighs_by_the_traffic_it_stands_for() -> None:
 
 def test_requests_of_one_session_are_one_cluster() -> None:
     together = [request([1], session="s"), request([0], session="s"), request([1])]
-    sums = ratio_sums(Metric.PRECISION, together)
-    assert (sums.n, sums.a, sums.b, sums.bb) == (2, 2.0, 3.0, 5.0)
+    found = ratio_sums(Metric.PRECISION, together)
+    assert (found.n, found.a, found.b, found.bb) == (2, 2.0, 3.0, 5.0)
 
 
 requests_strategy = st.lists(
@@ -120,7 +117,7 @@ requests_strategy = st.lists(
 def test_sums_of_two_windows_add_up_to_those_of_both(
     one: list[JudgedRequest], other: list[JudgedRequest], metric: Metric
 ) -> None:
-    added = ratio_sums(metric, one) + ratio_sums(metric, other)
+    added = (sums(one) + sums(other)).ratio(metric)
     together = ratio_sums(metric, one + other)
     for name in RatioSums.__slots__:
         assert getattr(added, name) == pytest.approx(getattr(together, name))
@@ -130,7 +127,7 @@ def test_sums_of_two_windows_add_up_to_those_of_both(
 def test_the_value_lies_in_its_interval_and_ratios_lie_between_zero_and_one(
     requests: list[JudgedRequest], metric: Metric
 ) -> None:
-    found = estimate(metric, ratio_sums(metric, requests), min_n=2)
+    found = estimate(metric, ratio_sums(metric, requests), Precision(min_n=2))
     if found.value is None:
         assert found.lower is None
         assert found.upper is None
@@ -147,9 +144,9 @@ def test_no_data_is_no_value() -> None:
 
 
 def test_below_the_least_n_there_is_no_value() -> None:
-    sums = ratio_sums(Metric.PRECISION, [request([1, 0]), request([1, 1])] * 14)
-    assert estimate(Metric.PRECISION, sums).value is None
-    assert estimate(Metric.PRECISION, sums, min_n=28).value is not None
+    few = ratio_sums(Metric.PRECISION, [request([1, 0]), request([1, 1])] * 14)
+    assert estimate(Metric.PRECISION, few).value is None
+    assert estimate(Metric.PRECISION, few, Precision(min_n=28)).value is not None
 
 
 def test_an_interval_that_is_too_wide_says_how_many_requests_it_would_take() -> None:
@@ -157,7 +154,8 @@ def test_an_interval_that_is_too_wide_says_how_many_requests_it_would_take() -> 
 
     def found(n: int) -> Estimate:
         requests = [request([rng.random() < 0.5 for _ in range(3)]) for _ in range(n)]
-        return estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, requests), max_width=0.1)
+        narrow = Precision(max_width={Metric.PRECISION: 0.1})
+        return estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, requests), narrow)
 
     few = found(60)
     assert few.value is None
@@ -179,17 +177,17 @@ def test_a_recall_of_one_allows_for_what_sampling_the_dropped_may_have_missed() 
 
 
 def test_udcg_without_any_spread_has_no_interval() -> None:
-    sums = ratio_sums(Metric.UDCG, [request([1])] * 100)
-    assert estimate(Metric.UDCG, sums).value is None
+    alike = ratio_sums(Metric.UDCG, [request([1])] * 100)
+    assert estimate(Metric.UDCG, alike).value is None
 
 
 @pytest.mark.parametrize(
-    "setting", [{"confidence": 1.0}, {"confidence": 0.0}, {"min_n": 1}, {"max_width": 0.0}]
+    "setting",
+    [{"confidence": 1.0}, {"confidence": 0.0}, {"min_n": 1}, {"max_width": {Metric.MRR: 0.0}}],
 )
-def test_settings_that_cannot_work_are_refused(setting: dict[str, float]) -> None:
-    sums = ratio_sums(Metric.PRECISION, [request([1, 0]), request([1])] * 30)
+def test_settings_that_cannot_work_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        estimate(Metric.PRECISION, sums, **setting)
+        Precision(**setting)
 
 
 @pytest.mark.parametrize(("p", "df"), [(0.975, 6), (0.975, 29), (0.995, 9), (0.95, 1000)])
@@ -228,15 +226,15 @@ class Traffic:
             dropped_relevant=seen / probability,
             dropped_probability=probability,
             pool_relevant=full.pool_relevant if whole else None,
-            pool_probability=pool,
-            unanswered_probability=0.5,
+            full_pool_probability=pool,
+            full_pool_probability_if_no_hit=0.5,
         )
 
 
 def truths(traffic: Traffic, n: int) -> dict[Metric, float]:
-    requests = [request(*traffic.draw()) for _ in range(n)]
-    sums = {metric: ratio_sums(metric, requests) for metric in Metric}
-    return {metric: sums[metric].a / sums[metric].b for metric in Metric if sums[metric].b}
+    everything = sums([request(*traffic.draw()) for _ in range(n)])
+    ratios = {metric: everything.ratio(metric) for metric in Metric}
+    return {metric: ratio.a / ratio.b for metric, ratio in ratios.items() if ratio.b}
 
 
 def coverage(
@@ -245,9 +243,9 @@ def coverage(
     """Share of the intervals that hold the truth, of those that were given."""
     held, given_ = dict.fromkeys(Metric, 0), dict.fromkeys(Metric, 0)
     for _ in range(repeats):
-        requests = [draw() for _ in range(n)]
+        drawn = sums([draw() for _ in range(n)])
         for metric in Metric:
-            found = estimate(metric, ratio_sums(metric, requests))
+            found = estimate(metric, drawn.ratio(metric))
             if found.value is not None:
                 given_[metric] += 1
                 held[metric] += found.lower <= truth[metric] <= found.upper

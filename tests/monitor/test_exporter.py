@@ -1,6 +1,7 @@
 """What a scrape of the monitor says."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from watching import Watching
 
-from ctxguard.context import Context
-from ctxguard.monitor.estimates import Metric
-from ctxguard.monitor.exporter import MonitorCollector
+from ctxguard.core.context import Context
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.monitor.alarms import AlarmState
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.judges.accounts import InvalidReason, JudgeAccounts, Ledger
-from ctxguard.monitor.records import JudgingRates
-from ctxguard.monitor.report import Window
+from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger
+from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
+from ctxguard.profile.schema import RouteProfile
+from tests.profiles import CERTIFICATE, profile_with
 
 MakeContext = Callable[..., Context]
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
@@ -43,7 +49,11 @@ def watched(
     make_context: MakeContext, queries: list[str], *, rate: float = 1.0, min_n: int = 2
 ) -> tuple[Watching, CollectorRegistry]:
     live = Watching(
-        LabelJudge(QRELS), rate=rate, capacity=100, rates=JudgingRates(dropped=1.0), min_n=min_n
+        LabelJudge(QRELS),
+        rate=rate,
+        capacity=100,
+        rates=JudgingRates(dropped_rate=1.0),
+        min_n=min_n,
     )
     registry = CollectorRegistry()
     MonitorCollector(live.monitor, registry)
@@ -86,29 +96,19 @@ def test_before_the_first_report_nothing_is_said() -> None:
     assert scrape(registry) == {("ctxguard_monitor_errors_total", frozenset()): 0.0}
 
 
-def test_what_an_uncorrected_judge_says_carries_it_in_its_name(make_context: MakeContext) -> None:
+def test_the_figure_of_a_judge_that_errs_is_no_estimate(make_context: MakeContext) -> None:
     class Opinion(LabelJudge):
         exact = False
 
-    live = Watching(Opinion(QRELS), rates=JudgingRates(dropped=1.0))
+    live = Watching(Opinion(QRELS), rates=JudgingRates(dropped_rate=1.0))
     registry = CollectorRegistry()
     MonitorCollector(live.monitor, registry)
     live.watch(*[make_context(POOL, 3, query=query) for query in QRELS])
     live.monitor.report()
     samples = scrape(registry)
-    labels = {"metric": "recall", "window": "kept"}
+    labels = {"metric": "recall", "window": "all_retained"}
     assert one(samples, "ctxguard_estimate", **labels) is None
-    assert one(samples, "ctxguard_uncorrected_estimate", **labels) == 2 / 4
-
-
-def test_a_sequence_that_may_be_watched_is_exported(make_context: MakeContext) -> None:
-    _, registry = watched(make_context, ["one", "two", "three"] * 20)
-    samples = scrape(registry)
-    lower, upper = (
-        one(samples, f"ctxguard_uncorrected_sequence_{end}", metric="precision")
-        for end in ("lower", "upper")
-    )
-    assert 0.0 <= lower < 2 / 9 < upper <= 1.0
+    assert one(samples, "ctxguard_judge_estimate", **labels) == 2 / 4
 
 
 def test_ratios_of_the_counters_are_the_estimates_across_processes(
@@ -122,7 +122,7 @@ def test_ratios_of_the_counters_are_the_estimates_across_processes(
         return one(together, f"ctxguard_{name}_total")
 
     # Requests of the second process stand for twice as many as those of the first.
-    assert total("represented_requests") == 2 * 2 + 3 * 4
+    assert total("estimated_requests") == 2 * 2 + 3 * 4
     assert total("kept_relevant") / total("relevant") == (2 * 2 + 2 * 4) / (3 * 2 + 4 * 4)
     mrr = total("reciprocal_rank") / total("answerable_requests")
     assert mrr == pytest.approx((1.5 * 2 + 1.5 * 4) / (2 * 2 + 3 * 4))
@@ -131,9 +131,9 @@ def test_ratios_of_the_counters_are_the_estimates_across_processes(
 def test_the_counters_of_one_process_give_its_estimates(make_context: MakeContext) -> None:
     live, registry = watched(make_context, ["one", "two", "three"])
     samples = scrape(registry)
-    estimates = live.monitor.estimates(Window.KEPT)
+    estimates = live.monitor.estimates(Window.ALL_RETAINED)
     gain, harm = (one(samples, f"ctxguard_{name}_total") for name in ("gain", "harm"))
-    represented = one(samples, "ctxguard_represented_requests_total")
+    represented = one(samples, "ctxguard_estimated_requests_total")
     assert (gain - harm) / represented == pytest.approx(estimates[Metric.UDCG].value)
 
 
@@ -156,9 +156,9 @@ def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) 
 
 def test_feedback_is_counted_by_kind_and_enters_no_estimate(make_context: MakeContext) -> None:
     live, registry = watched(make_context, ["one", "two"])
-    before = live.monitor.estimates(Window.KEPT)
+    before = live.monitor.estimates(Window.ALL_RETAINED)
     live.store.add_feedback([FeedbackRow("r", "thumb_up", (), live.now)])
-    assert live.monitor.estimates(Window.KEPT) == before
+    assert live.monitor.estimates(Window.ALL_RETAINED) == before
     assert one(scrape(registry), "ctxguard_feedback", kind="thumb_up") == 1
 
 
@@ -180,6 +180,27 @@ def test_the_cost_of_a_judge_is_exported(make_context: MakeContext) -> None:
     assert one(samples, "ctxguard_judge_invalid_total", reason="refused") == 1
     assert one(samples, "ctxguard_judge_tokens_total", direction="input") == 1_000_000
     assert one(samples, "ctxguard_judge_cost_total") == pytest.approx(2.00008)
+
+
+def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -> None:
+    calibrated = RouteProfile(
+        policy=RatioPolicy(k=3), score_kind=ScoreKind.RATIO, certificate=CERTIFICATE
+    )
+    profile = profile_with({Route.EXTERNAL: calibrated})
+    live = Watching(
+        LabelJudge(QRELS),
+        rates=JudgingRates(baseline_rate=1.0),
+        alarms=AlarmState(profile, drift=False),
+    )
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.monitor.report()
+    labels = {"route": "external", "quantity": "recall_loss"}
+    samples = scrape(registry)
+    assert one(samples, "ctxguard_alarm_target", **labels) == CERTIFICATE.alpha
+    assert one(samples, "ctxguard_alarm_e_value", **labels) is None
+    live.watch(replace(make_context(POOL, 3, query="one"), profile_id=profile.profile_id))
+    assert one(scrape(registry), "ctxguard_alarm_e_value", **labels) > 1.0
 
 
 def test_a_damaged_store_shows_until_its_file_is_moved_away(tmp_path: Path) -> None:

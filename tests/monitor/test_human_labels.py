@@ -1,19 +1,20 @@
 """Labels of people: which passages they are asked about, and how they correct a judge."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from watching import Watching
 
-from ctxguard.context import Context
-from ctxguard.monitor.estimates import Metric
+from ctxguard.core.context import Context
+from ctxguard.core.types import Passage
+from ctxguard.monitor.estimation.live import Window, human_request
+from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels import human_request, resolve, wanted
-from ctxguard.monitor.records import JudgingRates, Record
-from ctxguard.monitor.report import Window
+from ctxguard.monitor.labels.human import human_verdicts, positions_to_label
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow
-from ctxguard.types import Passage
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
@@ -23,6 +24,10 @@ def label(
     passage_id: str, grade: int, annotator: str = "ann", at: float = 0.0, request_id: str = "r"
 ) -> LabelRow:
     return LabelRow(request_id, passage_id, grade, None, annotator, at)
+
+
+def verdicts_of(labels: Sequence[LabelRow]) -> Mapping[str, Judgment]:
+    return human_verdicts((1, label) for label in labels)[1].by_passage
 
 
 class ErringJudge:
@@ -56,8 +61,8 @@ def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
         label("c", 3, "bob"),
         label("c", 0, "eve"),
     ]
-    found = resolve(labels)
-    assert {name: verdict.grade for name, verdict in found.verdicts.items()} == {
+    found = human_verdicts((1, label) for label in labels)[1]
+    assert {name: verdict.grade for name, verdict in found.by_passage.items()} == {
         "a": 1,
         "b": 0,
         "c": 3,
@@ -65,38 +70,42 @@ def test_the_last_word_of_each_and_the_lower_median_of_several_count() -> None:
     assert found.disagreements == 2
 
 
-def record_of(make_context: MakeContext, rates: JudgingRates) -> Record:
+def record_of(make_context: MakeContext, rates: JudgingRates) -> SampleRecord:
     live = Watching(ErringJudge({}), rates=rates)
     live.serve(make_context(POOL, 2))
-    return Record.from_bytes(live.store.payloads([1])[1])
+    return SampleRecord.from_bytes(live.store.payloads([1])[1])
 
 
 def test_people_are_asked_about_what_was_served_first(make_context: MakeContext) -> None:
-    record = record_of(make_context, JudgingRates(dropped=0.0, pool=0.0, baseline=0.0))
-    assert wanted(record, {})[:2] == [0, 1]
+    record = record_of(
+        make_context, JudgingRates(dropped_rate=0.0, full_pool_rate=0.0, baseline_rate=0.0)
+    )
+    assert positions_to_label(record, {})[:2] == [0, 1]
 
 
 def test_a_whole_pool_is_asked_for_only_once_nothing_served_was_relevant(
     make_context: MakeContext,
 ) -> None:
-    rates = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=1.0, baseline=0.0)
+    rates = JudgingRates(
+        dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+    )
     record = record_of(make_context, rates)
-    assert wanted(record, {}) == [0, 1]
+    assert positions_to_label(record, {}) == [0, 1]
     one_right = {"p0": Judgment("p0", 1), "p1": Judgment("p1", 0)}
-    assert wanted(record, one_right) == []
+    assert positions_to_label(record, one_right) == []
     none_right = {"p0": Judgment("p0", 0), "p1": Judgment("p1", 0)}
-    assert wanted(record, none_right) == list(range(2, 10))
+    assert positions_to_label(record, none_right) == list(range(2, 10))
 
 
 def test_a_sample_counts_once_people_have_graded_all_that_it_takes(
     make_context: MakeContext,
 ) -> None:
     live = Watching(ErringJudge({}))
-    record = record_of(make_context, JudgingRates(dropped=1.0))
+    record = record_of(make_context, JudgingRates(dropped_rate=1.0))
     settings = {"utilities": live.monitor.utilities, "max_grade": 1}
     some = [label(name, 1) for name in POOL[:9]]
-    assert human_request(record, some, **settings) is None
-    found = human_request(record, [*some, label("p9", 0)], **settings)
+    assert human_request(record, verdicts_of(some), **settings) is None
+    found = human_request(record, verdicts_of([*some, label("p9", 0)]), **settings)
     assert (found.kept_relevant, found.dropped_relevant) == (2, 7.0)
 
 
@@ -108,10 +117,10 @@ def live_with_labels(
         f"q{i}": {name for rank, name in enumerate(POOL) if rng.random() < 0.5 / (rank + 1)}
         for i in range(600)
     }
-    live = Watching(ErringJudge(truth), rates=JudgingRates(dropped=1.0), min_n=30)
+    live = Watching(ErringJudge(truth), rates=JudgingRates(dropped_rate=1.0), min_n=30)
     live.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in truth])
     for sample_id in live.store.pick_for_labels(live.monitor.series, n_labelled):
-        record = Record.from_bytes(live.store.payloads([sample_id])[sample_id])
+        record = SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
         right = truth[record.query]
         live.store.add_labels(
             [
@@ -127,17 +136,17 @@ def test_a_judge_that_nobody_corrects_gives_no_estimate_under_that_name(
 ) -> None:
     live, _ = live_with_labels(make_context, 0)
     report = live.monitor.report()
-    assert all(found.value is None for found in report.estimates[Window.KEPT].values())
-    assert report.estimates[Window.KEPT][Metric.UDCG].n_needed == 30
-    assert report.live.uncorrected[Window.KEPT][Metric.UDCG].value is not None
+    assert all(found.value is None for found in report.estimates[Window.ALL_RETAINED].values())
+    assert report.estimates[Window.ALL_RETAINED][Metric.UDCG].n_needed == 30
+    assert report.live.judge_estimates[Window.ALL_RETAINED][Metric.UDCG].value is not None
 
 
 def test_human_labels_correct_the_judge(make_context: MakeContext) -> None:
     live, truth = live_with_labels(make_context, 150)
     report = live.monitor.report()
     precision = sum(len(right & set(POOL[:5])) / 5 for right in truth.values()) / len(truth)
-    corrected = report.estimates[Window.KEPT][Metric.PRECISION]
-    alone = report.live.uncorrected[Window.KEPT][Metric.PRECISION]
+    corrected = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
+    alone = report.live.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
     assert report.live.labelled == 150
     assert corrected.lower <= precision <= corrected.upper
     assert not alone.lower <= precision <= alone.upper
@@ -145,10 +154,10 @@ def test_human_labels_correct_the_judge(make_context: MakeContext) -> None:
 
 def test_labels_asked_for_after_an_alarm_correct_nothing(make_context: MakeContext) -> None:
     live, _ = live_with_labels(make_context, 60)
-    sought = live.store.pick_for_labels(live.monitor.series, 40)
-    live.store.queue_labels(sought, why="recall_loss")
-    for sample_id in sought:
-        record = Record.from_bytes(live.store.payloads([sample_id])[sample_id])
+    targeted = live.store.pick_for_labels(live.monitor.series, 40)
+    live.store.queue_labels(targeted, reason="recall_loss")
+    for sample_id in targeted:
+        record = SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
         live.store.add_labels(
             [label(name, 0, request_id=record.request_id) for name in record.passage_ids]
         )

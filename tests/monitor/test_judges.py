@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 from watching import Watching
 
-from ctxguard.context import Context
+from ctxguard.core.context import Context
+from ctxguard.core.metrics import Negative
+from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
-from ctxguard.metrics import Negative
 from ctxguard.monitor.judges import Judgment, LabelJudge, Unjudged
-from ctxguard.monitor.monitor import Outcome
-from ctxguard.monitor.redaction import hash_text, redact
+from ctxguard.monitor.service import Outcome
+from ctxguard.redaction import hash_text, redact
 from ctxguard.testing import JudgeContract
-from ctxguard.types import Passage
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}
 PASSAGES = [Passage(name, "") for name in "abczx"]

@@ -5,85 +5,96 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from judged_rows import ratio_sums
 
-from ctxguard.context import Context
+from ctxguard.core.context import Context
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
-from ctxguard.metrics import DEFAULT_UTILITIES, Negative
-from ctxguard.monitor.estimates import JudgedRequest, Metric, ratio_sums
+from ctxguard.monitor.estimation.reduce import judged_request
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judging import Audit, Judging, judged_request
-from ctxguard.monitor.records import Choices, JudgingRates, Record
-from ctxguard.monitor.sampler import Sample
-from ctxguard.types import Passage
+from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.judging.sample_judge import SampleJudge
+from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.record import record_of as record_of_sample
+from ctxguard.monitor.sampling.sampler import Sample
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 RELEVANT = frozenset({"p0", "p4", "p7"})
-UNANSWERED = frozenset({"p4", "p7"})
+NO_HIT = frozenset({"p4", "p7"})
 """Of the first three, which are served, none."""
 REPEATS = 3_000
 
 
 def record_of(
     make_context: MakeContext, rates: JudgingRates, *, request_id: str = "r", k: int = 3
-) -> Record:
+) -> SampleRecord:
     context = make_context(POOL, k, request_id=request_id)
-    return Choices(rates).record(Sample(context, 1.0, 0.0))
+    return record_of_sample(Sample(context, 1.0, 0.0), InclusionDesign(rates))
 
 
-def judged(record: Record, relevant: frozenset[str] = RELEVANT) -> JudgedRequest:
+def judged(record: SampleRecord, relevant: frozenset[str] = RELEVANT) -> JudgedRequest:
     """As a judge without errors has it, of what it is asked about."""
-    answered = any(record.passage_ids[place] in relevant for place in record.served)
-    asked = (*record.served, *record.to_judge(answered=answered))
-    names = [record.passage_ids[place] for place in asked]
+    has_hit = any(record.passage_ids[place] in relevant for place in record.served)
+    to_judge = (*record.served, *record.to_judge(has_hit=has_hit))
+    names = [record.passage_ids[place] for place in to_judge]
     verdicts = {name: Judgment(name, int(name in relevant)) for name in names}
     return judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
 
 
 RATES = {
-    "one by one": JudgingRates(dropped=0.3, pool=0.0, unanswered_pool=0.0, baseline=0.0),
-    "whole pools": JudgingRates(dropped=0.0, pool=0.3, unanswered_pool=0.3, baseline=0.0),
-    "by answer": JudgingRates(dropped=0.1, pool=0.1, unanswered_pool=0.7, baseline=0.0),
-    "first few": JudgingRates(0.2, 0.05, 0.05, baseline=0.4, baseline_k=6),
-    "all of it": JudgingRates(0.2, 0.1, 0.5, baseline=0.3, baseline_k=5),
+    "one by one": JudgingRates(
+        dropped_rate=0.3, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
+    ),
+    "whole pools": JudgingRates(
+        dropped_rate=0.0, full_pool_rate=0.3, full_pool_rate_if_no_hit=0.3, baseline_rate=0.0
+    ),
+    "by hit": JudgingRates(
+        dropped_rate=0.1, full_pool_rate=0.1, full_pool_rate_if_no_hit=0.7, baseline_rate=0.0
+    ),
+    "first few": JudgingRates(0.2, 0.05, 0.05, baseline_rate=0.4, baseline_k=6),
+    "all of it": JudgingRates(0.2, 0.1, 0.5, baseline_rate=0.3, baseline_k=5),
 }
 
 
 @pytest.fixture(params=RATES.values(), ids=RATES)
-def records(request: pytest.FixtureRequest, make_context: MakeContext) -> list[Record]:
+def records(request: pytest.FixtureRequest, make_context: MakeContext) -> list[SampleRecord]:
     """Many requests, of each of which other passages are judged."""
-    template = record_of(make_context, JudgingRates(dropped=0.0))
+    template = record_of(make_context, JudgingRates(dropped_rate=0.0))
     context = make_context(POOL, 3)
-    choices = Choices(request.param)
+    design = InclusionDesign(request.param)
     assert template.served == (0, 1, 2)
     return [
-        choices.record(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0))
+        record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
         for i in range(REPEATS)
     ]
 
 
-@pytest.mark.parametrize("relevant", [RELEVANT, UNANSWERED], ids=["answered", "unanswered"])
+@pytest.mark.parametrize("relevant", [RELEVANT, NO_HIT], ids=["hit", "no hit"])
 class TestInclusionProbabilities:
     def test_each_dropped_passage_is_judged_as_often_as_is_said(
-        self, records: Sequence[Record], relevant: frozenset[str]
+        self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         rates = records[0].rates
-        answered = relevant is RELEVANT
-        pool = rates.pool if answered else rates.unanswered_pool
-        alone = pool + (1 - pool) * rates.dropped
+        has_hit = relevant is RELEVANT
+        pool = rates.full_pool_rate if has_hit else rates.full_pool_rate_if_no_hit
+        alone = pool + (1 - pool) * rates.dropped_rate
         counts = dict.fromkeys(records[0].dropped, 0)
         for record in records:
-            for place in record.to_judge(answered=answered):
+            for place in record.to_judge(has_hit=has_hit):
                 counts[place] += 1
         for place, count in counts.items():
-            first = rates.baseline if place in records[0].in_baseline else 0.0
+            first = rates.baseline_rate if place in records[0].in_baseline else 0.0
             expected = alone + (1 - alone) * first
             spread = (expected * (1 - expected) / REPEATS) ** 0.5
             assert count / REPEATS == pytest.approx(expected, abs=4.5 * spread + 1e-9)
         assert judged(records[0], relevant).dropped_probability == pytest.approx(alone)
 
     def test_the_dropped_relevant_are_counted_without_bias(
-        self, records: Sequence[Record], relevant: frozenset[str]
+        self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         truth = len(relevant & {"p3", "p4", "p5", "p6", "p7", "p8", "p9"})
         found = [judged(record, relevant).dropped_relevant for record in records]
@@ -91,13 +102,13 @@ class TestInclusionProbabilities:
         assert_mean([float(one or 0.0) for one in found], truth)
 
     def test_pool_counts_stand_for_all_requests(
-        self, records: Sequence[Record], relevant: frozenset[str]
+        self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         requests = [judged(record, relevant) for record in records]
         whole = [one for one in requests if one.pool_relevant is not None]
         assert all(one.pool_relevant == len(relevant) for one in whole)
-        assert {one.pool_found for one in requests} == {None}
-        probability = requests[0].pool_probability
+        assert {one.partial_pool_relevant for one in requests} == {None}
+        probability = requests[0].full_pool_probability
         weights = [0.0 if one.pool_relevant is None else 1.0 / probability for one in requests]
         if probability:
             assert_mean(weights, 1.0)
@@ -105,7 +116,7 @@ class TestInclusionProbabilities:
             assert not whole
 
     def test_recall_by_the_hajek_ratio_is_the_truth(
-        self, records: Sequence[Record], relevant: frozenset[str]
+        self, records: Sequence[SampleRecord], relevant: frozenset[str]
     ) -> None:
         sums = ratio_sums(Metric.RECALL, [judged(record, relevant) for record in records])
         truth = len(relevant & {"p0", "p1", "p2"}) / len(relevant)
@@ -120,8 +131,10 @@ def assert_mean(values: Sequence[float], truth: float) -> None:
 
 def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it(make_context: MakeContext) -> None:
     rng = random.Random(2)
-    rates = JudgingRates(dropped=0.2, pool=0.1, unanswered_pool=0.6, baseline=0.2)
-    choices, context = Choices(rates), make_context(POOL, 3)
+    rates = JudgingRates(
+        dropped_rate=0.2, full_pool_rate=0.1, full_pool_rate_if_no_hit=0.6, baseline_rate=0.2
+    )
+    design, context = InclusionDesign(rates), make_context(POOL, 3)
     kept = total = 0
     ranks, requests = [], []
     for i in range(REPEATS):
@@ -130,7 +143,7 @@ def test_mixed_traffic_has_the_recall_and_mrr_of_all_of_it(make_context: MakeCon
         kept, total = kept + len(served), total + len(right)
         if right:
             ranks.append(1 / (1 + POOL.index(served[0])) if served else 0.0)
-        record = choices.record(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0))
+        record = record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
         requests.append(judged(record, right))
     recall, mrr = (ratio_sums(metric, requests) for metric in (Metric.RECALL, Metric.MRR))
     assert recall.a / recall.b == pytest.approx(kept / total, abs=0.03)
@@ -152,41 +165,49 @@ class TestRecallLoss:
     def test_it_is_the_share_of_the_first_fews_relevant_that_was_not_served(
         self, make_context: MakeContext
     ) -> None:
-        first_five = JudgingRates(0.0, 0.0, 0.0, baseline=1.0, baseline_k=5)
+        first_five = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
         assert self.loss(make_context, first_five) == 1 / 2
-        first_eight = JudgingRates(0.0, 0.0, 0.0, baseline=1.0, baseline_k=8)
+        first_eight = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=8)
         assert self.loss(make_context, first_eight) == 2 / 3
         assert self.loss(make_context, first_eight, k=8) == 0.0
 
     def test_a_whole_pool_chosen_whatever_was_served_has_it_too(
         self, make_context: MakeContext
     ) -> None:
-        rates = JudgingRates(dropped=0.0, pool=1.0, unanswered_pool=1.0, baseline=0.0)
+        rates = JudgingRates(
+            dropped_rate=0.0, full_pool_rate=1.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+        )
         assert self.loss(make_context, rates) == 2 / 3
 
     def test_a_pool_judged_because_nothing_served_was_relevant_has_none(
         self, make_context: MakeContext
     ) -> None:
-        rates = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=1.0, baseline=0.0)
+        rates = JudgingRates(
+            dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+        )
         record = record_of(make_context, rates)
-        assert record.to_judge(answered=False) == record.dropped
-        assert judged(record, UNANSWERED).pool_relevant == 2
-        assert judged(record, UNANSWERED).recall_loss is None
+        assert record.to_judge(has_hit=False) == record.dropped
+        assert judged(record, NO_HIT).pool_relevant == 2
+        assert judged(record, NO_HIT).recall_loss is None
 
     def test_passages_picked_one_by_one_do_not_make_it(self, make_context: MakeContext) -> None:
-        rates = JudgingRates(dropped=0.9, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+        rates = JudgingRates(
+            dropped_rate=0.9, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
+        )
         assert self.loss(make_context, rates) is None
 
     def test_without_a_relevant_passage_among_the_first_few_it_is_undefined(
         self, make_context: MakeContext
     ) -> None:
-        rates = JudgingRates(0.0, 0.0, 0.0, baseline=1.0, baseline_k=5)
+        rates = JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
         assert self.loss(make_context, rates, frozenset({"p9"})) is None
 
     def test_with_a_verdict_missing_among_the_first_few_it_is_unknown(
         self, make_context: MakeContext
     ) -> None:
-        record = record_of(make_context, JudgingRates(0.0, 0.0, 0.0, baseline=1.0, baseline_k=5))
+        record = record_of(
+            make_context, JudgingRates(0.0, 0.0, 0.0, baseline_rate=1.0, baseline_k=5)
+        )
         verdicts = {name: Judgment(name, 1) for name in POOL[:4]}
         found = judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
         assert found.recall_loss is None
@@ -194,12 +215,16 @@ class TestRecallLoss:
     def test_the_mean_of_those_that_have_it_is_that_of_all(self, make_context: MakeContext) -> None:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
-        rates = JudgingRates(dropped=0.1, pool=0.1, unanswered_pool=1.0, baseline=0.2)
-        choices, context = Choices(rates), make_context(POOL, 3)
+        rates = JudgingRates(
+            dropped_rate=0.1, full_pool_rate=0.1, full_pool_rate_if_no_hit=1.0, baseline_rate=0.2
+        )
+        design, context = InclusionDesign(rates), make_context(POOL, 3)
         truth, found = [], []
         for i in range(REPEATS):
             right = frozenset(name for name in POOL if rng.random() < 0.15)
-            record = choices.record(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0))
+            record = record_of_sample(
+                Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design
+            )
             if right:
                 truth.append(len(right - {"p0", "p1", "p2"}) / len(right))
             loss = judged(record, right).recall_loss
@@ -220,20 +245,20 @@ class TestMissingVerdicts:
         return judged_request(record, verdicts, utilities=DEFAULT_UTILITIES, max_grade=1)
 
     def test_those_with_a_verdict_stand_for_those_without(self, make_context: MakeContext) -> None:
-        found = self.request(make_context, frozenset({"p3", "p5", "p8"}), dropped=1.0)
+        found = self.request(make_context, frozenset({"p3", "p5", "p8"}), dropped_rate=1.0)
         assert found.dropped_relevant == pytest.approx(2 * 7 / 4)
         assert found.dropped_probability == pytest.approx(4 / 7)
 
     def test_a_pool_with_a_gap_is_none_but_says_what_was_found(
         self, make_context: MakeContext
     ) -> None:
-        found = self.request(make_context, frozenset({"p3"}), dropped=1.0)
-        assert (found.pool_relevant, found.pool_found) == (None, 3)
+        found = self.request(make_context, frozenset({"p3"}), dropped_rate=1.0)
+        assert (found.pool_relevant, found.partial_pool_relevant) == (None, 3)
 
     def test_where_no_dropped_passage_has_one_nothing_is_known_of_them(
         self, make_context: MakeContext
     ) -> None:
-        found = self.request(make_context, frozenset(POOL[3:]), dropped=1.0)
+        found = self.request(make_context, frozenset(POOL[3:]), dropped_rate=1.0)
         assert found.dropped_relevant is None
 
     def test_a_served_passage_without_one_is_refused(self, make_context: MakeContext) -> None:
@@ -242,10 +267,12 @@ class TestMissingVerdicts:
 
 
 def test_where_nothing_was_dropped_the_pool_is_whole(make_context: MakeContext) -> None:
-    rates = JudgingRates(dropped=0.0, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+    rates = JudgingRates(
+        dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
+    )
     found = judged(record_of(make_context, rates, k=10))
     assert (found.dropped_relevant, found.dropped_probability) == (0.0, 1.0)
-    assert (found.pool_relevant, found.pool_probability) == (3, 1.0)
+    assert (found.pool_relevant, found.full_pool_probability) == (3, 1.0)
 
 
 def test_where_nothing_dropped_may_be_judged_nothing_is_known_of_it(
@@ -283,11 +310,13 @@ class TestAudit:
         self, make_context: MakeContext
     ) -> None:
         audit, context = self.audit(), make_context(POOL, 3)
-        choices = Choices(JudgingRates(0.0, 0.0, 0.0, 0.0))
+        design = InclusionDesign(JudgingRates(0.0, 0.0, 0.0, 0.0))
         relevant = set(self.BEYOND[:6])
         found = []
         for i in range(600):
-            record = choices.record(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0))
+            record = record_of_sample(
+                Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design
+            )
             beyond = audit.passage_ids(record)
             assert beyond is not None
             assert not set(beyond) & set(POOL)
@@ -298,10 +327,10 @@ class TestAudit:
 
     def test_about_the_share_asked_for_is_audited(self, make_context: MakeContext) -> None:
         audit, context = self.audit(probability=0.2), make_context(POOL, 3)
-        choices = Choices(JudgingRates())
+        design = InclusionDesign(JudgingRates())
         audited = [
             audit.passage_ids(
-                choices.record(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0))
+                record_of_sample(Sample(replace(context, request_id=f"r{i}"), 1.0, 0.0), design)
             )
             is not None
             for i in range(1_000)
@@ -355,11 +384,11 @@ class TestAudit:
             def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
                 return [Judgment(one.passage_id, int(one.passage_id[0] == "x")) for one in passages]
 
-        judging = Judging(
+        judging = SampleJudge(
             Strict(), utilities=DEFAULT_UTILITIES, audit=self.audit(judged=1.0, depth=14)
         )
-        found = judging(record_of(make_context, JudgingRates(0.0, 0.0, 0.0, 0.0)))
-        assert (found.asked, found.invalid) == (3 + 4, 0)
+        found = judging.verdicts_on(record_of(make_context, JudgingRates(0.0, 0.0, 0.0, 0.0)))
+        assert (found.n_wanted, found.n_invalid) == (3 + 4, 0)
         assert found.request is not None
         assert (found.request.missed_relevant, found.request.audit_probability) == (4.0, 1.0)
         # What the audit read is no part of the pool.

@@ -3,7 +3,6 @@
 import logging
 import random
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,22 +10,23 @@ from dataclasses import replace
 import pytest
 from watching import NOW, Watching
 
-from ctxguard.context import Context
+from ctxguard.core.context import Context
+from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.budget import Budget
-from ctxguard.monitor.estimates import Metric
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.judging import Audit
-from ctxguard.monitor.monitor import Monitor, Outcome
-from ctxguard.monitor.records import JudgingRates
-from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.report import Window
+from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.judging.budget import BudgetLimits
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.privacy import Privacy
+from ctxguard.monitor.service import Monitor, Outcome
 from ctxguard.monitor.store import Entry, State, WorkerCounts
-from ctxguard.monitor.writer import Privacy
-from ctxguard.types import Mode, Passage
+from ctxguard.redaction import Text
+from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]
-EVERYTHING = JudgingRates(dropped=1.0)
+EVERYTHING = JudgingRates(dropped_rate=1.0)
 ONLY_SERVED = JudgingRates(0, 0, 0, 0)
 
 
@@ -42,12 +42,12 @@ class ScriptedJudge:
         self, answer: Callable[[Sequence[Passage]], Sequence[Judgment | None]] | None = None
     ) -> None:
         self.asked: list[str] = []
-        self._answer = answer
+        self.answer = answer
 
     def judge(self, query: str, passages: Sequence[Passage]) -> Sequence[Judgment | None]:
         self.asked += [passage.passage_id for passage in passages]
-        if self._answer is not None:
-            return self._answer(passages)
+        if self.answer is not None:
+            return self.answer(passages)
         return [Judgment(passage.passage_id, 0) for passage in passages]
 
 
@@ -66,14 +66,16 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
     assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0) / 3)
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
     assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (3, 4)
-    assert live.monitor.estimates(Window.KEPT) == estimates
+    assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
 
 
 def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for(
     make_context: MakeContext,
 ) -> None:
     judge = ScriptedJudge()
-    rates = JudgingRates(dropped=0.3, pool=0.0, unanswered_pool=0.0, baseline=0.0)
+    rates = JudgingRates(
+        dropped_rate=0.3, full_pool_rate=0.0, full_pool_rate_if_no_hit=0.0, baseline_rate=0.0
+    )
     live = Watching(judge, rates=rates)
     live.watch(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(500)])
     served = {"p0", "p1"}
@@ -160,7 +162,7 @@ def test_requests_leave_the_window_and_stay_while_they_are_kept(make_context: Ma
     assert live.monitor.report().live.age_seconds == 32.0
     live.now += 1_000.0
     assert live.monitor.estimates()[Metric.PRECISION].n == 0
-    assert live.monitor.estimates(Window.KEPT)[Metric.PRECISION].n == 2
+    assert live.monitor.estimates(Window.ALL_RETAINED)[Metric.PRECISION].n == 2
 
 
 def test_samples_put_in_by_hand_are_stored_and_left_out(make_context: MakeContext) -> None:
@@ -265,7 +267,7 @@ def test_an_outage_of_the_judge_costs_no_sample(make_context: MakeContext) -> No
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(20)])
     for _ in range(50):
         assert live.monitor.step() == 0
-    judge._answer = None
+    judge.answer = None
     live.watch()
     assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
 
@@ -274,7 +276,7 @@ def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -
     judge = ScriptedJudge(failing)
     live = Watching(judge)
     live.watch(*[make_context(POOL, 2)] * 3)
-    judge._answer = None
+    judge.answer = None
     live.watch()
     assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
 
@@ -310,8 +312,8 @@ def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeCon
     assert sum(judged) == 40
     assert min(judged) > 0
     assert (
-        live.monitor.report().live.estimates[Window.KEPT]
-        == (other.report().live.estimates[Window.KEPT])
+        live.monitor.report().live.estimates[Window.ALL_RETAINED]
+        == (other.report().live.estimates[Window.ALL_RETAINED])
     )
 
 
@@ -329,7 +331,7 @@ def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> N
 def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
     make_context: MakeContext,
 ) -> None:
-    live = Watching(ScriptedJudge(), budget=Budget(calls_per_hour=300), rates=ONLY_SERVED)
+    live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=300), rates=ONLY_SERVED)
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(1_000)])
     while live.monitor.step(20):
         pass
@@ -345,7 +347,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
 def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour(
     make_context: MakeContext,
 ) -> None:
-    live = Watching(ScriptedJudge(), budget=Budget(calls_per_hour=4), rates=ONLY_SERVED)
+    live = Watching(ScriptedJudge(), budget=BudgetLimits(calls_per_hour=4), rates=ONLY_SERVED)
     live.watch(make_context(POOL, 2), make_context(POOL, 2), make_context(POOL, 2))
     assert live.monitor.report().verdicts <= 4
     live.serve(*[make_context(POOL, 2, request_id="later")] * 2)
@@ -357,7 +359,7 @@ def test_a_budget_that_is_used_up_leaves_samples_waiting_until_the_next_hour(
 
 
 def test_spending_outlives_the_monitor(make_context: MakeContext) -> None:
-    budget = Budget(calls_per_hour=4)
+    budget = BudgetLimits(calls_per_hour=4)
     live = Watching(ScriptedJudge(), budget=budget, rates=ONLY_SERVED)
     live.watch(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(2)])
     spent = live.monitor.report().verdicts
@@ -411,12 +413,12 @@ def test_the_background_thread_judges_and_ends_when_told(make_context: MakeConte
     live.monitor.start(interval_seconds=0.005, refresh_seconds=0.01)
     live.monitor.start()
     live.serve(*[make_context(POOL, 2)] * 20)
-    deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline:
+
+    def all_are_judged() -> bool:
         latest = live.monitor.latest
-        if latest is not None and latest.outcomes[Outcome.JUDGED] == 20:
-            break
-        time.sleep(0.005)
+        return latest is not None and latest.outcomes[Outcome.JUDGED] == 20
+
+    until(all_are_judged)
     assert live.monitor.stop()
     assert live.monitor.stop()
     assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
@@ -429,13 +431,13 @@ def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end(
 
     def hang(passages: Sequence[Passage]) -> list[Judgment | None]:
         asked.set()
-        released.wait(20.0)
+        released.wait(PATIENCE_SECONDS)
         return [None] * len(passages)
 
     live = Watching(ScriptedJudge(hang))
     live.serve(make_context(POOL, 2))
     live.monitor.start(interval_seconds=0.005)
-    assert asked.wait(10.0)
+    assert asked.wait(PATIENCE_SECONDS)
     live.serve(make_context(POOL, 2))
     assert live.monitor.report().live.age_seconds is None
     assert not live.monitor.stop(timeout_seconds=0.05)
@@ -450,7 +452,7 @@ def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice(
     for step_seconds in (0.0, 86_400.0, -172_800.0):
         live.now += step_seconds
         live.watch(*[make_context(POOL, 2)] * 5)
-        live.monitor.tend()
+        live.monitor.maintain()
     assert live.monitor.report().outcomes[Outcome.JUDGED] == 15
     assert len(judge.asked) == 30
 
@@ -458,9 +460,9 @@ def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice(
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="window_seconds"):
         Watching(ScriptedJudge(), window_seconds=0.0)
-    with pytest.raises(ConfigurationError, match=r"dropped 1\.5"):
-        JudgingRates(dropped=1.5)
+    with pytest.raises(ConfigurationError, match=r"dropped_rate 1\.5"):
+        JudgingRates(dropped_rate=1.5)
     with pytest.raises(ConfigurationError, match="at least"):
-        JudgingRates(pool=0.9, unanswered_pool=0.5)
+        JudgingRates(full_pool_rate=0.9, full_pool_rate_if_no_hit=0.5)
     with pytest.raises(ConfigurationError, match="calls_per_day"):
-        Budget(calls_per_day=0)
+        BudgetLimits(calls_per_day=0)

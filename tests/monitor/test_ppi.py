@@ -5,14 +5,41 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+from judged_rows import ratio_sums, sums, table
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.estimates import JudgedRequest, Metric, estimate, ratio_sums
-from ctxguard.monitor.ppi import LabelledRequest, label_weight, ppi_estimate
+from ctxguard.monitor.estimation.ppi import LabelledClusters, label_weights
+from ctxguard.monitor.estimation.ppi import ppi_estimate as estimate_from_labels
+from ctxguard.monitor.estimation.ratio import Estimate, estimate
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 
 METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.RECALL)
+
+
+class Labelled(NamedTuple):
+    """One request as people graded it and as the judge did."""
+
+    human: JudgedRequest
+    judge: JudgedRequest
+    probability: float = 1.0
+
+
+def clusters(pairs: Sequence[Labelled]) -> LabelledClusters:
+    return LabelledClusters.of(
+        table(pair.human for pair in pairs),
+        table(pair.judge for pair in pairs),
+        np.array([pair.probability for pair in pairs]),
+    )
+
+
+def ppi_estimate(
+    metric: Metric, labelled: Sequence[Labelled], unlabelled: Sequence[JudgedRequest]
+) -> Estimate:
+    return estimate_from_labels(metric, clusters(labelled), sums(unlabelled))
 
 
 def request(grades: Sequence[int], dropped: int, session: str | None = None) -> JudgedRequest:
@@ -23,8 +50,8 @@ def request(grades: Sequence[int], dropped: int, session: str | None = None) -> 
         dropped_relevant=float(dropped),
         dropped_probability=1.0,
         pool_relevant=sum(grades) + dropped,
-        pool_probability=1.0,
-        unanswered_probability=1.0,
+        full_pool_probability=1.0,
+        full_pool_probability_if_no_hit=1.0,
         session_id=session,
     )
 
@@ -36,14 +63,14 @@ class Traffic:
         self._rng = random.Random(seed)
         self._by_rank = by_rank
 
-    def draw(self) -> LabelledRequest:
+    def draw(self) -> Labelled:
         rng = self._rng
         chance = rng.choice((0.15, 0.6))
         served = [int(rng.random() < chance / math.sqrt(rank)) for rank in range(1, 6)]
         dropped = [int(rng.random() < 0.03) for _ in range(10)]
         seen = [self._judged(grade, rank) for rank, grade in enumerate(served, start=1)]
         below = [self._judged(grade, 6) for grade in dropped]
-        return LabelledRequest(request(served, sum(dropped)), request(seen, sum(below)))
+        return Labelled(request(served, sum(dropped)), request(seen, sum(below)))
 
     def _judged(self, grade: int, rank: int) -> int:
         """With sensitivity 0.85 and specificity 0.90, or worse the higher the passage ranks."""
@@ -56,9 +83,9 @@ class Traffic:
 @cache
 def truths() -> dict[Metric, float]:
     traffic = Traffic(99)
-    requests = [traffic.draw().human for _ in range(60_000)]
-    sums = {metric: ratio_sums(metric, requests) for metric in METRICS}
-    return {metric: sums[metric].a / sums[metric].b for metric in METRICS}
+    everything = sums(traffic.draw().human for _ in range(60_000))
+    ratios = {metric: everything.ratio(metric) for metric in METRICS}
+    return {metric: ratio.a / ratio.b for metric, ratio in ratios.items()}
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
@@ -68,11 +95,11 @@ def test_intervals_cover_the_truth_though_the_judge_is_wrong(by_rank: bool) -> N
     judge_held = dict.fromkeys(METRICS, 0)
     for _ in range(repeats):
         pairs = [traffic.draw() for _ in range(1_000)]
-        labelled, unlabelled = pairs[:150], [pair.judge for pair in pairs[150:]]
+        labelled, unlabelled = clusters(pairs[:150]), sums(pair.judge for pair in pairs[150:])
         for metric in METRICS:
-            found = ppi_estimate(metric, labelled, unlabelled)
-            alone = ppi_estimate(metric, labelled, [])
-            raw = estimate(metric, ratio_sums(metric, unlabelled))
+            found = estimate_from_labels(metric, labelled, unlabelled)
+            alone = estimate_from_labels(metric, labelled)
+            raw = estimate(metric, unlabelled.ratio(metric))
             held[metric] += found.lower <= truth[metric] <= found.upper
             width[metric] += found.upper - found.lower
             human_width[metric] += alone.upper - alone.lower
@@ -88,7 +115,7 @@ def test_intervals_cover_the_truth_though_the_judge_is_wrong(by_rank: bool) -> N
 def test_a_judge_that_agrees_with_people_gives_what_labels_on_everything_would() -> None:
     traffic = Traffic(6)
     humans = [traffic.draw().human for _ in range(20_000)]
-    labelled = [LabelledRequest(human, human) for human in humans[:200]]
+    labelled = [Labelled(human, human) for human in humans[:200]]
     found = ppi_estimate(Metric.PRECISION, labelled, humans[200:])
     whole = estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, humans))
     assert found.value == pytest.approx(whole.value, abs=2e-3)
@@ -97,7 +124,7 @@ def test_a_judge_that_agrees_with_people_gives_what_labels_on_everything_would()
 
 def test_a_judge_that_says_nothing_about_the_truth_does_no_harm() -> None:
     traffic, strangers = Traffic(7), Traffic(8)
-    labelled = [LabelledRequest(traffic.draw().human, strangers.draw().judge) for _ in range(300)]
+    labelled = [Labelled(traffic.draw().human, strangers.draw().judge) for _ in range(300)]
     unlabelled = [strangers.draw().judge for _ in range(3_000)]
     found = ppi_estimate(Metric.UDCG, labelled, unlabelled)
     alone = ppi_estimate(Metric.UDCG, labelled, [])
@@ -123,7 +150,7 @@ def test_too_few_labels_are_no_data_however_much_was_judged() -> None:
 
 
 def test_labels_without_any_spread_have_no_interval() -> None:
-    labelled = [LabelledRequest(request([1], 0), request([1], 0))] * 50
+    labelled = [Labelled(request([1], 0), request([1], 0))] * 50
     assert ppi_estimate(Metric.PRECISION, labelled, []).value is None
 
 
@@ -133,14 +160,8 @@ def test_requests_of_one_session_count_once() -> None:
     for i in range(80):
         drawn = traffic.draw()
         name = str(i // 2)
-        pairs.append(LabelledRequest(replace(drawn.human, session_id=name), drawn.judge))
+        pairs.append(Labelled(drawn.human, replace(drawn.judge, session_id=name)))
     assert ppi_estimate(Metric.UDCG, pairs, []).n == 40
-
-
-def test_a_session_that_is_labelled_in_part_is_refused() -> None:
-    pair = LabelledRequest(request([1], 0, "s"), request([1], 0, "s"))
-    with pytest.raises(ConfigurationError, match="session 's'"):
-        ppi_estimate(Metric.UDCG, [pair], [request([0], 0, "s")])
 
 
 def test_labels_that_were_picked_where_they_tell_most_leave_the_estimate_centred() -> None:
@@ -151,14 +172,14 @@ def test_labels_that_were_picked_where_they_tell_most_leave_the_estimate_centred
         labelled, unlabelled = [], []
         for _ in range(800):
             pair = traffic.draw()
-            chance = 0.1 * label_weight(pair.judge)
+            chance = 0.1 * float(label_weights(table([pair.judge]))[0])
             if rng.random() < chance:
-                labelled.append(replace(pair, probability=chance))
+                labelled.append(pair._replace(probability=chance))
             else:
                 unlabelled.append(pair.judge)
         for metric in METRICS:
             values[metric] += ppi_estimate(metric, labelled, unlabelled).value / repeats
-        alike = [replace(pair, probability=1.0) for pair in labelled]
+        alike = [pair._replace(probability=1.0) for pair in labelled]
         unweighted += ppi_estimate(Metric.PRECISION, alike, []).value / repeats
     for metric in METRICS:
         assert values[metric] == pytest.approx(truth[metric], abs=0.035), metric
@@ -172,7 +193,7 @@ def test_a_judge_that_says_the_opposite_is_as_good_as_one_that_is_right() -> Non
         return request([1 - grade for grade in human.grades], 0)
 
     humans = [traffic.draw().human for _ in range(3_000)]
-    labelled = [LabelledRequest(human, opposed(human)) for human in humans[:200]]
+    labelled = [Labelled(human, opposed(human)) for human in humans[:200]]
     found = ppi_estimate(Metric.PRECISION, labelled, [opposed(human) for human in humans[200:]])
     alone = ppi_estimate(Metric.PRECISION, labelled, [])
     assert found.upper - found.lower < 0.4 * (alone.upper - alone.lower)
@@ -182,8 +203,8 @@ def test_a_verdict_that_a_single_label_speaks_of_does_not_steer_the_estimate() -
     traffic = Traffic(15)
     humans = [traffic.draw().human for _ in range(150)]
     silent = request([0] * 5, 0)
-    labelled = [LabelledRequest(human, silent) for human in humans[:-1]]
-    labelled.append(LabelledRequest(humans[-1], request([1] * 5, 0)))
+    labelled = [Labelled(human, silent) for human in humans[:-1]]
+    labelled.append(Labelled(humans[-1], request([1] * 5, 0)))
     found = ppi_estimate(Metric.UDCG, labelled, [silent] * 1_000)
     alone = ppi_estimate(Metric.UDCG, labelled, [])
     assert (found.value, found.lower, found.upper) == pytest.approx(
@@ -205,17 +226,22 @@ def test_few_labels_fit_few_coefficients() -> None:
 @pytest.mark.parametrize("probability", [0.0, -0.5, math.inf, math.nan])
 def test_a_label_that_had_no_chance_is_refused(probability: float) -> None:
     with pytest.raises(ConfigurationError, match="labelling probability"):
-        LabelledRequest(request([1], 0), request([1], 0), probability)
+        clusters([Labelled(request([1], 0), request([1], 0), probability)])
 
 
-def test_a_session_whose_requests_had_different_chances_of_a_label_is_refused() -> None:
-    pair = LabelledRequest(request([1], 0, "s"), request([1], 0, "s"))
-    with pytest.raises(ConfigurationError, match="whole sessions"):
-        ppi_estimate(Metric.UDCG, [pair, replace(pair, probability=0.5)], [])
+def test_a_session_whose_requests_had_different_probabilities_has_their_mean_weight() -> None:
+    pair = Labelled(request([1], 0), request([1], 0, "s"))
+    found = clusters([pair, pair._replace(probability=0.5), Labelled(pair.human, pair.human, 0.25)])
+    assert found.weights.tolist() == [4.0, 1.5]
+
+
+def test_a_judge_that_does_not_call_the_first_passage_relevant_leaves_more_to_label() -> None:
+    judged = [request([1, 0], 0), request([0, 1], 0), request([], 0)]
+    assert label_weights(table(judged)).tolist() == [1.0, 2.0, 2.0]
 
 
 def test_an_interval_of_a_share_stays_inside_its_range() -> None:
-    pairs = [LabelledRequest(request([1], 0), request([1], 0))] * 60
-    pairs += [LabelledRequest(request([0], 1), request([1], 0))]
+    pairs = [Labelled(request([1], 0), request([1], 0))] * 60
+    pairs += [Labelled(request([0], 1), request([1], 0))]
     found = ppi_estimate(Metric.PRECISION, pairs, [])
     assert 0.0 < found.lower < found.value < found.upper < 1.0

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +19,18 @@ from urllib.request import urlopen
 
 import pytest
 
-from ctxguard.context import Context
-from ctxguard.monitor import prometheus
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.core.context import Context
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Mode, Ranking, Route, ScoreKind
+from ctxguard.monitor import export as prometheus
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.writer import SampleWriter
-from ctxguard.policy import RatioPolicy, decide
-from ctxguard.types import Hit, Mode, Ranking, Route, ScoreKind
+from tests.timing import PATIENCE_SECONDS, until
 
 COMMAND = (sys.executable, "-c", "from ctxguard.cli import main; main()", "monitor")
 POOL = [f"p{rank}" for rank in range(12)]
-PATIENCE_SECONDS = 60.0
 MONITOR = '{job="ctxguard"}'
 RATE = 0.5
 CONFIGURATION = """
@@ -57,7 +58,7 @@ class Server:
 
     def get(self, path: str, **arguments: object) -> Any:
         address = f"{self.url}/api/v1/{path}?{urlencode(arguments)}"
-        with urlopen(address, timeout=10.0) as reply:  # noqa: S310  it is ours
+        with urlopen(address, timeout=PATIENCE_SECONDS) as reply:  # noqa: S310  it is ours
             answer = json.load(reply)
         assert answer["status"] == "success", answer
         return answer["data"]
@@ -79,16 +80,6 @@ class Live:
     sampled: int
 
 
-def until(what: Callable[[], object], named: str) -> None:
-    """Wait for something that is bound to come."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if what():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"no {named} after {PATIENCE_SECONDS:g} s")
-
-
 @contextmanager
 def running(arguments: list[str], log: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is ended, if need be by force."""
@@ -99,7 +90,7 @@ def running(arguments: list[str], log: Path, folder: Path) -> Iterator[subproces
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20.0)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -115,7 +106,7 @@ def free_port() -> int:
 
 def answers(url: str) -> bool:
     try:
-        with urlopen(url, timeout=5.0) as reply:  # noqa: S310  it is ours
+        with urlopen(url, timeout=PATIENCE_SECONDS) as reply:  # noqa: S310  it is ours
             return bool(reply.status == 200)
     except (URLError, OSError):
         return False
@@ -199,7 +190,7 @@ RATIOS = {
     "recall": "sum(ctxguard_kept_relevant_total) / sum(ctxguard_relevant_total)",
     "mrr": "sum(ctxguard_reciprocal_rank_total) / sum(ctxguard_answerable_requests_total)",
     "udcg": "(sum(ctxguard_gain_total) - sum(ctxguard_harm_total))"
-    " / sum(ctxguard_represented_requests_total)",
+    " / sum(ctxguard_estimated_requests_total)",
     "precision": "sum(ctxguard_precision_sum_total) / sum(ctxguard_precision_requests_total)",
 }
 
@@ -210,7 +201,7 @@ def test_the_ratio_of_the_counters_is_the_exported_estimate(
 ) -> None:
     # All of one moment, and so of one scrape and one report.
     of_counters = live.server.value(ratio, live.seen_seconds)
-    chosen = f'{{metric="{metric}",window="kept"}}'
+    chosen = f'{{metric="{metric}",window="all_retained"}}'
     exported, lower, upper = (
         live.server.value(f"ctxguard_estimate{end}{chosen}", live.seen_seconds)
         for end in ("", "_lower", "_upper")
@@ -220,12 +211,12 @@ def test_the_ratio_of_the_counters_is_the_exported_estimate(
 
 
 def test_the_recorded_ratio_of_rates_is_the_estimate(live: Live) -> None:
-    exported = live.server.value('ctxguard_estimate{metric="recall",window="kept"}')
+    exported = live.server.value('ctxguard_estimate{metric="recall",window="all_retained"}')
     # Prometheus carries each rate on to the edges of its window, towards the start only until
     # the counter would be 0. Both counters were scraped together and began at 0, so both are
     # carried on alike, and their ratio is exact but for rounding.
     expected = pytest.approx(exported, rel=1e-9)
-    recorded = f"job:ctxguard_uncorrected_recall:ratio_rate5m{MONITOR}"
+    recorded = f"job:ctxguard_judge_recall:ratio_rate5m{MONITOR}"
     until(lambda: live.server.value(recorded) == expected, "recorded recall")
 
 
@@ -235,8 +226,8 @@ def test_a_second_monitor_says_the_same_of_the_store(live: Live, folder: Path) -
     done = subprocess.run(
         [*COMMAND, *arguments, "--once", "--json"], cwd=folder, capture_output=True, check=True
     )
-    for metric, said in json.loads(done.stdout)["estimates"]["kept"].items():
-        chosen = f'{{metric="{metric}",window="kept"}}'
+    for metric, said in json.loads(done.stdout)["estimates"]["all_retained"].items():
+        chosen = f'{{metric="{metric}",window="all_retained"}}'
         exported = live.server.value(f"ctxguard_estimate{chosen}")
         expected = said["value"] if said["value"] is None else pytest.approx(said["value"])
         assert exported == expected, metric
@@ -268,7 +259,12 @@ def test_alerts_have_a_state_and_say_what_is_wrong(live: Live) -> None:
 
 
 def test_every_panel_of_the_dashboard_can_be_asked(live: Live) -> None:
-    values = {"monitor": "ctxguard", "guard": "ctxguard", "window": "kept", "__rate_interval": "1m"}
+    values = {
+        "monitor": "ctxguard",
+        "guard": "ctxguard",
+        "window": "all_retained",
+        "__rate_interval": "1m",
+    }
     answered = {}
     for panel in json.loads(prometheus.dashboard_json())["panels"]:
         for target in panel.get("targets", []):

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.context import Context
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.context import Context
 from ctxguard.errors import ConfigurationError
-from ctxguard.forks import start_afresh_in_children
-from ctxguard.monitor.sampler import LostReason, Sampler
+from ctxguard.monitor.sampling.sampler import LostReason, Sampler
 
 MakeContext = Callable[..., Context]
 
@@ -103,7 +103,7 @@ class TestCap:
         assert max(counts) <= 20 + 13  # the logarithm of 5,000, to base 2
         assert sum(counts[1:]) / 19 > 10
 
-    def test_samples_weighed_by_their_rates_stand_for_all_requests(self) -> None:
+    def test_samples_weighted_by_their_rates_stand_for_all_requests(self) -> None:
         drawn = self.draws(per_second=2_000, seconds=60)
         stood_for = sum(1 / rate for second in drawn for rate in second if rate)
         assert stood_for == pytest.approx(120_000, rel=0.15)
@@ -250,9 +250,9 @@ def test_what_cannot_start_afresh_in_a_child_leaves_no_other_behind() -> None:
     class Thing:
         def __init__(self, *, fails: bool) -> None:
             self.fails, self.is_fresh = fails, False
-            start_afresh_in_children(self)
+            reset_in_children(self)
 
-        def start_afresh(self) -> None:
+        def _reset_after_fork(self) -> None:
             if self.fails:
                 raise OSError("no space")
             self.is_fresh = True

@@ -38,7 +38,7 @@ def claimed(store: SampleStore, n: int) -> list[int]:
 def test_many_samples_take_one_transaction(store: SampleStore, transactions: list[None]) -> None:
     ids = claimed(store, 20)
     transactions.clear()
-    assert store.finish_each("judge", [judged(one) for one in ids]).accepted == set(ids)
+    assert store.finish("judge", [judged(one) for one in ids]).accepted == set(ids)
     assert len(transactions) == 1
     assert store.states()[State.JUDGED] == 20
 
@@ -47,7 +47,7 @@ POISON = {
     "a summary of another size": lambda one: replace(one, summary=b"short"),
     "a time that is no number": lambda one: replace(one, time_seconds=object()),
     "verdicts that are no text": lambda one: replace(one, verdicts=object()),
-    "grades that are no bytes": lambda one: replace(one, grades={1: 2}),
+    "a summary that is no bytes": lambda one: replace(one, summary={1: 2}),
 }
 
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
     ids = claimed(store, 5)
     ends = [judged(one) for one in ids]
     ends[3] = poison(ends[3])
-    found = store.finish_each("judge", ends)
+    found = store.finish("judge", ends)
     assert found.accepted == {*ids} - {ids[3]}
     assert list(found.refused) == [ids[3]]
     assert store.judged("judge").sample_ids.tolist() == [*ids[:3], ids[4]]
@@ -68,7 +68,7 @@ def test_what_cannot_be_written_of_one_sample_keeps_no_other_back(
 def test_a_sample_by_itself_that_cannot_be_written_is_refused(store: SampleStore) -> None:
     ids = claimed(store, 2)
     store.finish("judge", [judged(ids[0])])
-    found = store.finish_each("judge", [judged(ids[1], summary=b"short")])
+    found = store.finish("judge", [judged(ids[1], summary=b"short")])
     assert (found.accepted, list(found.refused)) == (frozenset(), [ids[1]])
     assert "summaries of 8 bytes" in str(found.refused[ids[1]])
 
@@ -78,13 +78,13 @@ def test_samples_that_were_finished_before_are_neither_accepted_nor_refused(
 ) -> None:
     ids = claimed(store, 3)
     store.finish("judge", [judged(ids[0])])
-    found = store.finish_each("judge", [judged(one, time_seconds=NOW + 1.0) for one in ids])
+    found = store.finish("judge", [judged(one, time_seconds=NOW + 1.0) for one in ids])
     assert (found.accepted, found.refused) == ({*ids[1:]}, {})
     assert store.judged("judge").time_seconds.tolist() == [NOW, NOW + 1.0, NOW + 1.0]
 
 
 def test_of_nothing_nothing_is_written(store: SampleStore, transactions: list[None]) -> None:
-    assert store.finish_each("judge", []).accepted == frozenset()
+    assert store.finish("judge", []).accepted == frozenset()
     assert transactions == []
 
 
@@ -98,7 +98,7 @@ def test_a_store_that_cannot_write_at_present_says_so_and_has_written_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Database, "write", locked)
         with pytest.raises(StoreError):
-            store.finish_each("judge", [judged(one) for one in ids])
+            store.finish("judge", [judged(one) for one in ids])
     assert store.states()[State.CLAIMED] == 3
 
 

@@ -1,11 +1,11 @@
-"""What is read back of judged samples: windows of summaries, grades, series, single samples."""
+"""What is read back of judged samples: windows of summaries, series, single samples."""
 
 import numpy as np
 import pytest
 from storing import NOW, OpenStore, entry, fill, judged
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import Finished, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import SampleStore, State, WorkerCounts, judgments
 
 
 class TestJudged:
@@ -23,21 +23,11 @@ class TestJudged:
         assert rows.sample_ids.tolist() == [ids[1], ids[2]]
         assert rows.time_seconds.tolist() == [NOW + 1.0, NOW + 2.0]
         assert rows.summaries == b"1.0     2.0     "
-        assert rows.grades is None
-        everything = store.judged("judge", with_grades=True)
-        assert everything.sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
-        assert everything.grades == [b"grades"] * 4
-
-    def test_grades_stay_with_their_request(self, store: SampleStore) -> None:
-        ids = fill(store, 3)
-        for sample_id, grades in zip(ids, (b"a", b"", b"ccc"), strict=True):
-            one = Finished(sample_id, NOW, State.JUDGED, summary=b"s", grades=grades)
-            store.finish("judge", [one])
-        assert store.judged("judge", with_grades=True).grades == [b"a", b"", b"ccc"]
+        assert store.judged("judge").sample_ids.tolist() == [ids[3], ids[1], ids[2], ids[0]]
 
     def test_a_series_that_has_not_begun_is_empty(self, store: SampleStore) -> None:
-        rows = store.judged("judge", with_grades=True)
-        assert (len(rows), rows.summaries, rows.grades) == (0, b"", [])
+        rows = store.judged("judge")
+        assert (len(rows), rows.summaries) == (0, b"")
         assert rows.sample_ids.dtype == np.int64
         assert store.series() == []
 
@@ -54,13 +44,15 @@ class TestJudged:
     ) -> None:
         ids = fill(store, 2)
         store.finish("judge", [judged(ids[0], summary=b"12345678")])
-        with pytest.raises(ConfigurationError, match="summaries of 8 bytes, not 3"):
-            store.finish("judge", [judged(ids[1], summary=b"123")])
+        (refused,) = store.finish("judge", [judged(ids[1], summary=b"123")]).refused.values()
+        assert isinstance(refused, ConfigurationError)
+        assert "summaries of 8 bytes, not 3" in str(refused)
         assert store.states()[State.PENDING] == 1
 
-    def test_more_rows_than_one_fetch_are_read_whole(
-        self, any_store_url: str, open_store: OpenStore
+    def test_more_rows_than_one_page_are_read_whole(
+        self, any_store_url: str, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(judgments, "PAGE_ROWS", 1_000)
         store = open_store(any_store_url)
         n = 2_500
         for start in range(0, n, 500):
@@ -69,8 +61,9 @@ class TestJudged:
         claimed = store.claim("m", n, lease_seconds=60.0)
         ids = [one.sample_id for one in claimed]
         done = [judged(one, summary=np.int64(one).tobytes()) for one in ids]
-        assert store.finish("judge", done) == n
-        rows = store.judged("judge", with_grades=True)
+        assert store.finish("judge", done).accepted == set(ids)
+        assert [len(page) for page in store.judged_pages("judge")] == [1_000, 1_000, 500]
+        rows = store.judged("judge")
         assert np.frombuffer(rows.summaries, np.int64).tolist() == rows.sample_ids.tolist()
         assert rows.sample_ids.tolist() == ids
         assert len(store.payloads(ids)) == len(store.request_ids(ids)) == n

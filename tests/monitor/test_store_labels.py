@@ -86,8 +86,8 @@ class TestPeople:
         self, store: SampleStore
     ) -> None:
         ids = fill(store, 3)
-        assert store.queue_labels([ids[2], ids[0], ids[2], 10**9], why="alarm") == 2
-        assert store.queue_labels([ids[0], ids[1]], why="later") == 1
+        assert store.queue_labels([ids[2], ids[0], ids[2], 10**9], reason="alarm") == 2
+        assert store.queue_labels([ids[0], ids[1]], reason="later") == 1
         assert store.label_queue() == [(ids[2], "alarm"), (ids[0], "alarm"), (ids[1], "later")]
         store.add_labels([label(0)])
         assert store.label_queue() == [(ids[2], "alarm"), (ids[1], "later")]

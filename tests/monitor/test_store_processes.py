@@ -13,6 +13,7 @@ import pytest
 from storing import OpenStore
 
 from ctxguard.monitor.store import State
+from tests.timing import PATIENCE_SECONDS
 
 
 def run(program: str, *arguments: str) -> subprocess.Popen[str]:
@@ -27,7 +28,7 @@ def run(program: str, *arguments: str) -> subprocess.Popen[str]:
 def outcomes(processes: Sequence["subprocess.Popen[str]"]) -> list[str]:
     found = []
     for process in processes:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, err
         found.append(out.strip())
     return found

@@ -26,7 +26,7 @@ class TestRetention:
         ids = fill(store, 2)
         judge_all(store)
         store.add_feedback([FeedbackRow("r0", "thumb_up", (), NOW)])
-        store.queue_labels(ids, why="alarm")
+        store.queue_labels(ids, reason="alarm")
         clock.now += 0.9 * DAY
         young = fill(store, 1, time_seconds=clock.now)
         clock.now += 0.2 * DAY
@@ -49,8 +49,7 @@ class TestRetention:
         assert store.clean().expired == 3
         assert store.clean().expired == 0
         assert store.labels() == [(ids[1], label(1))]
-        kept = store.judged("judge", with_grades=True)
-        assert (kept.sample_ids.tolist(), kept.grades) == ([ids[1]], [b"grades"])
+        assert store.judged("judge").sample_ids.tolist() == [ids[1]]
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
 
     def test_a_labelled_sample_without_a_payload_is_not_claimed(
@@ -109,7 +108,7 @@ class TestRetention:
         store.clean()
         [new] = fill(store, 1, time_seconds=clock.now)
         assert new > old
-        assert store.finish("judge", [judged(old)]) == 0
+        assert store.finish("judge", [judged(old)]).accepted == frozenset()
         assert store.states()[State.PENDING] == 1
 
     def test_what_a_worker_stored_stays_counted_when_its_samples_go(

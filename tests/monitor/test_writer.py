@@ -16,25 +16,28 @@ import pytest
 from killing import kill_one
 from watching import Watching
 
-from ctxguard.context import Context
+from ctxguard.core.context import Context
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StoreFullError
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.records import JudgingRates, Record
-from ctxguard.monitor.redaction import Text
-from ctxguard.monitor.sampler import LostReason, Sampler
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.privacy import Privacy
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import LostReason, Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.writer import Privacy, SampleWriter, sample_to
-from ctxguard.types import Passage
+from ctxguard.redaction import Text
+from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
 KEY = bytes(range(32))
 
 
-def written(live: Watching) -> list[Record]:
+def written(live: Watching) -> list[SampleRecord]:
     states = sum(live.store.states().values())
     payloads = live.store.payloads(range(1, states + 1))
-    return [Record.from_bytes(payload) for payload in payloads.values()]
+    return [SampleRecord.from_bytes(payload) for payload in payloads.values()]
 
 
 def test_what_is_sampled_is_stored_with_its_probability(make_context: MakeContext) -> None:
@@ -110,7 +113,7 @@ def test_a_passage_of_a_foreign_source_costs_no_sample(
     ranking = replace(context.decision.ranking, passages=passages)
     decision = replace(context.decision, ranking=ranking)
     served = tuple([one for one in passages[:kept] if isinstance(one.text, str)])
-    live = Watching(LabelJudge({}), rates=JudgingRates(dropped=1.0))
+    live = Watching(LabelJudge({}), rates=JudgingRates(dropped_rate=1.0))
     live.serve(replace(context, decision=decision, passages=served))
     (record,) = written(live)
     assert record.passage_ids == (f"{odd.passage_id}", "p1")
@@ -187,9 +190,10 @@ def test_what_was_lost_is_told_also_when_no_sample_follows(make_context: MakeCon
     live.writer.flush()
     for _ in range(5):
         live.sampler.lose(1, LostReason.CLOSED)
-    live.writer._tell()
-    (worker,) = live.store.workers()
-    assert (worker.stored, worker.lost) == (1, {"queue_full": 4, "closed": 5})
+    live.writer.start()
+    until(lambda: live.store.workers()[0].lost == {"queue_full": 4, "closed": 5})
+    live.writer.stop()
+    assert live.store.workers()[0].stored == 1
 
 
 def test_what_was_stored_in_a_database_that_was_damaged_later_is_lost(
@@ -203,7 +207,9 @@ def test_what_was_stored_in_a_database_that_was_damaged_later_is_lost(
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     path.write_bytes(b"no database" * 1_000)
     live.serve(*[make_context(POOL, 2)] * 2)
-    live.writer._tell()
+    live.writer.start()
+    until(lambda: live.writer.accounts().lost[LostReason.QUARANTINED] == 3)
+    live.writer.stop()
     accounts = live.writer.accounts()
     assert (accounts.stored, accounts.lost[LostReason.QUARANTINED]) == (2, 3)
     (worker,) = live.store.workers()
@@ -229,7 +235,7 @@ def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end(
 
     class Hanging(Refusing):
         def append(self, *arguments: object) -> None:
-            released.wait(20.0)
+            released.wait(PATIENCE_SECONDS)
 
     live = Watching(LabelJudge({}))
     writer = SampleWriter(
@@ -245,8 +251,8 @@ def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end(
 _SERVING = """
 import os, sys, time
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.writer import sample_to
-from ctxguard.types import Hit
+from ctxguard.monitor.sampling.writer import sample_to
+from ctxguard.core.types import Hit
 samples = sample_to(sys.argv[1], rate=1.0)
 guard = ContextGuard(
     lambda query, depth: [Hit("a", 1.0, text="t")], score_kind="cosine", sampler=samples.sampler
@@ -273,7 +279,7 @@ def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_SERVING), url, how],
         check=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     store = SampleStore.open(url)
     rows = store.workers()
@@ -285,7 +291,7 @@ def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
 
 def test_sampling_is_set_up_in_one_call(tmp_path: Path, make_context: MakeContext) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"
-    samples = sample_to(url, rate=1.0, rates=JudgingRates(dropped=0.5))
+    samples = sample_to(url, rate=1.0, rates=JudgingRates(dropped_rate=0.5))
     samples.sampler.offer(make_context(POOL, 2), 1.0, 1.0)
     samples.stop()
     assert sum(SampleStore.open(url).states().values()) == 1
@@ -332,7 +338,7 @@ def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), session_id="s", segment="de"))
     (record,) = written(live)
-    again = Record.from_bytes(record.to_bytes())
+    again = SampleRecord.from_bytes(record.to_bytes())
     assert again == record
     assert (again.session_id, again.segment) == ("s", "de")
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]

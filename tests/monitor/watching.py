@@ -1,13 +1,14 @@
 """A whole monitor in one process: sampled requests go through a store in memory."""
 
-from ctxguard.context import Context
+from ctxguard.core.context import Context
+from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.judges import Judge
-from ctxguard.monitor.monitor import Monitor
-from ctxguard.monitor.records import DEFAULT_RATES, JudgingRates
-from ctxguard.monitor.report import Precision
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.sampling.inclusion import DEFAULT_RATES, JudgingRates
+from ctxguard.monitor.sampling.privacy import Privacy
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.writer import Privacy, SampleWriter
 
 NOW = 1_000_000.0
 
@@ -26,6 +27,7 @@ class Watching:
         min_n: int = 2,
         privacy: Privacy | None = None,
         url: str = "sqlite://",
+        store: SampleStore | None = None,
         **settings: object,
     ) -> None:
         self.now = NOW
@@ -34,7 +36,7 @@ class Watching:
             return self.now
 
         self.sampler = Sampler(rate, capacity=capacity, seed=seed)
-        self.store = SampleStore.open(url, clock=clock)
+        self.store = SampleStore.open(url, clock=clock) if store is None else store
         self.writer = SampleWriter(
             self.sampler,
             self.store,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.testing import WordHashEmbedder
-from ctxguard.types import Passage
 
 TEXTS = {
     "json.load": "Deserialize a file object that holds a JSON document.",

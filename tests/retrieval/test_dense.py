@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from ctxguard.errors import DataError
-from ctxguard.retrieval.dense import CODES, DenseIndex, unit_rows
+from ctxguard.retrieval.index.dense import CODES, DenseIndex, build_pq_codes, unit_rows
+from ctxguard.retrieval.index.filters import AllowedRows
+from tests.rankings import assert_best
 
 
 def random_units(n: int, dimension: int = 16, seed: int = 0) -> np.ndarray:
@@ -19,7 +21,8 @@ def test_the_exact_search_finds_what_comparing_everything_finds() -> None:
     vectors = random_units(500)
     rows, scores = DenseIndex.build(vectors).search(vectors[7], 10)
     cosines = vectors @ vectors[7]
-    assert rows.tolist() == np.argsort(-cosines)[:10].tolist()
+    assert len(rows) == 10
+    assert_best(rows, cosines)
     assert scores == pytest.approx(cosines[rows], abs=1e-6)
 
 
@@ -41,10 +44,10 @@ def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_f
 def test_codes_beyond_a_cache_are_half_as_long_and_find_nearly_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ctxguard.retrieval.dense._FINE_NUMBERS", 1)
+    monkeypatch.setattr("ctxguard.retrieval.index.dense._FINE_NUMBERS", 1)
     vectors = random_units(5000, dimension=64)
     exact, coded = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=1)
-    assert coded._codes.code_size == 64 // 8
+    assert build_pq_codes(vectors).code_size == 64 // 8
     queries = random_units(50, dimension=64, seed=1)
     shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
     assert np.mean(shared) > 9.0
@@ -58,6 +61,38 @@ def test_cosines_are_those_of_the_vectors_also_where_codes_were_compared_first()
     assert (np.diff(scores) <= 0.0).all()
 
 
+class TestAllowedRows:
+    @pytest.mark.parametrize("exact_limit", [1, 5000])
+    @pytest.mark.parametrize("n_allowed", [1, 7, 900])
+    def test_the_best_of_the_allowed_rows_are_found(self, n_allowed: int, exact_limit: int) -> None:
+        vectors = random_units(2000, dimension=64)
+        query = random_units(1, dimension=64, seed=1)[0]
+        picked = np.random.default_rng(2).permutation(2000)[:n_allowed]
+        allowed = AllowedRows(np.sort(picked), 2000)
+        index = DenseIndex.build(vectors, exact_limit=exact_limit)
+        rows, scores = index.search(query, 20, allowed)
+        best = np.sort(vectors[allowed.rows] @ query)[::-1][:20]
+        assert rows.size == min(20, n_allowed)
+        assert set(rows.tolist()) <= set(allowed.rows.tolist())
+        assert scores == pytest.approx(vectors[rows] @ query, abs=1e-6)
+        assert np.mean(scores) >= np.mean(best) - 0.02
+
+    def test_where_the_best_codes_are_forbidden_every_allowed_vector_is_compared(self) -> None:
+        # The 1,000 forbidden vectors are all nearer than the 1,000 allowed ones.
+        vectors = random_units(2000)
+        query = random_units(1, seed=1)[0]
+        nearest_first = np.argsort(-(vectors @ query))
+        allowed = AllowedRows(np.sort(nearest_first[1000:]), 2000)
+        rows, scores = DenseIndex.build(vectors, exact_limit=20).search(query, 50, allowed)
+        assert set(rows.tolist()) <= set(allowed.rows.tolist())
+        assert scores == pytest.approx((vectors @ query)[nearest_first[1000:1050]], abs=1e-6)
+
+    def test_no_allowed_row_is_an_empty_result(self) -> None:
+        none = AllowedRows(np.zeros(0, np.int64), 500)
+        rows, scores = DenseIndex.build(random_units(500)).search(random_units(1)[0], 5, none)
+        assert rows.size == scores.size == 0
+
+
 def test_codes_leave_no_gap_where_every_row_is_asked_for() -> None:
     vectors = random_units(1500)
     rows, scores = DenseIndex.build(vectors, exact_limit=1).search(vectors[0], 9999)
@@ -66,8 +101,7 @@ def test_codes_leave_no_gap_where_every_row_is_asked_for() -> None:
 
 
 def test_a_code_is_a_sixteenth_of_its_vector() -> None:
-    coded = DenseIndex.build(random_units(1600, dimension=32), exact_limit=1)
-    assert coded._codes.code_size == 32 * 4 // 16
+    assert build_pq_codes(random_units(1600, dimension=32)).code_size == 32 * 4 // 16
 
 
 def test_building_leaves_the_number_of_threads_as_it_was() -> None:
@@ -91,7 +125,10 @@ def test_a_saved_index_answers_as_before(tmp_path: Path, exact_limit: int) -> No
     index = DenseIndex.build(vectors, exact_limit=exact_limit)
     index.save(tmp_path)
     loaded = DenseIndex.load(tmp_path, with_codes=not index.is_exact)
-    assert loaded.search(vectors[3], 20)[0].tolist() == index.search(vectors[3], 20)[0].tolist()
+    rows, scores = loaded.search(vectors[3], 20)
+    assert len(rows) == 20
+    assert_best(rows, vectors @ vectors[3])
+    assert scores == pytest.approx(index.search(vectors[3], 20)[1], abs=1e-6)
     assert (tmp_path / CODES).exists() == (exact_limit == 1)
 
 

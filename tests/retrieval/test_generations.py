@@ -4,26 +4,28 @@ import logging
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Flag, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
-from ctxguard.fusion import Fusion
 from ctxguard.guard import ContextGuard
-from ctxguard.policy import RatioPolicy
-from ctxguard.profile import Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.reload import IndexWatcher
+from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.storage import manifest_file
-from ctxguard.telemetry import ReloadOutcome, Telemetry
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.storage import manifest_file
 from ctxguard.testing import WordHashEmbedder
-from ctxguard.types import Flag, Passage, Route, ScoreKind
-from ctxguard.where import Where
+from tests.timing import until
 
 N = 12
 
@@ -54,13 +56,6 @@ def retriever(folder: Path) -> HybridRetriever:
 def names(retriever: HybridRetriever) -> set[str]:
     ranking = retriever.retrieve("red fox", depth=N)
     return {ranking.passages[n].text.split()[-1] for n in range(len(ranking))}
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.002)
 
 
 class TestReloading:
@@ -130,18 +125,16 @@ class TestReloading:
     def test_saving_over_what_is_being_opened_opens_the_newer_one(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from ctxguard.retrieval.hybrid import HybridIndex
-
         read = HybridIndex.load
         saved = iter(("second", "third"))
 
-        def slowly(path: Path, *, verify: bool | None = None) -> HybridIndex:
+        def slowly(path: Path, **options: Any) -> HybridIndex:
             name = next(saved, None)
             if name is not None:
-                # As though this one were cleared away while it was read.
+                # As if this one were deleted while it was read.
                 built(name).save(path)
                 raise IndexFolderError("vectors.npy is missing")
-            return read(path, verify=verify)
+            return read(path, **options)
 
         monkeypatch.setattr(HybridIndex, "load", slowly)
         loaded = HybridRetriever.load(folder, embedder=WordHashEmbedder())

@@ -2,51 +2,40 @@
 
 import gc
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.types import FailureKind, Passage, Route, ScoreKind
 from ctxguard.errors import (
     ConfigurationError,
     DataError,
     QueryError,
     StageUnavailableError,
 )
-from ctxguard.fusion import Fusion, fuse
+from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever, Retriever
+from ctxguard.retrieval.index.dense import DenseIndex
 from ctxguard.retrieval.protocols import Float32Array
-from ctxguard.stages import Deadlines
-from ctxguard.testing import WordHashEmbedder
-from ctxguard.types import FloatArray, Passage, Route, ScoreKind
+from ctxguard.testing import (
+    FaultyEmbedder,
+    FaultyReranker,
+    FaultyRetriever,
+    WordHashEmbedder,
+)
+from tests.timing import NEVER, SOON
 
 QUERY = "deserialize a JSON string"
 
 
-class BrokenEmbedder(WordHashEmbedder):
-    """Encodes passages, and fails on queries in a chosen way."""
-
-    def __init__(self, answer: Exception | Float32Array) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def encode_passages(self, texts: Sequence[str], progress: object = None) -> Float32Array:
-        return np.stack([super(BrokenEmbedder, self).encode_query(text) for text in texts])
-
-    def encode_query(self, text: str) -> Float32Array:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-class ShortestFirst:
-    """A reranker that prefers short texts."""
-
-    fingerprint = "shortest first"
-
-    def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-        return np.array([-float(len(text)) for text in texts])
+def fail(_: Callable[[], Any]) -> None:
+    raise OSError("down")
 
 
 class TestRanking:
@@ -119,12 +108,24 @@ class TestRanking:
     def test_a_given_query_vector_is_used_instead_of_encoding(
         self, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
-        broken = BrokenEmbedder(RuntimeError("must not be called"))
-        retriever = HybridRetriever.build(corpus, embedder=broken)
+        faulty = FaultyRetriever(corpus)
+        faulty.faults["dense"].instead = fail
         vector = 5.0 * embedder.encode_query(QUERY)
-        ranking = retriever.retrieve(QUERY, query_vector=vector)
+        ranking = faulty.retriever.retrieve(QUERY, query_vector=vector)
         assert ranking.failures == ()
         assert ranking.legs["dense"].scores.max() <= 1.0 + 1e-6
+
+    @pytest.mark.parametrize("route", [Route.HYBRID, Route.DENSE, Route.LEXICAL])
+    @pytest.mark.parametrize("shape", [(32,), (1, 64), ()])
+    def test_a_query_vector_of_another_shape_is_the_callers_error(
+        self, retriever: HybridRetriever, route: Route, shape: tuple[int, ...]
+    ) -> None:
+        view = retriever.on_route(route)
+        with pytest.raises(ConfigurationError) as caught:
+            view.retrieve(QUERY, query_vector=np.ones(shape, np.float32))
+        assert str(shape) in str(caught.value)
+        assert "(64,)" in str(caught.value)
+        assert view.retrieve(QUERY).failures == ()
 
     def test_many_threads_get_the_answers_that_one_gets(self, retriever: HybridRetriever) -> None:
         queries = [QUERY, "queue for coroutines", "wait with a timeout", "working directory"] * 30
@@ -153,7 +154,7 @@ class TestRoutes:
     def test_reranking_gives_logits_for_the_best_candidates_alone(
         self, retriever: HybridRetriever
     ) -> None:
-        reranked = retriever.with_reranker(ShortestFirst(), rerank_depth=3)
+        reranked = retriever.with_reranker(FaultyReranker(), rerank_depth=3)
         ranking = reranked.retrieve(QUERY)
         assert (ranking.route, ranking.kind) == (Route.HYBRID_RERANK, ScoreKind.LOGIT)
         assert set(ranking.passage_ids) == set(retriever.retrieve(QUERY, depth=3).passage_ids)
@@ -181,49 +182,41 @@ class TestRoutes:
 
 class TestFailures:
     @pytest.mark.parametrize(
-        ("answer", "cause"),
+        ("instead", "cause"),
         [
-            (RuntimeError("Already borrowed"), "RuntimeError at test_hybrid.py"),
-            (np.full(64, np.nan, np.float32), "length nan"),
-            (np.full(64, np.inf, np.float32), "length inf"),
-            (np.zeros(64, np.float32), "length 0.0"),
-            (np.ones(32, np.float32), r"shape (32,), the index has (64,)"),
+            (fail, "OSError at test_hybrid.py"),
+            (lambda _: np.full(64, np.nan, np.float32), "length nan"),
+            (lambda _: np.full(64, np.inf, np.float32), "length inf"),
+            (lambda _: np.zeros(64, np.float32), "length 0.0"),
+            (lambda _: np.ones(32, np.float32), r"shape (32,), the index has (64,)"),
         ],
     )
     def test_a_dead_dense_leg_is_left_out_and_named(
-        self, corpus: list[Passage], answer: Exception | Float32Array, cause: str
+        self, corpus: list[Passage], instead: Callable[..., Any], cause: str
     ) -> None:
-        retriever = HybridRetriever.build(corpus, embedder=BrokenEmbedder(answer))
-        ranking = retriever.retrieve(QUERY)
+        faulty = FaultyRetriever(corpus)
+        with faulty.faults["dense"].injected(instead):
+            ranking = faulty.retriever.retrieve(QUERY)
         assert (ranking.route, ranking.kind) == (Route.LEXICAL, ScoreKind.RATIO)
         assert [failure.stage for failure in ranking.failures] == ["dense"]
         assert cause in ranking.failures[0].cause
         assert ranking.passage_ids[0] == "json.loads"
 
-    def test_a_dead_lexical_leg_is_left_out_and_named(
-        self, retriever: HybridRetriever, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def words(query: str) -> None:
-            raise OSError("the postings are gone")
-
-        monkeypatch.setattr(retriever._live.index.lexical, "words", words)
-        ranking = retriever.retrieve(QUERY)
+    def test_a_dead_lexical_leg_is_left_out_and_named(self, corpus: list[Passage]) -> None:
+        faulty = FaultyRetriever(corpus)
+        with faulty.faults["lexical"].injected(fail):
+            ranking = faulty.retriever.retrieve(QUERY)
         assert (ranking.route, ranking.kind) == (Route.DENSE, ScoreKind.COSINE)
         assert ranking.failures[0].stage == "lexical"
 
-    @pytest.mark.parametrize("deadlines", [Deadlines(), Deadlines(total_seconds=5.0)])
+    @pytest.mark.parametrize("deadlines", [None, Deadlines(total_seconds=5.0)])
     @pytest.mark.parametrize("dead", ["lexical", "dense"])
     def test_a_dead_leg_leaves_nothing_for_the_garbage_collector(
-        self,
-        corpus: list[Passage],
-        monkeypatch: pytest.MonkeyPatch,
-        dead: str,
-        deadlines: Deadlines,
+        self, corpus: list[Passage], dead: str, deadlines: Deadlines | None
     ) -> None:
-        broken = BrokenEmbedder(RuntimeError("dead")) if dead == "dense" else WordHashEmbedder()
-        retriever = HybridRetriever.build(corpus, embedder=broken).with_deadlines(deadlines)
-        if dead == "lexical":
-            monkeypatch.setattr(retriever._live.index.lexical, "words", None)
+        faulty = FaultyRetriever(corpus)
+        retriever = faulty.retriever.with_deadlines(deadlines)
+        faulty.faults[dead].instead = fail
         retriever.retrieve(QUERY)
         gc.collect()
         gc.disable()
@@ -234,29 +227,50 @@ class TestFailures:
         finally:
             gc.enable()
 
-    def test_with_both_legs_dead_nothing_pretends_to_be_an_answer(
-        self, corpus: list[Passage], monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("fusion", [Fusion(), Fusion("convex")], ids=lambda each: each.method)
+    @pytest.mark.parametrize(
+        "deadlines", [None, Deadlines(total_seconds=NEVER)], ids=["no limit", "limit"]
+    )
+    def test_a_damaged_vector_loses_the_dense_leg_and_not_the_answer(
+        self,
+        retriever: HybridRetriever,
+        embedder: WordHashEmbedder,
+        fusion: Fusion,
+        deadlines: Deadlines | None,
     ) -> None:
-        retriever = HybridRetriever.build(corpus, embedder=BrokenEmbedder(RuntimeError("dead")))
-        with pytest.raises(StageUnavailableError, match=r"dense: RuntimeError at test_hybrid\.py"):
+        index = retriever.generation
+        vectors = index.dense.vectors.copy()
+        vectors[retriever.passage_ids.index("json.loads")] = np.nan
+        damaged = HybridRetriever(
+            replace(index, dense=DenseIndex(vectors)),
+            embedder=embedder,
+            fusion=fusion,
+            deadlines=deadlines,
+        )
+        ranking = damaged.retrieve(QUERY)
+        assert (ranking.route, ranking.passage_ids[0]) == (Route.LEXICAL, "json.loads")
+        assert [failure.kind for failure in ranking.failures] == [FailureKind.GARBAGE]
+
+    def test_with_both_legs_dead_nothing_pretends_to_be_an_answer(
+        self, corpus: list[Passage]
+    ) -> None:
+        faulty = FaultyRetriever(corpus)
+        retriever = faulty.retriever
+        faulty.faults["lexical"].instead = faulty.faults["dense"].instead = fail
+        with pytest.raises(StageUnavailableError, match=r"dense: OSError at test_hybrid\.py"):
             retriever.on_route(Route.DENSE).retrieve(QUERY)
-        monkeypatch.setattr(retriever._live.index.lexical, "words", None)
         with pytest.raises(StageUnavailableError, match="lexical and dense"):
             retriever.retrieve(QUERY)
 
-    @pytest.mark.parametrize("logits", [np.array([1.0]), np.full(8, np.nan), RuntimeError("dead")])
+    @pytest.mark.parametrize(
+        "instead", [lambda _: np.array([1.0]), lambda _: np.full(8, np.nan), fail]
+    )
     def test_a_dead_reranker_leaves_the_fused_order(
-        self, retriever: HybridRetriever, logits: FloatArray | Exception
+        self, retriever: HybridRetriever, instead: Callable[..., Any]
     ) -> None:
-        class Broken:
-            fingerprint = "broken"
-
-            def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-                if isinstance(logits, Exception):
-                    raise logits
-                return logits
-
-        ranking = retriever.with_reranker(Broken()).retrieve(QUERY)
+        reranker = FaultyReranker()
+        with reranker.fault.injected(instead):
+            ranking = retriever.with_reranker(reranker).retrieve(QUERY)
         assert ranking.route is Route.HYBRID
         assert ranking.failures[0].stage == "rerank"
         assert ranking.passage_ids == retriever.retrieve(QUERY).passage_ids
@@ -271,6 +285,37 @@ class TestQueries:
     def test_a_megabyte_is_refused_naming_the_limit(self, retriever: HybridRetriever) -> None:
         with pytest.raises(QueryError, match=r"1,000,000 characters, the limit is 10,000"):
             retriever.retrieve("x" * 1_000_000)
+
+    def test_the_limit_is_set_when_it_is_built_or_loaded_or_by_a_view(
+        self, corpus: list[Passage], embedder: WordHashEmbedder, tmp_path: Path
+    ) -> None:
+        long = f"{QUERY} " * 1000
+        built = HybridRetriever.build(corpus, embedder=embedder, max_query_chars=50_000)
+        built.save(tmp_path / "index")
+        load = HybridRetriever.load
+        loaded = load(tmp_path / "index", embedder=embedder, max_query_chars=50_000)
+        unset = load(tmp_path / "index", embedder=embedder)
+        for retriever in (built, loaded, unset.with_max_query_chars(50_000)):
+            assert retriever.retrieve(long).passage_ids[0] == "json.loads"
+        with pytest.raises(QueryError, match="the limit is 10,000"):
+            unset.retrieve(long)
+        for refused in (
+            lambda: unset.with_max_query_chars(0),
+            lambda: load(tmp_path / "index", embedder=embedder, max_query_chars=0),
+        ):
+            with pytest.raises(ConfigurationError, match="max_query_chars 0 must be at least 1"):
+                refused()
+
+    def test_deadlines_are_set_when_it_is_built_or_loaded(
+        self, corpus: list[Passage], tmp_path: Path, hang: Callable[..., None]
+    ) -> None:
+        embedder, limits = FaultyEmbedder(), Deadlines(dense_seconds=SOON)
+        built = HybridRetriever.build(corpus, embedder=embedder, deadlines=limits)
+        built.save(tmp_path / "index")
+        loaded = HybridRetriever.load(tmp_path / "index", embedder=embedder, deadlines=limits)
+        with embedder.fault.injected(hang):
+            for retriever in (built, loaded):
+                assert retriever.retrieve(QUERY).failures[0].kind is FailureKind.TIMEOUT
 
     def test_unknown_words_are_answered_by_the_dense_leg(self, retriever: HybridRetriever) -> None:
         ranking = retriever.retrieve("zebra quagga")
@@ -366,7 +411,7 @@ class TestChanging:
         anew = HybridRetriever.build([corpus[0], *corpus[2:]], embedder=embedder)
         assert changed.passage_ids == anew.passage_ids
         assert changed.fingerprint() == anew.fingerprint()
-        assert changed.retrieve(QUERY).scores == anew.retrieve(QUERY).scores
+        assert changed.retrieve(QUERY).scores == pytest.approx(anew.retrieve(QUERY).scores)
 
     def test_only_new_passages_are_encoded(self, corpus: list[Passage]) -> None:
         encoded: list[str] = []
@@ -437,4 +482,4 @@ class TestFingerprint:
         }
         edited = [Passage("json.load", "Another text."), *corpus[1:]]
         assert differing(build(edited, embedder=embedder)) == {"corpus_digest"}
-        assert differing(retriever.with_reranker(ShortestFirst())) == {"reranker"}
+        assert differing(retriever.with_reranker(FaultyReranker())) == {"reranker"}

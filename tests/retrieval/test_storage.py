@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.passages import PassageTable
+from ctxguard.retrieval.analysers.english import EnglishAnalyser
+from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.testing import WordHashEmbedder
-from ctxguard.types import Passage, Route
 
 QUERY = "deserialize a JSON string"
 
@@ -226,8 +227,6 @@ def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:
 def test_an_index_made_with_another_analyser_is_refused(
     saved: Path, embedder: WordHashEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ctxguard.retrieval.lexical import Bm25sIndex
-
-    monkeypatch.setattr(Bm25sIndex, "fingerprint", "bm25s with a stemmer")
+    monkeypatch.setattr(EnglishAnalyser, "fingerprint", "other rules")
     with pytest.raises(IndexFolderError, match="analysed as"):
         HybridRetriever.load(saved, embedder=embedder)

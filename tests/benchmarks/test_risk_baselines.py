@@ -1,0 +1,160 @@
+"""The methods that the certificate is compared with: by hand, by properties, against a truth."""
+
+from collections.abc import Callable
+from math import e, exp, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks._risk_baselines import (
+    bonferroni,
+    clt_p_value,
+    conformal_risk_control,
+    hoeffding_bentkus_p_value,
+)
+from calibration.risk import betting_p_value, fixed_sequence, pareto_order
+
+Losses = NDArray[np.float64]
+PValue = Callable[[Losses, float], Losses]
+
+DELTA = 0.1
+P_VALUES = [hoeffding_bentkus_p_value, clt_p_value]
+
+unit = st.floats(0.0, 1.0)
+level = st.floats(0.01, 0.99)
+loss_columns = arrays(np.float64, st.integers(2, 40), elements=unit)
+
+
+def fractional_losses(
+    rng: np.random.Generator, shape: tuple[int, ...], mean: float, certain: float
+) -> Losses:
+    """Losses with the mean given: 0 or 1 with probability ``certain``, else from a Beta."""
+    between = rng.beta(2.0 * mean, 2.0 * (1.0 - mean), shape)
+    ends = (rng.random(shape) < mean).astype(float)
+    return np.where(rng.random(shape) < certain, ends, between)
+
+
+@pytest.mark.parametrize("p_value", P_VALUES)
+def test_candidates_tested_together_get_what_each_gets_alone(p_value: PValue) -> None:
+    losses = np.random.default_rng(0).random((30, 6)) ** 4
+    alone = [float(p_value(losses[:, j], 0.25)) for j in range(6)]
+    assert p_value(losses, 0.25).tolist() == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("p_value", P_VALUES)
+@given(losses=loss_columns, limits=st.tuples(level, level))
+def test_a_looser_limit_never_raises_the_p_value(
+    p_value: PValue, losses: Losses, limits: tuple[float, float]
+) -> None:
+    strict, loose = sorted(limits)
+    assert 0.0 <= p_value(losses, loose) <= p_value(losses, strict) + 1e-9
+
+
+@given(losses=loss_columns, alpha=level, by=unit)
+def test_losses_that_all_reach_alpha_are_no_evidence_for_hoeffding_bentkus(
+    losses: Losses, alpha: float, by: float
+) -> None:
+    above = alpha + (1.0 - alpha) * by * losses
+    p_value = hoeffding_bentkus_p_value(np.clip(above, 0.0, 1.0), alpha)
+    assert p_value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("n", [50, 400])
+@pytest.mark.parametrize("certain", [0.0, 0.6, 1.0])
+def test_hoeffding_bentkus_certifies_a_mean_of_exactly_alpha_at_most_delta_of_the_time(
+    n: int, certain: float
+) -> None:
+    repeats = 2000
+    for alpha in (0.05, 0.2):
+        losses = fractional_losses(np.random.default_rng(n), (n, repeats), alpha, certain)
+        certified = (hoeffding_bentkus_p_value(losses, alpha) <= DELTA).mean()
+        assert certified <= DELTA + 3.0 * sqrt(DELTA * (1.0 - DELTA) / repeats)
+
+
+def test_hoeffding_bentkus_agrees_with_its_formula_written_out() -> None:
+    # 30 losses of 0.1: the sum is 3 but for rounding, and Bentkus must count 3, not 4.
+    alpha, n = 0.3, 30
+    relative_entropy = stats.entropy([0.1, 0.9], [alpha, 1 - alpha])
+    bentkus = e * sum(stats.binom.pmf(i, n, alpha) for i in range(4))
+    expected = min(exp(-n * relative_entropy), bentkus)
+    assert bentkus < exp(-n * relative_entropy)
+    assert hoeffding_bentkus_p_value([0.1] * n, alpha) == pytest.approx(expected)
+
+
+def test_hoeffding_bentkus_takes_hoeffding_where_it_is_the_smaller() -> None:
+    expected = exp(-5 * stats.entropy([0.0, 1.0], [0.4, 0.6]))
+    assert hoeffding_bentkus_p_value([0.0] * 5, 0.4) == pytest.approx(expected)
+
+
+def test_clt_p_value_is_the_one_sided_z_test() -> None:
+    losses = np.array([0.0, 0.1, 0.3, 0.0, 0.2])
+    z = (losses.mean() - 0.25) / (losses.std(ddof=1) / sqrt(5))
+    assert clt_p_value(losses, 0.25) == pytest.approx(stats.norm.cdf(z))
+
+
+def test_clt_p_value_without_spread_is_decided_by_the_mean() -> None:
+    assert clt_p_value([[0.0, 0.5]] * 4, 0.1).tolist() == [0.0, 1.0]
+
+
+def test_the_clt_breaks_its_promise_where_few_queries_carry_the_loss() -> None:
+    losses = fractional_losses(np.random.default_rng(1), (50, 4000), 0.05, 1.0)
+    assert (clt_p_value(losses, 0.05) <= 0.05).mean() > 0.07
+    assert (betting_p_value(losses, 0.05) <= 0.05).mean() <= 0.05
+
+
+def test_betting_profits_from_a_small_variance_as_hoeffding_bentkus_cannot() -> None:
+    losses = np.random.default_rng(2).beta(4.0, 36.0, 200)
+    assert betting_p_value(losses, 0.15) < 0.01 * hoeffding_bentkus_p_value(losses, 0.15)
+
+
+def test_bonferroni_divides_delta_by_the_number_of_candidates() -> None:
+    assert bonferroni([0.06, 0.04, 0.0], 0.15).tolist() == [1, 2]
+
+
+def test_betting_in_sequence_reaches_further_than_hoeffding_bentkus_with_bonferroni() -> None:
+    """A hundred nested candidates, 200 labels: the order costs 60, and still pays."""
+    rng, alpha = np.random.default_rng(4), 0.15
+    settings = np.linspace(0.05, 0.9, 100)
+    reach_in_sequence, reach_at_once = [], []
+    for _ in range(50):
+        tolerance = rng.beta(2.0, 2.0, (200, 1))
+        losses = np.clip(settings - tolerance, 0.0, 1.0)
+        order = pareto_order(clt_p_value(losses[:60], alpha), settings)
+        n_certified = fixed_sequence(betting_p_value(losses[60:][:, order], alpha), DELTA)
+        reach_in_sequence.append(settings[order[:n_certified]].max(initial=0.0))
+        at_once = bonferroni(hoeffding_bentkus_p_value(losses, alpha), DELTA)
+        reach_at_once.append(settings[at_once].max(initial=0.0))
+    assert np.mean(reach_in_sequence) > np.mean(reach_at_once) + 0.04
+    true_risk = np.clip(settings - rng.beta(2.0, 2.0, (100_000, 1)), 0.0, 1.0).mean(axis=0)
+    best = settings[true_risk <= alpha].max()
+    assert np.mean(reach_in_sequence) > best - 0.06
+
+
+def test_risk_control_adds_one_query_of_total_loss() -> None:
+    # (9 × 0.1 + 1) / 10 = 0.19
+    losses = np.full((9, 1), 0.1)
+    assert conformal_risk_control(losses, 0.191) == 1
+    assert conformal_risk_control(losses, 0.189) == 0
+
+
+def test_risk_control_judges_a_candidate_by_the_worst_that_came_before_it() -> None:
+    losses = np.array([[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]] * 100)
+    assert conformal_risk_control(losses[:, [0, 2]], 0.3) == 2
+    assert conformal_risk_control(losses, 0.3) == 1
+
+
+def test_risk_control_keeps_the_expected_loss_but_not_with_high_probability() -> None:
+    rng, alpha, settings = np.random.default_rng(6), 0.15, np.linspace(0.05, 0.9, 100)
+    true_risk = np.clip(settings - rng.beta(2.0, 2.0, (100_000, 1)), 0.0, 1.0).mean(axis=0)
+    chosen = []
+    for _ in range(400):
+        losses = np.clip(settings - rng.beta(2.0, 2.0, (100, 1)), 0.0, 1.0)
+        chosen.append(true_risk[conformal_risk_control(losses, alpha) - 1])
+    risks = np.array(chosen)
+    assert risks.mean() <= alpha + 3.0 * risks.std() / sqrt(risks.size)
+    assert (risks > alpha).mean() > 0.2

@@ -1,0 +1,239 @@
+"""A whole grid in one pass equals a naive loop over ``decide`` and the metrics."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from simulated_pools import labelled, ranking_of
+
+from calibration.fit import pool_signals, probabilities
+from calibration.grid import (
+    Grid,
+    GridIndex,
+    KeepTable,
+    ratio_grid,
+    relative_values,
+    utility_grid,
+)
+from calibration.pool_labels import PoolLabels
+from calibration.replay import Pools
+from ctxguard.core.decision import decide
+from ctxguard.core.metrics import strict_utilities, udcg
+from ctxguard.core.scores import is_relative, relative_score, within_domain
+from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.types import Leg, ScoreKind
+
+RANGES = {
+    ScoreKind.RATIO: (0.0, 16.0),
+    ScoreKind.COSINE: (-1.0, 1.0),
+    ScoreKind.INNER_PRODUCT: (-16.0, 16.0),
+    ScoreKind.LOGIT: (-8.0, 8.0),
+    ScoreKind.DISTANCE: (-16.0, 0.0),
+    ScoreKind.PROBABILITY: (0.0, 1.0),
+    ScoreKind.RANK: (0.0, 1.0),
+}
+DEPTH = 8
+
+
+class Case(NamedTuple):
+    pools: Pools
+    labels: PoolLabels
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    kinds: Sequence[ScoreKind] = tuple(RANGES),
+    legs: bool = False,
+    strangers: bool = True,
+) -> Case:
+    """Random pools with many ties, labelled at random; some outside their kind's domain."""
+    kind = draw(st.sampled_from(kinds))
+    low, high = RANGES[kind]
+    coarse = st.integers(0, 4).map(lambda step: low + (high - low) * step / 4)
+    score = st.one_of(coarse, st.floats(low, high))
+    if strangers:
+        score = st.one_of(score, score, st.just(-40.0))
+    rankings, qrels, distractors = [], [], []
+    for _ in range(draw(st.integers(1, 4))):
+        scores = draw(st.lists(score, max_size=DEPTH))
+        own = {
+            "dense": Leg(np.array([draw(st.integers(-4, 4)) / 4 for _ in scores]), ScoreKind.COSINE)
+        }
+        rankings.append(ranking_of(scores, kind=kind, legs=own if legs else None))
+        ids = st.sampled_from([f"p{i}" for i in range(DEPTH + 2)])
+        qrels.append(draw(st.dictionaries(ids, st.integers(0, 2), max_size=5)))
+        misleading = st.sampled_from(["hard_negative", "distractor"])
+        distractors.append(draw(st.dictionaries(ids, misleading, max_size=2)))
+    qrels[0]["p0"] = 2  # the labels hold a relevant passage, retrieved or not
+    baseline_k = draw(st.sampled_from([None, 1, 3]))
+    return Case(
+        *labelled(rankings, qrels, depth=DEPTH, distractors=distractors, baseline_k=baseline_k)
+    )
+
+
+def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, list[float]]:
+    """Strict UDCG, harm, recall loss and kept count of every query, one decision at a time."""
+    pools, labels = case
+    policy = grid.policy(index)
+    found: dict[str, list[float]] = {name: [] for name in ("udcg_strict", "harm", "loss", "kept")}
+    for row, ranking in enumerate(pools.rankings()):
+        kept = list(decide(ranking, policy).kept)
+        grades = [int(labels.grades[row, position]) for position in kept]
+        worth = udcg(
+            strict_utilities(
+                grades,
+                top_grade=labels.top_grade,
+                negatives=[labels.negatives[row][position] for position in kept],
+            )
+        )
+        counted = [p for p in range(len(ranking)) if labels.in_baseline[row, p]]
+        relevant = [p for p in counted if labels.grades[row, p] > 0]
+        found["udcg_strict"].append(worth.value)
+        found["harm"].append(worth.harm)
+        found["kept"].append(float(len(kept)))
+        found["loss"].append(
+            1.0 - len(set(relevant) & set(kept)) / len(relevant) if relevant else math.nan
+        )
+    return found
+
+
+def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
+    n_k, n_t = grid.keep_table.ks.size, grid.keep_table.thresholds.size
+    indices = [(index_k, index_t) for index_k in range(n_k) for index_t in range(n_t)]
+    means, by_query = grid.means, grid.at(indices)
+    for column, index in enumerate(indices):
+        expected = naive(case, grid, index)
+        assert means.udcg_strict[index] == pytest.approx(np.mean(expected["udcg_strict"]), abs=1e-9)
+        assert means.harm[index] == pytest.approx(np.mean(expected["harm"]), abs=1e-9)
+        assert means.kept[index] == pytest.approx(np.mean(expected["kept"]), abs=1e-9)
+        defined = [loss for loss in expected["loss"] if not math.isnan(loss)]
+        mean_loss = np.mean(defined) if defined else math.nan
+        assert means.recall_loss[index] == pytest.approx(mean_loss, abs=1e-9, nan_ok=True)
+        for values, name in (
+            (by_query.recall_loss, "loss"),
+            (by_query.harm, "harm"),
+            (by_query.udcg_strict, "udcg_strict"),
+            (by_query.kept, "kept"),
+        ):
+            assert values[:, column] == pytest.approx(expected[name], abs=1e-9, nan_ok=True)
+
+
+class TestGridEqualsNaiveLoop:
+    @settings(max_examples=60, deadline=None)
+    @given(cases(), st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 3))
+    def test_ratio_policies(self, case: Case, temperature: float, min_keep: int) -> None:
+        # Not hundredths: there a power rounds to either side of the threshold.
+        ratios = np.array([0.0, 0.1301, 0.4999, 0.7003, 0.9501])
+        grid = ratio_grid(
+            *case, temperature=temperature, ks=[1, 2, 3, 5, 8], ratios=ratios, min_keep=min_keep
+        )
+        assert_equals_the_naive_loop(case, grid)
+
+    @settings(max_examples=60, deadline=None)
+    @given(cases(kinds=[ScoreKind.RATIO], strangers=False))
+    def test_at_temperature_one_a_ratio_scale_is_exact_even_at_the_threshold(
+        self, case: Case
+    ) -> None:
+        ratios = np.array([0.0, 0.25, 0.5, 0.75, 1.0])
+        assert_equals_the_naive_loop(case, ratio_grid(*case, temperature=1.0, ratios=ratios))
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        cases(legs=True),
+        st.lists(st.floats(-2.0, 2.0), min_size=5, max_size=5),
+        st.sampled_from([0.5, 1.0, 2.0]),
+        st.integers(0, 3),
+    )
+    def test_expected_utility_policies(
+        self, case: Case, coefficients: list[float], gain: float, min_keep: int
+    ) -> None:
+        model = RelevanceModel(("dense",), tuple(coefficients), (0.0,) * 5, (1.0,) * 5, -0.3)
+        thresholds = np.array([0.0, 0.1, 0.3, 0.5, 0.8])
+        values = probabilities(model, case.pools, pool_signals(case.pools))
+        assume(not (np.abs(values[..., None] - thresholds) < 1e-6).any())
+        grid = utility_grid(
+            *case,
+            values,
+            model,
+            gain=gain,
+            ks=[1, 2, 3, 8],
+            thresholds=thresholds,
+            min_keep=min_keep,
+        )
+        assert_equals_the_naive_loop(case, grid)
+
+    @settings(max_examples=30, deadline=None)
+    @given(cases(), st.data())
+    def test_part_of_the_queries(self, case: Case, data: st.DataObject) -> None:
+        rows = np.array(data.draw(st.lists(st.integers(0, len(case.pools) - 1), min_size=1)))
+        grid = ratio_grid(*case, ratios=np.array([0.0, 0.4999]))
+        part = grid.rows(rows)
+        index = (1, grid.keep_table.thresholds.size - 1)
+        expected = naive(case, grid, index)
+        assert part.means.udcg_strict[index] == pytest.approx(
+            np.mean(np.array(expected["udcg_strict"])[rows]), abs=1e-9
+        )
+
+
+class TestRelativeValues:
+    @given(cases(), st.sampled_from([0.25, 1.0, 7.0]))
+    def test_they_are_the_relative_scores_of_the_request_path(
+        self, case: Case, temperature: float
+    ) -> None:
+        pools = case.pools
+        values, outside = relative_values(pools, temperature)
+        for row, ranking in enumerate(pools.rankings()):
+            scores = [float(score or 0.0) for score in ranking.scores]
+            assert np.isnan(values[row, len(scores) :]).all()
+            if not scores:
+                continue
+            inside = is_relative(pools.kind) and within_domain(pools.kind, scores[-1], scores[0])
+            assert outside[row] == (not inside)
+            if inside:
+                expected = [relative_score(pools.kind, scores[0], s, temperature) for s in scores]
+                assert values[row, : len(scores)] == pytest.approx(expected, abs=1e-12)
+            else:
+                assert (values[row, : len(scores)] == 1.0).all()
+
+    def test_on_a_ratio_scale_the_plain_share_of_the_top(self) -> None:
+        pools, _ = labelled([ranking_of([10.0, 7.0, 0.0])], [{"p0": 1}], depth=3)
+        assert relative_values(pools, 1.0)[0].tolist() == [[1.0, 0.7, 0.0]]
+
+    def test_an_all_zero_ranking_has_no_worse_passage_than_its_top(self) -> None:
+        pools, _ = labelled([ranking_of([0.0, 0.0])], [{"p0": 1}], depth=2)
+        assert relative_values(pools, 2.0)[0].tolist() == [[1.0, 1.0]]
+
+
+class TestKeepTable:
+    def test_a_candidate_is_kept_by_the_thresholds_it_reaches_and_min_keep_by_all(
+        self,
+    ) -> None:
+        values = np.array([[1.0, 0.7, 0.2, np.nan]])
+        thresholds = np.array([0.0, 0.2, 0.7, 0.9])
+        table = KeepTable.of(values, [1, 2, 3], thresholds)
+        assert table.threshold_index.tolist() == [[4, 3, 2, -1]]
+        assert table.kept([(2, 0), (2, 1), (2, 2), (2, 3), (0, 0)]).tolist() == [[3, 3, 2, 1, 1]]
+        two = KeepTable.of(values, [1, 2, 3], thresholds, min_keep=2)
+        assert two.kept([(2, 3), (0, 3)]).tolist() == [[2, 1]]
+
+    def test_where_no_threshold_applies_only_k_does(self) -> None:
+        table = KeepTable.of(
+            np.array([[0.1, 0.1], [0.1, 0.1]]),
+            [2],
+            np.array([0.5]),
+            min_keep=0,
+            always=np.array([True, False]),
+        )
+        assert table.kept([(0, 0)]).tolist() == [[2], [0]]
+
+    @pytest.mark.parametrize("ks", [[1, 2], [50]])
+    def test_a_k_beyond_the_depth_keeps_what_there_is(self, ks: list[int]) -> None:
+        table = KeepTable.of(np.array([[1.0, 1.0]]), ks, np.array([0.0]))
+        kept = table.mean_of_sums(np.ones((1, 2)), 1)
+        assert kept[-1, 0] == 2.0

@@ -1,0 +1,69 @@
+"""The labels of every candidate, as arrays beside its scores."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from simulated_pools import labelled, ranking_of
+
+from calibration.data.dataset import Dataset, Query
+from calibration.grid import ratio_grid
+from calibration.pool_labels import PoolLabels, discounts, label
+from ctxguard.core.metrics import Negative, Utilities, udcg
+from ctxguard.errors import CalibrationError
+
+
+class TestPoolLabels:
+    DATASET = Dataset(
+        "hand-made",
+        (Query("q0", "question 0"),),
+        {"q0": {"p0": 2, "p2": 1, "p3": 0, "far": 2}},
+        {"q0": {"p1": "hard_negative", "p3": "distractor"}},
+    )
+
+    def of(self, **settings: object) -> PoolLabels:
+        pools, _ = labelled([ranking_of([5.0, 4.0, 3.0, 2.0, 1.0])], [{"p0": 1}], depth=6)
+        return label(pools, self.DATASET, **settings)  # type: ignore[arg-type]
+
+    def test_each_candidate_has_its_grade_its_worth_and_whether_it_was_judged(self) -> None:
+        labels = self.of()
+        assert labels.grades.tolist() == [[2, 0, 1, 0, 0, 0]]
+        assert labels.judged.tolist() == [[True, True, True, True, False, False]]
+        assert labels.utilities.tolist() == [[1.0, -0.5, 0.5, -1.0, -0.5, 0.0]]
+        assert labels.negatives[0][1] is Negative.HARD_NEGATIVE
+        assert labels.query_grades == ((2, 1, 0, 2),)
+        assert labels.top_grade == 2
+        assert labels.worst_utility == -1.0
+        assert labels.n_answerable == 1
+
+    def test_the_worst_worth_takes_a_map_of_grades_into_account(self) -> None:
+        utilities = Utilities(by_grade={0: -3.0})
+        assert self.of(utilities=utilities).worst_utility == -3.0
+
+    def test_recall_loss_counts_what_the_baseline_would_have_served(self) -> None:
+        shares, defined = self.of().recall_shares()
+        assert shares.tolist() == [[0.5, 0, 0.5, 0, 0, 0]]
+        assert defined.tolist() == [True]
+        shares, _ = self.of(baseline_k=2).recall_shares()
+        assert shares.tolist() == [[1.0, 0, 0, 0, 0, 0]]
+
+    def test_recall_loss_is_undefined_where_the_baseline_serves_nothing_relevant(self) -> None:
+        pools, labels = labelled([ranking_of([2.0, 1.0])], [{"p1": 1}], depth=2, baseline_k=1)
+        assert labels.recall_shares()[1].tolist() == [False]
+        assert np.isnan(ratio_grid(pools, labels).means.recall_loss).all()
+
+    def test_labels_without_a_relevant_passage_calibrate_nothing(self) -> None:
+        with pytest.raises(CalibrationError, match="no passage is labelled relevant"):
+            labelled([ranking_of([1.0])], [{"p0": 0}])
+
+    def test_a_query_without_labels_is_all_irrelevant_and_unjudged(self) -> None:
+        _, labels = labelled([ranking_of([1.0]), ranking_of([1.0])], [{"p0": 1}, {}], depth=1)
+        assert labels.utilities.tolist() == [[1.0], [-0.5]]
+        assert labels.judged.tolist() == [[True], [False]]
+        assert labels.n_answerable == 1
+
+
+def test_discounts_are_those_of_the_measures() -> None:
+    one_each: Callable[[int], list[float]] = lambda rank: [0.0] * (rank - 1) + [1.0]  # noqa: E731
+    expected = [udcg(one_each(rank)).value for rank in range(1, 31)]
+    assert discounts(30) == pytest.approx(expected)

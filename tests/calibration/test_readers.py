@@ -1,0 +1,503 @@
+"""Reading labelled data: what is accepted, what is counted, and what each refusal says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.data.dataset import Dataset, Query, same_text, split_by_query, unknown_passages
+from calibration.data.readers import (
+    read_beir,
+    read_corpus,
+    read_jsonl,
+    read_trec_qrels,
+    read_trec_run,
+    splits,
+)
+from ctxguard.errors import CalibrationError, ConfigurationError, DataError
+
+
+def write_jsonl(path: Path, *objects: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(value) + "\n" for value in objects), encoding="utf-8")
+    return path
+
+
+def write_rows(path: Path, *rows: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(row.replace(" ", "\t") + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small BEIR folder: q1 and q2 in test, q2 unanswerable, q3 in train."""
+    write_jsonl(
+        tmp_path / "corpus.jsonl",
+        {"_id": "a", "title": "A", "text": "first"},
+        {"_id": "b", "text": "second", "metadata": {"lang": "en"}},
+    )
+    write_jsonl(
+        tmp_path / "queries.jsonl",
+        {"_id": "q1", "text": "one?", "metadata": {"topic": "x"}},
+        {"_id": "q2", "text": "two?"},
+        {"_id": "q3", "text": "three?"},
+    )
+    header = "query-id corpus-id score"
+    write_rows(tmp_path / "qrels" / "test.tsv", header, "q1 a 2", "q1 b 0", "q2 a 0")
+    write_rows(tmp_path / "qrels" / "train.tsv", header, "q3 b 1")
+    write_rows(
+        tmp_path / "distractors.tsv",
+        "query-id corpus-id kind",
+        "q1 b hard_negative",
+        "q3 a distractor",
+    )
+    return tmp_path
+
+
+def make(n: int, **metadata: object) -> Dataset:
+    queries = tuple(Query(f"q{i}", f"question {i}", metadata or None) for i in range(n))
+    return Dataset("made", queries, {f"q{i}": {f"p{i}": 1} for i in range(n)})
+
+
+def test_a_beir_split_holds_the_queries_that_its_qrels_name(folder: Path) -> None:
+    data = read_beir(folder, "test")
+    assert [query.query_id for query in data.queries] == ["q1", "q2"]
+    assert data.queries[0] == Query("q1", "one?", {"topic": "x"})
+    assert data.qrels == {"q1": {"a": 2, "b": 0}, "q2": {"a": 0}}
+    assert data.distractors == {"q1": {"b": "hard_negative"}}
+    assert data.notes == ()
+    assert splits(folder) == ("test", "train")
+
+
+def test_a_query_judged_but_not_answered_takes_part_and_is_not_answerable(folder: Path) -> None:
+    data = read_beir(folder)
+    assert data.answerable == ("q1",)
+    assert data.relevant("q1") == {"a": 2}
+    assert data.relevant("q2") == {}
+    assert data.max_grade == 2
+    assert data.subset(["q2"]).max_grade is None
+
+
+def test_a_query_that_only_distractors_name_belongs_to_a_lone_split(folder: Path) -> None:
+    assert {query.query_id for query in read_beir(folder).queries} == {"q1", "q2"}
+    (folder / "qrels" / "train.tsv").unlink()
+    assert {query.query_id for query in read_beir(folder).queries} == {"q1", "q2", "q3"}
+
+
+def test_qrels_need_no_header(folder: Path) -> None:
+    with_header = read_beir(folder)
+    write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q1 b 0", "q2 a 0")
+    assert read_beir(folder).digest() == with_header.digest()
+
+
+def test_pools_are_read_where_they_are(folder: Path) -> None:
+    write_jsonl(
+        folder / "pools.jsonl",
+        {"query_id": "q1", "passage_ids": ["b", "a"]},
+        {"query_id": "q3", "passage_ids": ["a"]},
+    )
+    assert read_beir(folder).pools == {"q1": ("b", "a")}
+
+
+def test_a_corpus_is_read_from_its_folder_or_its_file(folder: Path) -> None:
+    passages = list(read_corpus(folder))
+    assert [(p.passage_id, p.title, p.text) for p in passages] == [
+        ("a", "A", "first"),
+        ("b", "", "second"),
+    ]
+    assert passages[1].metadata == {"lang": "en"}
+    assert list(read_corpus(folder / "corpus.jsonl")) == passages
+
+
+@pytest.mark.parametrize("name", ["_id", "id", "passage_id"])
+def test_a_passage_id_may_go_by_three_names_and_be_a_number(tmp_path: Path, name: str) -> None:
+    path = write_jsonl(tmp_path / "c.jsonl", {name: 7, "text": "t", "title": None})
+    assert [(p.passage_id, p.title) for p in read_corpus(path)] == [("7", "")]
+
+
+def test_a_byte_order_mark_blank_lines_and_crlf_are_tolerated(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"_id": "a", "text": "x"}\r\n\r\n  \n{"_id": "b", "text": "y"}')
+    assert [passage.text for passage in read_corpus(path)] == ["x", "y"]
+
+
+def test_lone_surrogates_are_replaced_and_counted(folder: Path) -> None:
+    (folder / "corpus.jsonl").write_text('{"_id": "a", "text": "x\\ud800y\\udc00"}\n')
+    corpus = read_corpus(folder)
+    assert [passage.text for passage in corpus] == ["x\ufffdy\ufffd"]
+    assert corpus.notes == ("2 lone surrogates replaced by U+FFFD",)
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "\\ud83d?"}\n')
+    data = read_beir(folder)
+    assert data.queries[0].text == "\ufffd?"
+    assert any("surrogates" in note for note in data.notes)
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"_id": "a", "text": "\\ud83d\\ude00"}\n')
+    assert [passage.text for passage in read_corpus(path)] == ["😀"]
+
+
+def test_a_passage_without_title_and_text_is_handed_on_and_counted(tmp_path: Path) -> None:
+    corpus = read_corpus(write_jsonl(tmp_path / "c.jsonl", {"_id": "a", "text": " "}))
+    assert len(list(corpus)) == 1
+    assert corpus.notes == ("1 passages have neither title nor text",)
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "says"),
+    [
+        (b'{"_id": "a", "text": "x"}\n{"_id": "b", ', 2, "broken JSON at column"),
+        (b'{"_id": "a", "text": "x"}\n["b"]\n', 2, "not a JSON object"),
+        (b"[" * 100_000, 1, "JSON"),
+        (b'{"text": "x"}\n', 1, "field _id (or id, passage_id) is missing; the object has text"),
+        (b'{"_id": "a"}\n', 1, "field text is missing; the object has _id"),
+        (b'{"_id": "a", "text": 5}\n', 1, "text is 5"),
+        (b'{"_id": "a", "text": null}\n', 1, "text is None"),
+        (b'{"_id": "a", "text": "x", "title": ["t"]}\n', 1, "title is ['t']"),
+        (b'{"_id": "a", "text": "x", "metadata": "m"}\n', 1, "metadata is 'm'"),
+        (b'{"_id": true, "text": "x"}\n', 1, "_id is True"),
+        (b'{"_id": " ", "text": "x"}\n', 1, "_id is ' '"),
+        (b'{"_id": "a", "text": "x"}\n\n{"_id": "a", "text": "y"}\n', 3, "on line 1 already"),
+        (b'\xff\xfe{\x00"\x00', 1, "byte 0xff at offset 0 of the file"),
+    ],
+)
+def test_a_broken_corpus_names_file_line_and_value(
+    tmp_path: Path, content: bytes, line: int, says: str
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        list(read_corpus(path))
+    assert (caught.value.path, caught.value.line) == (path, line)
+    assert says in str(caught.value)
+
+
+def test_a_byte_that_is_not_utf8_is_found_in_its_line_and_file(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    first = b'{"_id": "a", "text": "x"}\n'
+    second = b'{"_id": "b", "text": "caf\xe9"}\n'
+    path.write_bytes(b"\xef\xbb\xbf" + first + second)
+    at = second.index(b"\xe9")
+    with pytest.raises(DataError, match=rf"0xe9 at offset {3 + len(first) + at} of the file"):
+        list(read_corpus(path))
+    with pytest.raises(DataError, match=rf"line 2: .*\(byte {at + 1} of the line\)"):
+        list(read_corpus(path))
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n")
+    with pytest.raises(DataError, match="holds no passage"):
+        list(read_corpus(path))
+
+
+def test_missing_files_and_folders_are_refused_by_name(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere.*no such file"):
+        read_corpus(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"nowhere.*no such folder"):
+        read_beir(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no such file"):
+        read_jsonl(tmp_path / "nowhere.jsonl")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_trec_run(folder)
+    (folder / "queries.jsonl").unlink()
+    with pytest.raises(DataError, match=r"queries\.jsonl: there is no such file"):
+        read_beir(folder)
+
+
+def test_an_unknown_split_lists_those_that_are_there(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"no split 'dev'; the folder has test, train"):
+        read_beir(folder, "dev")
+    empty = folder / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match="holds no split"):
+        read_beir(empty)
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "says"),
+    [
+        (["query-id corpus-id score", "q1 a high"], 2, "grade 'high' is not a whole number"),
+        (["q1 a 0.5"], 1, "grade '0.5' is not a whole number"),
+        (["q1 a nan"], 1, "grade 'nan' is not a whole number"),
+        (["q1 a"], 1, "has 2 columns"),
+        (["q1 a 1 2"], 1, "has 4 columns"),
+        (["q1 a 1", "q1 b 0", "q1 a 2"], 3, "is labelled 2 here and 1 on line 1"),
+    ],
+)
+def test_broken_qrels_name_file_line_and_value(
+    folder: Path, rows: list[str], line: int, says: str
+) -> None:
+    path = write_rows(folder / "qrels" / "test.tsv", *rows)
+    with pytest.raises(DataError) as caught:
+        read_beir(folder)
+    assert (caught.value.path, caught.value.line) == (path, line)
+    assert says in str(caught.value)
+
+
+def test_empty_qrels_are_refused(folder: Path) -> None:
+    write_rows(folder / "qrels" / "test.tsv", "query-id corpus-id score")
+    with pytest.raises(DataError, match=r"test\.tsv: holds no label"):
+        read_beir(folder)
+
+
+def test_repeated_rows_and_negative_grades_are_counted(folder: Path) -> None:
+    write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q1 a 2.0", "q2 a -1")
+    data = read_beir(folder)
+    assert data.qrels == {"q1": {"a": 2}, "q2": {"a": 0}}
+    assert data.notes == (
+        "1 negative grades read as 0, judged not relevant",
+        "1 rows of test.tsv repeat another",
+    )
+
+
+def test_labels_of_queries_that_are_not_there_are_counted(folder: Path) -> None:
+    write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q8 a 1", "q9 a 1")
+    data = read_beir(folder)
+    assert list(data.qrels) == ["q1"]
+    (note,) = data.notes
+    assert note == "2 labelled queries are not in queries.jsonl and are left out, first q8"
+
+
+def test_qrels_that_name_no_known_query_are_refused(folder: Path) -> None:
+    write_rows(folder / "qrels" / "test.tsv", "q8 a 2")
+    with pytest.raises(DataError, match="names no query"):
+        read_beir(folder)
+
+
+def test_an_unknown_kind_of_distractor_is_refused(folder: Path) -> None:
+    write_rows(folder / "distractors.tsv", "q1 b nasty")
+    with pytest.raises(DataError, match=r"line 1: kind 'nasty' is unknown; use hard_negative or"):
+        read_beir(folder)
+
+
+def test_a_relevant_passage_cannot_be_a_distractor_too(folder: Path) -> None:
+    write_rows(folder / "distractors.tsv", "q1 a distractor")
+    with pytest.raises(DataError, match=r"line 1: .*grade 2 in .*test\.tsv, line 2"):
+        read_beir(folder)
+
+
+def test_a_repeated_query_id_names_both_lines(folder: Path) -> None:
+    write_jsonl(
+        folder / "queries.jsonl", {"_id": "q1", "text": "one"}, {"_id": "q1", "text": "two"}
+    )
+    with pytest.raises(DataError, match=r"line 2: query id 'q1' was on line 1 already"):
+        read_beir(folder)
+
+
+def test_a_query_without_text_is_refused(folder: Path) -> None:
+    write_jsonl(folder / "queries.jsonl", {"_id": "q1", "text": " \n"})
+    with pytest.raises(DataError, match="line 1: query 'q1' has no text"):
+        read_beir(folder)
+
+
+def test_labelled_passages_outside_the_corpus_are_named(folder: Path) -> None:
+    write_jsonl(folder / "pools.jsonl", {"query_id": "q1", "passage_ids": ["a", "z"]})
+    data = read_beir(folder)
+    assert unknown_passages(data, ["a", "b"]) == ("z",)
+    assert unknown_passages(data, ["a", "b", "z"]) == ()
+    assert unknown_passages(data, ["z"]) == ("a", "b")
+
+
+def test_one_jsonl_file_can_hold_a_whole_data_set(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "mine.jsonl",
+        {"query_id": "q1", "text": "one?", "relevant": {"a": 2, "b": 1}, "distractors": ["c"]},
+        {"id": 2, "query": "two?", "relevant": ["a"], "distractors": {"b": "hard_negative"}},
+        {"_id": "q3", "text": "three?", "relevant": []},
+    )
+    data = read_jsonl(path)
+    assert data.name == "mine"
+    assert data.qrels == {"q1": {"a": 2, "b": 1}, "2": {"a": 1}, "q3": {}}
+    assert data.distractors == {"q1": {"c": "distractor"}, "2": {"b": "hard_negative"}}
+    assert data.answerable == ("q1", "2")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "relevant and keywords are missing; write relevant: []"),
+        ({"keywords": []}, "relevant and keywords are missing"),
+        ({"keywords": "kettle"}, "keywords is 'kettle'; write a list of texts"),
+        ({"keywords": ["kettle", " "]}, "write a list of texts"),
+        ({"relevant": "a"}, "relevant is 'a'; write a list"),
+        ({"relevant": {"a": "good"}}, "grade 'good' is not a whole number"),
+        ({"relevant": {"a": True}}, "grade True is not a whole number"),
+        ({"relevant": [None]}, "relevant is None; an id is text or a whole number"),
+        ({"relevant": ["a"], "distractors": {"b": 1}}, "kind 1 is unknown"),
+        ({"relevant": ["a"], "distractors": ["a"]}, "'a' is relevant and a distractor"),
+    ],
+)
+def test_a_broken_jsonl_query_says_what_is_wrong(
+    tmp_path: Path, fields: dict[str, object], says: str
+) -> None:
+    path = write_jsonl(tmp_path / "q.jsonl", {"query_id": "q", "text": "?", **fields})
+    with pytest.raises(DataError) as caught:
+        read_jsonl(path)
+    assert caught.value.line == 1
+    assert says in str(caught.value)
+
+
+def test_keywords_are_labels_too(tmp_path: Path) -> None:
+    kettle = {"_id": "q1", "text": "one?", "keywords": ["kettle", "hot water"]}
+    data = read_jsonl(write_jsonl(tmp_path / "q.jsonl", kettle, {**kettle, "_id": "q2"}))
+    assert data.keywords == dict.fromkeys(("q1", "q2"), ("kettle", "hot water"))
+    assert data.qrels == {}
+    assert data.subset(["q1"]).keywords == {"q1": ("kettle", "hot water")}
+    assert data.digest() != replace(data, keywords={}).digest()
+    both = read_jsonl(write_jsonl(tmp_path / "both.jsonl", {**kettle, "relevant": ["a"]}))
+    assert (both.keywords, both.qrels) == ({"q1": ("kettle", "hot water")}, {"q1": {"a": 1}})
+
+
+def test_keywords_alone_beside_labelled_queries_are_refused(tmp_path: Path) -> None:
+    rows = [
+        {"_id": "q1", "text": "one?", "relevant": ["a"]},
+        {"_id": "q2", "text": "two?", "keywords": ["kettle"]},
+    ]
+    with pytest.raises(DataError, match="query 'q2' has keywords alone, but others") as caught:
+        read_jsonl(write_jsonl(tmp_path / "q.jsonl", *rows))
+    assert caught.value.line == 2
+
+
+def test_an_empty_jsonl_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no query"):
+        read_jsonl(write_jsonl(tmp_path / "q.jsonl"))
+
+
+def test_trec_qrels_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "qrels.txt"
+    path.write_text("1 0 d1 2\n1 0 d2 -2\n2\t0\td1\t0\n")
+    assert read_trec_qrels(path) == {"1": {"d1": 2, "d2": 0}, "2": {"d1": 0}}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("1 0 d1\n", "line 1: '1 0 d1' has 3 columns"),
+        ("1 0 d1 x\n", "line 1: grade 'x'"),
+        ("1 0 d1 1\n1 0 d1 0\n", "line 2: .*on line 1"),
+        ("", "holds no label"),
+    ],
+)
+def test_broken_trec_qrels_are_refused(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "qrels.txt"
+    path.write_text(content)
+    with pytest.raises(DataError, match=says):
+        read_trec_qrels(path)
+
+
+def test_a_trec_run_is_ordered_by_score_with_ranks_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text("1 Q0 b 1 0.5 t\n1 Q0 a 0 0.9 t\n1 Q0 d 3 0.1 t\n1 Q0 c 2 0.1 t\n2 Q0 a 0 3\n")
+    run = read_trec_run(path)
+    assert run["1"] == (("a", 0.9, 1), ("b", 0.5, 2), ("c", 0.1, 3), ("d", 0.1, 4))
+    assert run["2"][0].rank == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("1 Q0 a 1\n", "line 1: .*4 columns"),
+        ("1 Q0 a 1 nan t\n", "line 1: score 'nan' is not a finite number"),
+        ("1 Q0 a 1 x t\n", "line 1: score 'x'"),
+        ("1 Q0 a first 1.0 t\n", "line 1: rank 'first'"),
+        ("1 Q0 a 1 2 t\n1 Q0 a 2 1 t\n", "line 2: .*on line 1 already"),
+        ("\n", "holds no line of a run"),
+    ],
+)
+def test_broken_trec_runs_are_refused(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "run.txt"
+    path.write_text(content)
+    with pytest.raises(DataError, match=says):
+        read_trec_run(path)
+
+
+def test_a_digest_is_of_the_content_and_not_of_its_order_or_name() -> None:
+    data = make(3)
+    shuffled = Dataset("other", data.queries[::-1], dict(reversed(data.qrels.items())))
+    assert shuffled.digest() == data.digest()
+    assert data.subset(["q0", "q1"]).digest() != data.digest()
+    graded = Dataset("made", data.queries, {**data.qrels, "q0": {"p0": 2}})
+    assert graded.digest() != data.digest()
+
+
+def test_a_subset_refuses_an_id_that_is_not_there() -> None:
+    with pytest.raises(ConfigurationError, match="no query 'zz'"):
+        make(2).subset(["q0", "zz"])
+
+
+@given(n=st.integers(4, 60), seed=st.integers(0, 2**40), first=st.floats(0.3, 0.7))
+def test_parts_are_a_partition_of_about_the_shares_asked(n: int, seed: int, first: float) -> None:
+    data = make(n)
+    parts = split_by_query(data, (first, 1.0 - first), seed)
+    ids = [query.query_id for part in parts for query in part.queries]
+    assert sorted(ids) == sorted(query.query_id for query in data.queries)
+    assert abs(len(parts[0]) - first * n) <= 1
+    assert [set(part.qrels) for part in parts] == [{q.query_id for q in p.queries} for p in parts]
+
+
+def test_a_split_is_the_same_for_the_same_seed_on_any_platform_and_in_any_order() -> None:
+    data = make(10)
+    first = split_by_query(data, (0.5, 0.5), seed=7)[0]
+    assert {query.query_id for query in first.queries} == {"q1", "q2", "q3", "q6", "q7"}
+    turned = Dataset("made", data.queries[::-1], data.qrels)
+    assert split_by_query(turned, (0.5, 0.5), seed=7)[0].digest() == first.digest()
+    assert split_by_query(data, (0.5, 0.5), seed=8)[0].digest() != first.digest()
+
+
+@given(seed=st.integers(0, 1000))
+def test_the_same_question_under_two_ids_stays_in_one_part(seed: int) -> None:
+    queries = tuple(Query(f"q{i}", f"Question  {i % 10}" + "  ?" * (i > 9)) for i in range(20))
+    twins = (Query("t1", "WHAT is it?"), Query("t2", "what  is it?\n"), Query("t3", "What is it?"))
+    parts = split_by_query(Dataset("t", queries + twins, {}), (0.5, 0.5), seed)
+    ids = [{query.query_id for query in part.queries} for part in parts]
+    assert {"t1", "t2", "t3"} <= ids[0] or {"t1", "t2", "t3"} <= ids[1]
+    assert parts[0].notes == ("2 queries repeat another's text and stay in its part",)
+    assert same_text(*parts) == ()
+
+
+def test_a_question_in_two_data_sets_is_found() -> None:
+    first = Dataset("a", (Query("q1", "What is it?"), Query("q2", "Who?")), {})
+    second = Dataset("b", (Query("x", "what  IS it?"),), {})
+    assert same_text(first, second) == (("q1", "x"),)
+
+
+@pytest.mark.parametrize("shares", [(), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0)])
+def test_shares_that_do_not_add_up_are_refused(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="sum to 1"):
+        split_by_query(make(4), shares)
+
+
+def test_too_few_queries_for_the_parts_are_refused() -> None:
+    with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
+        split_by_query(make(1), (0.5, 0.5))
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("name", "split", "counts"),
+    [
+        ("scifact", "train", (5183, 809, 505, 355, 0)),
+        ("scifact", "test", (5183, 300, 188, 130, 0)),
+        ("musique", "test", (1890, 100, 100, 1763, 100)),
+        ("medquad_nih", "test", (446, 86, 39, 117, 0)),
+        ("noveleval", "test", (420, 21, 21, 0, 21)),
+        ("anthropic_docs", "test", (232, 100, 100, 0, 0)),
+    ],
+)
+def test_the_shared_collections_read_as_their_description_says(
+    shared_data: Path, name: str, split: str, counts: tuple[int, ...]
+) -> None:
+    corpus = read_corpus(shared_data / name)
+    ids = [passage.passage_id for passage in corpus]
+    data = read_beir(shared_data / name, split)
+    distractors = sum(map(len, data.distractors.values()))
+    assert (len(ids), len(data), len(data.answerable), distractors, len(data.pools)) == counts
+    assert data.max_grade == 2
+    assert unknown_passages(data, ids) == ()
+    assert data.notes == corpus.notes == ()

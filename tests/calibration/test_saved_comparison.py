@@ -1,0 +1,184 @@
+"""Comparisons saved as JSON, and whether a new comparison is worse than a saved one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.compare.candidates import Candidate
+from calibration.compare.comparison import Comparison, compare
+from calibration.compare.saved_comparison import (
+    RegressionCheck,
+    SavedComparison,
+    check_metrics,
+    check_regressions,
+    values_as_json,
+)
+from calibration.data.dataset import Dataset, Query
+from ctxguard.core.metrics import DEFAULT_UTILITIES, STRICT_UTILITIES, Utilities
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, ScoreKind
+from ctxguard.errors import ConfigurationError, DataError
+
+DATASET = Dataset(
+    "shelf/test",
+    tuple(Query(f"q{i}", f"question {i}") for i in range(9)),
+    {f"q{i}": {"good": 1} for i in range(9)},
+)
+
+
+class RelevantFirst:
+    """Answers each question with the relevant passage first, and three others."""
+
+    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
+        ids = ("good", "a", "b", "c")[:depth]
+        return Ranking.from_hits(
+            [Hit(passage_id, 1.0 / rank) for rank, passage_id in enumerate(ids, start=1)],
+            ScoreKind.RATIO,
+        )
+
+
+def compared(ks: Mapping[str, int], utilities: Utilities = DEFAULT_UTILITIES) -> Comparison:
+    """Candidates by name, each with its k: a larger one does more harm."""
+    candidates = [Candidate(name, RatioPolicy(k=k)) for name, k in ks.items()]
+    return compare(candidates, lambda _: RelevantFirst(), DATASET, utilities=utilities)
+
+
+def document(comparison: Comparison, **other: object) -> dict[str, object]:
+    """What ``ctxguard compare --json`` prints, as far as it is read back."""
+    return {
+        "data": DATASET.name,
+        "dataset_digest": DATASET.digest(),
+        "utilities": asdict(comparison.utilities),
+        "query_ids": list(comparison.query_ids),
+        "candidates": [
+            {"name": each.candidate.name, "per_query": values_as_json(each.per_query)}
+            for each in comparison.candidates
+        ],
+        **other,
+    }
+
+
+def saved(comparison: Comparison, **other: object) -> SavedComparison:
+    return SavedComparison.model_validate_json(json.dumps(document(comparison, **other)))
+
+
+def checks(
+    new: Comparison,
+    earlier: SavedComparison,
+    *,
+    tolerance: float = 0.0,
+    metrics: Sequence[str] = (),
+) -> dict[str, RegressionCheck]:
+    made = check_regressions(
+        new,
+        earlier,
+        DATASET.digest(),
+        metrics=check_metrics(metrics),
+        tolerance=tolerance,
+    )
+    return {check.candidate: check for check in made}
+
+
+def test_every_value_is_read_back_as_it_was() -> None:
+    comparison = compared({"mine": 2}, Utilities(by_grade={1: 0.25}))
+    [candidate] = saved(comparison).candidates
+    values = comparison.candidates[0].per_query.values
+    assert saved(comparison).utilities == Utilities(by_grade={1: 0.25})
+    back = candidate.values(comparison.query_ids, tuple(values))
+    for metric, expected in values.items():
+        np.testing.assert_array_equal(back.values[metric], expected)
+
+
+def test_an_undefined_value_is_null_in_json() -> None:
+    [one] = compared({"mine": 1}).candidates
+    one.per_query.values["recall"][0] = np.nan
+    assert values_as_json(one.per_query)["recall"][:2] == [None, 1.0]
+
+
+def test_a_candidate_is_compared_with_the_saved_one_of_its_name() -> None:
+    made = checks(compared({"mine": 3, "other": 1}), saved(compared({"other": 1, "mine": 1})))
+    assert made["mine"].regressed
+    assert made["mine"].saved == "mine"
+    assert set(made["mine"].differences) == {"udcg_strict", "recall"}
+    assert not made["other"].regressed
+
+
+def test_a_candidate_of_another_name_is_compared_with_the_only_saved_one() -> None:
+    made = checks(compared({"renamed": 3}), saved(compared({"mine": 1})))
+    assert made["renamed"].saved == "mine"
+    assert made["renamed"].regressed
+
+
+def test_a_candidate_that_was_not_saved_is_not_a_regression() -> None:
+    made = checks(compared({"mine": 1, "new": 3}), saved(compared({"mine": 1, "other": 1})))
+    assert made["new"].saved is None
+    assert not made["new"].regressed
+
+
+def test_a_check_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="none of these candidates; it has a, b"):
+        checks(compared({"mine": 1}), saved(compared({"a": 1, "b": 1})))
+
+
+def test_only_a_loss_in_a_watched_metric_beyond_the_tolerance_counts() -> None:
+    new, earlier = compared({"mine": 3}), saved(compared({"mine": 1}))
+    assert not checks(new, earlier, tolerance=5.0)["mine"].regressed
+    assert not checks(new, earlier, metrics=["recall"])["mine"].regressed
+    assert checks(new, earlier, metrics=["harm"])["mine"].regressed
+
+
+def test_comparisons_on_other_labels_or_with_other_utilities_cannot_be_paired() -> None:
+    comparison = compared({"mine": 1})
+    with pytest.raises(ConfigurationError, match="on the same queries and labels"):
+        checks(comparison, saved(comparison, dataset_digest="e" * 64))
+    with pytest.raises(ConfigurationError, match="worth different utilities"):
+        checks(comparison, saved(compared({"mine": 1}, STRICT_UTILITIES)))
+
+
+def test_a_metric_that_was_not_saved_is_named() -> None:
+    earlier = saved(compared({"mine": 1}), candidates=[{"name": "mine", "per_query": {}}])
+    with pytest.raises(ConfigurationError, match="mine has no values of udcg_strict"):
+        checks(compared({"mine": 1}), earlier)
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
+def test_a_tolerance_that_would_hide_every_loss_is_refused(tolerance: float) -> None:
+    comparison = compared({"mine": 1})
+    with pytest.raises(ConfigurationError, match="must be ≥ 0 and finite"):
+        checks(comparison, saved(comparison), tolerance=tolerance)
+
+
+def test_only_metrics_that_can_get_worse_are_watched() -> None:
+    with pytest.raises(ConfigurationError, match="'kept' is not a metric that can get worse"):
+        check_metrics(["kept"])
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (None, "No such file"),
+        ("", "document: Invalid JSON"),
+        ("{}", "data: Field required"),
+        ('{"candidates": 1}', "data: Field required"),
+    ],
+)
+def test_a_file_that_is_no_comparison_is_refused(
+    tmp_path: Path, content: str | None, fault: str
+) -> None:
+    file = tmp_path / "base.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(DataError, match=fault) as caught:
+        SavedComparison.load(file)
+    assert caught.value.path == file
+
+
+def test_values_that_do_not_match_the_queries_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "base.json"
+    file.write_text(json.dumps(document(compared({"mine": 1}), query_ids=["q0"])))
+    with pytest.raises(DataError, match="mine has 9 values of recall for 1 queries"):
+        SavedComparison.load(file)

@@ -1,0 +1,137 @@
+"""Runs each fault in a process of its own, which is killed if it hangs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serving import Size
+
+LIMIT_SECONDS = 900.0
+"""Only a hang takes as long."""
+
+_EXIT_SECONDS = 60.0
+"""A process must end by itself once it has written its report, though stages still hang in it."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The effect of one fault.
+
+    Attributes:
+        name: The fault.
+        expected: The effect that it should have, in words.
+        observed: The effect that it had, in words.
+        requests: The sum of requests by outcome, as text.
+        candidates: The sum of candidates kept and dropped, as text.
+        samples: The sum of samples stored, pending and lost, as text.
+        wrong: Checks that failed and accounts that do not add up; empty if it passed.
+        seconds: How long it took.
+    """
+
+    name: str
+    expected: str
+    observed: str
+    requests: str
+    candidates: str
+    samples: str
+    wrong: tuple[str, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check held and every account adds up."""
+        return not self.wrong
+
+
+def run_isolated(name: str, expected: str, size: Size) -> Report:
+    """Run a fault in a process of its own, and wait for its report."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ctxguard-chaos-") as folder:
+        report = Path(folder) / "report.json"
+        log = Path(folder) / "output.txt"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(Path(__file__)), name, size.value, folder],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A group of its own, so that what it starts ends with it.
+                start_new_session=True,
+                env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ},
+            )
+            try:
+                wrong = _wait(process, report, LIMIT_SECONDS)
+            finally:
+                _kill(process)
+        data: dict[str, Any] = {}
+        if report.exists():
+            data = json.loads(report.read_text())
+        else:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            wrong += [f"it wrote no report (exit status {process.returncode}): {' '.join(last)}"]
+    return Report(
+        name=name,
+        expected=expected,
+        observed=data.get("observed", ""),
+        requests=data.get("requests", ""),
+        candidates=data.get("candidates", ""),
+        samples=data.get("samples", ""),
+        wrong=(*data.get("wrong", ()), *wrong),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _wait(process: "subprocess.Popen[bytes]", report: Path, limit_seconds: float) -> list[str]:
+    deadline = time.monotonic() + limit_seconds
+    while process.poll() is None and not report.exists():
+        if time.monotonic() > deadline:
+            return [f"it did not end within {limit_seconds:g} s"]
+        time.sleep(0.02)
+    try:
+        status = process.wait(_EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [f"its process did not end within {_EXIT_SECONDS:g} s of its report"]
+    return [f"exit status {status}"] if status and report.exists() else []
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End the process of a fault, and every process that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    finally:
+        process.wait()
+
+
+def main(name: str, size: Size, folder: Path) -> None:
+    """Run a fault in this process, and write its report into ``folder``."""
+    from accounting import candidates_in_words, requests_in_words, samples_in_words
+    from faults import FAULTS
+
+    work = folder / "work"
+    work.mkdir()
+    result = FAULTS[name].run(work, size)
+    failed = [what for what, held in result.checks.items() if not held]
+    failed += [wrong for one in result.accounts for wrong in one.wrong]
+    data = {
+        "observed": result.observed,
+        "requests": requests_in_words(result.accounts),
+        "candidates": candidates_in_words(result.accounts),
+        "samples": samples_in_words(result.accounts),
+        "wrong": failed,
+    }
+    part = folder / "report.part"
+    part.write_text(json.dumps(data))
+    part.rename(folder / "report.json")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Size(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,120 @@
+"""Processes that serve and write samples, killed at any moment; their accounts are settled."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from accounting import ProcessAccounts, read_metrics
+from prometheus_client import REGISTRY, CollectorRegistry
+from serving import RESERVE_BYTES, Result, ServingProcess, Size
+
+from ctxguard.core.types import DEFAULT_DEPTH
+from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
+from ctxguard.monitor.sampling.sampler import LostReason, accounts
+from ctxguard.monitor.sampling.writer import counts_folder, settle_dead_processes
+from ctxguard.monitor.store import Limits, SampleStore
+
+
+def writer_killed(folder: Path, size: Size) -> Result:
+    """SIGKILL of a process that serves and writes, at any moment; its accounts are settled."""
+    rng = random.Random(5)
+    rounds = 2 if size is Size.SMALL else 12
+    processes = [_killed(folder / f"round{n}", size, rng.uniform(0.3, 0.9)) for n in range(rounds)]
+    killed = sum(
+        one.samples.lost[LostReason.KILLED] for one in processes if one.samples is not None
+    )
+    return Result(
+        f"{rounds} killed; {killed} samples died with them, every other one is in its store",
+        {"every process had served": all(one.metrics.received > 0 for one in processes)},
+        tuple(processes),
+    )
+
+
+_THREADS = 3
+
+
+def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
+    """Serve in a process, kill it, and settle its accounts.
+
+    Its metrics lie in files that outlive it (``PROMETHEUS_MULTIPROC_DIR``); each of its threads
+    tells through a pipe when a request has ended.
+    """
+    metrics = folder / "metrics"
+    metrics.mkdir(parents=True)
+    serving = subprocess.Popen(
+        [sys.executable, __file__, str(folder), size.value],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics)},
+    )
+    assert serving.stdout is not None
+    descriptor = serving.stdout.fileno()
+    answered = len(os.read(descriptor, 1))
+    os.set_blocking(descriptor, False)
+    deadline = time.monotonic() + after_seconds
+    while time.monotonic() < deadline:
+        with suppress(BlockingIOError):
+            answered += len(os.read(descriptor, 65_536))
+        time.sleep(0.001)
+    serving.send_signal(signal.SIGKILL)
+    serving.wait()
+    os.set_blocking(descriptor, True)
+    while more := os.read(descriptor, 65_536):
+        answered += len(more)
+    registry = CollectorRegistry()
+    SafeMultiProcessCollector(metrics, registry)
+    found = read_metrics(registry)
+    url = f"sqlite:///{folder / 'samples.db'}"
+    with SampleStore.open(url, limits=Limits(reserve_bytes=RESERVE_BYTES)) as store:
+        settled = settle_dead_processes(store, counts_folder(url) or folder)
+        rows = sum(store.states().values())
+        workers = store.workers()
+    (worker,) = workers
+    known = accounts(worker.sampled, worker.stored, worker.lost)
+    ended = found.ok + found.degraded + found.failed + found.shed
+    under_way = found.received - ended
+    wrong = []
+    if settled != 1 or not worker.closed:
+        wrong.append(f"{settled} processes were settled, not 1")
+    if not 0 <= under_way <= _THREADS:
+        wrong.append(f"{under_way} requests were under way in {_THREADS} threads")
+    # A request is sampled before it is counted as ended, and told after that.
+    if not ended <= known.sampled <= ended + _THREADS:
+        wrong.append(f"{known.sampled} samples of {ended} requests that ended")
+    if not answered <= ended <= answered + _THREADS:
+        wrong.append(f"{ended} requests ended, callers knew of {answered}")
+    if known.stored != rows or known.pending != 0:
+        wrong.append(f"{known.stored} stored and {known.pending} pending, {rows} rows")
+    # Every answer has a hundred. Those of requests that were under way may be half counted.
+    candidates = found.kept + sum(found.dropped.values())
+    if not 0 <= DEFAULT_DEPTH * ended - candidates <= DEFAULT_DEPTH * _THREADS:
+        wrong.append(f"{candidates} candidates of {ended} answers")
+    return ProcessAccounts(found, candidates, known, rows, under_way, tuple(wrong))
+
+
+def serve_for_ever(folder: str, size: str) -> None:
+    """Serve from some threads, and tell of every request that ended."""
+    serving = ServingProcess(
+        Path(folder), Size(size), capacity=200, interval_seconds=0.005, registry=REGISTRY
+    )
+
+    def client(first: int) -> None:
+        number, rng = first, random.Random(first)
+        while True:
+            serving.request(number)
+            os.write(1, b".")
+            number += 1
+            # So that the writer keeps up: what it has stored is to be found.
+            time.sleep(rng.uniform(0.0, 0.02))
+
+    for first in range(_THREADS):
+        threading.Thread(target=client, args=(first,)).start()
+
+
+if __name__ == "__main__":
+    serve_for_ever(sys.argv[1], sys.argv[2])

@@ -1,0 +1,165 @@
+"""A leg fails under load: the other leg answers, by the policy of its route."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from serving import (
+    Result,
+    ServingProcess,
+    Size,
+    answered,
+    in_words,
+)
+
+from ctxguard.core.types import FailureKind, Flag, Route
+from ctxguard.errors import IndexFolderError
+from ctxguard.reload import IndexWatcher
+from ctxguard.request.telemetry import ReloadOutcome
+from ctxguard.resilience import Deadlines
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.testing import Fault
+
+DEADLINES = Deadlines(total_seconds=8.0, lexical_seconds=2.0, dense_seconds=2.0)
+"""Only a leg that hangs takes as long, also on a busy machine and with the model."""
+
+_NEVER_SECONDS = 3600.0
+
+Instead = Callable[[Callable[[], Any]], Any]
+
+
+def raises(_: Callable[[], Any]) -> Any:
+    """As a service that is down."""
+    raise ConnectionError("the service is down")
+
+
+def hangs(_: Callable[[], Any]) -> Any:
+    """As a service that accepts a call and never answers."""
+    threading.Event().wait(_NEVER_SECONDS)
+
+
+def dense_raises(folder: Path, size: Size) -> Result:
+    """The dense leg raises."""
+    return _lost(folder, size, raises, FailureKind.ERROR)
+
+
+def dense_hangs(folder: Path, size: Size) -> Result:
+    """The dense leg never returns."""
+    return _lost(folder, size, hangs, FailureKind.TIMEOUT)
+
+
+def lexical_hangs(folder: Path, size: Size) -> Result:
+    """The lexical leg never returns."""
+    return _lost(folder, size, hangs, FailureKind.TIMEOUT, leg="lexical", left=Route.DENSE)
+
+
+def _lost(
+    folder: Path,
+    size: Size,
+    fault: Instead,
+    kind: FailureKind,
+    *,
+    leg: str = "dense",
+    left: Route = Route.LEXICAL,
+) -> Result:
+    serving = ServingProcess(folder, size, deadlines=DEADLINES)
+    part: Fault = getattr(serving, leg)
+    n = serving.by_size(40, 400)
+    before = answered(serving.serve(n))
+    with part.injected(fault):
+        during = serving.serve(n)
+    found = Counter([f"{one.kind}" for each in answered(during) for one in each.failures])
+    recovered = serving.comes_to_answer_by(Route.HYBRID)
+    after = answered(serving.serve(n))
+    allowed = {kind, FailureKind.CIRCUIT_OPEN}
+    return serving.finish(
+        f"route {in_words(Counter([each.route.value for each in answered(during)]))}; "
+        f"{in_words(found)}; "
+        f"slowest {1e3 * serving.callers.slowest_seconds:.0f} ms; "
+        + ("hybrid again" if recovered else "NOT RECOVERED"),
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "by the route that is left": {each.route for each in answered(during)} == {left},
+            "which the answer says": all(Flag.DEGRADED in each.flags for each in answered(during)),
+            "with the cause": set(found) <= {one.value for one in allowed} and bool(found[kind]),
+            "the circuit opens": bool(found[FailureKind.CIRCUIT_OPEN]),
+            "by the policy made for the route": all(
+                map(serving.decided_by_its_route, [*before, *answered(during), *after])
+            ),
+            "hybrid before and after": recovered
+            and {each.route for each in [*before, *after]} == {Route.HYBRID},
+        },
+    )
+
+
+def lexical_index_is_missing(folder: Path, size: Size) -> Result:
+    """A generation without its lexical files, and a lexical leg whose files are gone."""
+    built = ServingProcess(folder, size)
+    index = folder / "index"
+    assert built.retriever is not None
+    built.retriever.save(index)
+    loaded = HybridRetriever.load(index, embedder=built.embedder)
+    built.writer.stop()
+    built.store.close()
+    (folder / "serving").mkdir()
+    serving = ServingProcess(folder / "serving", size, retriever=loaded)
+    assert serving.retriever is not None
+    watcher = IndexWatcher(serving.retriever, interval_seconds=0.01, telemetry=serving.telemetry)
+    watcher.check()
+    n = serving.by_size(40, 400)
+    before = answered(serving.serve(n))
+    built.retriever.save(index)
+    for file in index.glob("generation-*/lexical*"):
+        file.unlink()
+    refused = watcher.check()
+    with_last_good = answered(serving.serve(n))
+    message = ""
+    try:
+        HybridRetriever.load(index, embedder=serving.embedder)
+    except IndexFolderError as error:
+        message = str(error)
+
+    def is_gone(_: Callable[[], Any]) -> Any:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with serving.lexical.injected(is_gone):
+        during = answered(serving.serve(n))
+    recovered = serving.comes_to_answer_by(Route.HYBRID)
+    return serving.finish(
+        f"reload {refused}, last good serves; load refused; then route "
+        f"{in_words(Counter([each.route.value for each in during]))}",
+        {
+            "the watcher refuses the generation": refused is ReloadOutcome.MALFORMED,
+            "loading it names the file": "lexical" in message,
+            "the last good one serves on": {each.route for each in [*before, *with_last_good]}
+            == {Route.HYBRID},
+            "a leg that raises leaves the dense one": {each.route for each in during}
+            == {Route.DENSE},
+            "by the policy made for the route": all(
+                map(serving.decided_by_its_route, [*before, *with_last_good, *during])
+            ),
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "hybrid again": recovered,
+        },
+    )
+
+
+def all_legs_are_dead(folder: Path, size: Size) -> Result:
+    """Both legs raise."""
+    serving = ServingProcess(folder, size, deadlines=DEADLINES)
+    n = serving.by_size(40, 400)
+    serving.serve(n)
+    with serving.dense.injected(raises), serving.lexical.injected(raises):
+        during = serving.serve(n)
+    recovered = serving.comes_to_answer_by(Route.HYBRID)
+    return serving.finish(
+        f"{in_words(serving.callers.errors)}; "
+        + ("hybrid again" if recovered else "NOT RECOVERED"),
+        {
+            "no answer looks like an empty one": during == [None] * (2 * n),
+            "but a typed outage": set(serving.callers.errors) == {"StageUnavailableError"},
+            "hybrid again": recovered,
+        },
+    )

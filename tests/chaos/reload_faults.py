@@ -1,0 +1,175 @@
+"""Profiles and indexes that are replaced under load, by good ones and by bad."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from serving import (
+    PATIENCE_SECONDS,
+    Result,
+    ServingProcess,
+    Size,
+    answered,
+    corpus,
+    embedder_for,
+    in_background,
+    in_words,
+    profile_for,
+)
+
+from ctxguard.core.context import Context
+from ctxguard.core.types import Flag
+from ctxguard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.request.telemetry import ReloadOutcome
+from ctxguard.retrieval import HybridRetriever
+
+_SWAP_SECONDS = 0.01
+_PASSAGES = 60
+_GENERATIONS = 8
+
+
+def profile_swapped(folder: Path, size: Size) -> Result:
+    """Good and bad profiles take turns every 10 ms, while requests come."""
+    serving = ServingProcess(folder, size)
+    assert serving.retriever is not None
+    path = folder / "profile.json"
+    known = {k: profile_for(serving.retriever, k=k) for k in (1, 2, 3, 7)}
+    by_id = {one.profile_id: k for k, one in known.items()} | {serving.profile.profile_id: None}
+    serving.profile.save(path)
+    ended, swaps = threading.Event(), 0
+
+    def swap() -> None:
+        nonlocal swaps
+        rng = random.Random(3)
+        while not ended.wait(_SWAP_SECONDS):
+            one = known[rng.choice([1, 2, 3, 7])]
+            if rng.random() < 0.3:
+                # In place, so that half of it may be read.
+                path.write_text(one.to_json()[: rng.randrange(400)])
+            elif rng.random() < 0.3:
+                one.model_copy(update={"fingerprint": {"embedder": "another"}}).save(path)
+            else:
+                one.save(path)
+            swaps += 1
+
+    answers: list[Context] = []
+    with ProfileWatcher(
+        serving.guard, path, interval_seconds=_SWAP_SECONDS, telemetry=serving.telemetry
+    ):
+        swapping = in_background(swap)
+        until_swaps = serving.by_size(60, 400)
+        while swaps < until_swaps:
+            answers += answered(serving.serve(20))
+        ended.set()
+        swapping.join()
+
+    def is_whole(answer: Context) -> bool:
+        k = by_id.get(answer.profile_id or "", 0)
+        policy = answer.decision.policy
+        own = serving.profile.routes[answer.route].policy
+        return policy == own if k is None else policy.k == k and len(answer.kept_ids) <= k
+
+    outcomes = {one.value: _reloads(serving, "profile", one) for one in ReloadOutcome}
+    served = Counter([answer.profile_id for answer in answers])
+    return serving.finish(
+        f"{swaps} swaps ({in_words(outcomes)}); answers under {len(served)} profiles, none mixed",
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "each under one profile that is known": set(served) <= set(by_id),
+            "from its retrieval to its decision": all(map(is_whole, answers)),
+            "good ones were taken up": outcomes["reloaded"] > 3 and len(served) > 2,
+            "bad ones were refused": outcomes["malformed"] > 0 and outcomes["mismatched"] > 0,
+        },
+    )
+
+
+def index_swapped(folder: Path, size: Size) -> Result:
+    """Another process saves a generation every 10 ms; it is taken up while requests come."""
+    index = folder / "index"
+    embedder = embedder_for(size)
+    built = HybridRetriever.build(corpus(_PASSAGES), embedder=embedder)
+    built.save(index)
+    loaded = HybridRetriever.load(index, embedder=embedder)
+    serving = ServingProcess(folder, size, retriever=loaded)
+    saving = subprocess.Popen([sys.executable, __file__, str(index), size.value])
+    answers: list[Context] = []
+    watcher = IndexWatcher(loaded, interval_seconds=_SWAP_SECONDS, telemetry=serving.telemetry)
+    generations: set[str] = set()
+    started = time.monotonic()
+    with watcher:
+        wanted = serving.by_size(40, 400)
+        while _swaps(serving) < wanted and time.monotonic() - started < PATIENCE_SECONDS:
+            if not _swaps(serving):
+                started = time.monotonic()
+            some = answered(serving.serve(20))
+            for each in some:
+                generations.update([_generation(passage.text) for passage in each.passages])
+            answers += some
+        every = 1e3 * (time.monotonic() - started) / max(_swaps(serving), 1)
+        # In the midst of saving, like as not.
+        saving.send_signal(signal.SIGKILL)
+        saving.wait()
+    try:
+        left = len(HybridRetriever.load(index, embedder=embedder))
+    except Exception as error:
+        left = -1
+        serving.log.lines.append(f"after the writer was killed: {type(error).__name__}")
+
+    def is_of_one(answer: Context) -> bool:
+        found = {_generation(passage.text) for passage in answer.passages}
+        rows = all(f" number{int(one.passage_id[1:])} " in one.text for one in answer.passages)
+        foreign = found != {"g0"}
+        return len(found) == 1 and rows and (Flag.PROFILE_MISMATCH in answer.flags) == foreign
+
+    outcomes = {one.value: _reloads(serving, "index", one) for one in ReloadOutcome}
+    return serving.finish(
+        f"{in_words(outcomes)}, every {every:.0f} ms; answers from {len(generations)} "
+        f"generations, none mixed; {left} passages left when the writer was killed",
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "from one generation, flagged where the profile is not for it": all(
+                map(is_of_one, answers)
+            ),
+            "many generations served": len(generations) > _GENERATIONS // 2
+            and outcomes["reloaded"] >= wanted,
+            "a writer that is killed leaves a whole index": left == _PASSAGES,
+        },
+    )
+
+
+def _swaps(serving: ServingProcess) -> int:
+    return _reloads(serving, "index", ReloadOutcome.RELOADED)
+
+
+def _generation(text: str) -> str:
+    return text.rsplit(" ", 1)[-1]
+
+
+def _reloads(serving: ServingProcess, what: str, outcome: ReloadOutcome) -> int:
+    return int(_value(serving, f"ctxguard_{what}_reloads_total", outcome=outcome.value))
+
+
+def _value(serving: ServingProcess, name: str, **labels: str) -> float:
+    return serving.registry.get_sample_value(name, labels) or 0.0
+
+
+def save_for_ever(index: Path, size: Size) -> None:
+    """Save one generation after the other, built beforehand: the swaps are what counts here."""
+    embedder = embedder_for(size)
+    built = [
+        HybridRetriever.build(corpus(_PASSAGES, generation=f"g{number}"), embedder=embedder)
+        for number in range(1, _GENERATIONS + 1)
+    ]
+    while True:
+        for one in built:
+            one.save(index)
+            time.sleep(_SWAP_SECONDS)
+
+
+if __name__ == "__main__":
+    save_for_ever(Path(sys.argv[1]), Size(sys.argv[2]))

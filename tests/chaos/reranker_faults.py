@@ -1,0 +1,106 @@
+"""A reranker that runs out of memory, and one whose process is stopped."""
+
+import os
+import resource
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from reranker_process import PipedReranker, WordOverlap
+from serving import Result, ServingProcess, Size, answered, in_words
+
+from ctxguard.core.types import FailureKind, FloatArray, Route
+from ctxguard.resilience import Deadlines
+
+_MEBIBYTE = 2**20
+_LEFT_BYTES = 192 * _MEBIBYTE
+DEADLINES = Deadlines(total_seconds=12.0, rerank_seconds=3.0)
+"""Only a process that is stopped takes as long, also on a busy machine and with the model."""
+
+
+class Hungry:
+    """A scorer that takes memory for every word of every pair, as attention does."""
+
+    fingerprint = "hungry"
+
+    def __init__(self) -> None:
+        self.bytes_per_call = 0
+        self._scorer = WordOverlap()
+
+    def score(self, query: str, texts: Sequence[str]) -> FloatArray:
+        attention = np.ones(self.bytes_per_call, np.uint8)
+        return self._scorer.score(query, texts) * float(attention.max(initial=1))
+
+
+def out_of_memory(folder: Path, size: Size) -> Result:
+    """The process may take little more memory than it has, and the reranker asks for more."""
+    hungry = Hungry()
+    serving = ServingProcess(folder, size, reranker=hungry)
+    n = serving.by_size(20, 200)
+    before = answered(serving.serve(n))
+    usual = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_size_bytes() + _LEFT_BYTES, usual[1]))
+    hungry.bytes_per_call = 64 * _LEFT_BYTES
+    during = answered(serving.serve(n))
+    resource.setrlimit(resource.RLIMIT_AS, usual)
+    hungry.bytes_per_call = 0
+    recovered = serving.comes_to_answer_by(Route.HYBRID_RERANK)
+    found = Counter([one.kind.value for each in during for one in each.failures])
+    return serving.finish(
+        f"route {in_words(Counter([each.route.value for each in during]))}; {in_words(found)}; "
+        + ("reranked again" if recovered else "NOT RECOVERED"),
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "without the reranker": {each.route for each in during} == {Route.HYBRID},
+            "with the cause": set(found)
+            == {FailureKind.OUT_OF_MEMORY.value, FailureKind.CIRCUIT_OPEN.value},
+            "by the policy made for the route": all(
+                map(serving.decided_by_its_route, [*before, *during])
+            ),
+            "reranked before and after": recovered
+            and {each.route for each in before} == {Route.HYBRID_RERANK},
+        },
+    )
+
+
+def stopped(folder: Path, size: Size) -> Result:
+    """The process that scores gets SIGSTOP, and later SIGCONT."""
+    with PipedReranker(with_model=size is Size.FULL) as piped:
+        piped.score("loads the model", ["before anyone waits"])
+        serving = ServingProcess(folder, size, reranker=piped, deadlines=DEADLINES)
+        n = serving.by_size(20, 200)
+        warm = serving.comes_to_answer_by(Route.HYBRID_RERANK)
+        os.kill(piped.pid, signal.SIGSTOP)
+        serving.callers.slowest_seconds = 0.0
+        during = answered(serving.serve(n))
+        slowest = serving.callers.slowest_seconds
+        os.kill(piped.pid, signal.SIGCONT)
+        recovered = serving.comes_to_answer_by(Route.HYBRID_RERANK)
+    found = Counter([one.kind.value for each in during for one in each.failures])
+    return serving.finish(
+        f"route {in_words(Counter([each.route.value for each in during]))}; {in_words(found)}; "
+        f"slowest {1e3 * slowest:.0f} ms; " + ("reranked again" if recovered else "NOT RECOVERED"),
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "without the reranker": {each.route for each in during} == {Route.HYBRID},
+            "with the cause": FailureKind.TIMEOUT.value in found
+            and set(found)
+            <= {
+                kind.value
+                for kind in (
+                    FailureKind.TIMEOUT,
+                    FailureKind.CIRCUIT_OPEN,
+                    FailureKind.SATURATED,
+                )
+            },
+            "by the policy made for the route": all(map(serving.decided_by_its_route, during)),
+            "reranked before and after": warm and recovered,
+        },
+    )
+
+
+def _size_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()

@@ -1,0 +1,270 @@
+"""The store or the judge fails under load: samples wait or are lost by reason, requests go on."""
+
+import ctypes
+import resource
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from accounting import ProcessAccounts
+from children import accounts_of_child, fork_child
+from serving import PATIENCE_SECONDS, Result, ServingProcess, Size, in_words, until
+
+from ctxguard.core.types import Passage
+from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.sampling.sampler import Accounts, LostReason, accounts
+from ctxguard.monitor.sampling.writer import settle_dead_processes
+from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.store import State
+from ctxguard.monitor.store import database as database_module
+
+_MEBIBYTE = 2**20
+_DISK_BYTES = {Size.SMALL: 8 * _MEBIBYTE, Size.FULL: 48 * _MEBIBYTE}
+_NEW_MOUNTS = 0x00020000
+_PRIVATE_MOUNTS = (1 << 14) | (1 << 18)
+_NEVER_SECONDS = 3600.0
+
+
+def disk_full(folder: Path, size: Size) -> Result:
+    """The store's disk fills up, is freed, and is full again when the process ends."""
+    mounted = folder / "disk"
+    mounted.mkdir()
+    disk = _Disk(mounted, _DISK_BYTES[size])
+    database_module.BUSY_SECONDS = 0.5
+    serving = ServingProcess(mounted, size, exit_seconds=1.0)
+    n = serving.by_size(40, 400)
+    serving.serve(n)
+    serving.writer.flush(PATIENCE_SECONDS)
+    stored_before = serving.writer.accounts().stored
+    disk.fill()
+    serving.serve(n)
+    noticed = until(lambda: any("samples wait for" in line for line in serving.log.lines))
+    waiting = serving.writer.accounts()
+    disk.free()
+    freed = serving.writer.flush(PATIENCE_SECONDS)
+    after = serving.writer.accounts()
+    ready, full = folder / "ready", folder / "full"
+
+    def serve_on_a_full_disk() -> None:
+        ready.touch()
+        until(full.exists)
+        disk.limit()
+        serving.serve(n)
+
+    child = fork_child(serving, serve_on_a_full_disk)
+    until(ready.exists)
+    disk.fill()
+    full.touch()
+    ended = accounts_of_child(child)
+    beside = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
+    disk.free()
+    ended = settled(serving, ended)
+    lost = {} if ended is None or ended.samples is None else _lost(ended.samples)
+    return serving.finish(
+        f"{disk}: {waiting.pending} waited while it was full, all stored once it was freed; a "
+        f"process that ended on a full disk lost {in_words(lost)}",
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "samples are stored before": stored_before == 2 * n,
+            "wait while it is full": waiting.pending > 0 and not sum(waiting.lost.values()),
+            "are stored once there is room": freed
+            and (after.pending, sum(after.lost.values())) == (0, 0),
+            "or lost for a reason when the process ends": set(lost) <= _AT_THE_END and bool(lost),
+            "one that is forked on a full disk answers": beside is not None
+            and beside.metrics.ok == 2 * n,
+            "the log says so": noticed
+            and (not disk.is_small or "StoreFullError" in "".join(serving.log.lines)),
+        },
+        *([] if ended is None else [ended]),
+        *([] if beside is None else [_gone(beside)]),
+    )
+
+
+_AT_THE_END = {LostReason.STORE_FAILED.value, LostReason.CLOSED.value, LostReason.KILLED.value}
+
+
+def _lost(samples: Accounts) -> dict[str, int]:
+    return {reason.value: n for reason, n in samples.lost.items() if n}
+
+
+def _gone(child: ProcessAccounts) -> ProcessAccounts:
+    """The accounts of a process that had no room for counts on the disk, as it told them itself.
+
+    What it still had in hand died with it.
+    """
+    samples = child.samples
+    assert samples is not None
+    killed = samples.lost[LostReason.KILLED] + samples.pending
+    lost = {**samples.lost, LostReason.KILLED: killed}
+    return replace(child, samples=replace(samples, pending=0, lost=lost))
+
+
+def settled(serving: ServingProcess, child: ProcessAccounts | None) -> ProcessAccounts | None:
+    """The accounts of a child that is gone, with its samples as the store was told of them."""
+    if child is None:
+        return None
+    settle_dead_processes(serving.store, serving.folder / "samples.db.counts")
+    (worker,) = [one for one in serving.store.workers() if one.worker_id == child.worker_id]
+    samples = accounts(worker.sampled, worker.stored, worker.lost)
+    wrong = list(child.wrong)
+    if samples.pending or not worker.closed:
+        wrong.append(f"{samples.pending} samples are pending of a process that is gone")
+    if samples.sampled != child.metrics.ok + child.metrics.degraded:
+        wrong.append(f"{samples.sampled} samples of {child.metrics.ok} answers")
+    rows = serving.store.stored_count(worker.worker_id)
+    return replace(child, samples=samples, stored_rows=rows, wrong=tuple(wrong))
+
+
+class _Disk:
+    """A disk of few megabytes, which goes with this process; else a limit on each file's size."""
+
+    def __init__(self, folder: Path, size_bytes: int) -> None:
+        self._filler = folder / "of another program"
+        libc = ctypes.CDLL(None, use_errno=True)
+        options = f"size={size_bytes}".encode()
+        self.is_small = (
+            hasattr(libc, "unshare")
+            and libc.unshare(_NEW_MOUNTS) == 0
+            and libc.mount(b"none", b"/", None, _PRIVATE_MOUNTS, None) == 0
+            and libc.mount(b"tmpfs", str(folder).encode(), b"tmpfs", 0, options) == 0
+        )
+        self._usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def __str__(self) -> str:
+        return "a small disk" if self.is_small else "files that may not grow"
+
+    def fill(self) -> None:
+        """From now on nothing can be written any more."""
+        self.limit()
+        if not self.is_small:
+            return
+        with suppress(OSError), self._filler.open("wb", buffering=0) as content:
+            while True:
+                content.write(bytes(4096))
+
+    def limit(self) -> None:
+        """Where it is a limit that stands for the disk, each process has its own."""
+        if not self.is_small:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, self._usual[1]))
+
+    def free(self) -> None:
+        """There is room again."""
+        if self.is_small:
+            self._filler.unlink()
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, self._usual)
+
+
+def store_locked(folder: Path, size: Size) -> Result:
+    """Another process holds the store's lock, lets go, and holds it again at the end."""
+    database_module.BUSY_SECONDS = 0.2
+    serving = ServingProcess(folder, size, exit_seconds=1.0)
+    n = serving.by_size(40, 400)
+    holder = _hold_lock(folder / "samples.db")
+    serving.serve(n)
+    stuck = until(lambda: any("StoreLockedError" in line for line in serving.log.lines))
+    waiting = serving.writer.accounts()
+    holder.kill()
+    holder.wait()
+    freed = serving.writer.flush(PATIENCE_SECONDS)
+    after = serving.writer.accounts()
+    holder = _hold_lock(folder / "samples.db")
+    told = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
+    holder.kill()
+    holder.wait()
+    ended = settled(serving, told)
+    lost = {} if ended is None or ended.samples is None else _lost(ended.samples)
+    return serving.finish(
+        f"{waiting.pending} waited while it was locked, all stored then; a process that ended "
+        f"while it was locked lost {in_words(lost)}",
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "samples wait while it is locked": stuck
+            and (waiting.pending, waiting.stored) == (2 * n, 0),
+            "are stored once it is free": freed and (after.pending, after.stored) == (0, 2 * n),
+            "or lost for a reason when the process ends": set(lost) <= _AT_THE_END
+            and sum(lost.values()) == 2 * n,
+        },
+        *([] if ended is None else [ended]),
+    )
+
+
+def _hold_lock(file: Path) -> "subprocess.Popen[str]":
+    holder = subprocess.Popen(
+        [sys.executable, __file__, str(file)], stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    return holder
+
+
+def hold_lock(file: str) -> None:
+    """Take the write lock, say so, and keep it."""
+    connection = sqlite3.connect(file, isolation_level=None, timeout=PATIENCE_SECONDS)
+    connection.execute("BEGIN IMMEDIATE")
+    sys.stdout.write("held\n")
+    sys.stdout.flush()
+    time.sleep(_NEVER_SECONDS)
+
+
+class DownNowAndThen:
+    """A judge that knows the labels, while it can be reached."""
+
+    version = "1"
+    exact = True
+    name = "labels behind a network"
+
+    def __init__(self, inner: LabelJudge) -> None:
+        self._inner = inner
+        self.max_grade = inner.max_grade
+        self.is_down = False
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> Sequence[Judgment | None]:
+        if self.is_down:
+            raise ConnectionError(f"no route to the judge of {query}")
+        return self._inner.judge(query, passages)
+
+
+def judge_down(folder: Path, size: Size) -> Result:
+    """The judge cannot be reached while requests come, and then can."""
+    serving = ServingProcess(folder, size)
+    qrels = {query: {"p00001": 1} for query in serving.queries}
+    judge = DownNowAndThen(LabelJudge(qrels))
+    monitor = Monitor(serving.store, judge)
+    monitor.start(interval_seconds=0.02, refresh_seconds=0.1)
+    n = serving.by_size(20, 200)
+    serving.serve(n)
+    up = until(lambda: monitor.report().outcomes[Outcome.JUDGED] == 2 * n)
+    judge.is_down = True
+    serving.serve(n)
+    noticed = until(lambda: monitor.report().outcomes[Outcome.JUDGE_FAILED] > 0)
+    while_down = monitor.report()
+    judge.is_down = False
+    serving.writer.flush()
+    caught_up = until(lambda: monitor.report().waiting == 0)
+    after = monitor.report()
+    monitor.stop()
+    states = serving.store.states()
+    gone = states.get(State.FAILED, 0)
+    return serving.finish(
+        f"{while_down.outcomes[Outcome.JUDGE_FAILED]} attempts failed, {while_down.waiting} "
+        f"waited, then {states[State.JUDGED]} judged and {gone} given up after five attempts",
+        {
+            "every request is answered": serving.callers.failed == serving.callers.shed == 0,
+            "samples are judged before": up,
+            "wait while it is down": noticed and while_down.waiting > 0,
+            "and are judged once it is up, or given up and counted": caught_up
+            and states[State.JUDGED] + gone == 4 * n
+            and states[State.JUDGED] >= 3 * n,
+            "the monitor's accounts are the writer's": after.accounts.sampled == 4 * n,
+        },
+    )
+
+
+if __name__ == "__main__":
+    hold_lock(sys.argv[1])

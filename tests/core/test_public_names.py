@@ -1,0 +1,102 @@
+"""The names that ``ctxguard`` exports: adding or removing one is a decision, made here too."""
+
+import subprocess
+import sys
+
+import pytest
+
+import ctxguard
+
+NAMES = [
+    "Assembly",
+    "AsyncRetriever",
+    "CalibrationError",
+    "ConfigurationError",
+    "Context",
+    "ContextGuard",
+    "CtxguardError",
+    "DataError",
+    "Deadlines",
+    "Decision",
+    "DropReason",
+    "ExpectedUtilityPolicy",
+    "FilterViolationError",
+    "FilteringRetriever",
+    "Flag",
+    "Fusion",
+    "Hit",
+    "HybridRetriever",
+    "IndexFolderError",
+    "IndexWatcher",
+    "Leg",
+    "MissingExtraError",
+    "Mode",
+    "OverloadedError",
+    "Passage",
+    "Profile",
+    "ProfileError",
+    "ProfileFormatError",
+    "ProfileMismatchError",
+    "ProfileWatcher",
+    "QueryError",
+    "Ranking",
+    "RatioPolicy",
+    "Retriever",
+    "RetrieverFunction",
+    "Route",
+    "ScoreKind",
+    "StageError",
+    "StageUnavailableError",
+    "SwappingRetriever",
+    "Utilities",
+    "Verdict",
+    "Where",
+    "__version__",
+    "decide",
+]
+NEEDING_AN_EXTRA = ["Privacy", "sample_to"]
+
+
+def run(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_exported_names_are_these() -> None:
+    assert sorted(ctxguard.__all__) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *NEEDING_AN_EXTRA])
+def test_every_name_is_there_and_listed(name: str) -> None:
+    assert getattr(ctxguard, name) is not None
+    assert name in dir(ctxguard)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Retriver'"):
+        _ = ctxguard.Retriver
+
+
+def test_importing_it_imports_neither_retrieval_nor_the_monitor() -> None:
+    run(
+        "import sys, ctxguard\n"
+        "heavy = {'ctxguard.retrieval', 'ctxguard.monitor', 'sqlalchemy', 'numba', 'torch'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert ctxguard.HybridRetriever.__module__ in sys.modules\n"
+    )
+
+
+def test_a_bare_install_imports_and_says_which_extra_a_name_needs() -> None:
+    absent = ["sqlalchemy", "faiss", "bm25s", "numba", "sentence_transformers", "torch", "scipy"]
+    run(
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({absent}))\n"
+        "from ctxguard import *\n"
+        "import ctxguard\n"
+        "assert HybridRetriever and ContextGuard\n"
+        "try:\n"
+        "    ctxguard.sample_to\n"
+        "except ctxguard.MissingExtraError as error:\n"
+        "    assert 'ctxguard[monitor]' in str(error)\n"
+        "else:\n"
+        "    raise AssertionError('sample_to needs sqlalchemy')\n"
+    )

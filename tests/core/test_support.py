@@ -1,0 +1,73 @@
+"""Helpers of every folder: replacing a file in one step, and the user's cache folder."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.cache_folder import cache_folder
+from ctxguard.errors import ConfigurationError
+
+
+class TestAtomicWrite:
+    def test_the_old_content_stays_until_the_block_ends(self, tmp_path: Path) -> None:
+        file = tmp_path / "file"
+        file.write_text("old")
+        with atomic_write(file) as stream:
+            stream.write(b"new")
+            assert file.read_text() == "old"
+        assert file.read_text() == "new"
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_a_block_that_raises_leaves_the_old_content_and_nothing_else(
+        self, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "file"
+        file.write_text("old")
+        with pytest.raises(KeyboardInterrupt), atomic_write(file) as stream:  # noqa: PT012
+            stream.write(b"new")
+            raise KeyboardInterrupt
+        assert file.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_a_folder_is_not_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(OSError, match="folder"), atomic_write(tmp_path / "folder") as stream:
+            stream.write(b"new")
+        assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+    @pytest.mark.parametrize("mode", [0o644, 0o600])
+    def test_the_new_file_has_the_permissions_given(self, tmp_path: Path, mode: int) -> None:
+        with atomic_write(tmp_path / "file", mode=mode) as stream:
+            stream.write(b"new")
+        assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
+class TestCacheFolder:
+    def test_it_is_the_one_that_the_environment_names(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert cache_folder() == tmp_path / "ctxguard"
+        assert not cache_folder().exists()
+
+    @pytest.mark.parametrize("value", [None, "", "not/absolute"])
+    def test_otherwise_it_is_in_the_home_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        if value is not None:
+            monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache_folder() == tmp_path / ".cache" / "ctxguard"
+
+    def test_without_a_home_folder_the_error_says_what_to_set(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+        with pytest.raises(ConfigurationError, match="set XDG_CACHE_HOME"):
+            cache_folder()

@@ -1,0 +1,111 @@
+"""Every snippet of the README and of docs/ runs as shown, and every link leads somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.figures import pages, with_figures
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of one language on a page."""
+    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [code for name, code in found if name == language]
+
+
+SEARCH = """
+from ctxguard import Hit
+def search(query, *, depth):
+    return [Hit(row.id, row.score, row.text) for row in my_engine.search(query, limit=depth)]
+"""
+
+GIVEN = {
+    "calibration.md": """
+from ctxguard import HybridRetriever
+retriever = HybridRetriever.load("index")
+""",
+    "monitoring.md": SEARCH,
+    "production.md": SEARCH,
+}
+"""What the reader of a page has from the page before it."""
+
+
+class ReadersEngine:
+    """The engine that the pages call ``my_engine``."""
+
+    def search(self, query: str, limit: int) -> list[SimpleNamespace]:
+        rows = [
+            SimpleNamespace(id="a", score=0.9, text=query),
+            SimpleNamespace(id="b", score=0.1, text="b"),
+        ]
+        return rows[:limit]
+
+
+def in_words(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=in_words)
+def test_python_snippets_run_in_the_order_of_the_page(
+    page: Path, beir: Path, made_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(beir)
+    for made in made_before.iterdir():
+        (tmp_path / made.name).symlink_to(made)
+    names: dict[str, Any] = {"my_engine": ReadersEngine(), "__name__": "snippet"}
+    exec(GIVEN.get(page.name, ""), names)  # noqa: S102
+    writers: list[Any] = []
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), names)  # noqa: S102
+        writers.append(names.get("samples"))
+    for writer in filter(None, writers):
+        writer.stop()  # while the folder of its store is still there
+        writer.store.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=in_words)
+def test_commands_run_in_the_order_of_the_page(page: Path, beir: Path, tmp_path: Path) -> None:
+    commands = "\n".join(
+        code for code in blocks(page, "sh") if "make " not in code and "pip" not in code
+    )
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],  # noqa: S607
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "DATA": str(beir),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=in_words
+)
+def test_links_lead_to_files(page: Path) -> None:
+    targets = _LINK.findall(page.read_text(encoding="utf-8"))
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=in_words)
+def test_quoted_figures_are_those_of_the_reports(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_figures(text) == text

@@ -1,0 +1,152 @@
+"""From judged samples to alarms: what counts against a promise, and what happens when it rings."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from watching import Watching
+
+from ctxguard.core.context import Context
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Mode, Route, ScoreKind
+from ctxguard.monitor.alarms import AlarmKind, AlarmState
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.profile.schema import Profile, RouteProfile
+from tests.profiles import CERTIFICATE, profile_with
+
+MakeContext = Callable[..., Context]
+POOL = [f"p{rank}" for rank in range(10)]
+LOST = {"q": {"p9": 1}, "found": {"p0": 1}}
+"""Of the first query, the only relevant passage is never served."""
+
+PROFILE = profile_with(
+    {
+        Route.EXTERNAL: RouteProfile(
+            policy=RatioPolicy(k=3),
+            score_kind=ScoreKind.RATIO,
+            certificate=CERTIFICATE,
+            safe_policy=RatioPolicy(k=10),
+        )
+    },
+)
+
+
+def watching(
+    *, rates: JudgingRates | None = None, url: str = "sqlite://", path: Path | None = None
+) -> Watching:
+    return Watching(
+        LabelJudge(LOST),
+        rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
+        url=url,
+        alarms=AlarmState(PROFILE, drift=False),
+        switch_path=path,
+    )
+
+
+def served(
+    make_context: MakeContext, n: int, profile_id: str | None = PROFILE.profile_id
+) -> list[Context]:
+    return [
+        replace(make_context(POOL, 3, request_id=f"r{i}"), profile_id=profile_id) for i in range(n)
+    ]
+
+
+def kinds(live: Watching) -> list[AlarmKind]:
+    return [alarm.kind for alarm in live.monitor.alarms.active()]
+
+
+def test_a_broken_promise_rings_and_asks_for_labels(make_context: MakeContext) -> None:
+    live = watching()
+    live.watch(*served(make_context, 60))
+    assert kinds(live) == [AlarmKind.RECALL_LOSS]
+    reasons = live.store.label_reasons()
+    assert set(reasons.values()) == {"recall_loss"}
+    assert 0 < len(reasons) <= 30
+
+
+def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses(
+    make_context: MakeContext,
+) -> None:
+    live = watching()
+    found = [replace(one, query="found") for one in served(make_context, 40)]
+    live.watch(*found)
+    live.watch(*served(make_context, 60))
+    (alarm,) = live.monitor.alarms.active()
+    requested = [sample_id for sample_id, _ in live.store.label_queue()]
+    assert len(requested) == 30
+    assert min(requested[: alarm.n]) > 40 >= max(requested[alarm.n :])
+    assert live.monitor._alarms._samples_to_label(replace(alarm, route=Route.DENSE)) == []
+
+
+def test_the_profile_file_is_switched_to_its_safe_policy(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    live = watching(path=path)
+    live.watch(*served(make_context, 60))
+    assert Profile.load(path).routes[Route.EXTERNAL].policy == RatioPolicy(k=10)
+
+
+@pytest.mark.parametrize("profile_id", [None, "another"])
+def test_what_another_profile_served_does_not_count(
+    make_context: MakeContext, profile_id: str | None
+) -> None:
+    live = watching()
+    live.watch(*served(make_context, 60, profile_id))
+    assert kinds(live) == []
+
+
+def test_what_was_served_in_shadow_does_not_count(make_context: MakeContext) -> None:
+    live = watching()
+    live.watch(*[replace(one, mode=Mode.SHADOW) for one in served(make_context, 60)])
+    assert kinds(live) == []
+
+
+def test_a_loss_against_another_baseline_does_not_count(make_context: MakeContext) -> None:
+    live = watching(rates=JudgingRates(baseline_rate=1.0, baseline_k=5))
+    live.watch(*served(make_context, 60))
+    assert AlarmKind.RECALL_LOSS not in kinds(live)
+
+
+def test_pools_judged_because_nothing_was_served_do_not_count(make_context: MakeContext) -> None:
+    live = watching(
+        rates=JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)
+    )
+    live.watch(*served(make_context, 60))
+    assert AlarmKind.RECALL_LOSS not in kinds(live)
+
+
+def test_alarms_outlive_the_monitor(make_context: MakeContext) -> None:
+    live = watching()
+    live.watch(*served(make_context, 60))
+    live.monitor.maintain()
+
+    again = Watching(LabelJudge(LOST), store=live.store, alarms=AlarmState(PROFILE, drift=False))
+    again.monitor.restore_alarms()
+    assert again.monitor.alarms.active() == live.monitor.alarms.active() != ()
+
+
+def test_a_damaged_store_is_an_alarm_until_its_file_is_moved_away(tmp_path: Path) -> None:
+    live = watching(url=f"sqlite:///{tmp_path / 'samples.db'}")
+    damaged = tmp_path / "samples.db.corrupt-1"
+    damaged.touch()
+    live.monitor.maintain()
+    assert kinds(live) == [AlarmKind.STORE_QUARANTINED]
+    damaged.unlink()
+    live.monitor.maintain()
+    assert kinds(live) == []
+
+
+def test_a_judge_that_is_down_warns_until_it_is_back(make_context: MakeContext) -> None:
+    live = watching()
+    judge = live.monitor.judge
+    broken = lambda *_: (_ for _ in ()).throw(OSError("down"))  # noqa: E731
+    judge.judge = broken
+    live.watch(*served(make_context, 2))
+    assert kinds(live) == [AlarmKind.JUDGE_DOWN]
+    del judge.judge
+    live.watch()
+    assert kinds(live) == []

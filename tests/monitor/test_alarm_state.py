@@ -1,0 +1,338 @@
+"""The state of the alarms: what is monitored, what raises an alarm, what stays active."""
+
+import json
+import math
+import os
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxguard.core.metrics import Utilities
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.monitor.alarms import (
+    Alarm,
+    AlarmKind,
+    AlarmState,
+    LossMonitor,
+    Quantity,
+    Severity,
+    Signals,
+    loss_monitors,
+)
+from ctxguard.profile.schema import Evidence, Interval, Profile, RouteProfile, SegmentProfile
+from tests.profiles import CERTIFICATE, profile_with
+
+HELD_OUT = Evidence(
+    queries=250, metrics={"harm": Interval(value=0.3, lower=0.25, upper=0.36, n=250)}
+)
+ROUTE_PROFILE = RouteProfile(
+    policy=RatioPolicy(k=3, min_ratio=0.8),
+    score_kind=ScoreKind.RATIO,
+    certificate=CERTIFICATE,
+    chosen_on=Evidence(queries=500, metrics={}),
+    held_out=HELD_OUT,
+    reference={"top_score": tuple(float(at) for at in range(11))},
+    safe_policy=RatioPolicy(k=10),
+)
+
+
+def profile_of(**changes: object) -> Profile:
+    return profile_with({Route.HYBRID: ROUTE_PROFILE.model_copy(update=changes)})
+
+
+PROFILE = profile_of()
+MONITOR = LossMonitor.of(Route.HYBRID, Quantity.RECALL_LOSS, target=0.12)
+
+
+def state_of(profile: Profile = PROFILE, *, drift: bool = False) -> AlarmState:
+    return AlarmState(profile, drift=drift)
+
+
+def lose(
+    state: AlarmState, loss: float | None, times: int, *, harm: float | None = None, at: float = 1.0
+) -> list[Alarm]:
+    return [
+        alarm
+        for _ in range(times)
+        for alarm in state.add_losses(Route.HYBRID, recall_loss=loss, harm=harm, time_seconds=at)
+    ]
+
+
+def monitors_of(profile: Profile) -> dict[Quantity, LossMonitor]:
+    return {monitor.quantity: monitor for monitor in loss_monitors(profile)}
+
+
+class TestWhatIsMonitored:
+    def test_recall_loss_is_monitored_against_the_certificates_alpha(self) -> None:
+        monitor = monitors_of(PROFILE)[Quantity.RECALL_LOSS]
+        assert (monitor.target, monitor.bound, monitor.source) == (0.12, 1.0, "certificate")
+
+    def test_harm_is_monitored_against_the_certificates_beta(self) -> None:
+        promised = profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4}))
+        monitor = monitors_of(promised)[Quantity.HARM]
+        assert (monitor.target, monitor.source) == (0.4, "certificate")
+
+    def test_without_a_promised_harm_it_is_the_upper_end_of_the_held_out_interval(self) -> None:
+        monitor = monitors_of(PROFILE)[Quantity.HARM]
+        assert (monitor.target, monitor.source) == (0.36, "held-out evidence")
+
+    def test_without_either_harm_is_not_monitored(self) -> None:
+        assert set(monitors_of(profile_of(held_out=None))) == {Quantity.RECALL_LOSS}
+
+    def test_without_a_certificate_recall_loss_is_not_monitored(self) -> None:
+        assert set(monitors_of(profile_of(certificate=None))) == {Quantity.HARM}
+
+    def test_harm_is_bounded_by_a_full_context_of_the_worst_passages(self) -> None:
+        worst = 1.0 + 1.0 / math.log2(3) + 0.5
+        assert monitors_of(PROFILE)[Quantity.HARM].bound == pytest.approx(worst)
+
+    def test_the_largest_context_of_any_segment_counts(self) -> None:
+        segment = SegmentProfile(policy=RatioPolicy(k=5), certificate=CERTIFICATE)
+        larger = monitors_of(profile_of(segments={"de": segment}))[Quantity.HARM]
+        assert larger.bound > monitors_of(PROFILE)[Quantity.HARM].bound
+
+    def test_harm_that_nothing_can_do_is_not_monitored(self) -> None:
+        harmless = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0)
+        profile = PROFILE.model_copy(update={"utilities": harmless})
+        assert set(monitors_of(profile)) == {Quantity.RECALL_LOSS}
+
+    def test_a_promise_that_no_loss_can_break_is_not_monitored(self) -> None:
+        vacuous = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
+        assert monitors_of(profile_of(certificate=vacuous)) == {}
+
+    def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
+        monitor = LossMonitor.of(Route.HYBRID, Quantity.RECALL_LOSS, target=0.0)
+        once = monitor.after(1.0)
+        assert not once.is_alarm
+        for _ in range(20):
+            once = once.after(1.0)
+        assert once.is_alarm
+
+    @pytest.mark.parametrize(
+        ("target", "bound"), [(-0.1, 1.0), (1.0, 1.0), (0.1, 0.0), (math.nan, 1.0), (0.1, math.inf)]
+    )
+    def test_a_target_outside_its_bound_is_refused(self, target: float, bound: float) -> None:
+        with pytest.raises(ConfigurationError, match=r"harm"):
+            LossMonitor.of(Route.HYBRID, Quantity.HARM, target=target, bound=bound)
+
+
+class TestLossMonitor:
+    @given(
+        st.sampled_from(Quantity),
+        st.floats(0.0, 0.999),
+        st.floats(0.1, 20.0),
+        st.lists(st.floats(0.0, 1.0), max_size=30),
+    )
+    def test_it_goes_on_from_its_state_as_if_nothing_had_happened(
+        self, quantity: Quantity, share: float, bound: float, losses: list[float]
+    ) -> None:
+        fresh = LossMonitor.of(Route.HYBRID, quantity, target=share * bound, bound=bound)
+        monitor = fresh
+        for loss in losses:
+            monitor = monitor.after(loss * bound)
+        assert fresh.resumed(json.loads(json.dumps(monitor.state()))) == monitor
+        assert monitor.restarted() == fresh
+
+    def test_the_unit_of_the_loss_does_not_matter(self) -> None:
+        small, large = (
+            LossMonitor.of(Route.HYBRID, Quantity.HARM, target=0.25 * bound, bound=bound)
+            for bound in (1.0, 4.0)
+        )
+        for loss in (0.5, 0.0, 1.0):
+            small, large = small.after(loss), large.after(4.0 * loss)
+        assert small.ecusum == large.ecusum
+        assert large.run_mean == pytest.approx(4.0 * small.run_mean)
+
+    def test_a_loss_above_its_bound_counts_as_the_bound(self) -> None:
+        monitor = LossMonitor.of(Route.HYBRID, Quantity.HARM, target=0.5, bound=2.0)
+        assert monitor.after(7.0).ecusum == monitor.after(2.0).ecusum
+
+    def test_the_mean_is_taken_since_about_when_the_losses_rose(self) -> None:
+        monitor = MONITOR
+        for loss in [0.0] * 300 + [0.5] * 40:
+            monitor = monitor.after(loss)
+        assert (monitor.run_n, monitor.run_mean) == (40, 0.5)
+
+    def test_before_any_loss_there_is_no_mean(self) -> None:
+        assert MONITOR.run_mean is None
+
+    @pytest.mark.parametrize("loss", [-0.1, math.nan, math.inf])
+    def test_a_loss_that_is_none_is_refused(self, loss: float) -> None:
+        with pytest.raises(ConfigurationError, match="recall_loss"):
+            MONITOR.after(loss)
+
+
+class TestRaising:
+    def test_a_recall_loss_that_doubles_raises_an_alarm_with_its_figures(self) -> None:
+        rng, state = random.Random(1), state_of()
+        quiet = [lose(state, float(rng.random() < 0.10), 1) for _ in range(1_000)]
+        assert not any(quiet)
+        alarms: list[Alarm] = []
+        n = 0
+        while not alarms:
+            alarms, n = lose(state, float(rng.random() < 0.20), 1, at=1e9), n + 1
+        assert n <= 600
+        (alarm,) = alarms
+        assert alarm.kind is AlarmKind.RECALL_LOSS
+        assert alarm.severity is Severity.ALARM
+        assert (alarm.route, alarm.target, alarm.time_seconds) == (Route.HYBRID, 0.12, 1e9)
+        assert alarm.profile_id == PROFILE.profile_id
+        assert alarm.value is not None
+        assert 0.12 < alarm.value < 0.3
+
+    def test_the_message_tells_an_operator_what_to_do(self) -> None:
+        (alarm,) = lose(state_of(), 0.5, 60)
+        assert alarm.message == (
+            f"Route hybrid: judged recall loss against the retriever's first 10 was about 0.5 over "
+            f"the last {alarm.n} judged requests; the certificate promises at most 0.12. "
+            "Recalibrate on judged traffic; meanwhile the safe policy, the retriever's first 10, "
+            "loses the least recall. If the judge was changed recently, check it first."
+        )
+
+    def test_without_a_safe_policy_it_says_so(self) -> None:
+        (alarm,) = lose(state_of(profile_of(safe_policy=None)), 0.5, 60)
+        assert "this profile has no safe policy" in alarm.message
+
+    def test_harm_says_where_its_target_is_from_and_that_no_policy_is_safe(self) -> None:
+        alarms = lose(state_of(), None, 200, harm=1.5)
+        assert [alarm.kind for alarm in alarms] == [AlarmKind.HARM]
+        assert (
+            "there is no promise, and the held-out queries of calibration gave at most 0.36"
+            in alarms[0].message
+        )
+        assert "no safe policy helps, since more passages do more harm" in alarms[0].message
+
+    def test_an_undefined_loss_is_no_loss(self) -> None:
+        state = state_of()
+        assert lose(state, None, 500) == []
+        assert [monitor.ecusum.n for monitor in state.report().losses] == [0, 0]
+
+    def test_a_route_without_a_promise_never_raises_an_alarm(self) -> None:
+        judged = state_of().add_losses(Route.DENSE, recall_loss=1.0, harm=5.0, time_seconds=1.0)
+        assert judged == []
+
+    def test_a_recall_loss_above_one_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="recall_loss"):
+            lose(state_of(), 1.5, 1)
+
+
+class TestActiveAlarms:
+    def test_an_active_alarm_is_not_raised_again(self) -> None:
+        state = state_of()
+        (alarm,) = lose(state, 1.0, 100)
+        report = state.report()
+        assert report.raised[AlarmKind.RECALL_LOSS] == 1
+        assert report.active == (alarm,)
+
+    def test_it_stays_active_though_the_losses_end(self) -> None:
+        state = state_of()
+        lose(state, 1.0, 50)
+        lose(state, 0.0, 1_000)
+        assert [alarm.kind for alarm in state.active()] == [AlarmKind.RECALL_LOSS]
+
+    def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:
+        down = Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "no verdict for an hour", 1.0)
+        state = state_of()
+        assert state.add(down)
+        assert not state.add(down)
+        assert state.active() == (down,)
+        state.clear(AlarmKind.JUDGE_DOWN)
+        assert state.active() == ()
+        assert state.add(down)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_a_forked_child_starts_afresh_and_is_not_locked_out(self) -> None:
+        state = state_of()
+        lose(state, 1.0, 50)
+        # Held over the fork, as a scrape might hold it.
+        with state._lock:
+            child = os.fork()
+            if child == 0:
+                os._exit(len(state.active()))
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert len(state.active()) == 1
+
+    def test_threads_lose_no_loss(self) -> None:
+        state = state_of()
+        threads = [threading.Thread(target=lose, args=(state, 0.0, 200)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert state.report().losses[0].ecusum.n == 800
+
+
+class TestRestarting:
+    @given(st.lists(st.floats(0.0, 1.0), max_size=60), st.integers(0, 60))
+    @settings(deadline=None)
+    def test_a_restored_state_goes_on_as_if_it_had_never_stopped(
+        self, losses: list[float], stopped_at: int
+    ) -> None:
+        through, stopped = state_of(), state_of()
+        for loss in losses[:stopped_at]:
+            lose(through, loss, 1, harm=loss)
+            lose(stopped, loss, 1, harm=loss)
+        resumed = state_of()
+        assert resumed.restore(stopped.to_json())
+        for loss in losses[stopped_at:]:
+            assert lose(through, loss, 1, harm=loss) == lose(resumed, loss, 1, harm=loss)
+        assert resumed.report() == through.report()
+
+    def test_a_restored_state_goes_on_with_its_signals_too(self) -> None:
+        stopped = state_of(drift=True)
+        for _ in range(30):
+            stopped.add_signals(Route.HYBRID, Signals(5.0, None, 2), time_seconds=1.0)
+        resumed = state_of(drift=True)
+        resumed.restore(stopped.to_json())
+        assert json.loads(resumed.to_json()) == json.loads(stopped.to_json())
+
+    def test_another_profile_starts_afresh(self) -> None:
+        state = state_of()
+        lose(state, 1.0, 50)
+        other = state_of(profile_of(why="calibrated again"))
+        assert not other.restore(state.to_json())
+        assert other.active() == ()
+        assert other.report().losses[0].ecusum.n == 0
+
+    def test_the_switch_to_the_safe_policy_does_not_end_the_alarm(self) -> None:
+        state = state_of()
+        lose(state, 1.0, 50)
+        safe = state_of(PROFILE.safe())
+        assert safe.restore(state.to_json())
+        assert safe.active() == state.active()
+        assert safe.report().raised[AlarmKind.RECALL_LOSS] == 1
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [
+            lambda text: text[:-20],
+            lambda text: "[]",
+            lambda text: "[" * 100_000,
+            lambda text: text.replace('"recall_loss"', '"recal_loss"'),
+            lambda text: text.replace('"run_n"', '"ran"'),
+            lambda text: text.replace('"logs": [', '"logs": [1.0, '),
+            lambda text: text.replace('"active": [', '"active": [7, '),
+        ],
+        ids=["cut", "list", "deep", "unknown quantity", "missing", "too many bets", "no alarm"],
+    )
+    def test_a_damaged_state_is_refused_and_changes_nothing(self, spoil: object) -> None:
+        state = state_of()
+        lose(state, 1.0, 3)
+        before = state.to_json()
+        other = state_of()
+        lose(other, 1.0, 50)
+        with pytest.raises(DataError, match="start afresh"):
+            state.restore(spoil(other.to_json()))  # type: ignore[operator]
+        assert state.to_json() == before
+
+    def test_the_state_of_a_newer_release_is_refused_by_its_number(self) -> None:
+        newer = state_of().to_json().replace('"format": 1', '"format": 2')
+        with pytest.raises(DataError, match=r"format 2; this release reads 1"):
+            state_of().restore(newer)

@@ -1,0 +1,249 @@
+"""Judging in batches: written together while the judge is quick, at once where it is slow."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+
+import pytest
+from watching import Watching
+
+from ctxguard.core.context import Context
+from ctxguard.core.types import Passage
+from ctxguard.errors import StoreLockedError
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judging import result_buffer, worker
+from ctxguard.monitor.judging.budget import BudgetLimits
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.store import Finished, FinishResult, SampleStore, State
+from tests.timing import PATIENCE_SECONDS, until
+
+MakeContext = Callable[..., Context]
+POOL = [f"p{rank}" for rank in range(4)]
+ONLY_SERVED = JudgingRates(0, 0, 0, 0)
+
+
+class TellingJudge:
+    """Grades everything 0, after it has told how many samples it has seen."""
+
+    name = "telling"
+    version = "1"
+    max_grade = 100_000
+    exact = True
+
+    def __init__(self, seen: Callable[[int], int | None] | None = None) -> None:
+        self.n = 0
+        self.seen = seen
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        self.n += 1
+        grade = None if self.seen is None else self.seen(self.n)
+        return [Judgment(passage.passage_id, grade or 0) for passage in passages]
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples were finished with each call to a store."""
+    sizes: list[int] = []
+    finish = SampleStore.finish
+
+    def noting(store: SampleStore, series: str, finished: Sequence[Finished]) -> FinishResult:
+        sizes.append(len(finished))
+        return finish(store, series, finished)
+
+    monkeypatch.setattr(SampleStore, "finish", noting)
+    return sizes
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, the judge counts as quick."""
+    monkeypatch.setattr(result_buffer, "_SLOW_SECONDS", 60.0)
+    monkeypatch.setattr(result_buffer, "HELD_SECONDS", 60.0)
+
+
+def watching(
+    make_context: MakeContext, n: int, judge: TellingJudge | None = None, **settings: object
+) -> Watching:
+    live = Watching(TellingJudge() if judge is None else judge, rates=ONLY_SERVED, **settings)
+    live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(n)])
+    return live
+
+
+@pytest.mark.usefixtures("patient")
+class TestQuickJudge:
+    def test_a_claimed_batch_is_written_together(
+        self, make_context: MakeContext, writes: list[int]
+    ) -> None:
+        live = watching(make_context, 30)
+        assert live.monitor.step() == 30
+        assert writes == [30]
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 30
+
+    def test_not_more_than_a_hundred_wait_for_one_transaction(
+        self, make_context: MakeContext, writes: list[int]
+    ) -> None:
+        live = watching(make_context, 130)
+        live.monitor.step(130)
+        assert writes == [100, 30]
+
+    def test_samples_passed_over_are_written_with_the_others(
+        self, make_context: MakeContext, writes: list[int]
+    ) -> None:
+        live = watching(make_context, 40, budget=BudgetLimits(calls_per_hour=20))
+        live.monitor.step()
+        outcomes = live.monitor.report().outcomes
+        assert min(outcomes[Outcome.JUDGED], outcomes[Outcome.SKIPPED]) > 0
+        assert writes == [outcomes[Outcome.JUDGED] + outcomes[Outcome.SKIPPED]]
+
+    def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(
+        self, make_context: MakeContext
+    ) -> None:
+        budget = BudgetLimits(calls_per_hour=10)
+        live = watching(make_context, 40, budget=budget)
+        live.monitor.step()
+        spent = live.monitor.report().verdicts
+        again = Monitor(live.store, TellingJudge(), budget=budget, clock=lambda: live.now)
+        while again.step():
+            pass
+        assert 0 < spent <= spent + again.report().verdicts <= 10
+
+    def test_one_that_another_monitor_finished_meanwhile_counts_once(
+        self, make_context: MakeContext
+    ) -> None:
+        live = watching(make_context, 5)
+        series = live.monitor.series
+
+        def finish_elsewhere(n: int) -> None:
+            if n == 5:
+                live.store.finish(series, [Finished(1, live.now, State.INCOMPLETE)])
+
+        live.monitor.judge.seen = finish_elsewhere
+        live.monitor.step()
+        assert live.store.states()[State.JUDGED] == 4
+        assert {sums.n for sums in live.monitor.report().sums.values()} <= {0, 4}
+
+    def test_a_monitor_that_dies_with_verdicts_in_hand_leaves_their_samples_to_another(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker, "_LEASE_SECONDS", 0.0)
+        live = watching(make_context, 5)
+        with monkeypatch.context() as patch:
+            patch.setattr(SampleStore, "finish", die)
+            with pytest.raises(SystemExit):
+                live.monitor.step()
+        assert live.store.states()[State.CLAIMED] == 5
+        other = Monitor(live.store, TellingJudge(), clock=lambda: live.now)
+        assert other.step() == 5
+        assert len(live.store.judged(other.series)) == 5
+
+    def test_whatever_ends_a_batch_half_way_what_was_judged_is_written(
+        self, make_context: MakeContext
+    ) -> None:
+        def interrupted(n: int) -> None:
+            if n == 4:
+                raise KeyboardInterrupt
+
+        live = watching(make_context, 5, TellingJudge(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            live.monitor.step()
+        assert live.store.states()[State.JUDGED] == 3
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
+
+    def test_while_the_store_is_locked_nothing_counts_as_judged(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        live = watching(make_context, 5)
+        with monkeypatch.context() as patch:
+            patch.setattr(SampleStore, "finish", locked)
+            with pytest.raises(StoreLockedError):
+                live.monitor.step()
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 0
+        assert live.store.states()[State.CLAIMED] == 5
+
+    def test_a_verdict_that_cannot_be_written_is_given_up_and_the_others_are_kept(
+        self,
+        make_context: MakeContext,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def spoilt(sample: object, *rest: object) -> Finished:
+            made = finished(sample, *rest)
+            if made.sample_id != 3:
+                return made
+            return replace(made, verdicts=object())
+
+        finished = worker._finished
+        monkeypatch.setattr(worker, "_finished", spoilt)
+        live = watching(make_context, 6)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(5):
+                live.monitor.step()
+        states = live.store.states()
+        assert (states[State.JUDGED], states[State.FAILED], states[State.CLAIMED]) == (5, 1, 0)
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+        assert live.monitor.errors == 5
+        assert "the result of sample 3 could not be stored" in caplog.text
+
+    @pytest.mark.parametrize("sessions", [False, True])
+    def test_the_sums_are_those_of_samples_written_one_by_one(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, sessions: bool
+    ) -> None:
+        reports = []
+        for most in (100, 1):
+            monkeypatch.setattr(result_buffer, "MAX_HELD", most)
+            live = watching(make_context, 0, TellingJudge(lambda n: n % 3))
+            contexts = [make_context(POOL, 2, request_id=f"r{i}") for i in range(20)]
+            live.serve(*[replace(one, session_id="s" if sessions else None) for one in contexts])
+            live.monitor.step()
+            reports.append(live.monitor.report())
+        together, singly = reports
+        for metric, sums in together.sums.items():
+            assert astuple(sums) == pytest.approx(astuple(singly.sums[metric]))
+
+
+def die(*_: object) -> None:
+    raise SystemExit
+
+
+def locked(*_: object) -> None:
+    raise StoreLockedError("others hold it")
+
+
+class TestSlowJudge:
+    def test_each_of_its_verdicts_is_written_at_once(
+        self, make_context: MakeContext, writes: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(result_buffer, "_SLOW_SECONDS", 0.0)
+        live = watching(make_context, 4)
+        live.monitor.step()
+        assert writes == [1, 1, 1, 1]
+
+    def test_verdicts_are_written_though_it_hangs_on_the_next_sample(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(result_buffer, "_SLOW_SECONDS", 60.0)
+        released = threading.Event()
+
+        def hang(n: int) -> None:
+            if n == 4:
+                released.wait(PATIENCE_SECONDS)
+
+        live = watching(make_context, 5, TellingJudge(hang))
+        judging = threading.Thread(target=live.monitor.step, daemon=True)
+        judging.start()
+        until(lambda: live.store.states()[State.JUDGED] == 3)
+        assert judging.is_alive()
+        released.set()
+        judging.join(PATIENCE_SECONDS)
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+
+    def test_what_it_has_not_come_to_in_time_waits_for_others(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker, "_IN_HAND_SECONDS", 0.0)
+        live = watching(make_context, 5)
+        assert live.monitor.step() == 1
+        states = live.store.states()
+        assert (states[State.JUDGED], states[State.PENDING]) == (1, 4)

@@ -1,0 +1,132 @@
+"""The circuit breaker: when it opens, when a probe is due, and what closes it again."""
+
+from ctxguard.resilience.breaker import (
+    FAILURES,
+    MAX_RETRY_SECONDS,
+    RETRY_SECONDS,
+    Breaker,
+    Probe,
+    Refused,
+)
+from tests.timing import Clock
+
+
+def opened() -> Breaker:
+    breaker = Breaker("dense")
+    for _ in range(FAILURES):
+        breaker.failed(None)
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row(clock: Clock) -> None:
+    breaker = Breaker("dense")
+    for _ in range(FAILURES - 1):
+        breaker.failed(None)
+    assert breaker.admit(None) is None
+    breaker.failed(None)
+    assert breaker.admit(None) is Refused.OPEN
+
+
+def test_a_success_between_failures_starts_the_count_again(clock: Clock) -> None:
+    breaker = Breaker("dense")
+    for _ in range(3 * FAILURES):
+        breaker.failed(None)
+        breaker.succeeded(None)
+    assert breaker.is_closed
+
+
+def test_one_call_at_a_time_probes_once_that_is_due(clock: Clock) -> None:
+    breaker = opened()
+    clock.now += RETRY_SECONDS + 0.01
+    probe = breaker.admit(None)
+    assert isinstance(probe, Probe)
+    assert breaker.admit(None) is Refused.OPEN
+    breaker.succeeded(probe)
+    assert breaker.admit(None) is None
+
+
+def test_every_failed_probe_doubles_the_wait_up_to_a_limit(clock: Clock) -> None:
+    breaker = opened()
+    wait = RETRY_SECONDS
+    for _ in range(8):
+        clock.now += wait - 0.01
+        assert breaker.admit(None) is Refused.OPEN
+        clock.now += 0.02
+        probe = breaker.admit(None)
+        assert isinstance(probe, Probe)
+        breaker.failed(probe)
+        wait = min(2.0 * wait, MAX_RETRY_SECONDS)
+    clock.now += wait + 0.01
+    probe = breaker.admit(None)
+    assert isinstance(probe, Probe)
+    breaker.succeeded(probe)
+    for _ in range(FAILURES):
+        breaker.failed(None)
+    clock.now += RETRY_SECONDS + 0.01
+    assert isinstance(breaker.admit(None), Probe)
+
+
+def test_a_probe_that_is_late_has_failed(clock: Clock) -> None:
+    breaker = opened()
+    clock.now += RETRY_SECONDS + 0.01
+    late = breaker.admit(0.2)
+    assert isinstance(late, Probe)
+    clock.now += 0.3
+    assert breaker.admit(0.2) is Refused.OPEN
+    breaker.succeeded(late)
+    assert not breaker.is_closed
+    clock.now += 2.0 * RETRY_SECONDS + 0.01
+    assert isinstance(breaker.admit(0.2), Probe)
+
+
+def test_without_a_limit_a_lost_probe_does_not_keep_the_stage_out_for_ever(clock: Clock) -> None:
+    breaker = opened()
+    clock.now += RETRY_SECONDS + 0.01
+    breaker.admit(None)
+    clock.now += MAX_RETRY_SECONDS + 0.01
+    assert breaker.admit(None) is Refused.OPEN
+    clock.now += MAX_RETRY_SECONDS
+    assert isinstance(breaker.admit(None), Probe)
+
+
+def test_what_calls_from_before_the_opening_come_to_changes_nothing(clock: Clock) -> None:
+    breaker = opened()
+    breaker.succeeded(None)
+    breaker.failed(None)
+    assert breaker.admit(None) is Refused.OPEN
+    clock.now += RETRY_SECONDS + 0.01
+    probe = breaker.admit(None)
+    assert isinstance(probe, Probe)
+    breaker.failed(None)
+    breaker.succeeded(None)
+    assert not breaker.is_closed
+    breaker.succeeded(probe)
+    assert breaker.is_closed
+
+
+def test_watchers_are_told_once_when_it_opens_and_once_when_it_is_closed_again(
+    clock: Clock,
+) -> None:
+    told: list[tuple[str, bool]] = []
+    breaker = Breaker("dense")
+
+    def watcher(stage: str, is_open: bool) -> None:
+        told.append((stage, is_open))
+        raise RuntimeError("a watcher must not matter")
+
+    breaker.watch(watcher)
+    breaker.watch(watcher)
+    for _ in range(FAILURES):
+        breaker.failed(None)
+    assert told == [("dense", True)]
+    for _ in range(2):
+        clock.now += MAX_RETRY_SECONDS
+        probe = breaker.admit(None)
+        assert isinstance(probe, Probe)
+        breaker.failed(probe)
+    assert told == [("dense", True)]
+    clock.now += MAX_RETRY_SECONDS
+    probe = breaker.admit(None)
+    assert isinstance(probe, Probe)
+    breaker.succeeded(probe)
+    assert told == [("dense", True), ("dense", False)]

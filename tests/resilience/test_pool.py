@@ -1,0 +1,144 @@
+"""The pool of daemon threads: how many calls run and wait, and what hung calls cost."""
+
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ctxguard.resilience.pool import DaemonPool, PoolFullError
+from tests.timing import NEVER, PATIENCE_SECONDS
+
+
+def test_work_runs_on_threads_that_do_not_keep_a_process_alive() -> None:
+    pool = DaemonPool("test", workers=1, waiting=1)
+    thread = pool.submit(threading.current_thread).result(NEVER)
+    assert thread.daemon
+    assert thread is not threading.current_thread()
+
+
+def test_no_more_calls_run_at_once_than_there_are_workers() -> None:
+    pool = DaemonPool("test", workers=3, waiting=100)
+    running = itertools.count()
+    most, lock, now = 0, threading.Lock(), 0
+
+    def call() -> None:
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        next(running)
+        with lock:
+            now -= 1
+
+    for future in [pool.submit(call) for _ in range(100)]:
+        future.result(NEVER)
+    assert most <= 3
+    assert next(running) == 100
+
+
+def test_more_than_may_wait_are_refused(hang: Callable[[], None]) -> None:
+    pool = DaemonPool("test", workers=1, waiting=2)
+    begun = threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        hang()
+
+    pool.submit(busy)
+    assert begun.wait(NEVER)
+    pool.submit(hang)
+    pool.submit(hang)
+    with pytest.raises(PoolFullError):
+        pool.submit(hang)
+
+
+def test_a_call_that_waits_can_be_given_up_before_it_begins(hang: Callable[[], None]) -> None:
+    pool = DaemonPool("test", workers=1, waiting=2)
+    pool.submit(hang)
+    assert not pool.write_off(pool.submit(hang))
+    assert pool.written_off == 0
+
+
+def test_a_hung_call_that_is_written_off_gives_its_place_to_another(
+    hang: Callable[[], None],
+) -> None:
+    pool = DaemonPool("test", workers=1, waiting=2)
+    begun = threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        hang()
+
+    hung = pool.submit(busy)
+    assert begun.wait(NEVER)
+    assert pool.write_off(hung)
+    assert pool.submit(lambda: "answered").result(NEVER) == "answered"
+
+
+def test_hung_threads_are_bounded_and_then_calls_are_refused_at_once() -> None:
+    pool = DaemonPool("test", workers=2, waiting=100)
+    over = threading.Event()
+    for _ in range(4):
+        begun = threading.Event()
+        hung = pool.submit(lambda begun=begun: (begun.set(), over.wait(NEVER)))
+        assert begun.wait(NEVER)
+        assert pool.write_off(hung)
+    with pytest.raises(PoolFullError):
+        pool.submit(int)
+    over.set()
+    while pool.written_off:
+        pass
+    assert pool.submit(int).result(NEVER) == 0
+
+
+def test_a_system_without_threads_left_refuses_instead_of_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(PoolFullError):
+        DaemonPool("test", workers=2, waiting=2).submit(int)
+
+
+def test_a_process_with_hung_calls_ends() -> None:
+    script = """
+import time
+from ctxguard.resilience import Stage, UnansweredError
+stage = Stage("dense")
+for _ in range(2):
+    try:
+        stage.call(lambda: time.sleep(600), 0.01)
+    except UnansweredError as error:
+        print(error.kind)
+stage.submit(lambda: time.sleep(600))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+    )
+    assert ended.stdout.split() == ["timeout"] * 2
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    script = """
+import os, threading, warnings
+warnings.simplefilter("ignore")
+from ctxguard.resilience import Stage
+stage = Stage("dense")
+over = threading.Event()
+stage.submit(lambda: over.wait(600))
+assert stage.call(lambda: 1, 60.0) == 1
+child = os.fork()
+if child == 0:
+    os._exit(0 if stage.call(lambda: 2, 60.0) == 2 else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=PATIENCE_SECONDS, check=True)

@@ -1,0 +1,204 @@
+"""A stage: where its calls run, what becomes of late and failed ones, and how it recovers."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import pytest
+
+from ctxguard.core.types import FailureKind
+from ctxguard.errors import OverloadedError, QueryError, StageError, StageUnavailableError
+from ctxguard.resilience import Stage, UnansweredError, failure_of
+from ctxguard.resilience.breaker import FAILURES, MAX_RETRY_SECONDS, RETRY_SECONDS
+from tests.timing import NEVER, SOON, Clock
+
+
+def fail() -> None:
+    raise OSError("down")
+
+
+def opened_stage() -> Stage:
+    stage = Stage("dense")
+    for _ in range(FAILURES):
+        with pytest.raises(OSError, match="down"):
+            stage.call(fail)
+    return stage
+
+
+def test_without_a_limit_the_call_is_made_on_the_callers_thread() -> None:
+    assert Stage("dense").call(threading.current_thread) is threading.current_thread()
+
+
+def test_with_a_limit_on_another_that_sees_the_callers_context() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="unset")
+    variable.set("set")
+    thread, value = Stage("dense").call(lambda: (threading.current_thread(), variable.get()), NEVER)
+    assert thread is not threading.current_thread()
+    assert value == "set"
+
+
+def test_a_late_call_is_left_to_itself(hang: Callable[[], None]) -> None:
+    with pytest.raises(UnansweredError, match="no answer within 50 ms") as caught:
+        Stage("dense").call(hang, SOON)
+    assert failure_of("dense", caught.value).kind is FailureKind.TIMEOUT
+
+
+def test_no_time_left_is_no_call() -> None:
+    with pytest.raises(UnansweredError, match="no time was left"):
+        Stage("dense").call(pytest.fail, -0.001)
+
+
+@pytest.mark.parametrize("seconds", [None, NEVER])
+@pytest.mark.parametrize(
+    "error", [OSError("down"), TimeoutError("its own"), StopIteration(), MemoryError()]
+)
+def test_what_a_call_raises_is_raised_as_it_is(error: Exception, seconds: float | None) -> None:
+    def call() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        Stage("dense").call(call, seconds)
+    assert caught.value is error
+
+    async def awaited() -> None:
+        await Stage("dense").submit(call, seconds).aresult()
+
+    coroutine = awaited()
+    with pytest.raises((type(error), RuntimeError)):
+        asyncio.run(coroutine)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("down"), FailureKind.ERROR),
+        (TimeoutError("its own client's"), FailureKind.TIMEOUT),
+        (StageError("dense", "gave NaN"), FailureKind.GARBAGE),
+        (MemoryError(), FailureKind.OUT_OF_MEMORY),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            FailureKind.OUT_OF_MEMORY,
+        ),
+        (OverloadedError("dense", "later"), FailureKind.SATURATED),
+        (StageUnavailableError("dense", "gone"), FailureKind.ERROR),
+    ],
+)
+def test_every_error_has_one_label(error: Exception, kind: FailureKind) -> None:
+    assert failure_of("dense", error).kind is kind
+
+
+@pytest.mark.parametrize("seconds", [None, NEVER])
+def test_after_repeated_failures_it_is_not_asked(seconds: float | None) -> None:
+    stage = opened_stage()
+    assert stage.is_open
+    with pytest.raises(UnansweredError, match="circuit open") as caught:
+        stage.call(pytest.fail, seconds)
+    assert caught.value.kind is FailureKind.CIRCUIT_OPEN
+
+
+def test_a_refused_query_says_nothing_against_the_stage() -> None:
+    stage = Stage("dense")
+
+    def refuse() -> None:
+        raise QueryError("empty")
+
+    for _ in range(2 * FAILURES):
+        with pytest.raises(QueryError):
+            stage.call(refuse)
+    assert not stage.is_open
+
+
+@pytest.mark.parametrize("seconds", [None, NEVER])
+def test_a_stage_that_recovers_is_found_out_beside_a_request_that_goes_on_without_it(
+    seconds: float | None, clock: Clock
+) -> None:
+    stage = opened_stage()
+    clock.now += RETRY_SECONDS + 0.01
+    begin = threading.Event()
+    with pytest.raises(UnansweredError, match="being tried again") as caught:
+        stage.call(lambda: begin.wait(NEVER), seconds)
+    assert stage.is_open
+    begin.set()
+    assert caught.value.probe is not None
+    assert caught.value.probe.result()
+    assert not stage.is_open
+    assert stage.call(lambda: "as usual", seconds) == "as usual"
+
+
+@pytest.mark.parametrize("seconds", [None, NEVER])
+def test_where_nothing_else_could_answer_the_request_waits_for_its_probe(
+    seconds: float | None, clock: Clock
+) -> None:
+    stage = opened_stage()
+    clock.now += RETRY_SECONDS + 0.01
+    assert stage.call(lambda: "back", seconds, is_only_stage=True) == "back"
+    assert not stage.is_open
+
+
+def test_hung_probes_do_not_use_up_the_threads_that_a_recovery_needs(clock: Clock) -> None:
+    stage, over = Stage("dense", workers=2), threading.Event()
+    for _ in range(FAILURES):
+        with pytest.raises(OSError, match="down"):
+            stage.call(fail, NEVER)
+    for _ in range(3):
+        clock.now += MAX_RETRY_SECONDS
+        with pytest.raises(UnansweredError):
+            stage.call(lambda: over.wait(NEVER), SOON)
+        clock.now += SOON
+        with pytest.raises(UnansweredError):
+            stage.call(pytest.fail, SOON)
+    clock.now += MAX_RETRY_SECONDS
+    assert stage.call(lambda: "back", NEVER, is_only_stage=True) == "back"
+    assert stage.call(lambda: "as usual", NEVER) == "as usual"
+    over.set()
+
+
+def test_a_full_pool_refuses_and_that_opens_no_circuit(hang: Callable[[], None]) -> None:
+    stage = Stage("dense", workers=1, waiting=1)
+    begun = threading.Event()
+    stage.submit(lambda: (begun.set(), hang()))
+    assert begun.wait(NEVER)
+    stage.submit(hang)
+    for _ in range(2 * FAILURES):
+        with pytest.raises(UnansweredError) as caught:
+            stage.submit(hang, NEVER)
+        assert caught.value.kind is FailureKind.SATURATED
+    assert not stage.is_open
+
+
+def test_a_call_that_no_thread_took_up_in_time_is_saturation(hang: Callable[[], None]) -> None:
+    stage, begun = Stage("dense", workers=1), threading.Event()
+    stage.submit(lambda: (begun.set(), hang()))
+    assert begun.wait(NEVER)
+    with pytest.raises(UnansweredError, match="no thread was free") as caught:
+        stage.call(pytest.fail, SOON)
+    assert caught.value.kind is FailureKind.SATURATED
+
+
+def test_a_call_without_a_limit_is_made_by_the_caller_where_no_thread_took_it_up(
+    hang: Callable[[], None],
+) -> None:
+    stage, begun = Stage("dense", workers=1), threading.Event()
+    stage.submit(lambda: (begun.set(), hang()))
+    assert begun.wait(NEVER)
+    assert stage.submit(threading.current_thread).result() is threading.current_thread()
+
+
+def test_calls_are_not_made_one_at_a_time() -> None:
+    stage = Stage("dense")
+    together = threading.Barrier(4)
+    pending = [stage.submit(lambda: together.wait(NEVER), NEVER) for _ in range(3)]
+    together.wait(NEVER)
+    assert {each.result() for each in pending} <= {0, 1, 2, 3}
+
+
+def test_giving_up_an_awaited_call_leaves_the_event_loop_free(hang: Callable[[], None]) -> None:
+    async def main() -> None:
+        waiting = asyncio.create_task(Stage("dense").submit(hang).aresult())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())

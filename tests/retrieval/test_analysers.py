@@ -1,0 +1,382 @@
+"""Analysers: what each language finds, and how an index keeps the one that it was built with."""
+
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.core.types import Passage, Route
+from ctxguard.errors import ConfigurationError, IndexFolderError
+from ctxguard.retrieval import Analyser, HybridRetriever
+from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
+from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.testing import WordHashEmbedder
+
+BM25S = r"bm25s lucene k1=1.5 b=0.75; "
+
+# Of each language four passages, and a query in other words' forms for the first of them.
+INFLECTED = {
+    "da": (
+        "Hvilke bøger låner biblioteket ud?",
+        "Bibliotekerne udlåner en bog ad gangen.",
+        "Katten sover hele dagen.",
+        "Toget til København er forsinket.",
+        "Prisen på smør er steget.",
+    ),
+    "de": (
+        "Welche Häuser in der Stadt wurden gebaut?",
+        "Das Haus wurde neben anderen Städten errichtet.",
+        "Der Zug nach Hamburg hat Verspätung.",
+        "Die Katze schläft den ganzen Tag.",
+        "Butter ist teurer geworden.",
+    ),
+    "es": (
+        "¿Qué libros prestan las bibliotecas?",
+        "La biblioteca presta un libro cada semana.",
+        "El gato duerme todo el día.",
+        "El tren llega tarde a Madrid.",
+        "La mantequilla es más cara.",
+    ),
+    "fr": (
+        "Quels avions sont arrivés en retard ?",
+        "L'avion de Lyon arrive avec une heure de retard.",
+        "Le chat dort toute la journée.",
+        "Le prix du beurre augmente.",
+        "La bibliothèque est fermée.",
+    ),
+    "it": (
+        "Quali libri ha comprato la biblioteca?",
+        "Le biblioteche comprano il libro dell'anno.",
+        "Il gatto dorme tutto il giorno.",
+        "Il treno per Roma arriva tardi.",
+        "Il burro costa di più.",
+    ),
+    "nl": (
+        "Welke huizen zijn gebouwd?",
+        "Aan de gracht bouwt men een huis.",
+        "De kat slaapt de hele dag.",
+        "De trein naar Utrecht heeft vertraging.",
+        "Boter is duurder geworden.",
+    ),
+    "no": (
+        "Hvilke bøkene låner biblioteket?",
+        "Bibliotekene låner ut bøker hver uke.",
+        "Katten sover hele dagen.",
+        "Toget til Bergen er forsinket.",
+        "Smør har blitt dyrere.",
+    ),
+    "pt": (
+        "Que livros emprestam as bibliotecas?",
+        "A biblioteca empresta um livro por semana.",
+        "O gato dorme o dia todo.",
+        "O comboio para Lisboa está atrasado.",
+        "A manteiga ficou mais cara.",
+    ),
+    "ru": (
+        "Какие книги лежат на столах?",
+        "Книга лежала на столе у окна.",
+        "Кошка спит весь день.",
+        "Поезд в Москву опаздывает.",
+        "Масло подорожало.",
+    ),
+    "sv": (
+        "Vilka böckerna lånar biblioteket ut?",
+        "Biblioteken lånade ut böcker varje vecka.",
+        "Katten sover hela dagen.",
+        "Tåget till Malmö är försenat.",
+        "Smöret har blivit dyrare.",
+    ),
+    "tr": (
+        "İSTANBUL kütüphanelerinde hangi kitaplar var?",
+        "Bu kitap istanbul kütüphanesinde bulunur.",
+        "Kedi bütün gün uyur.",
+        "Ankara treni gecikti.",
+        "Tereyağı pahalandı.",
+    ),
+}
+
+UNSPACED = {
+    "Japanese": (
+        "東京タワーの高さは?",
+        "東京タワーは一九五八年に完成した電波塔で、高さは三百三十三メートルである。",
+        "猫は一日中眠っている。",
+        "大阪行きの列車が遅れている。",
+        "バターの値段が上がった。",
+    ),
+    "Japanese in half-width": (
+        "ﾃﾞｰﾀﾍﾞｰｽを設定するには",
+        "データベースの設定は管理画面で変更できます。",
+        "猫は一日中眠っている。",
+        "大阪行きの列車が遅れている。",
+        "バターの値段が上がった。",
+    ),
+    "Chinese": (
+        "长城有多长?",
+        "万里长城是中国古代的防御工程,总长超过两万公里。",
+        "猫整天都在睡觉。",
+        "开往上海的火车晚点了。",
+        "黄油涨价了。",
+    ),
+    "Korean": (
+        "도서관에서 빌린 책을 반납하려면?",
+        "도서관의 책은 일주일 안에 반납해야 합니다.",
+        "고양이는 하루 종일 잔다.",
+        "부산행 기차가 늦어지고 있다.",
+        "버터 값이 올랐다.",
+    ),
+    "Thai": (
+        "ห้องสมุดเปิดกี่โมง",
+        "ห้องสมุดประชาชนเปิดทำการทุกวันเวลาเก้าโมงเช้า",
+        "แมวนอนทั้งวัน",
+        "รถไฟไปเชียงใหม่มาสาย",
+        "เนยราคาแพงขึ้น",
+    ),
+}
+
+
+def lexical(passages: tuple[str, ...], analyser: Analyser | str) -> HybridRetriever:
+    corpus = [Passage(f"p{n}", text) for n, text in enumerate(passages)]
+    retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder(), analyser=analyser)
+    return retriever.on_route(Route.LEXICAL)
+
+
+def hits(retriever: HybridRetriever, query: str) -> list[str]:
+    return list(retriever.retrieve(query).passage_ids)
+
+
+class TestEnglish:
+    def test_its_fingerprint_is_the_one_that_profiles_hold(self) -> None:
+        assert lexical(("some text",), "en").fingerprint()["lexical"] == (
+            BM25S + r"\w\w+, lower-case, identifier and camel-case parts, 33 English stop words"
+        )
+
+    def test_it_is_the_default(self) -> None:
+        built = HybridRetriever.build([Passage("a", "text")], embedder=WordHashEmbedder())
+        assert built.analyser is ENGLISH is analyser_for("en")
+
+
+@pytest.mark.parametrize("language", INFLECTED)
+class TestSnowball:
+    def test_a_query_in_other_forms_finds_its_passage_and_nothing_else(self, language: str) -> None:
+        query, *passages = INFLECTED[language]
+        assert hits(lexical(tuple(passages), language), query) == ["p0"]
+
+    def test_it_leaves_out_stop_words_that_english_keeps(self, language: str) -> None:
+        query, *_ = INFLECTED[language]
+        assert 0 < len(analyser_for(language).analyse(query)) < len(ENGLISH.analyse(query))
+
+    def test_the_passage_shares_more_words_with_the_query_than_as_english(
+        self, language: str
+    ) -> None:
+        query, passage, *_ = INFLECTED[language]
+
+        def shared(analyser: Analyser) -> int:
+            return len(set(analyser.analyse(query)) & set(analyser.analyse(passage)))
+
+        assert shared(analyser_for(language)) > shared(ENGLISH)
+
+    def test_accents_may_be_written_apart(self, language: str) -> None:
+        query, *_ = INFLECTED[language]
+        analyser = analyser_for(language)
+        apart = unicodedata.normalize("NFD", query)
+        assert analyser.analyse(apart) == analyser.analyse(query)
+
+    def test_it_names_its_rules_and_their_versions(self, language: str) -> None:
+        fingerprint = analyser_for(language).fingerprint
+        assert f"stems of {language!r}" in fingerprint
+        assert "Snowball 3." in fingerprint
+        assert "stop words" in fingerprint
+
+    def test_an_identifier_is_found_by_name_and_by_its_words(self, language: str) -> None:
+        retriever = lexical(("OrderedDict.move_to_end", *INFLECTED[language]), language)
+        for query in ("OrderedDict", "dict", "move_to_end", "move"):
+            assert hits(retriever, query) == ["p0"]
+
+    def test_threads_do_not_disturb_one_another(self, language: str) -> None:
+        analyser = analyser_for(language)
+        texts = INFLECTED[language] * 40
+        alone = [analyser.analyse(text) for text in texts]
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(analyser.analyse, texts)) == alone
+
+
+class TestUnspaced:
+    @pytest.mark.parametrize("language", UNSPACED)
+    def test_a_query_finds_its_passage_first(self, language: str) -> None:
+        query, *passages = UNSPACED[language]
+        assert hits(lexical(tuple(passages), "cjk"), query)[0] == "p0"
+
+    @pytest.mark.parametrize("language", ["Japanese", "Chinese"])
+    def test_as_english_the_same_query_finds_nothing(self, language: str) -> None:
+        query, *passages = UNSPACED[language]
+        assert hits(lexical(tuple(passages), "en"), query) == []
+
+    @pytest.mark.parametrize(
+        ("text", "terms"),
+        [
+            ("東京都", ["東京", "京都"]),
+            ("人々", ["人々"]),
+            ("東", ["東"]),
+            ("ﾃﾞｰﾀ", ["デー", "ータ"]),
+            ("ＡＢＣ１２３", ["abc123"]),
+            ("データ・ベース", ["デー", "ータ", "ベー", "ース"]),
+            ("東京のwait_forとHTTPServer", ["wait_for", "wait", "httpserver", "http", "server", "東京", "京の", "と"]),  # noqa: E501
+            ("한국어 검색", ["한국", "국어", "검색"]),
+            ("ที่นี่", ["ที่นี่"]),
+            ("The café of Paris", ["café", "paris"]),
+            ("、。!?", []),
+        ],
+    )  # fmt: skip
+    def test_terms(self, text: str, terms: list[str]) -> None:
+        assert analyser_for("cjk").analyse(text) == terms
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@given(text=st.text())
+def test_any_text_can_be_analysed_and_gives_the_same_terms_again(language: str, text: str) -> None:
+    analyser = analyser_for(language)
+    terms = analyser.analyse(text)
+    assert all(terms)
+    assert analyser.analyse(text) == terms
+
+
+def test_an_unknown_language_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"'ja'; use one of en, .*cjk: Chinese, Japanese"):
+        lexical(("text",), "ja")
+
+
+def test_an_object_that_is_no_analyser_is_refused_saying_what_one_has() -> None:
+    with pytest.raises(ConfigurationError, match="an object with name, fingerprint, scripts"):
+        lexical(("text",), str.split)  # type: ignore[arg-type]
+
+
+class Letters:
+    """An analyser of somebody's own: each letter is a term."""
+
+    name = "letters"
+    scripts = None
+
+    def __init__(self, fingerprint: str = "letters 1") -> None:
+        self.fingerprint = fingerprint
+
+    def analyse(self, text: str) -> list[str]:
+        return [letter for letter in text if letter.isalpha()]
+
+
+class TestSaved:
+    @pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
+    @pytest.mark.parametrize("language", ["en", "de", "cjk"])
+    def test_a_loaded_index_has_the_analyser_that_it_was_built_with(
+        self, tmp_path: Path, language: str, engine: str
+    ) -> None:
+        texts = (*INFLECTED["de"], *UNSPACED["Japanese"])
+        corpus = [Passage(f"p{n}", text) for n, text in enumerate(texts)]
+        embedder = WordHashEmbedder()
+        built = HybridRetriever.build(corpus, embedder=embedder, analyser=language, lexical=engine)  # type: ignore[arg-type]
+        built.save(tmp_path)
+        loaded = HybridRetriever.load(tmp_path, embedder=embedder)
+        assert loaded.analyser is analyser_for(language)
+        assert loaded.fingerprint() == built.fingerprint()
+        assert loaded.report == built.report
+        for query in (INFLECTED["de"][0], UNSPACED["Japanese"][0]):
+            assert hits(loaded.on_route(Route.LEXICAL), query) == hits(
+                built.on_route(Route.LEXICAL), query
+            )
+
+    def test_languages_have_different_fingerprints(self) -> None:
+        made = [lexical(("text",), language).fingerprint()["lexical"] for language in LANGUAGES]
+        assert len(set(made)) == len(LANGUAGES)
+
+    def test_added_passages_are_analysed_alike(self) -> None:
+        query, first, *others = INFLECTED["de"]
+        retriever = lexical(tuple(others), "de")
+        retriever.add([Passage("new", first)])
+        assert hits(retriever, query) == ["new"]
+        retriever.delete(["p0"])
+        assert hits(retriever, query) == ["new"]
+
+    def test_an_analyser_of_ones_own_is_given_again(self, tmp_path: Path) -> None:
+        retriever = lexical(("abc", "xyz"), Letters())
+        assert hits(retriever, "c") == ["p0"]
+        assert retriever.fingerprint()["lexical"] == BM25S + "letters 1"
+        retriever.save(tmp_path)
+        embedder = WordHashEmbedder()
+        with pytest.raises(ConfigurationError, match="'letters'; give that one as `analyser`"):
+            HybridRetriever.load(tmp_path, embedder=embedder)
+        with pytest.raises(ConfigurationError, match="'letters', not 'de'"):
+            HybridRetriever.load(tmp_path, embedder=embedder, analyser="de")
+        loaded = HybridRetriever.load(tmp_path, embedder=embedder, analyser=Letters())
+        assert hits(loaded.on_route(Route.LEXICAL), "c") == ["p0"]
+
+    def test_an_index_is_refused_when_its_analyser_has_changed(self, tmp_path: Path) -> None:
+        lexical(("abc", "xyz"), Letters()).save(tmp_path)
+        with pytest.raises(IndexFolderError, match="letters 2"):
+            HybridRetriever.load(
+                tmp_path, embedder=WordHashEmbedder(), analyser=Letters("letters 2")
+            )
+
+    def test_reloading_keeps_an_analyser_of_ones_own(self, tmp_path: Path) -> None:
+        retriever = lexical(("abc", "xyz"), Letters())
+        retriever.save(tmp_path)
+        lexical(("abd", "xyz"), Letters()).save(tmp_path)
+        assert retriever.reload(tmp_path)
+        assert hits(retriever, "d") == ["p0"]
+
+    def test_reloading_takes_the_language_of_the_new_index(self, tmp_path: Path) -> None:
+        query, *passages = INFLECTED["de"]
+        retriever = lexical(tuple(passages), "en")
+        lexical(tuple(passages), "de").save(tmp_path)
+        assert retriever.reload(tmp_path)
+        assert retriever.analyser is analyser_for("de")
+        assert hits(retriever, query) == ["p0"]
+
+
+class TestScripts:
+    @pytest.mark.parametrize("language", ["Japanese", "Chinese", "Korean", "Thai"])
+    def test_a_corpus_without_spaces_is_said_not_to_be_english(self, language: str) -> None:
+        report = lexical(UNSPACED[language], "en").report
+        assert report.unhandled_letters == 1.0
+        assert report.script_warning is not None
+        assert report.script_warning.startswith("100% of the letters are of scripts that")
+        assert "`ctxguard index --language cjk`" in report.script_warning
+        assert lexical(UNSPACED[language], "cjk").report.script_warning is None
+
+    def test_a_corpus_in_cyrillic_is_said_to_be_for_the_russian_analyser(self) -> None:
+        report = lexical(INFLECTED["ru"], "de").report
+        assert "'de' is not made for (CYRILLIC)" in str(report.script_warning)
+        assert "--language ru" in str(report.script_warning)
+        assert lexical(INFLECTED["ru"], "ru").report.unhandled_letters == 0.0
+
+    def test_a_script_that_no_analyser_is_made_for_needs_one_of_ones_own(self) -> None:
+        warning = lexical(("Η γάτα κοιμάται όλη μέρα.",), "en").report.script_warning
+        assert "(GREEK)" in str(warning)
+        assert "give an analyser of your own" in str(warning)
+
+    @pytest.mark.parametrize("language", INFLECTED.keys() - {"ru"})
+    def test_latin_letters_fit_every_analyser(self, language: str) -> None:
+        for analyser in LANGUAGES:
+            assert lexical(INFLECTED[language], analyser).report.unhandled_letters == 0.0
+
+    def test_a_few_foreign_letters_are_counted_and_not_warned_of(self) -> None:
+        report = lexical(("a formula with π in it " * 10,), "en").report
+        assert 0.0 < report.unhandled_letters < 0.1
+        report = lexical(("the value of a formula with π in it " + "text " * 100,), "en").report
+        assert 0.0 < report.unhandled_letters < 0.01
+        assert report.script_warning is None
+
+    def test_passages_without_letters_have_none_that_do_not_fit(self) -> None:
+        assert lexical(("1 + 2 = 3",), "en").report.unhandled_letters == 0.0
+
+    def test_an_analyser_for_all_scripts_is_never_warned_of(self) -> None:
+        assert lexical(UNSPACED["Thai"], Letters()).report.script_warning is None
+
+    def test_the_share_is_counted_again_when_passages_are_added(self) -> None:
+        retriever = lexical(("only English here",), "en")
+        assert retriever.report.script_warning is None
+        retriever.add([Passage("ja", UNSPACED["Japanese"][1])])
+        assert retriever.report.script_warning is not None
+        retriever.delete(["ja"])
+        assert retriever.report.script_warning is None

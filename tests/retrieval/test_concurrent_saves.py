@@ -1,0 +1,189 @@
+"""Several saves into one folder at once: the index that the manifest names is always whole."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from ctxguard.errors import IndexFolderError
+from ctxguard.retrieval.index import storage
+
+DAY = 24 * 60 * 60
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut is no part of these tests."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def save(folder: Path, text: str) -> None:
+    storage.save(folder, {"saved": text}, lambda files: written(files, text))
+
+
+def written(files: Path, text: str) -> None:
+    (files / "vectors.npy").write_text(text)
+
+
+def loaded(folder: Path) -> str:
+    """The text of the saved index, after its size and digest were checked."""
+    manifest, files = storage.load(folder, verify=True)
+    assert (files / "vectors.npy").read_text() == manifest["saved"]
+    return str(manifest["saved"])
+
+
+def run_before_line(
+    number: int, action: Callable[[], None], interrupted: Callable[[], None]
+) -> bool:
+    """Run ``action`` before the n-th line of `storage` that ``interrupted`` runs.
+
+    Returns:
+        Whether ``interrupted`` has so many lines.
+    """
+    lines, reached = count(1), False
+
+    def trace(frame: FrameType, event: str, _argument: object) -> object:
+        nonlocal reached
+        if frame.f_code.co_filename != storage.__file__:
+            return None
+        # A trace function is not traced itself, nor is what it calls.
+        if event == "line" and next(lines) == number:
+            reached = True
+            action()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        interrupted()
+    finally:
+        sys.settrace(before)
+    return reached
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_a_save_between_any_two_lines_of_another_leaves_a_whole_index(
+    tmp_path: Path, there_before: bool
+) -> None:
+    for number in count(1):
+        folder = tmp_path / str(number)
+        if there_before:
+            save(folder, "zeroth")
+        reached = run_before_line(
+            number,
+            action=partial(save, folder, "second"),
+            interrupted=partial(save, folder, "first"),
+        )
+        if not reached:
+            break
+        assert loaded(folder) in ("first", "second"), number
+        save(folder, "third")
+        assert loaded(folder) == "third"
+        assert len(list(folder.iterdir())) == 2, f"line {number}: something was left behind"
+    assert number > 30
+
+
+def test_two_saves_between_the_lines_of_another_leave_a_whole_index(tmp_path: Path) -> None:
+    """The first of the two replaces the index whose files the other saw in the folder."""
+    for number in count(1):
+        folder = tmp_path / str(number)
+
+        def twice(folder: Path = folder) -> None:
+            save(folder, "second")
+            save(folder, "third")
+
+        if not run_before_line(number, twice, partial(save, folder, "first")):
+            break
+        assert loaded(folder) in ("first", "third"), number
+
+
+def test_a_save_that_is_interrupted_at_any_line_loses_nothing(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    # A file that was open as the interrupt came is closed when it is garbage.
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        for number in count(1):
+            folder = tmp_path / str(number)
+            save(folder, "before")
+            with suppress(KeyboardInterrupt):
+                if not run_before_line(number, interrupt, partial(save, folder, "after")):
+                    break
+            assert loaded(folder) in ("before", "after"), number
+        gc.collect()
+
+
+def test_the_rest_of_an_interrupted_save_is_deleted_a_day_later(tmp_path: Path) -> None:
+    save(tmp_path, "first")
+    for name, age in (("generation-00000000", 2 * DAY), ("generation-11111111", 60)):
+        (tmp_path / name).mkdir()
+        manifest = tmp_path / f"{name}.partial"
+        manifest.touch()
+        os.utime(manifest, (time.time() - age,) * 2)
+    save(tmp_path, "second")
+    assert not list(tmp_path.glob("generation-00000000*"))
+    assert len(list(tmp_path.glob("generation-11111111*"))) == 2
+    assert loaded(tmp_path) == "second"
+
+
+def test_a_save_that_was_taken_for_interrupted_fails_and_changes_nothing(tmp_path: Path) -> None:
+    def slow(files: Path) -> None:
+        written(files, "slow")
+        (manifest,) = tmp_path.glob("*.partial")
+        os.utime(manifest, (time.time() - 2 * DAY,) * 2)
+        save(tmp_path, "second")
+
+    with pytest.raises(IndexFolderError, match="an index that was there before is untouched"):
+        storage.save(tmp_path, {"saved": "slow"}, slow)
+    assert loaded(tmp_path) == "second"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from ctxguard.core.types import Passage
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.testing import WordHashEmbedder
+
+role, folder, turns = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+embedder = WordHashEmbedder()
+if role == "load":
+    sizes = {len(HybridRetriever.load(folder, embedder=embedder)) for turn in range(turns)}
+    assert sizes <= {3, 4}, sizes
+else:
+    retriever = HybridRetriever.build(
+        [Passage(str(n), f"passage number {n}") for n in range(int(role))], embedder=embedder
+    )
+    for turn in range(turns):
+        retriever.save(folder)
+"""
+
+
+def test_two_processes_may_save_while_a_third_loads(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+
+    def start(role: str, turns: int) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM), role, str(folder), str(turns)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    # One save before the others begin, so that there is something to load.
+    start("3", 1).communicate()
+    processes = [start("3", 40), start("4", 40), start("load", 40)]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], errors
+    assert len(list(folder.iterdir())) == 2

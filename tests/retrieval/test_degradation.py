@@ -1,0 +1,245 @@
+"""Hybrid searches whose stages fail, hang or give garbage: the others answer, and in time."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.types import FailureKind, Passage, Route
+from ctxguard.errors import OverloadedError, StageUnavailableError
+from ctxguard.resilience import Deadlines, Stage
+from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
+from ctxguard.retrieval.hybrid.search import Search
+from ctxguard.retrieval.hybrid.stages import LegStages, search_legs
+from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.testing import FaultyEmbedder, FaultyReranker, FaultyRetriever
+from tests.timing import NEVER, SOON, Clock
+
+QUERY = "deserialize a JSON string"
+
+Instead = Callable[[Callable[[], Any]], Any]
+
+
+def fail(_: Callable[[], Any]) -> None:
+    raise OSError("down")
+
+
+class System:
+    """A retriever whose three stages can be made to fail."""
+
+    def __init__(self, corpus: list[Passage]) -> None:
+        self._faulty = FaultyRetriever(corpus)
+        self.bare = self._faulty.retriever
+        self.bare.warm_up()
+        self.retriever = self.bare.with_reranker(self._faulty.reranker)
+
+    def switch(self, stages: Sequence[str], instead: Instead | None) -> None:
+        for stage in stages:
+            self._faulty.faults[stage].instead = instead
+
+
+@pytest.fixture
+def system(corpus: list[Passage]) -> System:
+    return System(corpus)
+
+
+AMPLE = Deadlines(NEVER, NEVER, NEVER, NEVER)
+LEFT = {
+    ("lexical",): Route.DENSE_RERANK,
+    ("dense",): Route.LEXICAL_RERANK,
+    ("rerank",): Route.HYBRID,
+    ("lexical", "rerank"): Route.DENSE,
+    ("dense", "rerank"): Route.LEXICAL,
+}
+
+
+@pytest.mark.parametrize("gone", LEFT, ids="+".join)
+def test_hung_stages_are_left_out_and_the_others_answer(
+    gone: tuple[str, ...], system: System, hang: Instead
+) -> None:
+    system.switch(gone, hang)
+    limits = replace(AMPLE, **{f"{stage}_seconds": SOON for stage in gone})
+    ranking = system.retriever.with_deadlines(limits).retrieve(QUERY)
+    assert ranking.route is LEFT[gone]
+    assert tuple(failure.stage for failure in ranking.failures) == gone
+    assert {failure.kind for failure in ranking.failures} == {FailureKind.TIMEOUT}
+    assert len(ranking) > 0
+
+
+def test_a_probe_that_finds_both_legs_well_answers_where_nothing_else_does(
+    system: System, clock: Clock
+) -> None:
+    asker = threading.current_thread()
+    system.switch(["dense"], fail)
+    for _ in range(FAILURES):
+        system.bare.retrieve(QUERY)
+    system.switch(["dense"], None)
+    clock.now += RETRY_SECONDS
+
+    def only_beside_the_request(work: Callable[[], Any]) -> Any:
+        return fail(work) if threading.current_thread() is asker else work()
+
+    system.switch(["lexical"], only_beside_the_request)
+    ranking = system.bare.retrieve(QUERY)
+    assert (ranking.route, ranking.failures) == (Route.HYBRID, ())
+
+
+@pytest.mark.parametrize("gone", LEFT, ids="+".join)
+def test_dead_stages_are_left_out_with_and_without_deadlines(
+    gone: tuple[str, ...], system: System
+) -> None:
+    system.switch(gone, fail)
+    for retriever in (system.retriever, system.retriever.with_deadlines(AMPLE)):
+        ranking = retriever.retrieve(QUERY)
+        assert ranking.route is LEFT[gone]
+        assert all(failure.cause.startswith("OSError") for failure in ranking.failures)
+        assert {failure.kind for failure in ranking.failures} == {FailureKind.ERROR}
+
+
+def test_with_every_leg_hung_it_is_an_outage_by_the_deadline(system: System, hang: Instead) -> None:
+    system.switch(("lexical", "dense"), hang)
+    with pytest.raises(StageUnavailableError, match="lexical and dense: no answer within"):
+        system.retriever.with_deadlines(Deadlines(total_seconds=SOON)).retrieve(QUERY)
+
+
+def test_the_time_for_the_whole_bounds_every_stage(system: System, hang: Instead) -> None:
+    system.switch(("dense",), hang)
+    ranking = system.retriever.with_deadlines(Deadlines(total_seconds=0.5)).retrieve(QUERY)
+    assert ranking.route is Route.LEXICAL
+    assert [failure.stage for failure in ranking.failures] == ["dense", "rerank"]
+    assert ranking.failures[1].cause == "no time was left when its turn came"
+
+
+def test_in_time_the_answer_is_the_one_without_deadlines(system: System) -> None:
+    for retriever in (system.bare, system.retriever):
+        unhurried = retriever.retrieve(QUERY)
+        for limits in (
+            AMPLE,
+            Deadlines(lexical_seconds=NEVER),
+            Deadlines(dense_seconds=NEVER),
+        ):
+            ranking = retriever.with_deadlines(limits).retrieve(QUERY)
+            assert ranking.passage_ids == unhurried.passage_ids
+            assert ranking.scores == pytest.approx(unhurried.scores)
+            assert ranking.failures == ()
+
+
+def test_out_of_memory_in_the_reranker_is_a_failure_like_any_other(system: System) -> None:
+    def exhausted(_: Callable[[], Any]) -> None:
+        raise MemoryError
+
+    system.switch(("rerank",), exhausted)
+    ranking = system.retriever.retrieve(QUERY)
+    assert ranking.route is Route.HYBRID
+    assert ranking.failures[0].kind is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize(
+    "vector", [np.full(64, np.nan, np.float32), np.ones(32, np.float32)], ids=["NaN", "size"]
+)
+def test_garbage_is_labelled_as_such(vector: Float32Array, system: System) -> None:
+    system.switch(("dense",), lambda _: vector)
+    assert system.bare.retrieve(QUERY).failures[0].kind is FailureKind.GARBAGE
+
+
+def test_a_dead_leg_is_not_called_again_until_a_retry_is_due(system: System, clock: Clock) -> None:
+    calls = 0
+
+    def fail_and_count(work: Callable[[], Any]) -> None:
+        nonlocal calls
+        calls += 1
+        fail(work)
+
+    system.switch(("dense",), fail_and_count)
+    for _ in range(3 * FAILURES):
+        ranking = system.bare.retrieve(QUERY)
+    assert calls == FAILURES
+    assert ranking.route is Route.LEXICAL
+    assert ranking.failures[0].kind is FailureKind.CIRCUIT_OPEN
+
+    system.switch(("dense",), None)
+    recovered = threading.Event()
+    system.bare.watch_stages(lambda stage, is_open: None if is_open else recovered.set())
+    clock.now += RETRY_SECONDS + 0.01
+    assert system.bare.retrieve(QUERY).route is Route.LEXICAL
+    assert recovered.wait(NEVER)
+    assert system.bare.retrieve(QUERY).failures == ()
+
+
+def test_with_all_circuits_open_the_request_that_tries_again_is_answered_by_it(
+    system: System, clock: Clock
+) -> None:
+    system.switch(("lexical", "dense"), fail)
+    for _ in range(2 * FAILURES):
+        with pytest.raises(StageUnavailableError, match="OSError"):
+            system.bare.retrieve(QUERY)
+    system.switch(("lexical", "dense"), None)
+    clock.now += RETRY_SECONDS + 0.01
+    assert system.bare.retrieve(QUERY).route is Route.LEXICAL
+
+
+def test_a_vector_that_the_caller_got_wrong_says_nothing_against_the_leg(system: System) -> None:
+    for _ in range(2 * FAILURES):
+        ranking = system.bare.retrieve(QUERY, query_vector=np.zeros(64, np.float32))
+        assert ranking.route is Route.LEXICAL
+        assert "length 0.0" in ranking.failures[0].cause
+    assert system.bare.retrieve(QUERY).failures == ()
+
+
+def test_rerankers_have_circuits_of_their_own(system: System) -> None:
+    system.switch(("rerank",), fail)
+    for _ in range(FAILURES + 1):
+        ranking = system.retriever.retrieve(QUERY)
+    assert ranking.failures[0].kind is FailureKind.CIRCUIT_OPEN
+    other = system.bare.with_reranker(FaultyReranker())
+    assert other.retrieve(QUERY).route is Route.HYBRID_RERANK
+
+
+def test_warming_up_takes_as_long_as_it_takes(system: System) -> None:
+    system.retriever.with_deadlines(Deadlines(total_seconds=1e-9)).warm_up()
+
+
+def test_legs_without_a_free_thread_are_overload_not_an_outage(
+    system: System,
+) -> None:
+    full = LegStages(*[Stage(name, workers=1, waiting=0) for name in ("lexical", "dense")])
+    search = Search(
+        index=system.bare.generation,
+        query=QUERY,
+        depth=5,
+        stages=("lexical", "dense"),
+        fusion=Fusion(),
+        embedder=FaultyEmbedder(),
+        query_vector=None,
+        allowed=None,
+    )
+    with pytest.raises(OverloadedError, match="lexical and dense: no thread is free"):
+        search_legs(search, full, AMPLE.start())
+
+
+def test_views_share_their_circuits(system: System) -> None:
+    system.switch(("dense",), fail)
+    for _ in range(FAILURES):
+        system.bare.retrieve(QUERY)
+    view = system.bare.with_deadlines(AMPLE)
+    assert view.retrieve(QUERY).failures[0].kind is FailureKind.CIRCUIT_OPEN
+
+
+@pytest.mark.parametrize("limits", [Deadlines(), AMPLE], ids=["no limits", "limits"])
+def test_an_open_circuit_counts_only_while_something_else_answers(
+    limits: Deadlines, system: System, clock: Clock
+) -> None:
+    retriever = system.bare.with_deadlines(limits)
+    system.switch(("dense",), fail)
+    for _ in range(FAILURES):
+        retriever.retrieve(QUERY)
+    assert retriever.retrieve(QUERY).failures[0].kind is FailureKind.CIRCUIT_OPEN
+    system.switch(("dense",), None)
+    system.switch(("lexical",), fail)
+    assert retriever.retrieve(QUERY).route is Route.DENSE
+    system.switch(("lexical",), None)
+    assert retriever.retrieve(QUERY).route is Route.HYBRID

@@ -1,0 +1,267 @@
+"""The contract of retrievers: the package's own keep it, and a faulty one is found."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import DEFAULT_DEPTH, Hit, Passage, Ranking, Route, ScoreKind
+from ctxguard.errors import CtxguardError
+from ctxguard.resilience import Deadlines
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.protocols import FloatArray
+from ctxguard.testing import FakeRetriever, FaultyRetriever, RetrieverContract, WordHashEmbedder
+from tests.timing import NEVER
+
+
+def down(work: Callable[[], Any]) -> Any:
+    """A fault: the engine cannot be reached."""
+    raise ConnectionError("the engine is gone")
+
+
+class SharedWords:
+    """A reranker by the number of words that a text shares with the query."""
+
+    fingerprint = "shared words"
+
+    def score(self, query: str, texts: Sequence[str]) -> FloatArray:
+        wanted = set(ENGLISH.analyse(query))
+        return np.array([len(wanted & set(ENGLISH.analyse(text))) for text in texts], np.float64)
+
+
+def hits_of(ranking: Ranking) -> list[Hit]:
+    """A ranking as the plain hits that a callable returns."""
+    return [
+        Hit(one.passage_id, score, one.text, one.title, metadata=one.metadata)
+        for position, score in enumerate(ranking.scores)
+        for one in [ranking.passages[position]]
+    ]
+
+
+class TestHybrid(RetrieverContract):
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        """The retriever as it is tested."""
+        return retriever
+
+    def retriever(self, passages: Sequence[Passage]) -> HybridRetriever:
+        return self.view(HybridRetriever.build(passages, embedder=WordHashEmbedder()))
+
+    def unreachable_retriever(self) -> HybridRetriever:
+        faulty = FaultyRetriever(self.PASSAGES)
+        for fault in faulty.faults.values():
+            fault.instead = down
+        return self.view(faulty.retriever)
+
+
+class TestHybridAwaited(TestHybrid):
+    awaited = True
+
+
+class TestConvex(TestHybrid):
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        return retriever.with_fusion(Fusion("convex", weight=0.5))
+
+
+class TestWithDeadlines(TestHybrid):
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        return retriever.with_deadlines(Deadlines(total_seconds=NEVER))
+
+
+class TestLexical(TestHybrid):
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        return retriever.on_route(Route.LEXICAL)
+
+
+class TestDense(TestHybrid):
+    # The hashes of no words have no direction; a model's vectors always have one.
+    ODD_QUERIES = tuple(query for query in RetrieverContract.ODD_QUERIES if ENGLISH.analyse(query))
+
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        return retriever.on_route(Route.DENSE)
+
+
+class TestReranked(TestHybrid):
+    def view(self, retriever: HybridRetriever) -> HybridRetriever:
+        return retriever.with_reranker(SharedWords())
+
+
+class TestFake(RetrieverContract):
+    def retriever(self, passages: Sequence[Passage]) -> FakeRetriever:
+        return FakeRetriever(passages)
+
+    def unreachable_retriever(self) -> FakeRetriever:
+        retriever = FakeRetriever(self.PASSAGES)
+        retriever.error = ConnectionError("the engine is gone")
+        return retriever
+
+
+class TestFakeAwaited(TestFake):
+    awaited = True
+
+
+class TestCallable(RetrieverContract):
+    """A plain function that gives hits."""
+
+    score_kind = ScoreKind.RATIO
+    can_filter = False
+
+    def retriever(self, passages: Sequence[Passage]) -> Any:
+        fake = FakeRetriever(passages)
+        return lambda query, depth: hits_of(fake.retrieve(query, depth=depth))
+
+    def unreachable_retriever(self) -> Any:
+        def search(query: str, depth: int) -> list[Hit]:
+            raise TimeoutError
+
+        return search
+
+
+class TestAsyncCallable(RetrieverContract):
+    """A coroutine function that gives hits, and takes a filter."""
+
+    score_kind = "ratio"
+    awaited = True
+
+    def retriever(self, passages: Sequence[Passage]) -> Any:
+        fake = FakeRetriever(passages)
+
+        async def search(query: str, *, depth: int, where: Where | None = None) -> list[Hit]:
+            await asyncio.sleep(0)
+            return hits_of(fake.retrieve(query, depth=depth, where=where))
+
+        return search
+
+
+class Faulty:
+    """A good retriever whose answers go through a fault."""
+
+    def __init__(self, fault: Callable[[Ranking, int], Any]) -> None:
+        self.fault = fault
+
+    def over(self, passages: Sequence[Passage]) -> Any:
+        good = FakeRetriever(passages)
+
+        def retrieve(
+            query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
+        ) -> object:
+            return self.fault(good.retrieve(query, depth=len(passages), where=where), depth)
+
+        return retrieve
+
+
+def backwards(ranking: Ranking) -> Ranking:
+    return Ranking.from_hits(hits_of(ranking)[::-1], ranking.kind)
+
+
+def scored(change: Callable[[float], float | None]) -> Callable[[Ranking, int], Ranking]:
+    """A fault that changes scores, and nothing else."""
+
+    def fault(ranking: Ranking, depth: int) -> Ranking:
+        hits = [replace(hit, score=change(hit.score or 0.0)) for hit in hits_of(ranking)]
+        return Ranking.from_hits(hits[:depth], ranking.kind)
+
+    return fault
+
+
+def ignores_the_filter(passages: Sequence[Passage]) -> Any:
+    good = FakeRetriever(passages)
+
+    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        return good.retrieve(query, depth=depth)
+
+    return retrieve
+
+
+def filters_what_it_found(passages: Sequence[Passage]) -> Any:
+    good = FakeRetriever(passages)
+
+    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        hits = hits_of(good.retrieve(query, depth=depth))
+        kept = [hit for hit in hits if where is None or where.allows(hit.metadata)]
+        return Ranking.from_hits(kept, ScoreKind.RATIO)
+
+    return retrieve
+
+
+def remembers_the_last_query(passages: Sequence[Passage]) -> Any:
+    """Two steps over one attribute, between which another thread may search."""
+    good = FakeRetriever(passages)
+
+    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        good.queries.append(query)
+        asyncio.run(asyncio.sleep(0.001))
+        return good.retrieve(good.queries[-1], depth=depth, where=where)
+
+    return retrieve
+
+
+def breaks_on_surrogates(passages: Sequence[Passage]) -> Any:
+    good = FakeRetriever(passages)
+
+    def retrieve(query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        query.encode()
+        return good.retrieve(query, depth=depth, where=where)
+
+    return retrieve
+
+
+FAULTS: dict[str, tuple[str, Callable[[Sequence[Passage]], Any]]] = {
+    "worst first": (
+        "the_best_match_comes_first",
+        Faulty(lambda ranking, depth: backwards(ranking)).over,
+    ),
+    "no scores": ("every_candidate_has_a_score", Faulty(scored(lambda score: None)).over),
+    "distances as they are": (
+        "every_candidate_has_a_score",
+        Faulty(scored(lambda score: 1.0 / score)).over,
+    ),
+    "another kind": (
+        "every_candidate_has_a_score",
+        Faulty(lambda ranking, depth: replace(ranking, kind=ScoreKind.COSINE)).over,
+    ),
+    "a passage twice": (
+        "no_passage_comes_twice",
+        Faulty(lambda ranking, depth: Ranking.from_hits(hits_of(ranking) * 2, ranking.kind)).over,
+    ),
+    "other texts": (
+        "texts_come_back",
+        Faulty(
+            lambda ranking, depth: Ranking.from_hits(
+                [replace(hit, text=hit.text.strip(".")) for hit in hits_of(ranking)], ranking.kind
+            )
+        ).over,
+    ),
+    "all whatever the depth": ("depth_bounds", Faulty(lambda ranking, depth: ranking).over),
+    "no filter": ("a_filter_is_applied_before", ignores_the_filter),
+    "a filter of what was found": ("a_filter_is_applied_before", filters_what_it_found),
+    "shared state": ("many_may_search_at_once", remembers_the_last_query),
+    "surrogates": ("an_odd_query_is_answered_or_refused", breaks_on_surrogates),
+    "an empty result in an outage": (
+        "an_outage_raises",
+        lambda passages: lambda query, depth, where=None: [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("test", "retriever"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_fails_the_test_that_is_about_it(
+    test: str, retriever: Callable[[Sequence[Passage]], Any]
+) -> None:
+    class Contract(RetrieverContract):
+        score_kind = ScoreKind.RATIO
+
+        def retriever(self, passages: Sequence[Passage]) -> Any:
+            return retriever(passages)
+
+        def unreachable_retriever(self) -> Any:
+            return retriever(self.PASSAGES)
+
+    (name,) = [name for name in dir(Contract) if name.startswith(f"test_{test}")]
+    with pytest.raises((AssertionError, CtxguardError)):
+        getattr(Contract(), name)()
