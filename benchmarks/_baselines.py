@@ -1,8 +1,8 @@
-"""The policies that are compared: each fitted on some queries and applied to others.
+"""The policies that are compared, each fitted on some queries and applied to others.
 
-Every policy keeps a prefix of one order. Those with settings take the ones of highest mean strict
-UDCG on the queries that they are fitted on, over contexts of at most ``MAX_K`` passages; no
-certificate takes part. All but perfect knowledge keep at least one passage.
+Every policy keeps a prefix of one order. Policies with settings use those of highest mean strict
+UDCG on the queries that they are fitted on, with contexts of at most ``MAX_K`` passages and without
+a certificate. All but perfect knowledge keep at least one passage.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,10 +14,20 @@ import numpy as np
 from benchmarks._boosted import boosted_out_of_fold, boosted_probabilities
 from benchmarks._collection import View
 from calibration.fit import fit_relevance, out_of_fold
-from calibration.losses import IntArray, Labels, Survival, grid_means
-from calibration.select import MAX_K, PROBABILITIES, RATIOS, GridMeans, ratio_grid, utility_grid
-from ctxguard.policy import ExpectedUtilityPolicy, decide
-from ctxguard.types import FloatArray
+from calibration.grid import (
+    MAX_K,
+    PROBABILITIES,
+    RATIOS,
+    Grid,
+    GridIndex,
+    KeepTable,
+    ratio_grid,
+    utility_grid,
+)
+from calibration.pool_labels import IntArray, PoolLabels
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.types import FloatArray
 
 SCORES: FloatArray = np.round(np.arange(0, 101) / 100, 2)
 """Thresholds on the fused score, which lies in [0, 1]."""
@@ -67,34 +77,34 @@ def ratio(ks: tuple[int, ...] | None = None, ratios: FloatArray = RATIOS) -> Rul
     """(k, min_ratio), each calibrated unless given."""
 
     def rule(fitted: View, applied: View) -> Contexts:
-        cell = ratio_grid(fitted.pools, fitted.labels, ks=ks, ratios=ratios).means.best()
+        index = ratio_grid(fitted.pools, fitted.labels, ks=ks, ratios=ratios).means.best()
         grid = ratio_grid(applied.pools, applied.labels, ks=ks, ratios=ratios)
-        choice = f"k={grid.survival.ks[cell[0]]} min_ratio={grid.survival.thresholds[cell[1]]:g}"
-        return Contexts(_as_ranked(applied), grid.survival.kept([cell])[:, 0], choice)
+        k, min_ratio = grid.settings(index)
+        kept = grid.keep_table.kept([index])[:, 0]
+        return Contexts(_as_ranked(applied), kept, f"k={k} min_ratio={min_ratio:g}")
 
     return rule
 
 
 def _tuned(
-    labels: Labels, values: FloatArray, thresholds: FloatArray
-) -> tuple[float, tuple[int, int]]:
-    """Mean strict UDCG of the best (k, threshold) on values in rank order, and its cell."""
-    survival = Survival.of(values, range(1, MAX_K + 1), thresholds)
-    found = grid_means(labels, survival)
-    means = GridMeans(found["udcg_strict"], found["harm"], found["recall_loss"], found["kept"])
-    cell = means.best()
-    return float(means.udcg_strict[cell]), cell
+    labels: PoolLabels, values: FloatArray, thresholds: FloatArray
+) -> tuple[float, GridIndex]:
+    """Mean strict UDCG of the best (k, threshold) on values in rank order, and its index."""
+    table = KeepTable.of(values, range(1, MAX_K + 1), thresholds)
+    means = Grid(labels, table, RatioPolicy).means
+    index = means.best()
+    return float(means.udcg_strict[index]), index
 
 
-def _applied(values: FloatArray, thresholds: FloatArray, cell: tuple[int, int]) -> IntArray:
-    return Survival.of(values, range(1, MAX_K + 1), thresholds).kept([cell])[:, 0]
+def _applied(values: FloatArray, thresholds: FloatArray, index: GridIndex) -> IntArray:
+    return KeepTable.of(values, range(1, MAX_K + 1), thresholds).kept([index])[:, 0]
 
 
 def absolute(fitted: View, applied: View) -> Contexts:
     """(k, least fused score), both calibrated."""
-    _, cell = _tuned(fitted.labels, fitted.pools.scores, SCORES)
-    kept = _applied(applied.pools.scores, SCORES, cell)
-    return _capped(applied, kept, f"k={cell[0] + 1} min_score={SCORES[cell[1]]:g}")
+    _, index = _tuned(fitted.labels, fitted.pools.scores, SCORES)
+    kept = _applied(applied.pools.scores, SCORES, index)
+    return _capped(applied, kept, f"k={index[0] + 1} min_score={SCORES[index[1]]:g}")
 
 
 def top_p(fitted: View, applied: View) -> Contexts:
@@ -103,9 +113,9 @@ def top_p(fitted: View, applied: View) -> Contexts:
         (*_tuned(fitted.labels, _mass_left(fitted, temperature), MASSES), temperature)
         for temperature in TEMPERATURES
     )
-    _, cell, temperature = best
-    kept = _applied(_mass_left(applied, temperature), MASSES, cell)
-    choice = f"k={cell[0] + 1} p={1.0 - MASSES[cell[1]]:.2g} T={temperature:g}"
+    _, index, temperature = best
+    kept = _applied(_mass_left(applied, temperature), MASSES, index)
+    choice = f"k={index[0] + 1} p={1.0 - MASSES[index[1]]:.2g} T={temperature:g}"
     return _capped(applied, kept, choice)
 
 
@@ -177,10 +187,10 @@ def boosted(fitted: View, applied: View) -> Contexts:
     own, unseen = boosted_out_of_fold(fitted), boosted_probabilities(fitted, applied)
     own_order = np.argsort(-own, axis=1, kind="stable")
     in_order = np.take_along_axis(own, own_order, axis=1)
-    _, cell = _tuned(fitted.labels.reordered(own_order), in_order, PROBABILITIES)
+    _, index = _tuned(fitted.labels.reordered(own_order), in_order, PROBABILITIES)
     order = np.argsort(-unseen, axis=1, kind="stable")
-    kept = _applied(np.take_along_axis(unseen, order, axis=1), PROBABILITIES, cell)
-    return Contexts(order, kept, f"k={cell[0] + 1} min_probability={PROBABILITIES[cell[1]]:g}")
+    kept = _applied(np.take_along_axis(unseen, order, axis=1), PROBABILITIES, index)
+    return Contexts(order, kept, f"k={index[0] + 1} min_probability={PROBABILITIES[index[1]]:g}")
 
 
 def perfect(_fitted: View, applied: View) -> Contexts:

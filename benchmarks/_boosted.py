@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks._collection import View
 from calibration.fit import FOLDS, fold_of
-from calibration.losses import IntArray
-from ctxguard.types import FloatArray
+from calibration.pool_labels import IntArray
+from ctxguard.core.types import FloatArray
 
 SETTINGS = {
     "max_iter": 100,

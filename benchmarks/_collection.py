@@ -5,7 +5,6 @@ queries; pools under a fusion weight are kept in memory.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,22 +14,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks._text import text_features
+from calibration.data.dataset import Dataset
+from calibration.data.readers import read_beir, read_corpus, splits
 from calibration.fit import fit_fusion, pool_signals
-from calibration.labelling.datasets import Dataset, read_beir, read_corpus, splits
-from calibration.losses import IntArray, Labels, label
+from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools, replay
+from ctxguard._support.cache_folder import cache_folder
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Route
 from ctxguard.errors import DataError
-from ctxguard.fusion import Fusion
-from ctxguard.retrieval.analysis import ANALYSER
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.hybrid import HybridRetriever
-from ctxguard.types import DEFAULT_DEPTH, FloatArray, Route
+from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 
 def default_cache() -> Path:
-    """The user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ctxguard" / "benchmarks"
+    """Where indexes and vectors of collections are kept."""
+    return cache_folder() / "benchmarks"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class View:
     """
 
     pools: Pools
-    labels: Labels
+    labels: PoolLabels
     signals: FloatArray
     text: FloatArray
 
@@ -88,7 +88,7 @@ class Collection:
         self._vectors = _encoded(self.dataset, self._retriever, cache, embedder)
 
     @cached_property
-    def _for_fusion(self) -> tuple[Pools, Labels]:
+    def _for_fusion(self) -> tuple[Pools, PoolLabels]:
         """Candidates in which both legs are whole, as calibration fits its fusion on."""
         pools = replay(
             self._retriever.with_fusion(Fusion()).on_route(Route.HYBRID),
@@ -148,7 +148,7 @@ def all_splits(folder: Path) -> Dataset:
 def _indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> HybridRetriever:
     with (folder / "corpus.jsonl").open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
-    digest.update(f"{embedder.fingerprint()}\0{ANALYSER}".encode())
+    digest.update(f"{embedder.fingerprint()}\0{ENGLISH.fingerprint}".encode())
     saved = cache / f"index-{digest.hexdigest()[:16]}"
     if saved.exists():
         return HybridRetriever.load(saved, embedder=embedder)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks._load_clients import Ask, AwaitedAsk, Load, awaited_end_of, end_of
 from benchmarks._load_system import guarded, stub_ranking
-from ctxguard.types import Ranking
+from ctxguard.core.types import Ranking
 
 BURST_LATENCY_SECONDS = 0.002
 BURST_DEADLINE_SECONDS = 0.25

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from ctxguard._extras import require
+from ctxguard._support.extras import require
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampler import Sampler
-from ctxguard.policy import RatioPolicy
-from ctxguard.retrieval.hybrid import HybridRetriever
-from ctxguard.retrieval.protocols import Float32Array, Progress
-from ctxguard.stages import Deadlines
-from ctxguard.telemetry import Telemetry
-from ctxguard.types import FloatArray, Hit, Passage, Ranking, ScoreKind
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import Deadlines
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.protocols import AnyRetriever, Float32Array, Progress
+from ctxguard.testing import Fault, FaultyRetriever
 
 CANDIDATES = 100
 PASSAGES = 10_000
@@ -33,32 +34,18 @@ _HANG_SECONDS = 3600.0
 _SHORT_HANG_SECONDS = 0.5
 
 
-class Switched:
-    """What a stage does at each of its calls, to be changed while it runs."""
-
-    def __init__(self) -> None:
-        self.fault: Callable[[], None] | None = None
-
-    def work(self) -> None:
-        """Called at the start of every call."""
-        if self.fault is not None:
-            self.fault()
-
-
 class LookedUp:
     """An embedder that knows the vectors of all queries."""
 
     name = "looked up"
     dimension = DIMENSION
 
-    def __init__(self, queries: Sequence[str], switch: Switched, seed: int) -> None:
+    def __init__(self, queries: Sequence[str], seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        self._switch = switch
         self._known = dict(zip(queries, self.encode_passages(queries), strict=True))
         self._other = self.encode_passages(["any other"])[0]
 
     def encode_query(self, text: str) -> Float32Array:
-        self._switch.work()
         known: Float32Array = self._known.get(text, self._other)
         return known
 
@@ -74,21 +61,8 @@ class LookedUp:
         return "looked up"
 
 
-class ByLength:
-    """A reranker that costs next to nothing."""
-
-    fingerprint = "by length"
-
-    def __init__(self, switch: Switched) -> None:
-        self._switch = switch
-
-    def score(self, query: str, texts: Sequence[str]) -> FloatArray:  # noqa: ARG002
-        self._switch.work()
-        return np.array([-float(len(text)) for text in texts])
-
-
 class System:
-    """The embedded retriever, each of whose stages can be switched."""
+    """The embedded retriever, whose stages can be made to fail."""
 
     def __init__(self, seed: int) -> None:
         # Of one search: clients are what runs side by side here.
@@ -101,28 +75,18 @@ class System:
             return " ".join(rng.choices(words, weights, k=length))
 
         self.queries = [text(8) for _ in range(QUERIES)]
-        self.switches = {"lexical": Switched(), "dense": Switched(), "rerank": Switched()}
-        self._embedder = LookedUp(self.queries, self.switches["dense"], seed)
-        built = HybridRetriever.build(
+        self._faulty = FaultyRetriever(
             [Passage(f"passage-{row:06d}", text(60)) for row in range(PASSAGES)],
-            embedder=self._embedder,
+            LookedUp(self.queries, seed),
         )
-        lexical: Any = built._live.index.lexical
-        words = lexical.words
-
-        def switched(query: str) -> object:
-            self.switches["lexical"].work()
-            return words(query)
-
-        lexical.words = switched
-        self._index = built._live.index
+        self.faults = self._faulty.faults
 
     def retriever(self, *, rerank: bool = False, deadlines: Deadlines | None = None) -> Any:
         """One with circuits of its own, all closed."""
         made = HybridRetriever(
-            self._index,
-            embedder=self._embedder,
-            reranker=ByLength(self.switches["rerank"]) if rerank else None,
+            self._faulty.retriever.generation,
+            embedder=self._faulty.embedder,
+            reranker=self._faulty.reranker if rerank else None,
         )
         made.warm_up()
         return made if deadlines is None else made.with_deadlines(deadlines)
@@ -135,7 +99,7 @@ def stub_ranking() -> Ranking:
 
 
 def guarded(
-    retriever: object, *, sampler: Sampler | None = None, **settings: Any
+    retriever: AnyRetriever, *, sampler: Sampler | None = None, **settings: Any
 ) -> tuple[ContextGuard, CollectorRegistry]:
     """A guard with metrics of its own, and their registry."""
     registry = CollectorRegistry()
@@ -150,21 +114,21 @@ def guarded(
 
 
 @contextmanager
-def faulty(switch: Switched, fault: str) -> Iterator[None]:
-    """Have a stage fail for as long as the block lasts; what hangs returns when it ends."""
+def faulty(stage: Fault, fault: str) -> Iterator[None]:
+    """Make a stage fail until the block ends; a call that hangs returns then."""
     ended, calls = threading.Event(), count(1)
 
-    def work() -> None:
+    def instead(work: Callable[[], Any]) -> Any:
         if fault == DEAD:
             raise ConnectionError("the stage is dead")
         if fault == HUNG:
             ended.wait(_HANG_SECONDS)
         elif next(calls) % 4 == 0:
             ended.wait(_SHORT_HANG_SECONDS)
+        return work()
 
-    switch.fault = work
     try:
-        yield
+        with stage.injected(instead):
+            yield
     finally:
-        switch.fault = None
         ended.set()

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.fusion import Fusion, fuse
-from ctxguard.retrieval.analysis import analyse
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.protocols import Float32Array, RowArray
-from ctxguard.types import FloatArray, Leg, ScoreKind
 
 DIMENSION = 384
 DEPTH = 100
@@ -240,7 +240,7 @@ def _exact(corpus: Corpus) -> Exact:
     import bm25s
 
     words = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
-    words.index([analyse(text) for text in corpus.texts()], show_progress=False)
+    words.index([ENGLISH.analyse(text) for text in corpus.texts()], show_progress=False)
     n, depth = len(corpus), min(DEPTH, len(corpus))
     rows = np.full((4, len(corpus.queries), depth), -1, np.int64)
     for at, query in enumerate(corpus.queries):
@@ -250,7 +250,7 @@ def _exact(corpus: Corpus) -> Exact:
                 for start in range(0, n, _BLOCK)
             ]
         )
-        known = [word for word in analyse(query) if word in words.vocab_dict]
+        known = [word for word in ENGLISH.analyse(query) if word in words.vocab_dict]
         matches = words.get_scores(known) if known else np.zeros(n, np.float32)
         dense, lexical = _best(cosines, depth), _best(matches, depth)
         lexical = lexical[matches[lexical] > 0.0]

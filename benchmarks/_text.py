@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from calibration.replay import Pools
-from ctxguard.retrieval.analysis import analyse
-from ctxguard.types import FloatArray, Passage
+from ctxguard.core.types import FloatArray, Passage
+from ctxguard.retrieval.analysers.english import ENGLISH
 
 TEXT_FEATURES = (
     "log_query_words",
@@ -39,7 +39,7 @@ def text_features(
     title: dict[str, frozenset[int]] = {}
 
     def numbered(text: str) -> frozenset[int]:
-        return frozenset([words.setdefault(word, len(words)) for word in analyse(text)])
+        return frozenset([words.setdefault(word, len(words)) for word in ENGLISH.analyse(text)])
 
     for passage_id in {passage_id for ids in pools.passage_ids for passage_id in ids}:
         found = passage(passage_id)

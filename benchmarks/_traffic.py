@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._collection import View
-from calibration.losses import IntArray, discounts
-from ctxguard.metrics import DEFAULT_UTILITIES
-from ctxguard.monitor.estimates import Metric
-from ctxguard.monitor.records import JudgingRates
-from ctxguard.types import DEFAULT_K, FloatArray
+from calibration.pool_labels import IntArray, discounts
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import DEFAULT_K, FloatArray
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.sampling.inclusion import JudgingRates
 
 BoolArray = NDArray[np.bool_]
 
@@ -120,8 +120,8 @@ class Requests:
         relevant: Shape (n, depth), the truth, which is also what people say.
         verdicts: Shape (n, depth), what the judge would say of each passage.
         utilities: Shape (n, k).
-        picked: Shape (n, depth), dropped passages that are judged by themselves.
-        chance: Shape (n,), uniform; a pool is judged whole where it is below the rate.
+        sampled: Shape (n, depth), dropped passages that are judged by themselves.
+        chance: Shape (n,), uniform; a full pool is judged where it is below the rate.
         baseline: Shape (n,), whether the first few of the pool are all judged.
         rates: How much of what was dropped is judged, by the judge and by people.
     """
@@ -129,7 +129,7 @@ class Requests:
     relevant: BoolArray
     verdicts: BoolArray
     utilities: FloatArray
-    picked: BoolArray
+    sampled: BoolArray
     chance: FloatArray
     baseline: BoolArray
     rates: JudgingRates
@@ -139,7 +139,7 @@ class Requests:
         return _terms(self, self.relevant, self.utilities)
 
     def judge_controls(self) -> dict[Metric, FloatArray]:
-        """The columns of ``ppi.controls``, shape (n, 5), by metric."""
+        """The columns of ``sums.control_columns``, shape (n, 5), by metric."""
         served = self.verdicts[:, :DEFAULT_K]
         worth = np.where(served, DEFAULT_UTILITIES.relevant, DEFAULT_UTILITIES.irrelevant)
         terms = _terms(self, self.verdicts, worth)
@@ -158,15 +158,15 @@ def draw(
     rows = rng.choice(population.share.size, n, p=population.share)
     relevant = population.relevant[rows]
     says_relevant = np.where(relevant, errors.sensitivity, 1.0 - errors.specificity)
-    picked = rng.random(relevant.shape) < rates.dropped
-    picked[:, :DEFAULT_K] = False
+    sampled = rng.random(relevant.shape) < rates.dropped_rate
+    sampled[:, :DEFAULT_K] = False
     return Requests(
         relevant=relevant,
         verdicts=(rng.random(relevant.shape) < says_relevant) & population.in_pool[rows],
         utilities=population.utilities[rows],
-        picked=picked,
+        sampled=sampled,
         chance=rng.random(n),
-        baseline=rng.random(n) < rates.baseline,
+        baseline=rng.random(n) < rates.baseline_rate,
         rates=rates,
     )
 
@@ -174,18 +174,20 @@ def draw(
 def _terms(requests: Requests, found: BoolArray, utilities: FloatArray) -> dict[Metric, FloatArray]:
     rates = requests.rates
     served, dropped = found[:, :DEFAULT_K], found[:, DEFAULT_K:]
-    rate = np.where(served.any(axis=1), rates.pool, rates.unanswered_pool)
-    whole = requests.chance < rate
+    rate = np.where(served.any(axis=1), rates.full_pool_rate, rates.full_pool_rate_if_no_hit)
+    full_pool = requests.chance < rate
     in_baseline = np.arange(DEFAULT_K, found.shape[1]) < rates.baseline_k
     seen = dropped & (
-        requests.picked[:, DEFAULT_K:] | whole[:, None] | (requests.baseline[:, None] & in_baseline)
+        requests.sampled[:, DEFAULT_K:]
+        | full_pool[:, None]
+        | (requests.baseline[:, None] & in_baseline)
     )
-    alone = rate + (1.0 - rate) * rates.dropped
-    among_first = alone + (1.0 - alone) * rates.baseline
+    alone = rate + (1.0 - rate) * rates.dropped_rate
+    among_first = alone + (1.0 - alone) * rates.baseline_rate
     return metric_terms(
         served,
         utilities,
-        pool_weight=np.where(whole & found.any(axis=1), 1.0 / rate, 0.0),
+        pool_weight=np.where(full_pool & found.any(axis=1), 1.0 / rate, 0.0),
         dropped=(seen & in_baseline).sum(axis=1) / among_first
         + (seen & ~in_baseline).sum(axis=1) / alone,
     )
@@ -194,7 +196,7 @@ def _terms(requests: Requests, found: BoolArray, utilities: FloatArray) -> dict[
 def metric_terms(
     served: BoolArray, utilities: FloatArray, *, pool_weight: FloatArray, dropped: FloatArray
 ) -> dict[Metric, FloatArray]:
-    """What ``estimates.term`` says of each request, shape (n, 2) by metric.
+    """What ``terms.term`` says of each request, shape (n, 2) by metric.
 
     Args:
         served: Shape (n, k), which of the served are relevant.
@@ -204,15 +206,15 @@ def metric_terms(
         dropped: Shape (n,), the estimated number of relevant passages dropped.
     """
     kept = served.sum(axis=1).astype(np.float64)
-    answered = kept > 0
+    has_hit = kept > 0
     one = np.ones(len(served))
     worth = utilities * discounts(served.shape[1])
     return {
         Metric.PRECISION: np.column_stack([kept / served.shape[1], one]),
         Metric.MRR: np.column_stack(
             [
-                np.where(answered, 1.0 / (served.argmax(axis=1) + 1), 0.0),
-                np.where(answered, 1.0, pool_weight),
+                np.where(has_hit, 1.0 / (served.argmax(axis=1) + 1), 0.0),
+                np.where(has_hit, 1.0, pool_weight),
             ]
         ),
         Metric.UDCG: np.column_stack([worth.sum(axis=1), one]),

@@ -1,18 +1,18 @@
-"""Does the certificate keep its probability, and what does it cost? A simulation with known truth.
+"""Simulate how often a certificate is false, and what it costs in utility.
 
     python -m benchmarks.certificate --repeats 1000 --json results.json
 
-A population of queries is made whose mean risks over a grid of about a hundred settings are
-known. Each repeat labels n of its queries, lets every method choose a setting, and looks the
-chosen one's true risk up. Every method gets all n labels; those that need an order of the
-candidates spend a share of them on it.
+The mean risks of a simulated population of queries are known for each of about a hundred settings.
+Each repeat labels n of the queries, lets every method choose a setting, and compares the choice
+with its true risk. Every method gets all n labels; methods that need an order of the settings use
+a share of them for it.
 
 Populations:
     retrieval    rankings with relevant passages and falling scores; the grid is k × min_ratio,
                  and the promise is recall loss ≤ alpha
-    two risks    the same, with harm ≤ beta, as a share of the largest possible, promised as well
-    boundary     every setting breaks its promise by a hair, with rare, fractional losses:
-                 whatever is certified is a violation
+    two risks    the same, with a second promise: harm, as a share of the largest possible, ≤ beta
+    boundary     the mean of every setting is just above alpha, with rare, fractional losses, so
+                 that every certificate is false
 """
 
 import argparse
@@ -30,20 +30,22 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from calibration.risk import (
-    IntArray,
-    betting_p_value,
+from benchmarks._risk_baselines import (
     bonferroni,
     clt_p_value,
     conformal_risk_control,
-    fixed_sequence,
     hoeffding_bentkus_p_value,
+)
+from calibration.risk import (
+    IntArray,
+    betting_p_value,
+    fixed_sequence,
     joint_p_value,
     pareto_order,
 )
-from ctxguard.types import FloatArray
+from ctxguard.core.types import FloatArray
 
-SUMMARY = "Does the certificate keep its probability? A simulation with known truth."
+SUMMARY = "Simulate how often a certificate is false, and what it costs in utility."
 POPULATION_SIZE = 20_000
 ALPHA = 0.1
 BETA = 0.85
@@ -66,12 +68,12 @@ class Risk:
 
 @dataclass(frozen=True)
 class Population:
-    """Queries whose true risks are known, because they are all there is.
+    """A finite population of queries, whose true risks are its means.
 
     Attributes:
         risks: The promises.
         utility: Shape (n_queries, n_settings).
-        fallback: The setting that is served where nothing is certified.
+        fallback: The setting that is served if nothing is certified.
     """
 
     name: str
@@ -80,18 +82,20 @@ class Population:
     fallback: int
 
     def broken(self) -> NDArray[np.bool_]:
-        """Which settings truly break a promise, shape (n_settings,)."""
+        """Whether each setting breaks a promise on the population, shape (n_settings,)."""
         limits_passed = [risk.losses.mean(axis=0) > risk.limit for risk in self.risks]
         return np.asarray(np.any(limits_passed, axis=0))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one repeat labelled: the risks on all labels, on the ordering and on the testing part.
+    """The labelled queries of one repeat.
 
     Attributes:
-        order: Candidates, safest first, from the ordering part.
-        utility: Mean utility of every setting on all labels.
+        whole: The risks on all labelled queries.
+        testing: The risks on those that do not order.
+        order: Settings, safest first, by the queries that order.
+        utility: Mean utility of every setting on all labelled queries.
     """
 
     whole: tuple[Risk, ...]
@@ -102,13 +106,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one method over all repeats of one population at one n.
+    """One method over all repeats of one population at one n.
 
     Attributes:
-        certified: Share of repeats in which it named a setting.
-        violations: Share of repeats in which the setting that it named breaks a promise.
-        price: Mean utility lost against the best setting that truly keeps every promise, the
-            fallback being served where none was named; None where no setting keeps them.
+        certified: Share of repeats in which it chose a setting.
+        violations: Share of repeats in which its choice breaks a promise.
+        price: Mean utility lost against the best setting that keeps every promise, with the
+            fallback served if nothing is chosen; None if no setting keeps them.
     """
 
     population: str
@@ -162,13 +166,13 @@ def retrieval(seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def boundary(seed: int, alpha: float, n_settings: int = 100) -> tuple[FloatArray, FloatArray]:
-    """Losses whose every mean is just above alpha, from nearly all-or-nothing to mild."""
+    """Losses with means just above alpha, from nearly all-or-nothing to mild."""
     rng = np.random.default_rng(seed)
     rate = np.linspace(alpha + 0.01, 0.6, n_settings)
     severity = alpha / rate
     losses = rng.beta(2.0 * severity, 2.0 * (1.0 - severity), (POPULATION_SIZE, n_settings))
     losses[rng.random(losses.shape) >= rate] = 0.0
-    # Mixed towards 0 or towards 1, whichever puts the mean where it should be.
+    # Scaled towards 0 or towards 1, so that the mean is the target.
     target, mean = alpha * (1.0 + 1e-6), losses.mean(axis=0)
     losses = np.where(
         mean > target, losses * target / mean, 1 - (1 - losses) * (1 - target) / (1 - mean)
@@ -179,7 +183,7 @@ def boundary(seed: int, alpha: float, n_settings: int = 100) -> tuple[FloatArray
 
 
 def populations(seed: int) -> tuple[Population, ...]:
-    """The three populations, the same for the same seed."""
+    """The three populations; equal seeds give equal ones."""
     recall_loss, harm, utility = retrieval(seed)
     bounded_recall = Risk(recall_loss, ALPHA)
     hair_above, rising = boundary(seed, ALPHA)
@@ -241,7 +245,7 @@ def conformal(sample: Sample) -> IntArray:
 
 
 def uncorrected(sample: Sample) -> IntArray:
-    """Whatever kept its promises on the labels themselves."""
+    """The settings whose means on the labelled queries keep every promise."""
     kept = [risk.losses.mean(axis=0) <= risk.limit for risk in sample.whole]
     return np.flatnonzero(np.all(kept, axis=0))
 
@@ -309,7 +313,7 @@ def guarantee_is_kept(outcome: Outcome) -> bool:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """The outcomes as a person reads them, each figure with its Monte Carlo error."""
+    """The outcomes as a table, each figure with its Monte Carlo error."""
     result = Table(title=f"alpha {ALPHA}, beta {BETA}, delta {DELTA}; ± one Monte Carlo error")
     for name in ("population", "n", "method"):
         result.add_column(name, no_wrap=True)
@@ -337,7 +341,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the simulation; the exit status is 1 where a guaranteed method broke its promise."""
+    """Run the simulation; the exit status is 1 if a guaranteed method breaks its promise."""
     parser = argparse.ArgumentParser(prog="benchmarks.certificate", description=SUMMARY)
     parser.add_argument("--repeats", type=int, default=1000, help="samples per n (default 1000)")
     parser.add_argument("--labels", type=int, nargs="+", default=[50, 100, 200, 400], metavar="N")

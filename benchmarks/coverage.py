@@ -16,12 +16,12 @@ Judges, right as often as ``--judge-sensitivity`` and ``--judge-specificity`` sa
     by rank      readier to call a passage relevant the higher it stands
 
 Labels:
-    targeted     picked with ``ppi.label_weight``, that is where they tell most
+    weighted     picked with ``ppi.label_weights``, that is where they tell most
     random       all requests alike
 
 The widths of PPI++ are compared with those of human labels alone, which are always random ones.
 A pool in which nothing relevant was served is judged and labelled whole
-(``--unanswered-pool 1``): MRR rests on these.
+(``--full-pool-rate-if-no-hit 1``): MRR rests on these.
 *Best* is the narrowing that the most able predictor could reach with random labels from the
 judge's verdicts on the served passages.
 """
@@ -42,12 +42,14 @@ from rich.table import Table
 
 from benchmarks._collection import Collection, default_cache
 from benchmarks._traffic import ErrorRates, Population, draw, error_rates, pick
-from ctxguard.fusion import Fusion
-from ctxguard.monitor.estimates import Estimate, Metric
-from ctxguard.monitor.ppi import TOLD_LESS_WEIGHT, estimate_from_clusters
-from ctxguard.monitor.records import JudgingRates
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
-from ctxguard.types import DEFAULT_K
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.types import DEFAULT_K
+from ctxguard.monitor.estimation.ppi import TOLD_LESS_WEIGHT, estimate_from_clusters
+from ctxguard.monitor.estimation.ratio import Estimate
+from ctxguard.monitor.estimation.sums import ControlSums
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Do intervals on live traffic hold what they say, and what do labels gain from a judge?"
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -66,7 +68,7 @@ COVERAGE_BAR = (0.93, 0.97)
 RECALL_COVERAGE_BAR = 0.90
 NARROWER_BAR = 0.25
 JUDGES = ("even", "by rank")
-LABELLINGS = ("targeted", "random")
+LABELLINGS = ("weighted", "random")
 _BEST_REQUESTS, _BEST_CHUNK = 200_000, 10_000
 
 
@@ -159,7 +161,7 @@ def simulate(
         human, judged = requests.human_terms(), requests.judge_controls()
         told_less = ~requests.verdicts[:, 0]
         labellings = {
-            "targeted": np.where(told_less, TOLD_LESS_WEIGHT, 1.0),
+            "weighted": np.where(told_less, TOLD_LESS_WEIGHT, 1.0),
             "random": np.ones(n_requests),
         }
         for labelling, weights in labellings.items():
@@ -167,21 +169,22 @@ def simulate(
             rest = np.ones(n_requests, dtype=bool)
             rest[labelled] = False
             for metric in METRICS:
-                own, controls = human[metric][labelled], judged[metric]
+                own, controls = human[metric][labelled], judged[metric][labelled]
+                others = ControlSums.of(judged[metric][rest])
                 inverse = 1.0 / weights[labelled]
                 tallies[labelling, metric].add(
-                    estimate_from_clusters(metric, own, controls[labelled], controls[rest], inverse)
+                    estimate_from_clusters(metric, own, controls, others, inverse)
                 )
                 if labelling == "random":
+                    nobody = ControlSums.of(controls[:0])
                     tallies["human", metric].add(
-                        estimate_from_clusters(
-                            metric, own, controls[labelled], controls[:0], inverse
-                        )
+                        estimate_from_clusters(metric, own, controls, nobody, inverse)
                     )
         for metric in METRICS:
             own = judged[metric]
+            nobody = ControlSums.of(own[:0])
             tallies["judge", metric].add(
-                estimate_from_clusters(metric, own[:, :2], own, own[:0], np.ones(n_requests))
+                estimate_from_clusters(metric, own[:, :2], own, nobody, np.ones(n_requests))
             )
     best = best_narrower(population, errors, rates, n_labels / n_requests, rng)
     outcomes = []
@@ -331,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--judge-sensitivity", type=float, default=0.85)
     parser.add_argument("--judge-specificity", type=float, default=0.90)
     parser.add_argument(
-        "--unanswered-pool",
+        "--full-pool-rate-if-no-hit",
         type=float,
         default=1.0,
         metavar="RATE",
@@ -347,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError as error:
         parser.error(str(error))
     console = Console(width=150)
-    rates = JudgingRates(unanswered_pool=options.unanswered_pool)
+    rates = JudgingRates(full_pool_rate_if_no_hit=options.full_pool_rate_if_no_hit)
     start = time.perf_counter()
     outcomes = []
     for population in traffic:
@@ -375,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "labels": options.labels,
         "judge_sensitivity": options.judge_sensitivity,
         "judge_specificity": options.judge_specificity,
-        "unanswered_pool": options.unanswered_pool,
+        "full_pool_rate_if_no_hit": options.full_pool_rate_if_no_hit,
         "seed": options.seed,
         "seconds": round(seconds, 1),
         "outcomes": [asdict(outcome) for outcome in outcomes],
@@ -396,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(f"{options.repeats} repeats in {seconds:.0f} s")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    headline = results["bars"][f"answerable traffic, {options.labels} targeted labels"]
+    headline = results["bars"][f"answerable traffic, {options.labels} weighted labels"]
     return 0 if all(headline.values()) else 1
 
 

@@ -25,24 +25,21 @@ import numpy as np
 
 from benchmarks._collection import all_splits
 from benchmarks._timing import Timing, environment, interleaved
-from calibration.labelling.datasets import Dataset, read_corpus
+from calibration.data.dataset import Dataset
+from calibration.data.readers import read_corpus
+from ctxguard.core.metrics import ndcg
+from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.metrics import ndcg
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder, bundled_model, quiet_loading
-from ctxguard.retrieval.hybrid import HybridRetriever
-from ctxguard.retrieval.passages import searchable_text
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.passages import searchable_text
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.models.files import bundled_model
+from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+from ctxguard.retrieval.models.runtimes import Runtime
+from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
 from ctxguard.retrieval.protocols import Float32Array
-from ctxguard.retrieval.reranker import CrossEncoderReranker
-from ctxguard.retrieval.runtimes import Runtime
-from ctxguard.types import Passage, Route
 
-RUNTIMES = (
-    Runtime.TORCH,
-    Runtime.ONNXRUNTIME,
-    Runtime.ONNXRUNTIME_INT8,
-    Runtime.OPENVINO,
-    Runtime.OPENVINO_BF16,
-)
+RUNTIMES = (Runtime.TORCH, Runtime.OPENVINO, Runtime.OPENVINO_BF16)
 PASSAGES = 64
 RERANKED = 50
 CUTOFF = 10
@@ -51,7 +48,7 @@ PASSAGES_BAR = 3.0
 NDCG_BAR = 0.005
 _PACKAGES = (
     *("sentence-transformers", "transformers", "tokenizers", "torch"),
-    *("onnx", "onnxruntime", "onnxscript", "openvino", "numpy"),
+    *("openvino", "numpy"),
 )
 
 Model = TypeVar("Model", SentenceTransformerEmbedder, CrossEncoderReranker)

@@ -1,16 +1,16 @@
-"""A whole grid of policies over many queries at once, beside a naive loop and ranx.
+"""Time a whole grid of policies over many queries, beside a naive loop and ranx.
 
     python -m benchmarks.grid --queries 10000 --depth 100 --json grid.json
 
-Made-up rankings: scores on a ratio scale, rarer relevance further down. Three sides, in the same
-run and on one thread: ``grid_means`` and the loop call no threaded library (their processor time
-is shown beside the time by the clock), and ranx's compiled loops are held to one.
+Simulated rankings: scores on a ratio scale, relevance rarer at lower ranks. Three sides in the same
+run, on one thread: ``Grid.means`` and the loop call no threaded library (processor time is shown
+beside wall time), and ranx's compiled loops are limited to one thread.
 
-    grid_means   mean strict UDCG, harm, recall loss and kept count of 50 × 100 (k, min_ratio)
-    naive loop   the same by a loop over queries and settings, on a subsample of the queries,
-                 scaled up in proportion; its means must agree to 1e-9
-    ranx         recall, precision and nDCG at every k from 1 to 50: the nearest that it offers,
-                 since it has no filter by score; its objects are built outside the clock
+    Grid.means   mean strict UDCG, harm, recall loss and kept count of 50 × 100 (k, min_ratio)
+    naive loop   the same by a loop over queries and settings, on a part of the queries, with its
+                 time scaled up in proportion; its means must agree to 1e-9
+    ranx         recall, precision and nDCG at every k from 1 to 50, the nearest that it offers,
+                 since it has no filter by score; building its objects is not timed
 
 ranx is optional (benchmarks/requirements.txt).
 """
@@ -31,11 +31,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from calibration.losses import Labels, Survival, grid_means
-from ctxguard.metrics import DEFAULT_UTILITIES
-from ctxguard.types import FloatArray
+from calibration.grid import Grid, KeepTable
+from calibration.pool_labels import PoolLabels
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray
 
-SUMMARY = "A whole grid of policies over many queries at once, beside a naive loop and ranx."
+SUMMARY = "Time a whole grid of policies over many queries, beside a naive loop and ranx."
 KS = tuple(range(1, 51))
 RATIOS: FloatArray = np.arange(100) / 100
 BAR_SECONDS = 0.5
@@ -44,8 +46,8 @@ TOLERANCE = 1e-9
 Means = Mapping[str, FloatArray]
 
 
-def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, Labels]:
-    """Relative scores, shape (n_queries, depth), and labels of made-up rankings."""
+def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLabels]:
+    """Relative scores, shape (n_queries, depth), and labels of simulated rankings."""
     rng = np.random.default_rng(seed)
     falls = rng.exponential(rng.gamma(2.0, 0.02, (n_queries, 1)), (n_queries, depth))
     falls[:, 0] = 0.0
@@ -57,11 +59,11 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, Labels]
         [DEFAULT_UTILITIES.relevant, DEFAULT_UTILITIES.partial],
         DEFAULT_UTILITIES.irrelevant,
     )
-    labels = Labels(
+    labels = PoolLabels(
         grades=grades,
         judged=np.ones_like(grades, dtype=bool),
         utilities=utilities,
-        negatives=((None,) * depth,) * n_queries,
+        negatives=np.full(relative.shape, None, dtype=object),
         in_baseline=np.ones_like(grades, dtype=bool),
         query_grades=tuple(map(tuple, grades.tolist())),
         top_grade=2,
@@ -70,12 +72,13 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, Labels]
     return relative, labels
 
 
-def vectorised(relative: FloatArray, labels: Labels) -> Means:
-    """What calibration does: places every candidate on the grid and takes all means."""
-    return grid_means(labels, Survival.of(relative, KS, RATIOS))
+def vectorised(relative: FloatArray, labels: PoolLabels) -> Means:
+    """What calibration does: compares every candidate with every threshold, takes all means."""
+    means = Grid(labels, KeepTable.of(relative, KS, RATIOS), RatioPolicy).means
+    return vars(means)
 
 
-def naive(relative: FloatArray, labels: Labels) -> Means:
+def naive(relative: FloatArray, labels: PoolLabels) -> Means:
     """The same, one query and one setting at a time."""
     n_queries, depth = relative.shape
     sums = {
@@ -110,8 +113,8 @@ def naive(relative: FloatArray, labels: Labels) -> Means:
     }
 
 
-def ranx_at_every_k(relative: FloatArray, labels: Labels) -> Callable[[], object] | None:
-    """What ranx is timed on, its objects built; None where it is not installed."""
+def ranx_at_every_k(relative: FloatArray, labels: PoolLabels) -> Callable[[], object] | None:
+    """The function to time ranx with, its objects built; None if it is not installed."""
     try:
         from numba import set_num_threads
         from ranx import Qrels, Run, evaluate
@@ -141,8 +144,8 @@ class Timing(NamedTuple):
     """Seconds of several runs, after one that is not counted.
 
     Attributes:
-        clock: By the clock.
-        processor: Of the processor, all threads added up.
+        clock: Wall time.
+        processor: Processor time, summed over threads.
     """
 
     clock: list[float]
@@ -165,7 +168,7 @@ class Timing(NamedTuple):
 
 
 def largest_difference(first: Means, second: Means) -> float:
-    """Over all cells of all means."""
+    """The largest difference over all policies and means."""
     return max(float(np.abs(first[name] - second[name]).max()) for name in first)
 
 
@@ -238,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.add_column("what")
     table.add_column("seconds (processor)", justify="right")
     cells = f"{len(KS)} × {RATIOS.size} (k, min_ratio)"
-    table.add_row("grid_means", f"4 means over {cells}", str(ours))
+    table.add_row("Grid.means", f"4 means over {cells}", str(ours))
     table.add_row("naive loop", f"the same; {few} queries, scaled up", f"{loop:.0f}")
     table.add_row(
         "ranx",

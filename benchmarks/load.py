@@ -34,19 +34,20 @@ from benchmarks._load_system import (
     FAULTS,
     FOURTH,
     HUNG,
-    Switched,
     System,
     faulty,
     guarded,
     stub_ranking,
 )
 from benchmarks._timing import environment
-from ctxguard.monitor.sampler import Sampler
-from ctxguard.stages import Deadlines
-from ctxguard.types import Ranking, Route
+from ctxguard import testing
+from ctxguard.core.types import Ranking, Route
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.resilience import Deadlines
+from ctxguard.retrieval.protocols import AnyRetriever
 
 SUMMARY = "The guard in a server: many clients, dead and hung stages, a burst of requests."
-PACKAGES = ("ctxguard", "numpy", "faiss-cpu", "numba", "pybreaker", "prometheus-client")
+PACKAGES = ("ctxguard", "numpy", "faiss-cpu", "numba", "prometheus-client")
 
 CLIENTS = (1, 4, 16, 64)
 SAMPLING_RATE = 0.05
@@ -77,7 +78,7 @@ class Draining:
 def service(system: System, clients: Sequence[int], seconds: float) -> dict[str, Load]:
     """Every number of clients, both ways of serving, sampling off and on."""
     ranking, queries = stub_ranking(), system.queries
-    retrievers: dict[str, object] = {
+    retrievers: dict[str, AnyRetriever] = {
         "stub": lambda query, depth: ranking,  # noqa: ARG005
         "embedded": system.retriever(),
     }
@@ -134,7 +135,7 @@ def faults(system: System, clients: Sequence[int], seconds: float) -> dict[str, 
                 healthy, _ = guarded(system.retriever(deadlines=limits).on_route(route))
                 whole, _ = guarded(system.retriever(rerank=stage == "rerank", deadlines=limits))
                 both = [whole.retrieve, healthy.retrieve]
-                with faulty(system.switches[stage], fault):
+                with faulty(system.faults[stage], fault):
                     lost, left = in_turns(both, system.queries, n, seconds, turns=TURNS)
                 found[f"{stage} {fault}, {n} clients"] = Fault(
                     lost, left.answered_rate, past_deadline(lost)
@@ -147,14 +148,14 @@ def faults(system: System, clients: Sequence[int], seconds: float) -> dict[str, 
 
 def wrapped_fault(fault: str, clients: int, seconds: float) -> Fault:
     """A retriever of which the guard knows nothing, under the guard's own deadline."""
-    ranking, switch = stub_ranking(), Switched()
+    ranking, part = stub_ranking(), testing.Fault()
 
     def engine(query: str, depth: int) -> Ranking:  # noqa: ARG001
-        switch.work()
-        return ranking
+        answer: Ranking = part.run(lambda: ranking)
+        return answer
 
     guard, _ = guarded(engine, deadline_seconds=DEADLINE_SECONDS)
-    with faulty(switch, fault):
+    with faulty(part, fault):
         load = in_threads(guard.retrieve, ["a query"], clients, seconds)
     return Fault(load, None, past_deadline(load))
 

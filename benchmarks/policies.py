@@ -1,21 +1,21 @@
-"""Policies side by side on queries that took no part in their choice.
+"""Compare policies on queries that took no part in their choice.
 
     python -m benchmarks.policies --data DIR … --splits 20 --json policies.json
     python -m benchmarks.policies --data DIR … --splits 20 --labels 20
 
-Each folder is a BEIR folder; its corpus is indexed once, and the queries of all its splits are
-taken together on the hybrid route. In every repeat half of the queries, drawn by query, fits the
-fusion and every policy, and the other half measures them. A query's figures are averaged over the
-repeats in which it was measured; intervals are paired bootstraps over queries, 95%. The mean over
-sets gives each set the same weight.
+Each folder is a BEIR folder. Its corpus is indexed once, and the queries of all its splits are
+used together on the hybrid route. In every repeat a random half of the queries fits the fusion and
+every policy, and the other half measures them. A query's figures are averaged over the repeats that
+measured it; intervals are 95% paired bootstraps over queries. Each set has the same weight in the
+mean over sets.
 
-Strict UDCG: −0.5 for every kept passage that is not relevant, labelled hard negatives among them;
-−1 for a known distractor; +1 for the highest grade, +0.5 for lower ones (``Utilities`` as set by
-default). Queries that nothing answers count: whatever is kept for them is harm.
+Strict UDCG: +1 for a kept passage of the highest grade, +0.5 for a lower grade, −1 for a known
+distractor, −0.5 for any other passage that is not relevant (the default ``Utilities``). Whatever is
+kept for a query that nothing answers is harm.
 
-With ``--labels N`` the calibration half is cut down to N answerable queries, with the others in
-the half's own proportion, and the family is the one that ``--policy auto`` takes; repeats whose
-half has fewer are left out and counted.
+With ``--labels N`` the calibration half is cut down to N answerable queries and a proportional
+number of others, and the family is that of ``--policy auto``. Repeats whose half has fewer are left
+out and counted.
 """
 
 import argparse
@@ -35,16 +35,16 @@ from rich.table import Table
 
 from benchmarks._baselines import RULES, Contexts
 from benchmarks._collection import Collection, View, default_cache
-from calibration.certify import FEWEST_LABELS
+from calibration.calibrate_route import FEWEST_LABELS
+from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import RESAMPLES
-from calibration.labelling.datasets import Dataset, split_by_query
-from calibration.losses import discounts
+from calibration.pool_labels import discounts
+from ctxguard.core.metrics import DEFAULT_UTILITIES
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.metrics import DEFAULT_UTILITIES
-from ctxguard.retrieval.embedder import SentenceTransformerEmbedder
-from ctxguard.types import FloatArray
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
-SUMMARY = "Policies side by side on queries that took no part in their choice."
+SUMMARY = "Compare policies on queries that took no part in their choice."
 METRICS = ("udcg_strict", "udcg_heuristic", "recall", "precision", "kept", "empty")
 AGAINST = ("k 5", "seed rule", "ratio")
 PAIRS = (
@@ -117,9 +117,7 @@ def measure_contexts(view: View, contexts: Contexts) -> dict[str, FloatArray]:
     kept = ranks <= contexts.kept[:, None]
     found = (labels.relevant & kept).sum(axis=1)
     total = np.array([sum(grade > 0 for grade in grades) for grades in labels.query_grades])
-    negative = np.array(
-        [[label is not None for label in row] for row in labels.negatives], dtype=bool
-    )
+    negative = labels.negatives != None  # noqa: E711  element by element
     with np.errstate(invalid="ignore", divide="ignore"):
         relative = scores / np.nanmax(view.pools.scores, axis=1)[:, None]
         suspected = (relative > DEFAULT_UTILITIES.score_ratio) | (

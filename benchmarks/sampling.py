@@ -25,15 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._timing import Call, environment, interleaved
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.monitor import Monitor
-from ctxguard.monitor.sampler import Sampler
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.writer import SampleWriter
-from ctxguard.policy import RatioPolicy
-from ctxguard.telemetry import Telemetry
-from ctxguard.types import Hit, Passage, Ranking, ScoreKind
+from ctxguard.request.telemetry import Telemetry
 
 SUMMARY = "What being sampled costs a request."
 CANDIDATES = 100

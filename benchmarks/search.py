@@ -37,10 +37,10 @@ from benchmarks._search_data import DEPTH, DIMENSION, Corpus, prepare
 from benchmarks._search_peers import OURS, PEERS, SERVERS
 from benchmarks._search_run import Limits, run
 from benchmarks._timing import environment
-from ctxguard.retrieval.hybrid import HybridRetriever
-from ctxguard.retrieval.passages import searchable_text
+from ctxguard.core.types import Passage, Route
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.protocols import Float32Array
-from ctxguard.types import Passage, Route
 
 DIRECT_BAR = 1.4
 PEER_BAR = 4.0

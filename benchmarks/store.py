@@ -199,7 +199,6 @@ def finished(samples: Sequence[Any], chance: np.random.Generator) -> list[Finish
             state=State.JUDGED,
             verdicts=json.dumps([{"passage_id": f"doc-{n}", "grade": n % 4} for n in range(12)]),
             summary=chance.random(12).tobytes() + b"\0" * 4,
-            grades=chance.bytes(60),
         )
         for sample in samples
     ]
@@ -216,7 +215,7 @@ def queue(store: SampleStore, batches: int) -> Queueing:
         claiming += time.monotonic() - start
         done = finished(claimed, chance)
         start = time.monotonic()
-        n += store.finish("claims", done)
+        n += len(store.finish("claims", done).accepted)
         finishing += time.monotonic() - start
     singly = finished(store.claim("benchmark", BATCH, lease_seconds=600.0), chance)
     start = time.monotonic()

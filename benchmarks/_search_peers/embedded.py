@@ -19,12 +19,12 @@ import numpy as np
 
 from benchmarks._search_data import DIMENSION, Corpus
 from benchmarks._search_peers.base import DEPTH, K, Legs, SearchPeer, Surroundings
-from ctxguard.retrieval.analysis import analyse
-from ctxguard.retrieval.dense import EXACT_LIMIT, coded, times_compared_again
-from ctxguard.retrieval.hybrid import HybridRetriever
-from ctxguard.retrieval.lexical import LexicalEngine
+from ctxguard.core.types import Passage, Route
+from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.dense import EXACT_LIMIT, build_pq_codes, rescore_factor
+from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.protocols import Float32Array, Progress
-from ctxguard.types import Passage, Route
 
 _FEW = 1_100
 """Passages enough for codes."""
@@ -117,9 +117,9 @@ class DirectDense:
             self._index: Any = faiss.IndexFlatIP(DIMENSION)
             self._index.add(vectors)
         else:
-            self._codes = coded(vectors)
+            self._codes = build_pq_codes(vectors)
             self._index = faiss.IndexRefineFlat(self._codes, faiss.swig_ptr(vectors))
-            self._index.k_factor = times_compared_again(self._codes)
+            self._index.k_factor = rescore_factor(self._codes)
 
     def search(self, vector: Float32Array) -> list[int]:
         """The nearest rows to one vector."""
@@ -132,11 +132,13 @@ class DirectLexical:
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._words = bm25s.BM25(k1=1.5, b=0.75, method="lucene", backend="numba")
-        self._words.index([analyse(text) for text in texts], show_progress=False)
+        self._words.index([ENGLISH.analyse(text) for text in texts], show_progress=False)
 
     def search(self, query: str) -> list[int]:
         """The best rows for a query."""
-        found = self._words.retrieve([analyse(query)], k=DEPTH, n_threads=1, show_progress=False)
+        found = self._words.retrieve(
+            [ENGLISH.analyse(query)], k=DEPTH, n_threads=1, show_progress=False
+        )
         rows: list[int] = found.documents[0].tolist()
         return rows
 

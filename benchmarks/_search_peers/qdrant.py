@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 
 from benchmarks._search_data import DIMENSION, Corpus
 from benchmarks._search_peers.base import DEPTH, K, Legs, SearchPeer, Surroundings
-from ctxguard.retrieval.analysis import analyse
+from ctxguard.retrieval.analysers.english import ENGLISH
 
 _BATCH = 1_000
 _COLLECTION = "passages"
@@ -35,7 +35,7 @@ class Qdrant(SearchPeer):
                 "words": models.SparseVectorParams(modifier=models.Modifier.IDF)
             },
         )
-        words = [analyse(text) for text in texts]
+        words = [ENGLISH.analyse(text) for text in texts]
         mean_length = sum(map(len, words)) / len(words)
         numbers: dict[str, int] = {}
         for start in range(0, len(texts), _BATCH):
@@ -59,7 +59,7 @@ class Qdrant(SearchPeer):
         self._vectors = corpus.query_vectors.tolist()
         self._words = []
         for query in corpus.queries:
-            known = sorted({numbers[word] for word in analyse(query) if word in numbers})
+            known = sorted({numbers[word] for word in ENGLISH.analyse(query) if word in numbers})
             self._words.append(models.SparseVector(indices=known, values=[1.0] * len(known)))
         return {"upsert": perf_counter() - started}
 

@@ -1,0 +1,1 @@
+"""The generator of the Grafana dashboard that ships with ctxguard."""

@@ -1,0 +1,40 @@
+"""PromQL for rates, shares and quantiles.
+
+``$monitor`` and ``$guard`` are the jobs of the monitor and of the serving processes, ``$window``
+is the estimates' window. Nothing is filled in: no data is a gap. What every monitor of a store
+exports alike is not added up; what each process did is. Pure.
+"""
+
+MONITOR = 'job="$monitor"'
+GUARD = 'job="$guard"'
+
+
+def rate(metric: str, job: str, by: str = "", selector: str = "") -> str:
+    """What all processes of a job did each second."""
+    chosen = ",".join(part for part in (job, selector) if part)
+    return f"sum{_grouped(by)} (rate({metric}{{{chosen}}}[$__rate_interval]))"
+
+
+def fleet_rate(metric: str, by: str = "") -> str:
+    """A count that is of the whole store, whichever monitor exports it."""
+    return f"max{_grouped(by)} (rate({metric}{{{MONITOR}}}[$__rate_interval]))"
+
+
+def fleet(metric: str, by: str = "", how: str = "max") -> str:
+    """A figure that is of the whole store, whichever monitor exports it."""
+    return f"{how}{_grouped(by)} ({metric}{{{MONITOR}}})"
+
+
+def share(part: str, whole: str, joining: str = "") -> str:
+    """A ratio that is absent where its whole is 0."""
+    return f"{part}\n/ {joining}({whole} > 0)"
+
+
+def quantiles(metric: str, *levels: float) -> dict[str, str]:
+    """Quantiles of a histogram of the serving processes, by name."""
+    buckets = rate(f"{metric}_bucket", GUARD, "le")
+    return {f"p{level * 100:g}": f"histogram_quantile({level}, {buckets}) >= 0" for level in levels}
+
+
+def _grouped(labels: str) -> str:
+    return f" by ({labels})" if labels else ""

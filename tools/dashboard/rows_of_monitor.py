@@ -1,0 +1,242 @@
+"""The dashboard's rows on quality, alarms, samples and the judge: what the monitor exports."""
+
+from tools.dashboard.panels import ESTIMATE, LOWER, UNCORRECTED, UPPER, Panel, Row, Shape
+from tools.dashboard.promql import GUARD, MONITOR, fleet, fleet_rate, rate
+
+
+def _band(metric: str, title: str, description: str) -> Panel:
+    chosen = f'{MONITOR},metric="{metric}",window="$window"'
+    return Panel(
+        title,
+        f"{description} The band is its interval; no line where the data do not suffice.",
+        {
+            ESTIMATE: f"max (ctxguard_estimate{{{chosen}}})",
+            LOWER: f"min (ctxguard_estimate_lower{{{chosen}}})",
+            UPPER: f"max (ctxguard_estimate_upper{{{chosen}}})",
+            UNCORRECTED: f"max (ctxguard_judge_estimate{{{chosen}}})",
+        },
+        shape=Shape.BAND,
+    )
+
+
+_WINDOW = f'{MONITOR},window="$window"'
+NOW = Row(
+    "Now",
+    *[
+        Panel(
+            title,
+            f"{title} of live traffic, over the window chosen above.",
+            {title: f'max (ctxguard_estimate{{{MONITOR},metric="{metric}",window="$window"}})'},
+            shape=Shape.FIGURE,
+            width=4,
+        )
+        for metric, title in (("recall", "Recall"), ("mrr", "MRR"), ("udcg", "UDCG"))
+    ],
+    Panel(
+        "Age of the estimates",
+        "Since the newest judged request was answered.",
+        {"age": fleet("ctxguard_estimate_age_seconds", how="min")},
+        unit="s",
+        shape=Shape.FIGURE,
+        width=4,
+    ),
+    Panel(
+        "Requests",
+        "Received each second.",
+        {"requests": rate("ctxguard_received_requests_total", GUARD)},
+        unit="reqps",
+        shape=Shape.FIGURE,
+        width=4,
+    ),
+    Panel(
+        "Alerts that fire",
+        "No data where none does.",
+        {"alerts": 'count (ALERTS{alertname=~"Ctxguard.+",alertstate="firing"})'},
+        shape=Shape.FIGURE,
+        width=4,
+    ),
+)
+QUALITY = Row(
+    "Quality of live traffic",
+    _band("recall", "Recall of the pool", "Share of the pools' relevant passages served."),
+    _band("mrr", "MRR", "Mean reciprocal rank over requests with a relevant passage."),
+    _band("udcg", "UDCG, strict", "Gain less harm, per request; every passage counts."),
+    _band("precision", "Precision", "Share of the served passages that are relevant."),
+    _band("harm", "Harm", "Negative part of UDCG, per request."),
+    _band("recall_loss", "Recall loss", "Against the certificate's baseline."),
+    _band(
+        "retriever_miss",
+        "Missed by the retriever",
+        "Relevant passages beyond the pool, from audits; recall knows nothing of them.",
+    ),
+    Panel(
+        "Requests behind each estimate",
+        "n: judged requests, or labelled ones where people correct the judge.",
+        {"{{metric}}": f"max by (metric) (ctxguard_estimate_requests{{{_WINDOW}}})"},
+    ),
+    Panel(
+        "Requests still needed",
+        "About how many it takes, for metrics that have no estimate yet.",
+        {"{{metric}}": f"max by (metric) (ctxguard_estimate_requests_needed{{{_WINDOW}}})"},
+    ),
+    Panel(
+        "Age of the estimates",
+        "Since the newest judged request was answered.",
+        {"age": fleet("ctxguard_estimate_age_seconds", how="min")},
+        unit="s",
+    ),
+    Panel(
+        "People's labels",
+        "Judged requests that people graded, and passages on which annotators disagree.",
+        {
+            "labelled requests": fleet("ctxguard_labelled_requests"),
+            "disagreements": fleet("ctxguard_label_disagreements"),
+        },
+    ),
+)
+ALARMS = Row(
+    "Alarms",
+    Panel(
+        "Active alarms",
+        "Alarms that are active; a gap where there is none.",
+        {
+            "{{severity}}: {{kind}} {{route}} {{signal}}": fleet(
+                "ctxguard_alarm_active", "kind, severity, route, signal"
+            )
+        },
+        width=12,
+    ),
+    Panel(
+        "Alerts of Prometheus",
+        "Pending and firing; a gap where there is none.",
+        {
+            "{{alertname}} {{alertstate}}": "count by (alertname, alertstate) "
+            '(ALERTS{alertname=~"Ctxguard.+"})'
+        },
+        width=12,
+    ),
+    Panel(
+        "e-value against the profile's promises",
+        "About 1 or less while a promise holds; at 10,000 the alarm is raised and it starts anew. "
+        "No data without --profile, or before the first loss.",
+        {"{{route}} {{quantity}}": fleet("ctxguard_alarm_e_value", "route, quantity")},
+        shape=Shape.LOGARITHMIC,
+    ),
+    Panel(
+        "Promises watched",
+        "Mean loss that the certificate or the held-out evidence allows.",
+        {"{{route}} {{quantity}}": fleet("ctxguard_alarm_target", "route, quantity")},
+    ),
+    Panel(
+        "Alarms raised",
+        "Since the monitor began, or went on with what the store knew.",
+        {"{{kind}}": f"sum by (kind) (ctxguard_alarms_total{{{MONITOR}}})"},
+    ),
+)
+SAMPLES = Row(
+    "Samples",
+    Panel(
+        "Sampled, stored, lost",
+        "sampled = stored + pending + lost.",
+        {
+            "sampled": fleet_rate("ctxguard_samples_total"),
+            "stored": fleet_rate("ctxguard_stored_samples_total"),
+            "lost": f"sum ({fleet_rate('ctxguard_lost_samples_total', 'reason')})",
+        },
+        unit="reqps",
+    ),
+    Panel(
+        "Lost, by reason",
+        "Of all serving processes.",
+        {"{{reason}}": fleet_rate("ctxguard_lost_samples_total", "reason")},
+        unit="reqps",
+        shape=Shape.STACKED,
+    ),
+    Panel(
+        "Waiting",
+        "On their way to the store, and in the store for a judge.",
+        {
+            "for the store": fleet("ctxguard_pending_samples"),
+            "for a judge": fleet("ctxguard_waiting_samples"),
+        },
+    ),
+    Panel(
+        "Oldest that waits",
+        "For a judge; a gap where none waits.",
+        {"oldest": fleet("ctxguard_oldest_waiting_seconds")},
+        unit="s",
+    ),
+    Panel(
+        "Damaged stores and metrics files",
+        "1 where a damaged store lies aside; files of workers that cannot be read.",
+        {
+            "store set aside": fleet("ctxguard_store_quarantined"),
+            "bad metrics files": 'sum (ctxguard_multiprocess_bad_files{job=~"$monitor|$guard"})',
+        },
+    ),
+    Panel(
+        "Monitors",
+        "Of which one leads: it cleans the store and settles accounts.",
+        {
+            "monitors": f"count (ctxguard_monitor_is_leader{{{MONITOR}}})",
+            "leading": f"sum (ctxguard_monitor_is_leader{{{MONITOR}}})",
+            "errors per second": rate("ctxguard_monitor_errors_total", MONITOR),
+        },
+    ),
+)
+JUDGE = Row(
+    "Judge",
+    Panel(
+        "Samples claimed for judging, by outcome",
+        "incomplete: a served passage got no valid verdict. skipped: to keep to the budget.",
+        {"{{outcome}}": rate("ctxguard_judged_samples_total", MONITOR, "outcome")},
+        unit="reqps",
+        shape=Shape.STACKED,
+    ),
+    Panel(
+        "Verdicts",
+        "Passages submitted to the judge.",
+        {
+            "submitted": rate("ctxguard_verdicts_total", MONITOR),
+            "invalid": rate("ctxguard_invalid_verdicts_total", MONITOR),
+        },
+        unit="ops",
+    ),
+    Panel(
+        "Invalid verdicts, by reason",
+        "No data for a judge that keeps no accounts.",
+        {"{{reason}}": rate("ctxguard_judge_invalid_total", MONITOR, "reason") + " > 0"},
+        unit="ops",
+    ),
+    Panel(
+        "Calls",
+        "Requests to the judge's endpoint.",
+        {
+            "calls": rate("ctxguard_judge_calls_total", MONITOR),
+            "of these, retries": rate("ctxguard_judge_retries_total", MONITOR),
+        },
+        unit="reqps",
+    ),
+    Panel(
+        "Cost per hour",
+        "In the currency of the prices given; no data without prices.",
+        {"cost per hour": f"3600 * {rate('ctxguard_judge_cost_total', MONITOR)}"},
+    ),
+    Panel(
+        "Tokens",
+        "As the endpoint counts them.",
+        {"{{direction}}": rate("ctxguard_judge_tokens_total", MONITOR, "direction")},
+        unit="ops",
+    ),
+    Panel(
+        "Judging probability",
+        "Probability with which a sample is judged, as the judging budget allows.",
+        {"{{instance}}": fleet("ctxguard_judging_sampling_probability", "instance")},
+        unit="percentunit",
+    ),
+    Panel(
+        "Users' reactions in the store",
+        "They see only what was served: no judgments, and in no estimate.",
+        {"{{kind}}": fleet("ctxguard_feedback", "kind")},
+    ),
+)
