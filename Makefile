@@ -9,16 +9,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-slow lint format schema dashboard chaos clean
+.PHONY: help demo examples test test-slow test-kernels lint format schema dashboard figures pictures chaos clean
 
 help:
-	@echo "make demo       the loop on real text: index, calibrate, guard, watch"
-	@echo "make test       the tests, with coverage"
-	@echo "make test-slow  the long simulations as well"
-	@echo "make lint       ruff, mypy, import contracts"
-	@echo "make format     rewrite the sources in the house style"
-	@echo "make chaos      every fault against the real components, with its accounting"
-	@echo "make clean      remove what was made"
+	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
+	@echo "make examples      every script in examples/"
+	@echo "make test          the tests, with coverage"
+	@echo "make test-slow     the long simulations as well"
+	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
+	@echo "make lint          ruff, mypy, import contracts"
+	@echo "make format        rewrite the sources in the house style"
+	@echo "make chaos         every fault against the real components, with its accounting"
+	@echo "make clean         remove what was made"
 
 # One environment per set of packages, made when what it is made from changes.
 $(VENV)/.run: pyproject.toml constraints.txt
@@ -35,20 +37,45 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run
 	@$(BIN)/ctxguard demo
 
-# A process for each part: tests that fork and signal do not meet the native threads that tests of
-# models and indexes leave behind.
-TESTS := benchmarks calibration chaos cli core demo guard monitor retrieval
+examples: $(VENV)/.run
+	@set -e; for script in $(sort $(wildcard examples/*.py)); do \
+	  echo "$$script"; $(BIN)/python "$$script"; \
+	done
+
+# A process for each part: where tests of models have left native threads behind, a test that forks
+# is warned by Python 3.12 and later, and warnings are errors.
+PARTS := $(notdir $(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py)))))
+
+part-%:
+	@echo "$(or $(FOLDERS),tests/$*)"
+	@COVERAGE_FILE=.coverage.$* $(BIN)/python -m pytest -q $(PYTEST) $(or $(FOLDERS),tests/$*) || \
+	{ echo "failed: $(or $(FOLDERS),tests/$*)" >> $(VENV)/.failed; exit 1; }
+
+part-doctests: FOLDERS := ctxguard calibration
+
+# $(call run,PREFIX,PYTEST'S ARGUMENTS,PARTS): some parts at a time, all of them, whatever fails; the
+# parts that failed are named at the end.
+JOBS ?= 2
+define run
+@rm -f $(VENV)/.failed; \
+$(1) $(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) \
+  $(if $(filter output-sync,$(.FEATURES)),--output-sync) PYTEST='$(2)' $(3:%=part-%) || \
+{ cat $(VENV)/.failed; exit 1; }
+endef
 
 test: $(VENV)/.dev
-	@$(BIN)/coverage erase
-	@set -e; for part in $(TESTS:%=tests/%) "ctxguard calibration"; do \
-	  echo "$$part"; \
-	  $(BIN)/python -m pytest -q -m "not slow" --cov --cov-append --cov-report= $$part; \
-	done
+	$(call run,,-m "not slow" --cov --cov-report=,$(PARTS) doctests)
+	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(call run,,,$(PARTS) doctests)
+
+# Those parts whose results are floating-point numbers, again with a plainer processor's arithmetic.
+NUMERIC := benchmarks calibration core retrieval
+
+test-kernels: $(VENV)/.dev
+	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(NUMERIC))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -65,11 +92,18 @@ chaos: $(VENV)/.run
 
 # The committed dashboard, after a change of what builds it.
 dashboard: $(VENV)/.dev
-	$(BIN)/python -m ctxguard.monitor.prometheus.dashboard > ctxguard/monitor/prometheus/dashboard.json
+	$(BIN)/python -m tools.dashboard.dashboard > ctxguard/monitor/export/dashboard.json
+
+# The figures that pages quote, from benchmarks/results/; the README's pictures, with Chromium.
+figures: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.figures
+
+pictures: $(VENV)/.dev
+	$(BIN)/python -m tools.pictures
 
 schema: $(VENV)/.run
-	$(BIN)/python -m ctxguard.profile > ctxguard/profile.schema.json
+	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json
 
 clean:
-	rm -rf $(VENV) build dist .demo .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

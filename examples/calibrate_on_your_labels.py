@@ -1,0 +1,55 @@
+"""Calibrate on labelled questions, save the profile, and serve by it.
+
+python examples/calibrate_on_your_labels.py
+"""
+
+import tempfile
+from pathlib import Path
+
+from handbook import QUESTIONS, search
+
+from calibration.calibrate import calibrate
+from calibration.data.dataset import Dataset, Query
+from ctxguard import ContextGuard, Hit, Ranking
+
+
+class Handbook:
+    """The engine as a retriever: an object with ``retrieve(query, *, depth)``."""
+
+    def retrieve(self, query: str, *, depth: int) -> Ranking:
+        hits = [Hit(passage_id, score, text) for passage_id, score, text in search(query, depth)]
+        return Ranking.from_hits(hits, "ratio")
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the scores depend on: a profile holds for equal fingerprints only."""
+        return {"engine": "sqlite fts5", "corpus": "shop handbook"}
+
+
+# Grade 1 for each passage that answers the question; what is not named is not relevant.
+labels = Dataset(
+    name="handbook",
+    queries=tuple(Query(f"q{n}", question) for n, question in enumerate(QUESTIONS)),
+    qrels={f"q{n}": dict.fromkeys(ids, 1) for n, ids in enumerate(QUESTIONS.values())},
+)
+
+retriever = Handbook()
+calibration = calibrate(retriever, labels)
+
+with tempfile.TemporaryDirectory() as folder:
+    profile = Path(folder) / "profile.json"
+    calibration.profile.save(profile)
+    guard = ContextGuard(retriever, profile=profile, strict=True)
+
+context = guard.retrieve("when is the refund paid to my card")
+print(f"kept {len(context.passages)} of {context.candidates} candidates:")
+for passage in context.passages:
+    print(f"  {passage.passage_id}: {passage.text}")
+
+[route] = calibration.profile.routes.values()
+print(f"chosen policy: {route.policy}")
+for name in ("recall", "precision", "kept"):
+    figure = route.held_out.metrics[name]
+    print(f"{name} on {figure.n} questions held out: {figure.value:.2f}")
+
+assert "refund" in context.kept_ids
+assert not context.flags
