@@ -24,6 +24,8 @@ from ctxguard.errors import (
     StoreCorruptError,
     StoreFullError,
     StoreLockedError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
 )
 from ctxguard.monitor.store import errors as faults
 from ctxguard.monitor.store import files
@@ -37,6 +39,8 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for others."""
+_ATTEMPTS = 4
+"""How often a transaction is tried on a file that is damaged or that others move aside."""
 _CREATION_LOCK = 7_243_118
 """Any number: processes that create the tables in one PostgreSQL database agree on it."""
 
@@ -185,11 +189,15 @@ class Database:
         )
 
     def _run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
-        try:
-            return self._once(work, writes=writes)
-        except StoreCorruptError:
-            if not self._quarantine():
-                raise
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return self._once(work, writes=writes)
+            except StoreCorruptError:
+                if not self._quarantine():
+                    raise
+            except (StoreUnavailableError, StoreReadOnlyError):
+                if not self._was_moved():
+                    raise
         return self._once(work, writes=writes)
 
     def _once(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
@@ -232,7 +240,15 @@ class Database:
         return self.file is None or files.identity(self.file) == self._identity
 
     def _opened(self) -> sa.Engine:
-        self._identity = None if self.file is None else files.identity(self.file)
+        if self.file is None:
+            return self._set_up()
+        with files.kept_in_place(self.file):
+            self._identity = files.identity(self.file)
+            engine = self._set_up()
+            self._identity = files.identity(self.file)
+            return engine
+
+    def _set_up(self) -> sa.Engine:
         engine = self._engine_for_url()
         try:
             if self.is_sqlite:
@@ -241,7 +257,6 @@ class Database:
         except BaseException:
             engine.dispose()
             raise
-        self._identity = None if self.file is None else files.identity(self.file)
         return engine
 
     def _engine_for_url(self) -> sa.Engine:
@@ -284,6 +299,13 @@ class Database:
         version = connection.execute(sa.select(sa.func.max(schema_version.c.version))).scalar()
         faults.refuse_newer(self.name, version)
         return version
+
+    def _was_moved(self) -> bool:
+        """Whether another store moved the file aside while this one used it."""
+        if self.file is None:
+            return False
+        with files.kept_in_place(self.file):
+            return not self._is_in_place()
 
     def _quarantine(self) -> bool:
         """Whether a damaged file was moved aside, here or by another process."""

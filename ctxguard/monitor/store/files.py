@@ -34,6 +34,18 @@ def identity(file: Path) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
+@contextlib.contextmanager
+def kept_in_place(file: Path) -> Iterator[None]:
+    """Within, no other process moves the database or its log aside.
+
+    Where the folder cannot be opened nothing is kept: opening the database says what is wrong.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            stack.enter_context(_locked(file.parent))
+        yield
+
+
 def quarantine(file: Path, seen: Identity | None) -> Path | None:
     """Move a damaged database aside, with its log; nothing is deleted.
 
