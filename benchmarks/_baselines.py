@@ -7,12 +7,12 @@ a certificate. All but perfect knowledge keep at least one passage.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from benchmarks._boosted import boosted_out_of_fold, boosted_probabilities
 from benchmarks._collection import View
+from calibration.calibrate_route import FEWEST_LABELS
 from calibration.fit import fit_relevance, out_of_fold
 from calibration.grid import (
     MAX_K,
@@ -21,13 +21,16 @@ from calibration.grid import (
     Grid,
     GridIndex,
     KeepTable,
+    plain_grid,
     ratio_grid,
     utility_grid,
 )
+from calibration.objectives import LOST_QUERIES, PolicyKind, keep_recall
 from calibration.pool_labels import IntArray, PoolLabels
 from ctxguard.core.decision import decide
-from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
+from ctxguard.profile.describe import describe_policy
 
 SCORES: FloatArray = np.round(np.arange(0, 101) / 100, 2)
 """Thresholds on the fused score, which lies in [0, 1]."""
@@ -165,21 +168,45 @@ def largest_gap(_fitted: View, applied: View) -> Contexts:
 
 
 def expected_utility(fitted: View, applied: View) -> Contexts:
-    """Logistic P(relevant), tuned on predictions out of fold as ``calibrate`` does.
-
-    Its decisions are those of ``decide`` itself, so that what is measured is what runs.
-    """
+    """Logistic P(relevant), tuned on predictions out of fold as ``calibrate`` does."""
     model = fit_relevance(fitted.pools, fitted.labels, fitted.signals)
     own = out_of_fold(fitted.pools, fitted.labels, fitted.signals)
     grid = utility_grid(fitted.pools, fitted.labels, own, model)
-    policy = cast(ExpectedUtilityPolicy, grid.policy(grid.means.best()))
+    return _decided(grid.policy(grid.means.best()), applied)
+
+
+def _decided(policy: Policy, applied: View) -> Contexts:
+    """What ``decide`` itself keeps, so that what is measured is what runs."""
     order = _as_ranked(applied)
     kept = np.zeros(len(applied.pools), dtype=np.int64)
     for row, ranking in enumerate(applied.pools.rankings()):
         decision = decide(ranking, policy)
         order[row, : len(ranking)] = decision.order
         kept[row] = decision.n_kept
-    return Contexts(order, kept, f"k={policy.k} min_probability={policy.min_probability:.3g}")
+    return Contexts(order, kept, describe_policy(policy))
+
+
+def keeping_recall(k: int) -> Rule:
+    """The default objective of ``calibrate``: the least harm at the recall of the first k."""
+
+    def rule(fitted: View, applied: View) -> Contexts:
+        labels = fitted.labels.with_baseline(k)
+        ks = range(1, 2 * k + 1)
+        family: PolicyKind = "ratio"
+        if labels.n_answerable >= FEWEST_LABELS:
+            family = "expected_utility"
+            model = fit_relevance(fitted.pools, labels, fitted.signals)
+            own = out_of_fold(fitted.pools, labels, fitted.signals)
+            grid = utility_grid(fitted.pools, labels, own, model, ks=ks)
+        else:
+            grid = ratio_grid(fitted.pools, labels, ks=ks)
+        plain = plain_grid(fitted.pools, labels, k)
+        index = keep_recall(grid, plain, k, lost_queries=LOST_QUERIES[family])
+        if index is None:
+            return fixed(k)(fitted, applied)
+        return _decided(grid.policy(index), applied)
+
+    return rule
 
 
 def boosted(fitted: View, applied: View) -> Contexts:
@@ -215,6 +242,8 @@ RULES: Mapping[str, Rule] = {
     "largest gap": largest_gap,
     "top-p": top_p,
     "expected utility": expected_utility,
+    "keep recall 5": keeping_recall(5),
+    "keep recall 10": keeping_recall(10),
     "boosted": boosted,
     "perfect": perfect,
 }

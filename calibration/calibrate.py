@@ -89,8 +89,7 @@ def calibrate(
         cache: Folder for replayed pools; None keeps none.
 
     Raises:
-        CalibrationError: the labels do not support a choice, or nothing could be certified and
-            ``settings.allow_uncertified`` is not set.
+        CalibrationError: the labels do not support a choice.
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = _parts(dataset, settings)
@@ -148,12 +147,11 @@ def calibrate(
 
 
 def _parts(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
-    if settings.held_out == 0.0:
+    share = settings.held_out_share(len(dataset.answerable))
+    if share == 0.0:
         chosen_on, held_out = dataset, None
     else:
-        chosen_on, held_out = split_by_query(
-            dataset, (1.0 - settings.held_out, settings.held_out), seed=settings.seed
-        )
+        chosen_on, held_out = split_by_query(dataset, (1.0 - share, share), seed=settings.seed)
     if not chosen_on.answerable:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(chosen_on)} queries to choose on has a relevant "

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from calibration import risk
-from calibration.certify import Certification, Promise, certify
+from calibration.certify import Certification, GridPair, Promise, certify
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import PROFILE_METRICS, QueryMetrics, per_query
 from calibration.fit import (
@@ -18,25 +18,43 @@ from calibration.fit import (
     pool_signals,
     probabilities,
 )
-from calibration.grid import Grid, ratio_grid, utility_grid
+from calibration.grid import MAX_K, Grid, GridIndex, plain_grid, ratio_grid, utility_grid
+from calibration.objectives import LOST_QUERIES, TOLERANCE, PolicyKind, keep_recall
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import DEFAULT_DEPTH, FloatArray
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, FloatArray
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.profile.schema import Certificate, Evidence, RouteProfile, SegmentProfile
+from ctxguard.profile.schema import (
+    Certificate,
+    Evidence,
+    RecallDifference,
+    RouteProfile,
+    SegmentProfile,
+)
 
 FEWEST_LABELS = 20
 """With fewer answerable queries to choose on, no probability is fitted (DESIGN.md §5)."""
 
-BASELINE_K = 10
+ENOUGH_TO_HALVE = 2 * FEWEST_LABELS
+"""Answerable queries from which half is held out, unless a share is given."""
+
+FEWEST_HELD_OUT = 5
+"""Fewer are not held out unless a share is given: they would prove nothing."""
+
+TIGHT = 0.05
+"""A bound on the decrease in recall that people can rely on; see ``RouteOutcome``."""
 
 ORDERING_SHARE = 0.4
 """With a promise: share of the choosing queries that fits and orders; the rest tests."""
 
 Family = Literal["auto", "ratio", "expected_utility"]
+Objective = Literal["keep-recall", "utility"]
+
+_OTHER_TOLERANCES = (0.05, 0.1)
+"""What else the default objective could lose, shown beside the choice."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +63,19 @@ class Settings:
 
     Attributes:
         policy: The family of policies; ``auto`` takes the one that the labels support.
-        promise: What the certificate must say of the chosen policy. None chooses the policy of
-            highest strict UDCG, and the certificate bounds what it costs in recall.
+        objective: ``keep-recall`` chooses the policy of least harm whose recall is not below that
+            of the first ``serving_k``; ``utility`` the policy of highest strict UDCG, whatever
+            recall it costs.
+        serving_k: How many passages are served today: what recall is compared with.
+        tolerance: How much mean recall ``keep-recall`` may lose on the choosing queries.
+        promise: What the certificate must say of the chosen policy, which is then the one of
+            highest strict UDCG that keeps the promise, whatever the objective. None for a
+            certificate that says what the choice costs.
         delta: Without a promise, the probability that the certificate is false, in (0, 1).
-        baseline_k: Recall loss is relative to the retriever's first ``baseline_k`` passages;
-            None for the whole pool.
-        allow_uncertified: Take the best policy if nothing can be certified.
         segment_by: Metadata column of the queries; its values get policies of their own.
-        held_out: Share of the queries that takes no part in any choice, in [0, 1).
+        held_out: Share of the queries that takes no part in any choice, in [0, 1). None for half
+            of them, or fewer where that would leave less than ``FEWEST_LABELS`` answerable ones
+            to choose on.
         depth: Candidates per query.
         min_keep: The fewest passages that every policy keeps.
         utilities: What a passage is worth.
@@ -60,26 +83,33 @@ class Settings:
     """
 
     policy: Family = "auto"
+    objective: Objective = "keep-recall"
+    serving_k: int = DEFAULT_K
+    tolerance: float = TOLERANCE
     promise: Promise | None = None
     delta: float = risk.DEFAULT_DELTA
-    baseline_k: int | None = BASELINE_K
-    allow_uncertified: bool = False
     segment_by: str | None = None
-    held_out: float = 0.5
+    held_out: float | None = None
     depth: int = DEFAULT_DEPTH
     min_keep: int = 1
     utilities: Utilities = DEFAULT_UTILITIES
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.held_out < 1.0:
+        if self.held_out is not None and not 0.0 <= self.held_out < 1.0:
             raise ConfigurationError(f"held_out {self.held_out!r} must lie in [0, 1): a share")
         if not 0.0 < self.delta < 1.0:
             raise ConfigurationError(f"delta {self.delta!r} must lie strictly between 0 and 1")
         if self.depth < 1:
             raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
-        if self.baseline_k is not None and self.baseline_k < 1:
-            raise ConfigurationError(f"baseline_k {self.baseline_k!r} must be at least 1")
+        if self.serving_k < 1:
+            raise ConfigurationError(f"serving_k {self.serving_k!r} must be at least 1")
+        if not 0.0 <= self.tolerance < 1.0:
+            raise ConfigurationError(f"tolerance {self.tolerance!r} must lie in [0, 1)")
+        if self.objective not in ("keep-recall", "utility"):
+            raise ConfigurationError(
+                f"objective {self.objective!r} is unknown; use 'keep-recall' or 'utility'"
+            )
         if self.policy not in ("auto", "ratio", "expected_utility"):
             raise ConfigurationError(
                 f"policy {self.policy!r} is unknown; use 'auto', 'ratio' or 'expected_utility'"
@@ -87,7 +117,37 @@ class Settings:
 
     @property
     def baseline(self) -> str:
-        return "pool" if self.baseline_k is None else f"k={self.baseline_k}"
+        """What recall loss is relative to, as in a certificate."""
+        return f"k={self.serving_k}"
+
+    def held_out_share(self, answerable: int) -> float:
+        """The share of the queries to hold out.
+
+        >>> settings = Settings()
+        >>> [round(settings.held_out_share(n), 2) for n in (20, 22, 30, 40, 400)]
+        [0.0, 0.0, 0.33, 0.5, 0.5]
+        """
+        if self.held_out is not None:
+            return self.held_out
+        if answerable >= ENOUGH_TO_HALVE:
+            return 0.5
+        spare = answerable - FEWEST_LABELS
+        return spare / answerable if spare >= FEWEST_HELD_OUT else 0.0
+
+
+@dataclass(frozen=True)
+class Option:
+    """A policy that could be served, measured on the same queries as the others.
+
+    Attributes:
+        name: What it is, in a few words.
+        policy: What it keeps.
+        metrics: Its metrics on the held-out queries, or on the choosing ones if none is held out.
+    """
+
+    name: str
+    policy: Policy
+    metrics: QueryMetrics
 
 
 @dataclass(frozen=True)
@@ -97,14 +157,35 @@ class RouteOutcome:
     Attributes:
         profile: The route's part of the profile.
         chosen_grid: Every policy of the family over the choosing queries.
+        place: The grid over the choosing queries that holds the chosen policy, and where: the
+            family's, or that of the first k alone.
         certification: The outcome of the test; None without a promise.
-        uncertified: The policy of highest strict UDCG.
+        options: What is served today, the choice, and what other objectives would give.
+        labels_needed: How many held-out queries like these would show that the choice loses at
+            most ``TIGHT`` of mean recall; None where no number would, or nothing is held out.
     """
 
     profile: RouteProfile
     chosen_grid: Grid
+    place: tuple[Grid, tuple[GridIndex]]
     certification: Certification | None
-    uncertified: Policy
+    options: tuple[Option, ...]
+    labels_needed: int | None
+
+    @property
+    def today(self) -> Option:
+        """The first k, as served today."""
+        return self.options[0]
+
+    @property
+    def chosen(self) -> Option:
+        """The policy of the profile."""
+        return self.options[1]
+
+    @property
+    def highest_utility(self) -> Option:
+        """The policy of highest strict UDCG."""
+        return self.options[-1]
 
 
 @dataclass(frozen=True)
@@ -124,72 +205,127 @@ def calibrate_route(
 ) -> RouteOutcome:
     """Choose one route's policy on ``chosen_on``, certify it, and measure it on ``held_out``.
 
-    Without a promise all choosing queries fit and choose, and the held-out queries bound the
-    recall loss of the chosen policy. With a promise the choosing queries are split into those
-    that fit and order the policies and those that test them, and the held-out queries only
-    measure.
+    Without a promise all choosing queries fit and choose, and the held-out queries bound what the
+    chosen policy costs in recall. With a promise the choosing queries are split into those that
+    fit and order the policies and those that test them, and the held-out queries only measure.
+    Where no policy is accepted or certified, the first ``serving_k`` passages are kept as today.
 
     Raises:
-        CalibrationError: the labels do not support a choice, or nothing could be certified and
-            uncertified policies are not allowed; the message says how many labels would do.
+        CalibrationError: the labels do not support a choice.
     """
 
     def part(queries: Dataset) -> tuple[Pools, PoolLabels]:
         own = pools.subset([query.query_id for query in queries.queries])
-        return own, label(own, dataset, settings.utilities, baseline_k=settings.baseline_k)
+        return own, label(own, dataset, settings.utilities, baseline_k=settings.serving_k)
 
     family, why = _family(pools, chosen_on, settings)
     make = _ratio_candidates if family == "ratio" else _utility_candidates
-    chosen_pools, chosen_labels = part(chosen_on)
-    chosen_grid = make(chosen_pools, chosen_labels, settings).own
-    policy = uncertified = chosen_grid.policy(chosen_grid.means.best())
-    certification, certificate = None, None
+    chosen_part = part(chosen_on)
+    grid = make(*chosen_part, settings).own
+    plain = plain_grid(*chosen_part, settings.serving_k)
+    today = RatioPolicy(k=settings.serving_k)
+
+    def keeping_recall(tolerance: float) -> GridIndex | None:
+        return keep_recall(
+            grid, plain, settings.serving_k, tolerance, lost_queries=LOST_QUERIES[family]
+        )
+
+    def at(index: GridIndex | None) -> Policy:
+        return today if index is None else grid.policy(index)
+
+    best = grid.means.best()
+    certification: Certification | None = None
     segments: dict[str, SegmentProfile] = {}
     if settings.promise is not None:
-        fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
-        (fit_pools, fit_labels), (test_pools, test_labels) = part(fit_part), part(test_part)
-        candidates = make(fit_pools, fit_labels, settings)
-        testing = candidates.over(test_pools, test_labels)
-        certification = certify(candidates.own, testing, settings.promise, seed=settings.seed)
-        if certification.grid_index is not None:
-            policy = testing.policy(certification.grid_index)
-            certificate = _certificate(certification, settings.promise, settings)
-        elif settings.allow_uncertified:
-            why += "; uncertified: chosen by strict UDCG alone"
-        else:
-            raise CalibrationError(_nothing_certified(pools, certification, settings.promise))
-        if settings.segment_by is not None:
-            segments = _segments(
-                (candidates.own, _segment_rows(fit_part, fit_pools, settings.segment_by)),
-                (testing, _segment_rows(test_part, test_pools, settings.segment_by)),
-                settings.promise,
-                settings,
-            )
-    held_out_metrics = None
-    if held_out is not None:
-        held_out_metrics = per_query(*part(held_out), policy, settings.utilities)
-        if settings.promise is None:
-            certificate = _cost_certificate(held_out_metrics, settings)
-    if certificate is None and not settings.allow_uncertified:
-        raise CalibrationError(
-            f"route {pools.route.value}: no query with a relevant passage is held out, so what "
-            "the policy costs cannot be certified; raise --held-out, label more queries, or "
-            "accept an uncertified profile with --allow-uncertified"
+        policy, certification, segments = _promised(part, chosen_on, make, settings)
+        index = certification.grid_index
+    else:
+        index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
+        policy = at(index)
+    if index is None:
+        why += f"; the first {today.k} as today, since no other policy " + (
+            "is shown to keep their recall"
+            if settings.promise is None
+            else "that gains utility is certified"
         )
+    measured_part = chosen_part if held_out is None else part(held_out)
+    options = [
+        Option(name, each, per_query(*measured_part, each, settings.utilities))
+        for name, each in {
+            f"first {today.k}, as today": today,
+            "chosen": policy,
+            **{
+                f"recall −{tolerance:g} at most": at(keeping_recall(tolerance))
+                for tolerance in _OTHER_TOLERANCES
+            },
+            "highest utility": grid.policy(best),
+        }.items()
+    ]
+    differences = _recall_differences(options[0].metrics, options[1].metrics, settings.seed)
+    certificate = None
+    if certification is not None:
+        certificate = _promise_kept(certification, settings, is_today=index is None)
+    elif held_out is not None and index is not None:
+        certificate = _cost_certificate(options[1].metrics, differences, settings)
     profile = RouteProfile(
         policy=policy,
         score_kind=pools.kind,
         why=why,
         certificate=certificate,
         segments=segments,
-        chosen_on=_evidence(
-            per_query(chosen_pools, chosen_labels, policy, settings.utilities), settings
-        ),
-        held_out=None if held_out_metrics is None else _evidence(held_out_metrics, settings),
-        reference=_reference(chosen_pools, policy),
-        safe_policy=_safe_policy(chosen_grid, settings),
+        chosen_on=_evidence(per_query(*chosen_part, policy, settings.utilities), settings),
+        held_out=None if held_out is None else _evidence(options[1].metrics, settings),
+        reference=_reference(chosen_part[0], policy),
+        safe_policy=today,
     )
-    return RouteOutcome(profile, chosen_grid, certification, uncertified)
+    needed = None
+    if held_out is not None and differences.size:
+        needed = risk.differences_needed(differences, TIGHT, settings.delta)
+    place = (plain, ((0, 0),)) if index is None else (grid, (index,))
+    return RouteOutcome(profile, grid, place, certification, tuple(options), needed)
+
+
+def _promised(
+    part: Callable[[Dataset], tuple[Pools, PoolLabels]],
+    chosen_on: Dataset,
+    make: Callable[[Pools, PoolLabels, Settings], "_Candidates"],
+    settings: Settings,
+) -> tuple[Policy, Certification, dict[str, SegmentProfile]]:
+    """The policy that keeps the promise, how it was tested, and the segments' own policies."""
+    promise = settings.promise or Promise()
+    fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
+    ordering, testing = part(fit_part), part(test_part)
+    candidates = make(*ordering, settings)
+    k = settings.serving_k
+    grids = GridPair(
+        candidates.own,
+        candidates.over(*testing),
+        plain_grid(*ordering, k),
+        plain_grid(*testing, k),
+    )
+    certification = certify(grids, promise, seed=settings.seed)
+    segments: dict[str, SegmentProfile] = {}
+    if settings.segment_by is not None:
+        segments = _segments(
+            grids,
+            _segment_rows(fit_part, ordering[0], settings.segment_by),
+            _segment_rows(test_part, testing[0], settings.segment_by),
+            promise,
+            settings,
+        )
+    index = certification.grid_index
+    policy: Policy = RatioPolicy(k=k) if index is None else grids.testing.policy(index)
+    return policy, certification, segments
+
+
+def _recall_differences(today: QueryMetrics, chosen: QueryMetrics, seed: int) -> FloatArray:
+    """Recall of the choice less that of today, by query that has a relevant passage, shuffled.
+
+    Betting needs an order fixed beforehand, and a file may be sorted by topic.
+    """
+    differences = chosen.values["recall"] - today.values["recall"]
+    defined: FloatArray = differences[~np.isnan(differences)]
+    return defined[np.random.default_rng(seed).permutation(defined.size)]
 
 
 def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -200,9 +336,7 @@ def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dat
     return ordering, testing
 
 
-def _family(
-    pools: Pools, chosen_on: Dataset, settings: Settings
-) -> tuple[Literal["ratio", "expected_utility"], str]:
+def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[PolicyKind, str]:
     """The family of policies, and why, in words."""
     labelled, legs = len(chosen_on.answerable), len(pools.legs)
     if settings.policy != "auto":
@@ -219,11 +353,16 @@ def _family(
     )
 
 
+def _sizes(pools: Pools, settings: Settings) -> range:
+    """The sizes of context to try: what is served today must be among them, twice over."""
+    return range(1, min(max(MAX_K, 2 * settings.serving_k), pools.scores.shape[1]) + 1)
+
+
 def _ratio_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _Candidates:
-    temperature = fit_temperature(pools)
+    temperature, ks = fit_temperature(pools), _sizes(pools, settings)
 
     def over(pools: Pools, labels: PoolLabels) -> Grid:
-        return ratio_grid(pools, labels, temperature=temperature, min_keep=settings.min_keep)
+        return ratio_grid(pools, labels, temperature=temperature, ks=ks, min_keep=settings.min_keep)
 
     return _Candidates(over(pools, labels), over)
 
@@ -234,11 +373,11 @@ def _utility_candidates(pools: Pools, labels: PoolLabels, settings: Settings) ->
             f"route {pools.route.value}: the retriever gives no leg's scores, so there is no "
             "signal for a probability; use --policy ratio"
         )
-    table = pool_signals(pools)
+    table, ks = pool_signals(pools), _sizes(pools, settings)
     model = fit_relevance(pools, labels, table)
 
     def grid(pools: Pools, labels: PoolLabels, values: FloatArray) -> Grid:
-        return utility_grid(pools, labels, values, model, min_keep=settings.min_keep)
+        return utility_grid(pools, labels, values, model, ks=ks, min_keep=settings.min_keep)
 
     return _Candidates(
         grid(pools, labels, out_of_fold(pools, labels, table)),
@@ -254,61 +393,58 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
         baseline=settings.baseline,
         test="betting p-values, fixed sequence",
         p_value=_rounded(certification.p_value or 0.0),
-        recall_loss=_rounded(certification.recall_loss or 0.0),
-        harm=_rounded(certification.harm or 0.0),
+        recall_loss=_rounded(certification.recall_loss),
+        harm=_rounded(certification.harm),
         n_recall=certification.n_recall,
         n_queries=certification.n_harm,
     )
 
 
-def _cost_certificate(held_out: QueryMetrics, settings: Settings) -> Certificate | None:
-    """A bound of what the chosen policy costs in recall, from queries that did not choose it."""
-    losses, harm = held_out.values["recall_loss"], held_out.values["harm"]
+def _promise_kept(
+    certification: Certification, settings: Settings, *, is_today: bool
+) -> Certificate | None:
+    """The certificate of a promise; None where the baseline is kept and harm was promised too."""
+    promise = settings.promise or Promise()
+    if is_today and (promise.beta is not None or certification.n_recall == 0):
+        return None
+    certificate = _certificate(certification, promise, settings)
+    if not is_today:
+        return certificate
+    # The first k lose nothing of themselves.
+    return certificate.model_copy(update={"test": "by definition", "p_value": 0.0})
+
+
+def _cost_certificate(
+    chosen: QueryMetrics, differences: FloatArray, settings: Settings
+) -> Certificate | None:
+    """What the chosen policy costs in recall at most, from queries that did not choose it."""
+    losses, harm = chosen.values["recall_loss"], chosen.values["harm"]
     losses = losses[~np.isnan(losses)]
     if losses.size == 0:
         return None
-    # Betting needs an order fixed beforehand, and a file may be sorted by topic.
     order = np.random.default_rng(settings.seed).permutation(losses.size)
+    lower = risk.betting_lower_bound(differences, settings.delta)
     return Certificate(
         alpha=math.ceil(risk.betting_upper_bound(losses[order], settings.delta) * 1e4) / 1e4,
         beta=None,
         delta=settings.delta,
         baseline=settings.baseline,
-        test="betting upper bound",
+        test="betting bound",
         p_value=settings.delta,
         recall_loss=_rounded(float(losses.mean())),
         harm=_rounded(float(harm.mean())),
         n_recall=int(losses.size),
-        n_queries=len(held_out.query_ids),
+        n_queries=len(chosen.query_ids),
+        recall_difference=RecallDifference(
+            value=_rounded(float(differences.mean())),
+            lower=math.floor(lower * 1e4) / 1e4,
+            n=int(differences.size),
+        ),
     )
 
 
 def _evidence(metrics: QueryMetrics, settings: Settings) -> Evidence:
     return metrics.evidence(settings.seed, PROFILE_METRICS)
-
-
-def _safe_policy(grid: Grid, settings: Settings) -> RatioPolicy:
-    """The retriever's own first passages, without a threshold, as many as the baseline has.
-
-    Against ``k=…`` it loses no recall. Against the whole pool it is the largest context of the
-    grid, since no context holds a pool.
-    """
-    return RatioPolicy(k=settings.baseline_k or int(grid.keep_table.ks[-1]))
-
-
-def _nothing_certified(pools: Pools, certification: Certification, promise: Promise) -> str:
-    harm = "" if promise.beta is None else f" and harm ≤ {promise.beta:g}"
-    if certification.labels_needed is None:
-        needed = "no number of labels would certify it on queries like these: relax the promise"
-    else:
-        total = math.ceil(certification.labels_needed / (1.0 - ORDERING_SHARE))
-        needed = f"about {total} answerable queries like these to choose on would do"
-    return (
-        f"route {pools.route.value}: no policy could be certified for recall loss ≤ "
-        f"{promise.alpha:g}{harm} with probability {1 - promise.delta:g} from "
-        f"{certification.n_recall} answerable test queries; {needed}. Label more, relax --alpha "
-        "or --delta, or accept an uncertified profile with --allow-uncertified"
-    )
 
 
 def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArray]:
@@ -326,30 +462,24 @@ def _segment_rows(part: Dataset, pools: Pools, column: str) -> dict[str, IntArra
 
 
 def _segments(
-    ordering: tuple[Grid, dict[str, IntArray]],
-    testing: tuple[Grid, dict[str, IntArray]],
+    grids: GridPair,
+    ordering: dict[str, IntArray],
+    testing: dict[str, IntArray],
     promise: Promise,
     settings: Settings,
 ) -> dict[str, SegmentProfile]:
     """The segments that can be certified by themselves, each tested at delta / n segments."""
-    names = sorted(ordering[1].keys() & testing[1].keys())
+    names = sorted(ordering.keys() & testing.keys())
     if not names:
         return {}
     each = replace(promise, delta=promise.delta / len(names))
     certified = {}
     for name in names:
-        try:
-            certification = certify(
-                ordering[0].rows(ordering[1][name]),
-                testing[0].rows(testing[1][name]),
-                each,
-                seed=settings.seed,
-            )
-        except CalibrationError:
-            continue  # no answerable query in it: the route's policy serves it
+        own = grids.rows(ordering[name], testing[name])
+        certification = certify(own, each, seed=settings.seed)
         if certification.grid_index is not None:
             certified[name] = SegmentProfile(
-                policy=testing[0].policy(certification.grid_index),
+                policy=own.testing.policy(certification.grid_index),
                 certificate=_certificate(certification, each, settings),
             )
     return certified

@@ -4,16 +4,16 @@ Policies are ordered by one set of queries and tested on another (DESIGN.md §9)
 the second is an independent sample, as the test requires.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from calibration import risk
-from calibration.grid import Grid, GridIndex
-from calibration.pool_labels import discounts
+from calibration.grid import Grid, GridIndex, GridValues
+from calibration.pool_labels import IntArray, discounts
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class Certification:
     """The outcome of testing a grid's policies on queries that did not order them.
 
     Attributes:
-        grid_index: The chosen policy; None if nothing could be certified, as are the next three.
-        p_value: Its p-value.
-        recall_loss: Its mean recall loss on the test queries.
+        grid_index: The chosen policy; None for the baseline, where nothing that gains more
+            utility than it was certified.
+        p_value: Its p-value; None for the baseline.
+        recall_loss: Its mean recall loss on the test queries; 0 for the baseline.
         harm: Its mean harm on the test queries.
         n_recall: Test queries on which recall loss is defined.
         n_harm: All test queries.
@@ -75,8 +76,8 @@ class Certification:
 
     grid_index: GridIndex | None
     p_value: float | None
-    recall_loss: float | None
-    harm: float | None
+    recall_loss: float
+    harm: float
     n_recall: int
     n_harm: int
     tested: int
@@ -85,8 +86,37 @@ class Certification:
     rule_choices: tuple[RuleChoice, ...]
 
 
-def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -> Certification:
+@dataclass(frozen=True)
+class GridPair:
+    """The same policies over the queries that order them and over those that test them.
+
+    Attributes:
+        ordering: Over the queries that fitted and order them.
+        testing: Over queries that were used for neither.
+        plain_ordering: The first k served today, as the only policy, over the former.
+        plain_testing: The same over the latter.
+    """
+
+    ordering: Grid
+    testing: Grid
+    plain_ordering: Grid
+    plain_testing: Grid
+
+    def rows(self, ordering: IntArray, testing: IntArray) -> "GridPair":
+        """The same policies over some of the queries."""
+        return GridPair(
+            self.ordering.rows(ordering),
+            self.testing.rows(testing),
+            self.plain_ordering.rows(ordering),
+            self.plain_testing.rows(testing),
+        )
+
+
+def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certification:
     """Order policies on one set of queries, test them on another, choose among those that pass.
+
+    What is served today is the baseline of recall loss, so that it loses nothing, and only
+    policies of more strict UDCG than it are worth a test.
 
     Fixed-sequence testing with betting p-values along the Pareto front of risk and strict UDCG,
     safest first. A policy whose plain mean on the test queries breaks the promise is not
@@ -96,26 +126,30 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
     this, since it holds for all of them at once.
 
     Args:
-        ordering: The grid over the queries that order it.
-        testing: The same policies over the queries that test them, which must not have been used
-            to fit or order them.
+        grids: The policies, over the queries that order and those that test them.
         promise: What is to be certified.
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
-
-    Raises:
-        CalibrationError: no test query has a relevant passage in the baseline.
     """
-    indices = _sequence(ordering, promise)
+    testing = grids.testing
+    order = np.random.default_rng(seed).permutation(len(testing.labels))
+    defined = testing.labels.recall_shares()[1][order]
+    indices = _sequence(grids, promise) if defined.any() else []
+    nothing = Certification(
+        grid_index=None,
+        p_value=None,
+        recall_loss=0.0,
+        harm=float(grids.plain_testing.means.harm[0, 0]),
+        n_recall=int(defined.sum()),
+        n_harm=defined.size,
+        tested=len(indices),
+        certified=0,
+        labels_needed=None,
+        rule_choices=(),
+    )
+    if not indices:
+        return nothing
     tested = testing.at(indices)
-    order = np.random.default_rng(seed).permutation(tested.harm.shape[0])
-    recall_loss, harm = tested.recall_loss[order], tested.harm[order]
-    defined = ~np.isnan(recall_loss[:, 0])
-    if not defined.any():
-        raise CalibrationError(
-            f"none of the {defined.size} test queries has a relevant passage in the baseline, "
-            "so recall loss cannot be tested; label more queries, or deepen the retrieval"
-        )
-    recall_loss = recall_loss[defined]
+    recall_loss, harm = tested.recall_loss[order][defined], tested.harm[order]
     largest = _largest_harm(testing)
 
     p_values = risk.betting_p_value(recall_loss, promise.alpha)
@@ -140,43 +174,58 @@ def certify(ordering: Grid, testing: Grid, promise: Promise, *, seed: int = 0) -
         }
         return RuleChoice(rule, indices[position], means)
 
-    n_ordering, n_testing = len(ordering.labels), len(testing.labels)
-    mean_udcg = (
-        np.array([ordering.means.udcg_strict[index] for index in indices]) * n_ordering
-        + tested.udcg_strict.sum(axis=0)
-    ) / (n_ordering + n_testing)
-    chosen = int(np.argmax(mean_udcg[:n_certified])) if n_certified else -1
+    gain = _gain(grids, indices, tested)
+    chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
+    if chosen >= 0 and gain[chosen] <= 0.0:
+        chosen = -1
     riskiest = int(np.flatnonzero(kept_promise)[-1]) if kept_promise.any() else -1
-    return Certification(
-        grid_index=indices[chosen] if n_certified else None,
-        p_value=float(p_values[chosen]) if n_certified else None,
-        recall_loss=float(recall_loss[:, chosen].mean()) if n_certified else None,
-        harm=float(harm[:, chosen].mean()) if n_certified else None,
-        n_recall=recall_loss.shape[0],
-        n_harm=harm.shape[0],
-        tested=len(indices),
+    rule_choices = (choice("betting", chosen), choice("uncorrected", riskiest))
+    if chosen < 0:
+        needed = None if n_certified else _needed(recall_loss, harm / largest, largest, promise)
+        return replace(
+            nothing, certified=n_certified, labels_needed=needed, rule_choices=rule_choices
+        )
+    return replace(
+        nothing,
+        grid_index=indices[chosen],
+        p_value=float(p_values[chosen]),
+        recall_loss=float(recall_loss[:, chosen].mean()),
+        harm=float(harm[:, chosen].mean()),
         certified=n_certified,
-        labels_needed=(
-            None if n_certified else _needed(recall_loss, harm / largest, largest, promise)
-        ),
-        rule_choices=(choice("betting", chosen), choice("uncorrected", riskiest)),
+        rule_choices=rule_choices,
     )
 
 
-def _sequence(ordering: Grid, promise: Promise) -> list[GridIndex]:
-    """The policies worth testing, safest first, by the ordering queries alone."""
-    means = ordering.means
-    if np.isnan(means.recall_loss).any():
-        raise CalibrationError(
-            "no query to choose on has a relevant passage in the baseline of recall loss; label "
-            "more queries, or deepen the retrieval"
-        )
+def _gain(grids: GridPair, indices: list[GridIndex], tested: GridValues) -> FloatArray:
+    """Mean strict UDCG above that of the baseline, over ordering and test queries together."""
+    n_ordering, n_testing = len(grids.ordering.labels), len(grids.testing.labels)
+    ordering = np.array([grids.ordering.means.udcg_strict[index] for index in indices])
+    ordering_gain = ordering - grids.plain_ordering.means.udcg_strict[0, 0]
+    testing_gain = tested.udcg_strict.mean(axis=0) - grids.plain_testing.means.udcg_strict[0, 0]
+    gain: FloatArray = (ordering_gain * n_ordering + testing_gain * n_testing) / (
+        n_ordering + n_testing
+    )
+    return gain
+
+
+def _sequence(grids: GridPair, promise: Promise) -> list[GridIndex]:
+    """The policies worth testing, safest first, by the ordering queries alone.
+
+    Large contexts lose least recall, but one of more harm than gain is worth no test, and a test
+    that failed on it would end the sequence.
+    """
+    means = grids.ordering.means
+    if len(grids.ordering.labels) == 0 or np.isnan(means.recall_loss).any():
+        return []
     share_used = means.recall_loss / promise.alpha
     if promise.beta is not None:
         share_used = np.maximum(share_used, means.harm / promise.beta)
-    order = risk.pareto_order(share_used.ravel(), means.udcg_strict.ravel())
-    width = means.udcg_strict.shape[1]
-    return [divmod(flat, width) for flat in order.tolist()]
+    better = np.argwhere(means.udcg_strict > grids.plain_ordering.means.udcg_strict[0, 0])
+    if better.size == 0:
+        return []
+    cells = tuple(better.T)
+    order = risk.pareto_order(share_used[cells], means.udcg_strict[cells])
+    return [(int(better[row][0]), int(better[row][1])) for row in order.tolist()]
 
 
 def _largest_harm(grid: Grid) -> float:

@@ -51,6 +51,7 @@ PROFILE_METRICS: Mapping[str, str] = {
     "harm": "the negative part of udcg_strict, as a positive number",
     "distractor_rate": "share of the context with negative utility (heuristic)",
     "kept": "passages in the context",
+    "tokens": "tokens of the context's texts, one for every four characters",
     "recall_loss": "share of the baseline's relevant passages that the policy drops",
     "recall_at_depth": "recall of the retriever's whole pool, before the policy",
     "ndcg_at_10": "nDCG@10 of the retriever's order, before the policy",
@@ -115,7 +116,15 @@ def per_query(
     """
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
     rows = [
-        _measure(ranking, row, labels, policy, utilities, temperature=temperature)
+        _measure(
+            ranking,
+            row,
+            labels,
+            policy,
+            utilities,
+            temperature=temperature,
+            tokens=None if pools.tokens is None else pools.tokens[row],
+        )
         for row, ranking in enumerate(pools.rankings())
     ]
     return _columns(pools.query_ids, rows, LABEL_METRICS)
@@ -196,6 +205,7 @@ def _measure(
     utilities: Utilities,
     *,
     temperature: float,
+    tokens: FloatArray | None,
 ) -> dict[str, float | None]:
     decision = decide(ranking, policy)
     order, kept = list(decision.order), list(decision.kept)
@@ -232,6 +242,7 @@ def _measure(
         "harm": strict.harm,
         "distractor_rate": distractor_rate(heuristic),
         "kept": float(len(kept)),
+        "tokens": None if tokens is None else float(tokens[kept].sum()),
         "recall_loss": 1.0 - int(counted[kept].sum()) / in_baseline if in_baseline else None,
         "recall_at_depth": context_recall(upstream, judged),
         "ndcg_at_10": ndcg(upstream, judged, NDCG_CUTOFF),

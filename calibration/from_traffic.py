@@ -22,7 +22,7 @@ from calibration.replay import RecordedRankings
 from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import Ranking, Route
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.errors import CalibrationError
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.profile.schema import Profile
@@ -196,13 +196,14 @@ def recalibrate(
         passes: Reports progress.
 
     Raises:
-        ConfigurationError: the settings hold nothing out.
-        CalibrationError: the profile has no policy for the route, or the labels do not support
-            a choice.
+        CalibrationError: the profile has no policy for the route, the labels do not support a
+            choice, or no query would be held out.
     """
-    if settings.held_out == 0.0:
-        raise ConfigurationError(
-            "held_out 0.0 must be above 0: old and new are compared on queries held out"
+    if settings.held_out_share(len(traffic.dataset.answerable)) == 0.0:
+        raise CalibrationError(
+            f"no query would be held out of {len(traffic.dataset.answerable)} that have a "
+            "relevant passage: old and new are compared on queries held out, so judge more "
+            "traffic or give a share to hold out"
         )
     route = traffic.route
     before = profile.routes.get(route)
@@ -222,7 +223,7 @@ def recalibrate(
     after = calibration.profile.routes[route]
     held_out = () if calibration.held_out is None else calibration.held_out.queries
     pools = calibration.pools[route].subset([query.query_id for query in held_out])
-    labels = label(pools, traffic.dataset, baseline_k=settings.baseline_k)
+    labels = label(pools, traffic.dataset, baseline_k=settings.serving_k)
 
     def measured(policy: Policy) -> QueryMetrics:
         return per_query(pools, labels, policy, settings.utilities)

@@ -120,12 +120,15 @@ class GridValues:
         harm: Its negative part, as a positive number.
         recall_loss: The share of the baseline's relevant passages that the policy drops; its
             mean is over queries whose baseline has one, NaN if none has.
+        recall_difference: Recall less that of the baseline, of all relevant passages of a query;
+            its mean is over queries that have one, NaN if none has.
         kept: How many passages are kept.
     """
 
     udcg_strict: FloatArray
     harm: FloatArray
     recall_loss: FloatArray
+    recall_difference: FloatArray
     kept: FloatArray
 
     def best(self) -> GridIndex:
@@ -182,10 +185,16 @@ class Grid:
         utility, harm, share, defined = self._weights()
         n_defined = int(defined.sum())
         recall = mean_of_sums(share, max(n_defined, 1))
+        of_all, today = self.labels.recall_of_all()
+        n_answerable = int((~np.isnan(today)).sum())
+        difference = mean_of_sums(of_all, max(n_answerable, 1)) - np.nansum(today) / max(
+            n_answerable, 1
+        )
         return GridValues(
             mean_of_sums(utility, n_queries),
             mean_of_sums(harm, n_queries),
             1.0 - recall if n_defined else np.full_like(recall, np.nan),
+            difference if n_answerable else np.full_like(difference, np.nan),
             mean_of_sums((self.keep_table.threshold_index >= 0).astype(float), n_queries),
         )
 
@@ -200,10 +209,12 @@ class Grid:
             return np.take_along_axis(running, kept, axis=1)
 
         recall_loss = np.clip(1.0 - sums(share), 0.0, 1.0)
+        of_all, today = self.labels.recall_of_all()
         return GridValues(
             sums(utility),
             sums(harm),
             np.where(defined[:, None], recall_loss, np.nan),
+            np.clip(sums(of_all) - today[:, None], -1.0, 1.0),
             kept.astype(np.float64),
         )
 
@@ -248,6 +259,11 @@ def ratio_grid(
             k=k, min_ratio=ratio, temperature=chosen, min_keep=min(min_keep, k)
         ),
     )
+
+
+def plain_grid(pools: Pools, labels: PoolLabels, k: int) -> Grid:
+    """The retriever's first k as the one policy of a grid."""
+    return ratio_grid(pools, labels, temperature=1.0, ks=(k,), ratios=np.zeros(1))
 
 
 def relative_values(pools: Pools, temperature: float) -> tuple[FloatArray, NDArray[np.bool_]]:

@@ -1,7 +1,7 @@
 """The labels of every replayed candidate, as arrays beside its scores."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,24 @@ class PoolLabels:
         counted = self.relevant & self.in_baseline
         totals = counted.sum(axis=1)
         return counted / np.maximum(totals, 1)[:, None], totals > 0
+
+    def recall_of_all(self) -> tuple[FloatArray, FloatArray]:
+        """What each candidate adds to the recall of its query, over all its relevant passages.
+
+        Returns:
+            Shape (n_q, depth), 0 for queries without a relevant passage; and shape (n_q,), the
+            recall of the baseline, NaN for those.
+        """
+        totals = np.array([sum(grade > 0 for grade in grades) for grades in self.query_grades])
+        shares = self.relevant / np.maximum(totals, 1)[:, None]
+        served = (shares * self.in_baseline).sum(axis=1)
+        return shares, np.where(totals > 0, served, np.nan)
+
+    def with_baseline(self, k: int) -> "PoolLabels":
+        """The same with the first ``k`` columns as the baseline; in the retriever's own order."""
+        in_baseline = np.zeros_like(self.in_baseline)
+        in_baseline[:, :k] = self.in_baseline[:, :k]
+        return replace(self, in_baseline=in_baseline)
 
 
 def label(

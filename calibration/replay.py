@@ -19,6 +19,7 @@ from calibration.data.dataset import Query
 from calibration.data.readers import RunEntry
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
+from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -26,6 +27,7 @@ from ctxguard.core.types import (
     Hit,
     Leg,
     Passage,
+    PassageSource,
     Ranking,
     Route,
     ScoreKind,
@@ -34,7 +36,7 @@ from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError,
 
 Progress = Callable[[int], None]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Replayable(Protocol):
@@ -102,6 +104,8 @@ class Pools:
         scores: Shape (n_q, depth), NaN beyond a pool's end.
         legs: Each stage's own scores, shape (n_q, depth), NaN where absent.
         leg_kinds: What each leg's scores mean.
+        tokens: Shape (n_q, depth), an estimate of each text's tokens (``estimate_tokens``); NaN
+            beyond a pool's end and where a text cannot be read. None if no texts were at hand.
         skipped: Queries left out, with the reason: the retriever refused them, or answered on
             another route or with another kind of score than most.
     """
@@ -114,6 +118,7 @@ class Pools:
     legs: Mapping[str, FloatArray]
     leg_kinds: Mapping[str, ScoreKind]
     skipped: tuple[str, ...] = ()
+    tokens: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -136,6 +141,7 @@ class Pools:
             legs={name: scores[rows] for name, scores in self.legs.items()},
             leg_kinds=self.leg_kinds,
             skipped=self.skipped,
+            tokens=None if self.tokens is None else self.tokens[rows],
         )
 
     def rankings(self) -> Iterator[Ranking]:
@@ -285,6 +291,7 @@ def _columns(
     scores = np.full(shape, np.nan)
     leg_kinds = {name: leg.kind for _, ranking in answered for name, leg in ranking.legs.items()}
     legs = {name: np.full(shape, np.nan) for name in sorted(leg_kinds)}
+    tokens = np.full(shape, np.nan)
     all_ids = []
     for row, (_, ranking) in enumerate(answered):
         order = list(candidate_order(ranking)[0])[:depth]
@@ -292,6 +299,7 @@ def _columns(
         scores[row, :n] = [cast(float, ranking.scores[position]) for position in order]
         for name, leg in ranking.legs.items():
             legs[name][row, :n] = leg.scores[order]
+        tokens[row, :n] = [_tokens(ranking.passages, position) for position in order]
         all_ids.append(tuple(ranking.passage_ids[position] for position in order))
     return Pools(
         route=route,
@@ -302,7 +310,17 @@ def _columns(
         legs=legs,
         leg_kinds=leg_kinds,
         skipped=skipped,
+        tokens=tokens,
     )
+
+
+def _tokens(passages: PassageSource, position: int) -> float:
+    """An estimate of a text's tokens; NaN if there is no text: anyone's code may be behind it."""
+    try:
+        text = passages[position].text
+        return float(estimate_tokens(text)) if text else np.nan
+    except Exception:
+        return np.nan
 
 
 def _cache_file(
@@ -347,6 +365,8 @@ def _save(pools: Pools, file: Path) -> None:
     arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     arrays["scores"] = pools.scores
+    if pools.tokens is not None:
+        arrays["tokens"] = pools.tokens
     with atomic_write(file, mode=0o600) as stream:
         np.savez_compressed(stream, **arrays)
 
@@ -367,6 +387,7 @@ def _load(file: Path) -> Pools | None:
                 legs={name: arrays[f"leg_{name}"] for name in leg_kinds},
                 leg_kinds=leg_kinds,
                 skipped=tuple(about["skipped"]),
+                tokens=arrays.get("tokens"),
             )
     except Exception:
         # A damaged archive can raise any type.

@@ -124,6 +124,52 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
     return high
 
 
+def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
+    """A lower confidence bound of a mean difference: true with probability at least 1 − delta.
+
+    A difference D in [−1, 1] is a loss of (1 − D) / 2 in [0, 1], whose mean
+    ``betting_upper_bound`` bounds from above; gains on some queries then count against losses on
+    others. The differences must be those of one policy, fixed without these queries.
+
+    Args:
+        differences: Shape (n,), each in [−1, 1], in an order fixed beforehand.
+        delta: The probability that the bound is false, in (0, 1).
+
+    Returns:
+        In [−1, mean of the differences].
+
+    Raises:
+        CalibrationError: as ``betting_upper_bound``.
+
+    >>> round(betting_lower_bound([0.0] * 100), 3), round(betting_lower_bound([0.1] * 100), 3)
+    (-0.031, 0.066)
+    """
+    return 1.0 - 2.0 * betting_upper_bound(_as_losses(differences), delta)
+
+
+def differences_needed(
+    differences: ArrayLike, limit: float, delta: float = DEFAULT_DELTA
+) -> int | None:
+    """How many labelled queries would show that a mean difference is at least ``−limit``.
+
+    ``labels_needed`` of the losses that ``betting_lower_bound`` makes of the differences.
+
+    Args:
+        differences: Shape (n,), each in [−1, 1].
+        limit: The largest decrease to be excluded, in (−1, 1).
+        delta: The level of the test, in (0, 1).
+
+    Returns:
+        A number of test queries. None where the mean is not above ``−limit``.
+    """
+    return labels_needed(_as_losses(differences), (1.0 + limit) / 2.0, delta)
+
+
+def _as_losses(differences: ArrayLike) -> FloatArray:
+    losses: FloatArray = (1.0 - np.asarray(differences, dtype=np.float64)) / 2.0
+    return losses
+
+
 def joint_p_value(*p_values: ArrayLike) -> FloatArray:
     """P-value of "at least one of several promises fails": the largest of theirs.
 

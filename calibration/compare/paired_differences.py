@@ -22,6 +22,7 @@ BETTER_WHEN: Mapping[str, Literal["higher", "lower"] | None] = {
     "harm": "lower",
     "distractor_rate": "lower",
     "kept": None,
+    "tokens": None,
 }
 """The metrics that are compared, and which way is better; None for the size of a context."""
 

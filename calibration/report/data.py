@@ -48,7 +48,7 @@ class MetricComparison(_Frozen):
 
     Attributes:
         better_when: Whether higher or lower is better; None for the size of a context.
-        first_k: The retriever's first ``BARE_K`` passages.
+        first_k: The passages served today: the retriever's first ``serving_k``.
         seed_rule: At most 3 passages with at least 70% of the best score.
         chosen: The chosen policy.
         against_first_k: chosen − first_k, paired by query.
@@ -63,6 +63,48 @@ class MetricComparison(_Frozen):
     chosen: Interval
     against_first_k: Interval
     against_seed_rule: Interval
+
+
+class SummaryRow(_Frozen):
+    """One metric of what is served today and of the choice, on the same queries.
+
+    Attributes:
+        difference: chosen − today, paired by query.
+    """
+
+    metric: str
+    today: Interval
+    chosen: Interval
+    difference: Interval
+
+
+class OptionRow(_Frozen):
+    """One policy that could be served, with its means; None where a metric has no data."""
+
+    name: str
+    words: str
+    means: dict[str, float | None]
+
+
+class Summary(_Frozen):
+    """What a person should see first.
+
+    Attributes:
+        serving_k: How many passages are served today.
+        queries: Number of queries measured on.
+        held_out: Whether they took no part in the choice.
+        options: Today, the choice, and what other objectives would give.
+        judged: Share of the first ``serving_k`` that has a label.
+        warnings: What to beware of, one line each.
+    """
+
+    serving_k: int
+    queries: Count
+    held_out: bool
+    rows: tuple[SummaryRow, ...]
+    options: tuple[OptionRow, ...]
+    judged: Interval
+    warnings: tuple[str, ...]
 
 
 class AtK(_Frozen):
@@ -265,8 +307,7 @@ class RouteReport(_Frozen):
     """One route: the chosen policy, its certificate, and its measurements.
 
     Attributes:
-        without_promise: The policy of highest strict UDCG; equal to ``policy`` if no promise was
-            asked for.
+        summary: Today beside the choice.
         why: Why this kind of policy was chosen.
         no_certificate: Why there is no certificate; None if there is one.
         held_out: Whether the figures below were measured on held-out queries. Otherwise they
@@ -276,7 +317,7 @@ class RouteReport(_Frozen):
         no_reliability: Why ``reliability`` is None.
         price: None if no query was held out, or recall loss is undefined on all of them.
         no_segments: Why ``segments`` is None.
-        dropped_irrelevant: Irrelevant passages among the retriever's first ``BARE_K``.
+        dropped_irrelevant: Irrelevant passages among those served today.
         dropped_relevant: Relevant passages of the baseline of recall loss.
         judged: Share of the first passages with a label, over all queries.
         recall_at_depth: Recall of all candidates, over all queries.
@@ -285,7 +326,7 @@ class RouteReport(_Frozen):
     route: Route
     score_kind: ScoreKind
     policy: PolicySettings
-    without_promise: PolicySettings
+    summary: Summary
     why: str
     certificate: Certificate | None
     no_certificate: str | None
@@ -335,7 +376,7 @@ class ReportData(_Frozen):
     """The evidence of a calibration.
 
     Attributes:
-        baseline: What recall loss is relative to: ``pool``, or ``k=10`` for the first 10.
+        serving_k: How many passages are served today; recall loss is relative to them.
         confidence: Confidence level of every interval, in (0, 1).
         routes: The first answers while every stage works.
         provenance: How the profile was made; it has no date, so equal calibrations give equal
@@ -344,7 +385,7 @@ class ReportData(_Frozen):
 
     profile_id: str
     dataset: str
-    baseline: str
+    serving_k: int
     confidence: float
     routes: tuple[RouteReport, ...]
     labels: LabelCounts

@@ -42,15 +42,13 @@ from calibration.report.reliability import (
     ratio_interval,
     reliability_bins,
 )
+from calibration.report.summary import summarise
 from calibration.report.tradeoffs import by_k, frontier, price, settings_of
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_relative
-from ctxguard.core.types import DEFAULT_K, FloatArray, Route
+from ctxguard.core.types import FloatArray, Route
 from ctxguard.profile.schema import RouteProfile
-
-BARE_K = DEFAULT_K
-"""Number of first passages that the chosen policy is compared with."""
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
 SMALLEST_SEGMENT = 5
@@ -59,7 +57,7 @@ TOPIC = "topic"
 """Metadata column of the segments if the calibration had no ``segment_by``."""
 
 _COMPARED = (*BETTER_WHEN, "recall_loss")
-_JUDGED_AT = (1, 5, 10)
+_JUDGED_AT = (1, 10)
 _DIGITS = 6
 
 
@@ -71,7 +69,7 @@ class _Measured:
         pools: The replay of one route on these queries.
         labels: Their labels.
         policies: The policy that serves each query: its segment's, or the route's.
-        first_k: Metrics of the first ``BARE_K`` passages.
+        first_k: Metrics of the passages served today.
         seed_rule: Metrics of at most 3 passages with at least 70% of the best score.
         chosen: Metrics of ``policies``.
     """
@@ -99,7 +97,7 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
     data = ReportData(
         profile_id=profile.profile_id,
         dataset=calibration.dataset.name,
-        baseline=calibration.settings.baseline,
+        serving_k=calibration.settings.serving_k,
         confidence=CONFIDENCE,
         routes=tuple(
             _route(calibration, route, passages) for route in Route if route in calibration.outcomes
@@ -122,22 +120,25 @@ def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
     )
     if certificate is not None:
         return certificate.statement
+    k = settings.serving_k
     if test is not None and promise is not None:
         harm = "" if promise.beta is None else f" and mean harm ≤ {promise.beta:g}"
         return (
-            f"None: none of {test.tested} policies could be shown to keep mean recall loss ≤ "
-            f"{promise.alpha:g}{harm} with probability {1 - promise.delta:g} on {test.n_recall} "
-            f"answerable test queries. {_labels_needed(test)} This policy is the one of highest "
-            "strict UDCG."
+            f"None: none of {test.tested} policies that gain utility over the first {k} could be "
+            f"shown to keep mean recall loss ≤ {promise.alpha:g}{harm} with probability "
+            f"{1 - promise.delta:g} on {test.n_recall} answerable test queries. "
+            f"{_labels_needed(test)} The first {k} are kept."
         )
-    if settings.held_out == 0.0:
+    if outcome.profile.policy == outcome.today.policy:
+        return f"None is needed: the first {k} passages are kept, as today."
+    if outcome.profile.held_out is None:
         return (
-            "None: no query was held out to certify the recall loss of the policy on. Hold out a "
-            "share of the queries."
+            "None: no query was held out to measure the cost of the policy on. Label more "
+            "queries, or hold out a share of them."
         )
     return (
-        "None: no held-out query has a relevant passage in the baseline, so recall loss is "
-        "undefined. Label more queries, or retrieve more candidates."
+        f"None: no held-out query has a relevant passage among the first {k}, so recall loss is "
+        "undefined. Label more queries."
     )
 
 
@@ -165,13 +166,13 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
     )
     segments, no_segments = _segments(measured, chosen, column, segment_of, seed=seed)
     irrelevant, relevant = dropped_passages(
-        pools, labels, part, measured.policies, passages, bare_k=BARE_K, seed=seed
+        pools, labels, part, measured.policies, passages, bare_k=settings.serving_k, seed=seed
     )
     return RouteReport(
         route=route,
         score_kind=chosen.score_kind,
         policy=settings_of(chosen.policy),
-        without_promise=settings_of(outcome.uncertified),
+        summary=summarise(outcome, settings, held_out=calibration.held_out is not None),
         why=chosen.why,
         certificate=chosen.certificate,
         no_certificate=None
@@ -199,9 +200,8 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
 def _measured(calibration: Calibration, route: Route, segment_of: Mapping[str, str]) -> _Measured:
     chosen, utilities = calibration.outcomes[route].profile, calibration.profile.utilities
     pools = calibration.pools[route].subset(list(segment_of))
-    labels = label(
-        pools, calibration.dataset, utilities, baseline_k=calibration.settings.baseline_k
-    )
+    serving_k = calibration.settings.serving_k
+    labels = label(pools, calibration.dataset, utilities, baseline_k=serving_k)
     seed_rule = RatioPolicy(k=SEED_RULE_K)
     if is_relative(pools.kind):
         temperature = fit_temperature(calibration.pools[route])
@@ -220,7 +220,7 @@ def _measured(calibration: Calibration, route: Route, segment_of: Mapping[str, s
             for name, column in per_query(*alone, segment.policy, utilities).values.items():
                 served.values[name][row] = column[0]
     return _Measured(
-        pools, labels, policies, metrics(RatioPolicy(k=BARE_K)), metrics(seed_rule), served
+        pools, labels, policies, metrics(RatioPolicy(k=serving_k)), metrics(seed_rule), served
     )
 
 
@@ -337,7 +337,7 @@ def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
     labels = label(pools, calibration.dataset, utilities)
     judged, present = labels.judged, ~np.isnan(pools.scores)
     depth = pools.scores.shape[1]
-    ks = [k for k in _JUDGED_AT if k < depth] + [depth]
+    ks = sorted({*(k for k in _JUDGED_AT if k < depth), calibration.settings.serving_k, depth})
     n_relevant = np.array([sum(g > 0 for g in grades) for grades in labels.query_grades])
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.where(n_relevant > 0, labels.relevant.sum(axis=1) / n_relevant, np.nan)

@@ -5,7 +5,6 @@ Everything that comes from labels, passages or settings is escaped, and the page
 
 from calibration.report import charts
 from calibration.report.data import AtK, Direction, ReportData, RouteReport
-from calibration.report.evidence import BARE_K
 from ctxguard._support.extras import require
 from ctxguard.profile.schema import Interval
 
@@ -35,7 +34,6 @@ def page(data: ReportData) -> str:
     )
     templates.filters |= {
         "anchor": _anchor,
-        "baseline": baseline_words,
         "best_k": _best_k,
         "chart": lambda figure, name: markup(charts.chart(figure, name)),
         "count": "{:,}".format,
@@ -44,7 +42,7 @@ def page(data: ReportData) -> str:
     }
     text: str = templates.get_template("page.html.j2").render(
         data=data,
-        bare_k=BARE_K,
+        bare_k=data.serving_k,
         charts=charts,
         plotly_js=markup(charts.library()),
         rule_names=_RULE_NAMES,
@@ -83,14 +81,3 @@ def verdict(difference: Interval, better_when: Direction | None) -> str | None:
     if difference.lower <= 0.0 <= difference.upper:
         return None
     return "good" if (difference.lower > 0.0) == (better_when == "higher") else "bad"
-
-
-def baseline_words(baseline: str) -> str:
-    """The baseline of recall loss in words.
-
-    >>> baseline_words("k=10")
-    'the retriever’s first 10 passages'
-    """
-    if baseline == "pool":
-        return "all candidates of the retriever"
-    return f"the retriever’s first {baseline.removeprefix('k=')} passages"

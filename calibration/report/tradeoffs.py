@@ -3,7 +3,7 @@
 Pure: recorded pools and their labels in, figures with intervals out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -111,7 +111,7 @@ def frontier(outcome: RouteOutcome, *, seed: int = 0) -> Frontier:
         candidates=tuple((float(x), float(y), float(u)) for x, y, u in distinct + 0.0),
         front_line=tuple((float(loss[i]), float(harm[i])) for i in front),
         front=_measured(grid, [divmod(front[i], width) for i in shown], seed),
-        chosen=_measured(grid, [chosen_index(outcome)], seed)[0],
+        chosen=_measured(*outcome.place, seed)[0],
     )
 
 
@@ -123,15 +123,7 @@ def _front(loss: FloatArray, harm: FloatArray) -> list[int]:
     return [int(index) for index in order[better]]
 
 
-def chosen_index(outcome: RouteOutcome) -> GridIndex:
-    """Where the chosen policy stands on its family's grid."""
-    test = outcome.certification
-    if test is not None and test.grid_index is not None:
-        return test.grid_index
-    return outcome.chosen_grid.means.best()
-
-
-def _measured(grid: Grid, indices: list[GridIndex], seed: int) -> tuple[FrontPolicy, ...]:
+def _measured(grid: Grid, indices: Sequence[GridIndex], seed: int) -> tuple[FrontPolicy, ...]:
     values = grid.at(indices)
     defined = values.recall_loss[~np.isnan(values.recall_loss[:, 0])]
     figures = [
@@ -176,10 +168,9 @@ def price(
     losses = recall_loss[~np.isnan(recall_loss)]
     if losses.size == 0:
         return None
-    free = measured(outcome.uncertified)
-    rules = (
-        [] if outcome.certification is None else [_rule("none", outcome.uncertified, free, free)]
-    )
+    without = outcome.highest_utility.policy
+    free = measured(without)
+    rules = [] if outcome.certification is None else [_rule("none", without, free, free)]
     for other in () if outcome.certification is None else outcome.certification.rule_choices:
         if other.grid_index is None or other.tested is None:
             rules.append(_rule(other.rule, None, None, free))
@@ -197,9 +188,12 @@ def price(
         )
     # The order that the certificate was computed in; the bound depends on it.
     shuffled = losses[np.random.default_rng(seed).permutation(losses.size)]
-    taken = "betting" if outcome.profile.certificate is not None else "none"
+    certified = outcome.certification is not None and outcome.certification.grid_index is not None
     return Price(
-        rules=tuple(rule.model_copy(update={"chosen": rule.rule == taken}) for rule in rules),
+        rules=tuple(
+            rule.model_copy(update={"chosen": certified and rule.rule == "betting"})
+            for rule in rules
+        ),
         delta=delta,
         observed=bootstrap_interval(losses, seed=seed),
         bound=risk.betting_upper_bound(shuffled, delta),

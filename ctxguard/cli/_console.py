@@ -161,6 +161,11 @@ class Output:
         line = Text("note: ", style="yellow")
         self._notes.print(line.append(one_line(text), style="default"))
 
+    def warning(self, text: str) -> None:
+        """Print one line that a reader must know before the result is used."""
+        line = Text("warning: ", style="bold yellow")
+        self.out.print(line.append(one_line(text), style="default"))
+
     def facts(self, rows: Iterable[tuple[str, str]]) -> None:
         """Print names with their values, one per line."""
         grid = Table.grid(padding=(0, 2))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 
-DEFAULT_BASELINE = "k=10"
+DEFAULT_BASELINE = f"k={DEFAULT_K}"
 """Baseline of recall loss, the same as in calibration."""
 
 _BASELINE = re.compile(r"k=([1-9]\d{0,5})")

@@ -5,39 +5,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
-    FINDING,
     NO_DATA,
     Output,
     check_writable,
-    interval,
-    number,
     print_json,
-    table,
 )
 from ctxguard.cli._inputs import (
-    DEFAULT_BASELINE,
-    baseline_k,
     open_index,
     read_labelled,
     shared_questions,
 )
-from ctxguard.core.types import DEFAULT_DEPTH, Route
+from ctxguard.cli._summary import print_summary
+from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome
     from ctxguard.cli._inputs import Labelled
-    from ctxguard.profile.schema import Evidence
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-
-_SHOWN = ("recall", "precision", "mrr", "ndcg", "udcg_strict", "harm", "kept", "recall_loss")
 
 
 def register(app: typer.Typer) -> None:
@@ -65,12 +56,31 @@ def calibrate(
             "probability of relevance (expected_utility); auto chooses by the labels.",
         ),
     ] = "auto",
+    serving_k: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Passages that you serve today; recall is compared with them."
+        ),
+    ] = DEFAULT_K,
+    objective: Annotated[
+        Literal["keep-recall", "utility"],
+        typer.Option(
+            metavar="OBJECTIVE",
+            help="Choose the policy of least harm that keeps the recall of what you serve today "
+            "(keep-recall), or the policy of highest strict UDCG (utility).",
+        ),
+    ] = "keep-recall",
+    tolerance: Annotated[
+        float,
+        typer.Option(metavar="LOSS", help="Most mean recall that keep-recall may lose, in [0, 1)."),
+    ] = 0.01,
     alpha: Annotated[
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="Certify a mean recall loss of at most this, in (0, 1). Without it the policy of "
-            "highest strict UDCG is taken, and its recall loss is certified.",
+            help="Certify that at most this share of the relevant passages served today is "
+            "dropped on the mean, in (0, 1), and take the policy of highest strict UDCG that "
+            "keeps this promise; --objective is not used then.",
         ),
     ] = None,
     beta: Annotated[
@@ -83,20 +93,6 @@ def calibrate(
         float,
         typer.Option(metavar="P", help="Probability that the certificate is false, in (0, 1)."),
     ] = 0.1,
-    baseline: Annotated[
-        str,
-        typer.Option(
-            metavar="BASELINE",
-            help="Measure recall loss against the retriever's first N passages (k=N), or against "
-            "all its candidates (pool).",
-        ),
-    ] = DEFAULT_BASELINE,
-    allow_uncertified: Annotated[
-        bool,
-        typer.Option(
-            "--allow-uncertified", help="Write the profile even if a route cannot be certified."
-        ),
-    ] = False,
     segment_by: Annotated[
         str | None,
         typer.Option(
@@ -106,12 +102,13 @@ def calibrate(
         ),
     ] = None,
     held_out: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="SHARE",
             help="Share of the queries that are held out to measure the policy on, in [0, 1).",
+            show_default="half, or less of fewer than 40",
         ),
-    ] = 0.5,
+    ] = None,
     depth: Annotated[
         int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
     ] = DEFAULT_DEPTH,
@@ -132,9 +129,8 @@ def calibrate(
 ) -> None:
     """Choose and certify a policy for each route, and measure it on held-out queries.
 
-    If a route cannot be certified, no profile is written and the exit code is 1; a report is
-    still written, and says why. With --allow-uncertified the policy of highest strict UDCG is
-    taken instead.
+    What you serve today, the first --serving-k passages, is shown beside the choice. It is kept
+    on a route where the labels show nothing better, or where no promise can be certified.
     """
     reports = {"--report": report, "--report-json": report_json}
     for option, file in {"--out": out, **reports}.items():
@@ -155,11 +151,11 @@ def calibrate(
 
         settings = Settings(
             policy=policy,
+            objective=objective,
+            serving_k=serving_k,
+            tolerance=tolerance,
             promise=None if alpha is None else Promise(alpha, beta, delta),
             delta=delta,
-            baseline_k=baseline_k(baseline),
-            # A report says why nothing could be certified; the profile is refused below.
-            allow_uncertified=allow_uncertified or any(reports.values()),
             segment_by=segment_by,
             held_out=held_out,
             depth=depth,
@@ -176,17 +172,10 @@ def calibrate(
             passes=begin,
             cache=cache_folder() / "pools" if cache is None else cache,
         )
-    uncertified = [
-        route.value
-        for route, outcome in calibration.outcomes.items()
-        if outcome.profile.certificate is None
-    ]
-    refused = bool(uncertified) and not allow_uncertified
-    if not refused:
-        calibration.profile.save(out)
+    calibration.profile.save(out)
     with output.doing("writing the report"):
         _write_reports(calibration, retriever, report, report_json)
-    files = {"profile": None if refused else out, "report": report, "report_json": report_json}
+    files = {"profile": out, "report": report, "report_json": report_json}
     written = {name: None if file is None else str(file) for name, file in files.items()}
     notes = _notes(calibration, (*labelled.notes, *shared_questions(labelled)))
     if as_json:
@@ -195,13 +184,6 @@ def calibrate(
         _print(calibration, labelled.described(counts), written, output)
     for note in notes:
         output.note(note)
-    if refused:
-        line = (
-            f"finding: no certificate for route {', '.join(uncertified)}, so no profile was "
-            "written; the report says why, and --allow-uncertified writes the profile all the same"
-        )
-        output.err.print(Text(line))
-        raise typer.Exit(FINDING)
 
 
 def _write_reports(
@@ -264,8 +246,12 @@ def _print(
             ("fusion", profile.fingerprint.get("fusion", NO_DATA)),
         ]
     )
-    for route, outcome in calibration.outcomes.items():
-        _print_route(route, outcome, calibration, output)
+    routes = iter(calibration.outcomes)
+    print_summary(next(routes), calibration, output)
+    others = list(routes)
+    if others:
+        output.heading("when a stage is down")
+        output.facts([(route.value, _in_short(route, calibration)) for route in others])
     output.out.print()
     output.facts(
         [("profile", profile.profile_id), *(("wrote", file) for file in written.values() if file)]
@@ -281,7 +267,7 @@ def _choice(outcome: "RouteOutcome", grid_index: tuple[int, int] | None) -> dict
 
 
 def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict[str, object]:
-    from calibration.report import certificate_words
+    from calibration.report import certificate_words, summarise
 
     chosen, test = outcome.profile, outcome.certification
     certificate = chosen.certificate
@@ -292,7 +278,9 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
         "why": chosen.why,
         "promise": certificate_words(outcome, calibration.settings),
         "certificate": None if certificate is None else certificate.model_dump(),
-        "uncertified": describe_policy(outcome.uncertified),
+        "summary": summarise(
+            outcome, calibration.settings, held_out=calibration.held_out is not None
+        ).model_dump(),
         "segments": {
             name: {
                 "policy": describe_policy(segment.policy),
@@ -309,32 +297,16 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
     }
 
 
-def _print_route(
-    route: Route, outcome: "RouteOutcome", calibration: "Calibration", output: Output
-) -> None:
-    from calibration.report import certificate_words
-
-    chosen = outcome.profile
-    output.heading(f"route {route.value}")
-    facts = [
-        ("keeps", describe_policy(chosen.policy)),
-        ("why", chosen.why),
-        ("certificate", certificate_words(outcome, calibration.settings)),
-    ]
-    if outcome.uncertified != chosen.policy:
-        facts.append(("without it", describe_policy(outcome.uncertified)))
-    for name, segment in chosen.segments.items():
-        facts.append((f"segment {name}", describe_policy(segment.policy)))
-        facts.append(("", segment.certificate.statement))
-    output.facts(facts)
-    rows = table("metric", "chosen on>", "n>", "held out>", "n>")
-    for name in _SHOWN:
-        rows.add_row(name, *_cells(chosen.chosen_on, name), *_cells(chosen.held_out, name))
-    output.out.print(rows)
-
-
-def _cells(evidence: "Evidence | None", name: str) -> tuple[str, str]:
-    if evidence is None:
-        return NO_DATA, "0"
-    metric = evidence.metrics[name]
-    return f"{number(metric.value)} {interval(metric)}".rstrip(), f"{metric.n:,}"
+def _in_short(route: Route, calibration: "Calibration") -> str:
+    """A fallback route in one line."""
+    outcome = calibration.outcomes[route]
+    policy = outcome.profile.policy
+    words = describe_policy(policy)
+    if policy == outcome.today.policy:
+        return f"{words}, as today"
+    certificate = outcome.profile.certificate
+    if certificate is None:
+        return f"{words}; not certified"
+    if certificate.recall_difference is None:
+        return f"{words}; recall loss {certificate.alpha:g} at most"
+    return f"{words}; recall {certificate.recall_difference.value:+.3f}"

@@ -3,7 +3,7 @@
 import platform
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,16 +15,15 @@ from rich.text import Text
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
+from ctxguard.cli._summary import print_summary
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.core.context import Context
-    from ctxguard.demo.loop import BeforeAfter, MonitoredTraffic, Tradeoff
-    from ctxguard.profile.schema import Evidence, Interval
+    from ctxguard.demo.loop import BeforeAfter, MonitoredTraffic
 
-_COMPARED = ("udcg_strict", "harm", "precision", "recall", "mrr", "kept")
 _SCRAPED = (
     "ctxguard_requests_total",
     "ctxguard_dropped_candidates_total",
@@ -75,15 +74,12 @@ def demo(
         calibration = loop.calibrate_demo(retriever, labelled, passes)
         question = loop.before_and_after(retriever, calibration)
         traffic = loop.monitor_traffic(retriever, calibration, passes)
-    evidence = loop.held_out_evidence(calibration)
     with _metrics_endpoint(traffic) as url:
         if as_json:
-            print_json(_document(calibration, evidence, question, traffic))
+            print_json(_document(calibration, question, traffic))
         else:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages, {how} in {folder}")
-            _show_evidence(output, evidence)
-            _show_tradeoffs(output, loop.tradeoffs(calibration))
             _show_question(output, question)
             _show_traffic(output, traffic, _scrape(url))
             _show_next(output, folder)
@@ -120,40 +116,11 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     output.facts([("corpus", corpus), ("questions", questions)])
     for note in dataset.notes:
         output.note(note)
-    output.heading("2. Calibration: a policy for each route")
-    facts = [(route.value, describe_policy(chosen.policy)) for route, chosen in routes.items()]
-    certificate = routes[Route.HYBRID].certificate
-    if certificate is not None:
-        facts.append(("certificate", certificate.statement))
-    output.facts(facts)
-
-
-def _show_evidence(output: Output, evidence: "Mapping[str, Evidence]") -> None:
-    n = max(each.queries for each in evidence.values())
-    output.heading(f"The policies on {n} held-out questions: means with 95% intervals")
-    rows = table("metric", *[f"{name}>" for name in evidence])
-    rows.columns[0].no_wrap = True
-    for metric in _COMPARED:
-        rows.add_row(metric, *(_short(each.metrics[metric]) for each in evidence.values()))
-    output.out.print(rows)
-
-
-def _short(estimate: "Interval") -> str:
-    """A mean and its interval in two decimals, so that three fit into 80 columns."""
-    if estimate.value is None or estimate.lower is None or estimate.upper is None:
-        return number(estimate.value)
-    return f"{estimate.value:.2f} [{estimate.lower:.2f},{estimate.upper:.2f}]"
-
-
-def _show_tradeoffs(output: Output, tradeoffs: "list[Tradeoff]") -> None:
-    output.heading(
-        "The best policy within a limit on recall loss (calibrate --alpha certifies one)"
-    )
-    rows = table("limit>", "recall loss>", "udcg_strict>", "kept>")
-    for each in tradeoffs:
-        means = (each.recall_loss, each.udcg_strict, each.kept)
-        rows.add_row(f"{each.limit:g}", *map(number, means))
-    output.out.print(rows)
+    output.heading("2. Calibration: the same recall with fewer passages")
+    print_summary(Route.HYBRID, calibration, output)
+    others = [route for route in routes if route is not Route.HYBRID]
+    output.heading("when a stage is down")
+    output.facts([(route.value, describe_policy(routes[route].policy)) for route in others])
 
 
 def _show_question(output: Output, question: "BeforeAfter") -> None:
@@ -202,13 +169,16 @@ def _show_next(output: Output, folder: Path) -> None:
 
 def _document(
     calibration: "Calibration",
-    evidence: "Mapping[str, Evidence]",
     question: "BeforeAfter",
     traffic: "MonitoredTraffic",
 ) -> dict[str, object]:
+    from calibration.report import summarise
+
     return {
         "profile": calibration.profile.model_dump(mode="json"),
-        "held_out": {name: each.model_dump(mode="json") for name, each in evidence.items()},
+        "summary": summarise(
+            calibration.outcomes[Route.HYBRID], calibration.settings, held_out=True
+        ).model_dump(),
         "question": {
             "text": question.query.text,
             "before": question.bare.to_dict(),

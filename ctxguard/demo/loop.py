@@ -9,14 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
-from calibration.calibrate_route import BASELINE_K, Settings
+from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.evaluate import per_query
-from calibration.pool_labels import label
 from ctxguard.core.context import Context
 from ctxguard.core.metrics import (
     Negative,
@@ -26,8 +23,8 @@ from ctxguard.core.metrics import (
     strict_utilities,
     udcg,
 )
-from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import DEFAULT_K, Route
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import DEFAULT_K
 from ctxguard.demo.corpus import passages
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
@@ -40,7 +37,6 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.profile.schema import Evidence
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 
@@ -95,55 +91,6 @@ def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passe
 
 def _held_out(calibration: Calibration) -> Dataset:
     return calibration.held_out or calibration.dataset
-
-
-def held_out_evidence(calibration: Calibration) -> dict[str, Evidence]:
-    """Metrics of the first 5, of 3 at 70%, and of the calibrated policy on held-out questions."""
-    query_ids = [query.query_id for query in _held_out(calibration).queries]
-    pools = calibration.pools[Route.HYBRID].subset(query_ids)
-    labels = label(pools, calibration.dataset, baseline_k=BASELINE_K)
-    policies: dict[str, Policy] = {
-        f"top {DEFAULT_K}": RatioPolicy(k=DEFAULT_K),
-        "top 3 at 70%": RatioPolicy(k=3, min_ratio=0.7),
-        "calibrated": calibration.profile.routes[Route.HYBRID].policy,
-    }
-    return {
-        name: per_query(pools, labels, policy).evidence(SEED) for name, policy in policies.items()
-    }
-
-
-@dataclass(frozen=True)
-class Tradeoff:
-    """Means of the best policy within a limit on recall loss, on the choosing questions.
-
-    Attributes:
-        limit: The largest mean recall loss allowed, relative to the retriever's first ten.
-        recall_loss: Its mean recall loss.
-        udcg_strict: Its mean strict UDCG.
-        kept: Its mean number of passages.
-    """
-
-    limit: float
-    recall_loss: float
-    udcg_strict: float
-    kept: float
-
-
-def tradeoffs(
-    calibration: Calibration, limits: Sequence[float] = (0.1, 0.25, 0.5, 1.0)
-) -> list[Tradeoff]:
-    """The policy of highest strict UDCG within each limit on recall loss, without a certificate."""
-    means = calibration.outcomes[Route.HYBRID].chosen_grid.means
-    best = []
-    for limit in limits:
-        allowed = means.recall_loss <= limit
-        if allowed.any():
-            cell = np.unravel_index(
-                np.argmax(np.where(allowed, means.udcg_strict, -np.inf)), allowed.shape
-            )
-            columns = (means.recall_loss, means.udcg_strict, means.kept)
-            best.append(Tradeoff(limit, *(float(column[cell]) for column in columns)))
-    return best
 
 
 @dataclass(frozen=True)

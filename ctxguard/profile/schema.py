@@ -22,6 +22,9 @@ from ctxguard.errors import ProfileError, ProfileFormatError
 
 SCHEMA_VERSION = 1
 
+WIDEST_BOUND = 0.5
+"""A certificate that allows a greater loss of recall promises nothing."""
+
 _MAX_PROFILE_BYTES = 16 * 1024 * 1024
 
 
@@ -55,13 +58,28 @@ class Evidence(_Frozen):
     metrics: dict[str, Interval]
 
 
+class RecallDifference(_Frozen):
+    """Mean recall less that of the first k served before, and what was proved of it.
+
+    Attributes:
+        value: The mean difference that was observed, in [−1, 1].
+        lower: With probability at least 1 − delta of the certificate, the mean difference is at
+            least this.
+        n: Test queries with a relevant passage; recall is undefined on others.
+    """
+
+    value: float
+    lower: float
+    n: Annotated[int, Field(ge=1)]
+
+
 class Certificate(_Frozen):
     """What was proved of one route's policy: a promise, and the probability that it is false.
 
     With probability at least 1 − delta over the queries of the test, the policy's mean recall
     loss is at most alpha and, where beta is given, its mean harm is at most beta. Recall loss is
     averaged over queries whose baseline holds a relevant passage; elsewhere it is undefined.
-    Each route is certified by itself.
+    Each route is certified by itself, and so is the difference in recall.
 
     Attributes:
         baseline: What recall loss is relative to: ``pool`` or ``k=10``.
@@ -69,6 +87,8 @@ class Certificate(_Frozen):
         harm: The mean that was observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
         n_queries: Test queries in all.
+        recall_difference: Of recall to that of the baseline, gains included; None where only the
+            loss was bounded.
     """
 
     alpha: float
@@ -81,10 +101,28 @@ class Certificate(_Frozen):
     harm: float
     n_recall: Annotated[int, Field(ge=1)]
     n_queries: Annotated[int, Field(ge=1)]
+    recall_difference: RecallDifference | None = None
+
+    @property
+    def promises_nothing(self) -> bool:
+        """Whether the bound is too wide to rely on: more than half of the recall may be lost."""
+        least = 0.0 if self.recall_difference is None else self.recall_difference.lower
+        return max(self.alpha, -least) > WIDEST_BOUND
 
     @property
     def statement(self) -> str:
         """The certificate in words."""
+        if self.recall_difference is not None:
+            difference, k = self.recall_difference, self.baseline.removeprefix("k=")
+            least = f"at most {-difference.lower:.3f} below"
+            if difference.lower > 0.0:
+                least = f"at least {difference.lower:.3f} above"
+            return (
+                f"For this route by itself, with probability at least {1 - self.delta:g}: over "
+                f"queries that have a relevant passage, mean recall is {least} that of the "
+                f"retriever's first {k} ({self.test}; {difference.n} such test queries, observed "
+                f"{difference.value:+.3f})."
+            )
         baseline = "whole pool holds"
         if self.baseline != "pool":
             baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
@@ -177,6 +215,10 @@ class Profile(_Frozen):
             # Left out, so that a profile of an older release keeps its bytes and its id.
             if route["safe_policy"] is None:
                 del route["safe_policy"]
+            own = [segment["certificate"] for segment in route["segments"].values()]
+            for certificate in filter(None, (route["certificate"], *own)):
+                if certificate["recall_difference"] is None:
+                    del certificate["recall_difference"]
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError
 
 _WHOLE = 2**64
@@ -81,7 +82,7 @@ class JudgingRates:
     full_pool_rate: float = 0.05
     full_pool_rate_if_no_hit: float = 1.0
     baseline_rate: float = 0.2
-    baseline_k: int = 10
+    baseline_k: int = DEFAULT_K
 
     def __post_init__(self) -> None:
         for name in ("dropped_rate", "full_pool_rate", "full_pool_rate_if_no_hit", "baseline_rate"):

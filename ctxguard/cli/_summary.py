@@ -1,0 +1,49 @@
+"""What a calibration shows first: what is served today beside the choice."""
+
+from typing import TYPE_CHECKING
+
+from ctxguard.cli._console import NO_DATA, Output, interval, number, table
+from ctxguard.core.types import Route
+from ctxguard.profile.describe import describe_policy
+
+if TYPE_CHECKING:
+    from calibration.calibrate import Calibration
+    from ctxguard.profile.schema import Interval
+
+_OPTION_METRICS = {"recall": "recall", "harm": "harm", "udcg_strict": "UDCG", "kept": "kept"}
+
+
+def print_summary(route: Route, calibration: "Calibration", output: Output) -> None:
+    """Today beside the choice, what to beware of, and what else could be chosen."""
+    from calibration.report import certificate_words, summarise
+
+    outcome, settings = calibration.outcomes[route], calibration.settings
+    summary = summarise(outcome, settings, held_out=calibration.held_out is not None)
+    on = "held-out queries" if summary.held_out else "queries that chose"
+    output.heading(f"route {route.value}, on {summary.queries:,} {on}")
+    rows = table("metric", f"first {summary.serving_k}, as today>", "chosen>", "difference>")
+    for row in summary.rows:
+        rows.add_row(row.metric, _cell(row.today), _cell(row.chosen), _cell(row.difference))
+    output.out.print(rows)
+    judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
+    facts = [
+        ("keeps", describe_policy(outcome.profile.policy)),
+        ("why", outcome.profile.why),
+        ("certificate", certificate_words(outcome, settings)),
+        ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
+    ]
+    for name, segment in outcome.profile.segments.items():
+        facts.append((f"segment {name}", describe_policy(segment.policy)))
+        facts.append(("", segment.certificate.statement))
+    output.facts(facts)
+    for warning in summary.warnings:
+        output.warning(warning)
+    output.heading("what else could be served")
+    options = table("option", *(f"{name}>" for name in _OPTION_METRICS.values()))
+    for option in summary.options:
+        options.add_row(option.name, *(number(option.means[name]) for name in _OPTION_METRICS))
+    output.out.print(options)
+
+
+def _cell(metric: "Interval") -> str:
+    return f"{number(metric.value)} {interval(metric)}".rstrip()
