@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from ctxguard.cli._console import NO_DATA, Output, number, one_line, table
+from ctxguard.cli._tables import Rows
 
 if TYPE_CHECKING:
     from calibration.compare.comparison import Compared, Comparison, Curve, CurvePoint
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from calibration.compare.saved_comparison import RegressionCheck
     from ctxguard.profile.schema import Interval
 
-_NAME_WIDTH = 18
 _METRICS = ("recall", "precision", "mrr", "ndcg", "udcg", "distractor_rate", "kept")
 _DIFFERENCES = ("recall", "ndcg", "udcg_strict", "harm")
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
@@ -102,7 +101,7 @@ def print_comparison(
 
 def _print_metrics(comparison: "Comparison", output: Output) -> None:
     output.heading("What each candidate would serve")
-    rows = table("candidate", *(f"{_header(name)}>" for name in _METRICS), "ms>")
+    rows = table("candidate", *(f"{name.replace('_', ' ')}>" for name in _METRICS), "ms>")
     for each in comparison.candidates:
         rows.add_row(
             _name(each.candidate.name),
@@ -116,32 +115,22 @@ def _print_metrics(comparison: "Comparison", output: Output) -> None:
     )
 
 
-def _header(metric: str) -> str:
-    """A column's name, the long ones on two lines."""
-    return metric.replace("_", " ").replace(" rate", "\nrate")
-
-
 def _print_worth(comparison: "Comparison", output: Output) -> None:
     output.heading("What it is worth to the reader, with every irrelevant passage counted as harm")
     rows = table(
-        *(
-            "candidate",
-            "udcg\nstrict>",
-            f"{_confidence()}>",
-            "harm>",
-            "share of\nharm>",
-            f"{_confidence()}>",
-        ),
-        *("best k>", "verdict"),
+        "candidate",
+        f"udcg_strict, {_confidence()}>",
+        "harm>",
+        f"share of harm, {_confidence()}>",
+        "best k>",
+        "verdict",
     )
     for each in comparison.candidates:
         strict, share = each.metrics["udcg_strict"], each.harm_share
         rows.add_row(
             _name(each.candidate.name),
-            number(strict.value),
             _short(strict),
             number(each.metrics["harm"].value),
-            number(share.value),
             _short(share),
             _best_k(each.curve),
             _styled(each.verdict or NO_DATA),
@@ -165,10 +154,10 @@ def _confidence() -> str:
     return f"{CONFIDENCE:.0%}"
 
 
-def _short(estimate: "Interval") -> Text:
+def _short(estimate: "Interval") -> str:
     if estimate.lower is None or estimate.upper is None:
-        return Text("")
-    return Text(f"[{estimate.lower:.2f}, {estimate.upper:.2f}]", style="dim")
+        return number(estimate.value)
+    return f"{number(estimate.value)} [{estimate.lower:.2f}, {estimate.upper:.2f}]"
 
 
 def _best_k(curve: "Curve") -> str:
@@ -180,7 +169,7 @@ def _print_curve(comparison: "Comparison", output: Output) -> None:
     most = len(comparison.candidates[0].curve.points)
     ks = [k for k in _CURVE_KS if k <= most]
     output.heading("By the size of the context (k): utility = gain − harm, thresholds applied")
-    rows = table("candidate", "", *(f"{k}>" for k in ks))
+    rows = table("candidate", "k", *(f"{k}>" for k in ks))
     for each in comparison.candidates:
         points = [each.curve.points[k - 1] for k in ks]
         cells_of = {
@@ -216,12 +205,12 @@ def _print_differences(comparison: "Comparison", output: Output) -> None:
     output.out.print(rows)
 
 
-def _difference_table(*leading: str) -> Table:
-    return table(*leading, "metric", "difference>", f"{_confidence()} interval>", "n>", "")
+def _difference_table(*leading: str) -> Rows:
+    return table(*leading, "metric", "difference>", f"{_confidence()} interval>", "n>", "outcome")
 
 
 def _add_differences(
-    rows: Table, leading: Sequence[Text | str], differences: "Sequence[Difference]"
+    rows: Rows, leading: Sequence[Text | str], differences: "Sequence[Difference]"
 ) -> None:
     """One row for each; the first one has the leading cells."""
     for position, each in enumerate(differences):
@@ -253,10 +242,8 @@ def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
     output.out.print(rows)
 
 
-def _name(name: str, width: int = _NAME_WIDTH) -> Text:
-    text = one_line(name)
-    short = text if len(text) <= width else text[: width - 1] + "…"
-    return Text(short, style="bold", no_wrap=True)
+def _name(name: str) -> Text:
+    return Text(one_line(name), style="bold")
 
 
 def _styled(word: str) -> Text:

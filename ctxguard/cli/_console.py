@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -27,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from ctxguard.cli._tables import Column, Rows
 from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
 
@@ -232,25 +232,16 @@ def print_json(document: Mapping[str, object]) -> None:
     typer.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
-def table(*columns: str, title: str | None = None) -> Table:
+def table(*columns: str, title: str | None = None) -> Rows:
     """An empty table; a column whose name ends in ``>`` holds figures and is right-aligned.
 
-    >>> [column.justify for column in table("metric", "mean>").columns]
-    ['left', 'right']
+    It is printed with ``output.out.print``, in the form that fits the width.
+
+    >>> rows = table("metric", "mean>")
+    >>> rows.add_row("recall", "0.810")
     """
-    empty = Table(
-        box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="italic",
-        pad_edge=False,
-    )
-    for name in columns:
-        figures = name.endswith(">")
-        empty.add_column(
-            name.removesuffix(">"), justify="right" if figures else "left", no_wrap=figures
-        )
-    return empty
+    named = [Column(name.removesuffix(">"), name.endswith(">")) for name in columns]
+    return Rows(named, title)
 
 
 def number(value: float | None) -> str:

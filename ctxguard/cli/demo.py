@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
 from ctxguard.cli._summary import print_summary
+from ctxguard.cli._tables import Rows
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
@@ -133,7 +133,7 @@ def _show_question(output: Output, question: "BeforeAfter") -> None:
         output.out.print(_passages(title, question, context))
 
 
-def _passages(title: str, question: "BeforeAfter", context: "Context") -> Table:
+def _passages(title: str, question: "BeforeAfter", context: "Context") -> Rows:
     title = f"{title} (strict UDCG {question.udcg(context):+.2f})"
     rows = table("#>", "passage", "label", title=title)
     for rank, passage in enumerate(context.passages, start=1):

@@ -1,0 +1,99 @@
+"""Tables change their form with the width, and never lose a character of a figure or an id."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ctxguard.cli._console import table
+from ctxguard.cli._tables import Rows
+
+WIDTHS = (40, 60, 80, 100, 120)
+SYSTEMS = ("lexical", "dense", "reciprocal_rank", "convex:0.5")
+METRICS = ("recall", "precision", "mrr", "ndcg", "udcg", "distractor rate", "kept", "ms")
+
+
+def printed(rows: Rows, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, markup=False)
+    console.print(rows)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    return text
+
+
+def systems() -> Rows:
+    rows = table("candidate", *(f"{metric}>" for metric in METRICS))
+    for row, system in enumerate(SYSTEMS):
+        rows.add_row(system, *(f"{row}.{column}23" for column in range(len(METRICS))))
+    return rows
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_figure_and_name_is_there_whole_at_every_width(width: int) -> None:
+    text = printed(systems(), width)
+    words = text.split()
+    for row, system in enumerate(SYSTEMS):
+        assert system in words
+        for column in range(len(METRICS)):
+            assert f"{row}.{column}23" in words
+
+
+def test_columns_become_rows_where_the_table_is_too_wide() -> None:
+    header = "candidate lexical dense reciprocal_rank convex:0.5"
+    assert printed(systems(), 100).split()[:3] == ["candidate", "recall", "precision"]
+    for width in (60, 80):
+        lines = [" ".join(line.split()) for line in printed(systems(), width).splitlines()]
+        assert header in lines
+        assert "recall 0.023 1.023 2.023 3.023" in lines
+
+
+def test_each_record_becomes_a_block_where_neither_fits() -> None:
+    lines = [" ".join(line.split()) for line in printed(systems(), 40).splitlines()]
+    for row, system in enumerate(SYSTEMS):
+        start = lines.index(f"candidate {system}")
+        fields = [f"{metric} {row}.{column}23" for column, metric in enumerate(METRICS)]
+        assert lines[start + 1 : start + 1 + len(METRICS)] == fields
+
+
+def test_rows_without_a_first_cell_stay_with_the_record_above_them() -> None:
+    rows = table("candidate", "metric", "difference>", "95% interval>", "outcome")
+    for system in SYSTEMS:
+        rows.add_row(system, "recall", "+0.007", "[-0.060, +0.077]", "within noise")
+        rows.add_row("", "harm", "-0.067", "[-0.100, -0.035]", "better", end_section=True)
+    lines = [" ".join(line.split()) for line in printed(rows, 60).splitlines()]
+    for system in SYSTEMS:
+        start = lines.index(f"candidate {system}")
+        record = lines[start : start + 6]
+        assert "recall +0.007 [-0.060, +0.077] within noise" in record
+        assert "harm -0.067 [-0.100, -0.035] better" in record
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_long_id_is_broken_but_not_cut(width: int) -> None:
+    long = "0123456789" * 15
+    rows = table("query", "passage", "n>")
+    rows.add_row("q", long, "1")
+    assert long in "".join(printed(rows, width).split())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_text_is_wrapped_between_words_and_in_no_narrow_column(width: int) -> None:
+    meaning = "passages that are relevant to the question and were kept by the policy"
+    rows = table("metric", "mean>", "95% interval>", "n>", "meaning")
+    rows.add_row("recall", "0.810", "[0.758, 0.862]", "100", meaning)
+    rows.add_row("kept", "5.000", "[5.000, 5.000]", "100", "passages kept")
+    lines = printed(rows, width).splitlines()
+    assert "[0.758, 0.862]" in "\n".join(lines)
+    words = set(meaning.split())
+    assert words <= set(" ".join(lines).split())
+
+
+def test_an_empty_table_is_its_header() -> None:
+    assert "metric" in printed(table("metric", "mean>"), 60)
+
+
+def test_a_row_has_a_cell_for_each_column() -> None:
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        table("metric", "mean>").add_row("recall")
