@@ -21,6 +21,7 @@ BETTER_WHEN: Mapping[str, Literal["higher", "lower"] | None] = {
     "udcg_strict": "higher",
     "harm": "lower",
     "distractor_rate": "lower",
+    "harm_undiscounted": "lower",
     "kept": None,
     "tokens": None,
 }

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from calibration.compare.saved_comparison import RegressionCheck
     from ctxguard.profile.schema import Interval
 
-_METRICS = ("recall", "precision", "mrr", "ndcg", "udcg", "distractor_rate", "kept")
+_METRICS = (
+    *("recall", "precision", "mrr", "ndcg", "udcg"),
+    *("distractor_rate", "harm_undiscounted", "kept"),
+)
 _DIFFERENCES = ("recall", "ndcg", "udcg_strict", "harm")
 _CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
 _STYLES = {

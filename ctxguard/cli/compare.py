@@ -309,8 +309,9 @@ def _notes(
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
     if len({is_relative(each.kind) for each in comparison.candidates}) > 1:
         notes.append(
-            "udcg and distractor_rate find suspected distractors by score, or by rank where scores "
-            "carry rank only: between such candidates compare precision, udcg_strict and harm"
+            "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or by "
+            "rank where scores carry rank only: between such candidates compare precision, "
+            "udcg_strict and harm"
         )
     if len(comparison.query_ids) < comparison.rule.fewest:
         notes.append(

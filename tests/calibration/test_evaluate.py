@@ -56,6 +56,7 @@ class TestHandMade:
         assert found["udcg"] == pytest.approx(-0.5 + 1 / LOG(3))
         assert found["harm"] == 0.5
         assert found["distractor_rate"] == 0.5
+        assert found["harm_undiscounted"] == 0.5
         assert found["kept"] == 2.0
         assert found["recall_loss"] == 0.5
         assert found["recall_at_depth"] == pytest.approx(2 / 3)
@@ -125,7 +126,8 @@ class TestUndefined:
         found = metrics([], {"far": 1})
         for name in ("precision", "distractor_rate", "judged"):
             assert math.isnan(found[name]), name
-        assert found["udcg"] == found["udcg_strict"] == found["harm"] == found["kept"] == 0.0
+        for name in ("udcg", "udcg_strict", "harm", "harm_undiscounted", "kept"):
+            assert found[name] == 0.0, name
 
     def test_a_mean_says_over_how_many_queries_it_is_defined(self) -> None:
         pools, labels = labelled([ranking_of([2.0])] * 3, [{"p0": 1}, {}, {"far": 1}])

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.model
 
 METRICS = {
     *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
+    *("harm_undiscounted",),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
     *("hit_rate", "average_precision", "context_precision"),
 }

@@ -11,6 +11,9 @@ from enum import StrEnum
 from ctxguard.core.metrics.arithmetic import discounted_sum, share
 from ctxguard.errors import ConfigurationError
 
+UNDISCOUNTED_PENALTY = 0.5
+"""What one distractor counts in ``harm_undiscounted``."""
+
 REFERENCE_PENALTY = 0.333
 """Weight of an irrelevant passage in the UDCG paper's published figures; not 1/3."""
 
@@ -238,6 +241,18 @@ def distractor_rate(utilities: Sequence[float]) -> float | None:
     0.5
     """
     return share(sum(utility < 0.0 for utility in utilities), len(utilities))
+
+
+def harm_undiscounted(utilities: Sequence[float]) -> float:
+    """Kept passages × distractor rate × 0.5: half the number of kept passages that mislead.
+
+    Each counts the same at every rank and whatever its utility, unlike ``Udcg.harm``. 0 for an
+    empty context.
+
+    >>> harm_undiscounted([1.0, -0.5, 0.0, -1.0])
+    1.0
+    """
+    return UNDISCOUNTED_PENALTY * sum(utility < 0.0 for utility in utilities)
 
 
 def _labelled_utilities(
