@@ -6,7 +6,7 @@ Pure: ``calibration.data.readers`` reads the files.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -105,19 +105,20 @@ class Dataset:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def unknown_passages(dataset: Dataset, passage_ids: Iterable[str]) -> tuple[str, ...]:
+def named_passages(dataset: Dataset) -> frozenset[str]:
+    """Every passage that the qrels, the distractors or the pools name."""
+    tables = (dataset.qrels, dataset.distractors, dataset.pools)
+    return frozenset(one for table in tables for passages in table.values() for one in passages)
+
+
+def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
     """Labelled passages that a corpus does not hold, sorted: no retriever can find them.
 
     Args:
-        dataset: The labels; its qrels, distractors and pools are searched.
+        dataset: The labels.
         passage_ids: The ids of the corpus.
     """
-    labelled: set[str] = set()
-    for passages in (*dataset.qrels.values(), *dataset.distractors.values()):
-        labelled.update(passages)
-    for pool in dataset.pools.values():
-        labelled.update(pool)
-    return tuple(sorted(labelled.difference(passage_ids)))
+    return tuple(sorted(one for one in named_passages(dataset) if one not in passage_ids))
 
 
 def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,46 +28,68 @@ class Labelled:
     Attributes:
         dataset: The queries and labels.
         split: Name of the split of a BEIR folder; None for a JSONL file, which has no splits.
+        corpus: The folder's own corpus, which the labels belong to; None for a JSONL file.
         others: The other splits of the folder.
         notes: Repairs and choices made while reading, one line each.
     """
 
     dataset: "Dataset"
     split: str | None
+    corpus: Path | None
     others: "tuple[Dataset, ...]"
     notes: tuple[str, ...]
 
     def described(self, counts: Mapping[str, int]) -> str:
-        """The result of ``counts`` in words."""
+        """The counts of ``against`` in words."""
         return (
             f"{counts['queries']:,} of {self.dataset.name}: {counts['answerable']:,} answerable, "
-            f"{counts['without_relevant']:,} without a relevant passage; "
-            f"{counts['unknown_passages']:,} labelled passages are not in the index"
+            f"{counts['without_relevant']:,} without a relevant passage"
         )
 
-    def counts(self, retriever: "HybridRetriever") -> dict[str, int]:
-        """Count queries, and labelled passages that the index does not hold.
+    def against(self, retriever: "HybridRetriever") -> "tuple[Labelled, dict[str, int]]":
+        """Check that the labels belong to the index.
+
+        Returns:
+            These labels with notes on what the index lacks, and the counts of queries and of
+            labelled passages that it does not hold.
 
         Raises:
-            DataError: the index holds none of the labelled passages.
+            DataError: they belong to another corpus.
         """
         from calibration.data.dataset import unknown_passages
 
         dataset = self.dataset
-        labelled = {passage for grades in dataset.qrels.values() for passage in grades}
-        unknown = unknown_passages(dataset, retriever.passage_ids)
-        if labelled and labelled.issubset(unknown):
-            raise DataError(
-                f"{dataset.name}: the index holds none of the {len(labelled)} labelled passages, "
-                f"first {unknown[0]!r}; these labels belong to another corpus"
-            )
         answerable = len(dataset.answerable)
-        return {
+        counts = {
             "queries": len(dataset),
             "answerable": answerable,
             "without_relevant": len(dataset) - answerable,
-            "unknown_passages": len(unknown),
+            "unknown_passages": len(unknown_passages(dataset, set(retriever.passage_ids))),
         }
+        notes = (*self.notes, *label_notes(dataset, self.corpus, retriever))
+        return replace(self, notes=notes), counts
+
+
+def label_notes(
+    dataset: "Dataset", corpus: Path | None, retriever: "HybridRetriever"
+) -> tuple[str, ...]:
+    """Notes on labelled passages that the index lacks, or has with another text.
+
+    Args:
+        dataset: The labels.
+        corpus: The file of their own corpus, to compare the texts with.
+        retriever: The index.
+
+    Raises:
+        DataError: the labels belong to another corpus.
+    """
+    from calibration.data.label_check import check_ids, check_texts
+
+    passage_ids = set(retriever.passage_ids)
+    notes = check_ids(dataset, passage_ids)
+    if corpus is not None:
+        notes += check_texts(dataset, corpus, passage_ids, retriever.passage)
+    return notes
 
 
 def baseline_k(baseline: str) -> int | None:
@@ -107,7 +129,7 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
                 f"--split {split}: {data} is a file, and only a BEIR folder has splits"
             )
         dataset = read_jsonl(data)
-        return Labelled(dataset, None, (), dataset.notes)
+        return Labelled(dataset, None, None, (), dataset.notes)
     names = splits(data)
     notes = []
     if split is None:
@@ -129,7 +151,7 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
                 others.append(read_beir(data, other))
             except DataError as error:
                 notes.append(f"questions shared with the split {other!r} are unknown: {error}")
-    return Labelled(dataset, split, tuple(others), tuple(notes))
+    return Labelled(dataset, split, data / "corpus.jsonl", tuple(others), tuple(notes))
 
 
 def shared_questions(labelled: Labelled) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ def calibrate(
             seed=seed,
         )
         retriever = open_index(index, reranker)
-    counts = labelled.counts(retriever)
+    labelled, counts = labelled.against(retriever)
     with output.passes() as begin:
         calibration = run(
             retriever,

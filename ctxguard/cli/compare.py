@@ -148,7 +148,7 @@ def compare(
             views.check(loaded)
         for each in candidates:
             views.view(each)
-    counts = labelled.counts(views.retriever)
+    labelled, counts = labelled.against(views.retriever)
     dataset = labelled.dataset
     with output.passes() as begin:
         vectors = None
@@ -309,8 +309,8 @@ def _notes(
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
     if len({is_relative(each.kind) for each in comparison.candidates}) > 1:
         notes.append(
-            "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or by "
-            "rank where scores carry rank only: between such candidates compare precision, "
+            "udcg, distractor_rate and harm_undiscounted find suspected distractors by score, or "
+            "by rank where scores carry rank only: between such candidates compare precision, "
             "udcg_strict and harm"
         )
     if len(comparison.query_ids) < comparison.rule.fewest:

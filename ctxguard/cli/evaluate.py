@@ -85,7 +85,7 @@ def evaluate(
     with output.doing("opening the index"):
         retriever = open_index(index, reranker)
     retriever = retriever if loaded is None else fitted(loaded, retriever)
-    counts = labelled.counts(retriever)
+    labelled, counts = labelled.against(retriever)
     route = retriever.route if route is None else route
     policy, baseline = _policy(loaded, route, k)
     if depth is None:
@@ -117,6 +117,12 @@ def evaluate(
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
     if loaded is not None:
         notes += seen_in_calibration(labelled, loaded)
+    found = metrics.get("recall_at_depth")
+    if found is not None and found.value == 0.0:
+        notes.append(
+            "no relevant passage is among the candidates of any query: check that these labels "
+            "belong to the indexed corpus"
+        )
     if policy.k > len(retriever):
         notes.append(f"k = {policy.k} is more than the index's {len(retriever)} passages")
     profile_id = None if loaded is None else loaded.profile_id

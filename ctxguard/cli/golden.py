@@ -19,7 +19,7 @@ from ctxguard.cli._console import (
     print_json,
     table,
 )
-from ctxguard.cli._inputs import open_index, read_labelled
+from ctxguard.cli._inputs import label_notes, open_index, read_labelled
 from ctxguard.errors import ConfigurationError
 
 Source = Literal["human", "authored", "traffic", "llm"]
@@ -176,6 +176,7 @@ def coverage(
     dataset, times_asked, notes = _questions(data, split)
     with output.doing("opening the index"):
         retriever = open_index(index, reranker)
+    notes += label_notes(dataset, data / "corpus.jsonl", retriever)
     route = retriever.route if route is None else route
     with output.passes() as begin:
         pools = replay(

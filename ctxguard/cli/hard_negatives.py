@@ -68,7 +68,7 @@ def hard_negatives(
     labelled = read_labelled(data, split, "train")
     with output.doing("opening the index"):
         retriever = open_index(index, None).with_fusion(Fusion("convex"))
-    labelled.counts(retriever)
+    labelled, _ = labelled.against(retriever)
     dataset = labelled.dataset
     with output.passes() as begin:
         pools = replay(

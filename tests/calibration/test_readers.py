@@ -499,5 +499,5 @@ def test_the_shared_collections_read_as_their_description_says(
     distractors = sum(map(len, data.distractors.values()))
     assert (len(ids), len(data), len(data.answerable), distractors, len(data.pools)) == counts
     assert data.max_grade == 2
-    assert unknown_passages(data, ids) == ()
+    assert unknown_passages(data, set(ids)) == ()
     assert data.notes == corpus.notes == ()

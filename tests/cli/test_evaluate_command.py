@@ -122,6 +122,7 @@ def test_labelled_passages_that_the_index_lacks_are_counted(
     document = json.loads(result.stdout)
     assert document["unknown_passages"] == 1
     assert document["metrics"]["recall_at_depth"]["value"] == 0.5
+    assert any("1 of 2 labelled passages are not in the index" in n for n in document["notes"])
 
 
 def test_labels_of_another_corpus_are_refused(run: Run, index: Path, tmp_path: Path) -> None:
@@ -129,7 +130,36 @@ def test_labels_of_another_corpus_are_refused(run: Run, index: Path, tmp_path: P
     data = write_jsonl(tmp_path / "q.jsonl", rows)
     result = run("evaluate", "--index", index, "--data", data)
     assert result.exit_code == 2
-    assert "none of the 1 labelled passages, first 'gone'" in result.stderr
+    assert "none of the 1 labelled passages, and lacks 'gone'" in result.stderr
+
+
+def test_labels_whose_ids_collide_with_those_of_the_index_are_refused(
+    run: Run, index: Path, collection: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(collection, tmp_path / "other")
+    rows = [json.loads(line) for line in (other / "corpus.jsonl").read_text().splitlines()]
+    texts = [row["text"] for row in rows]
+    for row, text in zip(rows, reversed(texts), strict=True):
+        row["text"] = text
+    write_jsonl(other / "corpus.jsonl", rows)
+    for command in (("evaluate",), ("compare",), ("golden", "coverage")):
+        result = run(*command, "--index", index, "--data", other)
+        assert result.exit_code == 2, command
+        assert "12 of 12 passages that were compared have another text" in result.stderr
+        assert "index the corpus of these labels" in result.stderr
+
+
+def test_labels_without_a_corpus_that_find_nothing_say_so(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"query_id": "1", "text": "zzqx", "relevant": ["clean-piano"]},
+    ]
+    data = write_jsonl(tmp_path / "q.jsonl", rows)
+    result = run("evaluate", "--index", index, "--data", data, "--route", "lexical")
+    assert "no relevant passage is among the candidates of any query" in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(

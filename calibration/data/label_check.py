@@ -1,0 +1,106 @@
+"""Whether labels belong to an index: the ids that they name, and the texts of these.
+
+Ids such as ``d0``, ``d1``, … are the same in many corpora, and labels of another corpus then give a
+recall near 0 instead of an error. Where the labels' own corpus is at hand, texts are compared.
+"""
+
+from collections.abc import Callable, Container
+from itertools import islice
+from pathlib import Path
+
+from calibration.data.dataset import Dataset, named_passages, unknown_passages
+from calibration.data.readers import read_corpus
+from ctxguard.core.types import Passage
+from ctxguard.errors import DataError
+
+_MOST = 0.5
+_ROWS_READ = 10_000
+_COMPARED = 100
+_MEND = "index the corpus of these labels, or give the labels of the indexed corpus"
+
+
+def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
+    """A note if the index lacks some of the labelled passages.
+
+    Args:
+        dataset: The labels.
+        passage_ids: The ids of the index.
+
+    Raises:
+        DataError: it lacks most of them.
+    """
+    named = named_passages(dataset)
+    unknown = unknown_passages(dataset, passage_ids)
+    if not unknown:
+        return ()
+    if len(unknown) > _MOST * len(named):
+        raise DataError(
+            f"{dataset.name}: the index holds {_none_if_0(len(named) - len(unknown))} of the "
+            f"{len(named):,} labelled passages, and lacks {unknown[0]!r}; these labels belong to "
+            f"another corpus: {_MEND}"
+        )
+    note = (
+        f"{len(unknown):,} of {len(named):,} labelled passages are not in the index, first "
+        f"{unknown[0]!r}: no policy can keep them, and recall counts the relevant ones as missed"
+    )
+    return (note,)
+
+
+def check_texts(
+    dataset: Dataset,
+    corpus: Path,
+    passage_ids: Container[str],
+    passage: Callable[[str], Passage],
+) -> tuple[str, ...]:
+    """A note if some labelled passages have another text in the index than in their own corpus.
+
+    At most 100 passages are compared, of the first 10,000 of the corpus: the labelled ones, or
+    any if none of those is labelled. White space does not count.
+
+    Args:
+        dataset: The labels.
+        corpus: The file of the corpus that they were made on; nothing is compared if it cannot
+            be read.
+        passage_ids: The ids of the index.
+        passage: The index's passage with an id.
+
+    Raises:
+        DataError: most of the texts differ.
+    """
+    try:
+        own = _to_compare(dataset, corpus, passage_ids)
+    except DataError:
+        return ()
+    differing = [one.passage_id for one in own if _words(one) != _words(passage(one.passage_id))]
+    if not differing:
+        return ()
+    found = (
+        f"{len(differing):,} of {len(own):,} passages that were compared have another text in the "
+        f"index than in {corpus}, first {differing[0]!r}"
+    )
+    if len(differing) > _MOST * len(own):
+        raise DataError(
+            f"{dataset.name}: {found}; these labels belong to another corpus with the same ids: "
+            f"{_MEND}"
+        )
+    return (f"{found}; their labels may no longer hold",)
+
+
+def _to_compare(dataset: Dataset, corpus: Path, passage_ids: Container[str]) -> list[Passage]:
+    named = named_passages(dataset)
+    labelled: list[Passage] = []
+    others: list[Passage] = []
+    for one in islice(read_corpus(corpus), _ROWS_READ):
+        if one.passage_id in passage_ids:
+            (labelled if one.passage_id in named else others).append(one)
+        if len(labelled) == _COMPARED:
+            break
+    return labelled or others[:_COMPARED]
+
+
+def _words(passage: Passage) -> list[str]:
+    return f"{passage.title} {passage.text}".split()
+
+
+def _none_if_0(count: int) -> str:
+    return f"{count:,}" if count else "none"
