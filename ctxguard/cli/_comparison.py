@@ -220,14 +220,28 @@ def _add_differences(
         rows.add_row(
             *(leading if position == 0 else [""] * len(leading)),
             each.metric,
-            NO_DATA if each.value is None else f"{each.value:+.3f}",
-            NO_DATA
-            if each.lower is None or each.upper is None
-            else f"[{each.lower:+.3f}, {each.upper:+.3f}]",
+            _signed(each.value),
+            _signed_interval(each) or NO_DATA,
             f"{each.n:,}",
             _styled(each.outcome),
             end_section=position == len(differences) - 1,
         )
+
+
+def difference_in_words(each: "Difference") -> Text:
+    """A difference with its interval, in the colour of its outcome."""
+    words = f"{_signed(each.value)} {_signed_interval(each)}".rstrip()
+    return Text(words, style=_STYLES.get(each.outcome, ""))
+
+
+def _signed(value: float | None) -> str:
+    return NO_DATA if value is None else f"{value:+.3f}"
+
+
+def _signed_interval(each: "Difference") -> str:
+    if each.lower is None or each.upper is None:
+        return ""
+    return f"[{each.lower:+.3f}, {each.upper:+.3f}]"
 
 
 def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:

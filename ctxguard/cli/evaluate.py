@@ -1,13 +1,14 @@
 """``ctxguard evaluate``: what a profile, or a fixed k, achieves on labelled queries."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from ctxguard.cli import _options
+from ctxguard.cli._comparison import difference_in_words
 from ctxguard.cli._console import NO_DATA, Output, interval, number, print_json, table
 from ctxguard.cli._inputs import (
     DEFAULT_BASELINE,
@@ -17,11 +18,14 @@ from ctxguard.cli._inputs import (
     read_labelled,
     seen_in_calibration,
 )
+from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
+    from calibration.compare.paired_differences import Difference
+    from calibration.evaluate import QueryMetrics
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Interval, Profile
 
@@ -47,8 +51,9 @@ def evaluate(
             "-k",
             metavar="N",
             min=1,
-            help="Keep the first N passages instead of using a profile.",
-            show_default=str(DEFAULT_K),
+            help="Measure the first N passages. With --profile they stand beside it, in the order "
+            "of its fusion.",
+            show_default=f"{DEFAULT_K} without a profile",
         ),
     ] = None,
     route: _options.OneRoute = None,
@@ -67,14 +72,14 @@ def evaluate(
 ) -> None:
     """Measure a profile, or the first k passages, on labelled queries.
 
-    Prints the mean of each metric with its bootstrap interval. A profile that was calibrated on
-    another system than this index is refused.
+    Prints the mean of each metric with its bootstrap interval; with --profile and --k, also the
+    differences between the two, paired by query. A profile that was calibrated on another system
+    than this index is refused.
     """
-    if profile is not None and k is not None:
-        raise typer.BadParameter("give --profile or --k, not both", param_hint="--k")
     from calibration.evaluate import measure
     from calibration.replay import replay
     from ctxguard.core.metrics import DEFAULT_UTILITIES
+    from ctxguard.core.policies import RatioPolicy
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.index.passages import searchable_text
 
@@ -88,10 +93,11 @@ def evaluate(
     labelled, counts = labelled.against(retriever)
     route = retriever.route if route is None else route
     policy, baseline = _policy(loaded, route, k)
+    most = max(policy.k, k or 0)
     if depth is None:
-        depth = max(policy.k, DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
-    elif depth < policy.k:
-        raise ConfigurationError(f"--depth {depth} is less than k = {policy.k}")
+        depth = max(most, DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
+    elif depth < most:
+        raise ConfigurationError(f"--depth {depth} is less than k = {most}")
     if not dataset.answerable and not dataset.keywords:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
@@ -102,29 +108,26 @@ def evaluate(
         pools = replay(retriever.on_route(route), dataset.queries, depth=depth, progress=progress)
     with output.doing("measuring"):
         utilities = DEFAULT_UTILITIES if loaded is None else loaded.utilities
-        metrics = (
-            measure(
+
+        def measured(by: "Policy") -> "QueryMetrics":
+            return measure(
                 pools,
                 dataset,
-                policy,
+                by,
                 utilities,
                 baseline_k=baseline_k(baseline),
                 text_of=lambda passage_id: searchable_text(retriever.passage(passage_id)),
             )
-            .evidence(seed)
-            .metrics
-        )
+
+        of_policy = measured(policy)
+        metrics = of_policy.evidence(seed).metrics
+        first_k = None
+        if loaded is not None and k is not None:
+            first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
     if loaded is not None:
         notes += seen_in_calibration(labelled, loaded)
-    found = metrics.get("recall_at_depth")
-    if found is not None and found.value == 0.0:
-        notes.append(
-            "no relevant passage is among the candidates of any query: check that these labels "
-            "belong to the indexed corpus"
-        )
-    if policy.k > len(retriever):
-        notes.append(f"k = {policy.k} is more than the index's {len(retriever)} passages")
+    notes += _notes(metrics, most, len(retriever))
     profile_id = None if loaded is None else loaded.profile_id
     if as_json:
         print_json(
@@ -138,6 +141,7 @@ def evaluate(
                 "profile_id": profile_id,
                 "policy": describe_policy(policy),
                 "k": policy.k,
+                "first_k": None if first_k is None else first_k.to_dict(),
                 "route": route.value,
                 "depth": depth,
                 "baseline": baseline,
@@ -149,19 +153,60 @@ def evaluate(
         )
     else:
         source = "" if profile_id is None else f" (profile {profile_id})"
-        first_k = baseline_k(baseline)
-        relative_to = "whole pool" if first_k is None else f"first {first_k}"
+        baseline_size = baseline_k(baseline)
+        relative_to = "whole pool" if baseline_size is None else f"first {baseline_size}"
         output.facts(
             [
                 ("queries", labelled.described(counts)),
                 ("route", f"{route.value}, {depth} candidates a query"),
+                ("fusion", retriever.fingerprint()["fusion"]),
                 ("keeps", describe_policy(policy) + source),
                 ("recall loss", f"relative to the retriever's {relative_to}"),
             ]
         )
-        _print(metrics, output)
+        _print(metrics, first_k, output)
     for note in notes:
         output.note(note)
+
+
+@dataclass(frozen=True)
+class _FirstK:
+    """The first k passages of the same pools, beside the policy.
+
+    Attributes:
+        differences: Of the policy less the first k, paired by query.
+    """
+
+    k: int
+    metrics: "Mapping[str, Interval]"
+    differences: "Mapping[str, Difference]"
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "k": self.k,
+            "metrics": {name: estimate.model_dump() for name, estimate in self.metrics.items()},
+            "differences": {name: asdict(each) for name, each in self.differences.items()},
+        }
+
+
+def _first_k(k: int, of_policy: "QueryMetrics", of_first: "QueryMetrics", seed: int) -> _FirstK:
+    from calibration.compare.paired_differences import differences
+
+    means = of_first.evidence(seed).metrics
+    return _FirstK(k, means, differences(of_policy, of_first, seed=seed))
+
+
+def _notes(metrics: "Mapping[str, Interval]", k: int, n_passages: int) -> list[str]:
+    notes = []
+    found = metrics.get("recall_at_depth")
+    if found is not None and found.value == 0.0:
+        notes.append(
+            "no relevant passage is among the candidates of any query: check that these labels "
+            "belong to the indexed corpus"
+        )
+    if k > n_passages:
+        notes.append(f"k = {k} is more than the index's {n_passages} passages")
+    return notes
 
 
 def _policy(profile: "Profile | None", route: Route, k: int | None) -> "tuple[Policy, str]":
@@ -184,14 +229,16 @@ def _policy(profile: "Profile | None", route: Route, k: int | None) -> "tuple[Po
     return calibrated.policy, DEFAULT_BASELINE if certificate is None else certificate.baseline
 
 
-def _print(metrics: "Mapping[str, Interval]", output: Output) -> None:
+def _print(metrics: "Mapping[str, Interval]", first_k: _FirstK | None, output: Output) -> None:
+    output.out.print(_alone(metrics, output) if first_k is None else _beside(metrics, first_k))
+
+
+def _alone(metrics: "Mapping[str, Interval]", output: Output) -> Rows:
     from calibration.evaluate import CONFIDENCE, DESCRIPTIONS
 
     wide = output.out.width >= _WIDE
     rows = table("metric", "mean>", f"{CONFIDENCE:.0%} interval>", "n>", *["meaning"] * wide)
-    after = [name for name in metrics if name not in _BEFORE_THE_POLICY]
-    before = [name for name in _BEFORE_THE_POLICY if name in metrics]
-    for name in (*after, *before):
+    for name, last in _in_order(metrics):
         estimate = metrics[name]
         rows.add_row(
             name,
@@ -199,6 +246,28 @@ def _print(metrics: "Mapping[str, Interval]", output: Output) -> None:
             interval(estimate) or NO_DATA,
             f"{estimate.n:,}",
             *[DESCRIPTIONS[name]] * wide,
-            end_section=name == after[-1],
+            end_section=last,
         )
-    output.out.print(rows)
+    return rows
+
+
+def _beside(metrics: "Mapping[str, Interval]", first_k: _FirstK) -> Rows:
+    rows = table("metric", "profile>", f"first {first_k.k}>", "difference>", "n>")
+    for name, last in _in_order(metrics):
+        estimate, difference = metrics[name], first_k.differences.get(name)
+        rows.add_row(
+            name,
+            f"{number(estimate.value)} {interval(estimate)}".rstrip(),
+            number(first_k.metrics[name].value),
+            "" if difference is None else difference_in_words(difference),
+            f"{estimate.n:,}",
+            end_section=last,
+        )
+    return rows
+
+
+def _in_order(metrics: "Mapping[str, Interval]") -> list[tuple[str, bool]]:
+    """The names, those of the retriever's own order last; and whether a name ends its section."""
+    after = [name for name in metrics if name not in _BEFORE_THE_POLICY]
+    before = [name for name in _BEFORE_THE_POLICY if name in metrics]
+    return [(name, name == after[-1]) for name in (*after, *before)]

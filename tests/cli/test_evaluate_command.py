@@ -192,13 +192,37 @@ def test_a_setting_that_cannot_work_is_named(
     assert named in result.stderr
 
 
-def test_a_profile_and_a_k_contradict_each_other(
+def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
+    run: Run, index: Path, collection: Path, profile: Path
+) -> None:
+    """The fitted fusion puts other passages first than the default one."""
+    common = ("evaluate", "--index", index, "--data", collection, "--json")
+    document = json.loads(run(*common, "--profile", profile, "--k", "3").stdout)
+    alone = json.loads(run(*common, "--profile", profile).stdout)
+    assert document["fusion"] == alone["fusion"]
+    assert document["fusion"]["method"] == "convex"
+    assert document["metrics"] == alone["metrics"]
+    assert alone["first_k"] is None
+    beside = document["first_k"]
+    assert beside["k"] == 3
+    assert beside["metrics"]["kept"]["value"] == 3.0
+    # What the retriever ranks before any policy is the same for both.
+    assert beside["metrics"]["ndcg_at_10"] == document["metrics"]["ndcg_at_10"]
+    difference = beside["differences"]["recall"]
+    assert set(difference) == {"metric", "value", "lower", "upper", "n", "outcome"}
+    expected = document["metrics"]["recall"]["value"] - beside["metrics"]["recall"]["value"]
+    assert difference["value"] == pytest.approx(expected)
+
+
+def test_the_table_of_a_profile_and_the_first_k_has_both_and_their_difference(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
     arguments = ("evaluate", "--index", index, "--data", collection, "--profile", profile)
-    result = run(*arguments, "--k", "3")
-    assert result.exit_code == 2
-    assert "not both" in result.stderr
+    lines = run(*arguments, "-k", "3").stdout.splitlines()
+    assert any(
+        line.split() == ["metric", "profile", "first", "3", "difference", "n"] for line in lines
+    )
+    assert any(line.startswith("fusion") and "convex" in line for line in lines)
 
 
 def test_an_index_of_which_half_was_copied_is_refused(
