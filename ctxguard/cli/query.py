@@ -3,12 +3,14 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, Output, number, one_line, print_json, table
+from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._descriptions import FLAGS, REASONS, threshold_in_words
 from ctxguard.cli._inputs import differences, open_index
+from ctxguard.cli._snippets import snippet
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
 from ctxguard.profile.describe import describe_policy
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DROPPED_SHOWN = 10
-_TITLE_SHARE = 0.7
-_COMPARED = {"r>": "relative_score", "P>": "probability"}
+_KEPT_LINES = 2
+_RANK_WIDTH = 3
+_LINE_END = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +62,10 @@ def query(
     as_json: _options.AsJson = False,
 ) -> None:
     """Show what the guard keeps and drops for one query, and why.
+
+    Each candidate stands with its score, its score relative to the best (r) where scores can be
+    compared, its calibrated probability of relevance (P) where a model gives one, and the part of
+    its text that has most of the query's terms.
 
     Without a profile it keeps the retriever's first k passages.
     """
@@ -115,36 +122,53 @@ def _print(
         served = f"the model gets the retriever's first {len(context)} instead"
         facts.append(("mode", f"{context.mode.value}: {served}"))
     output.facts(facts)
-    # What candidates were compared by; nothing where the scores carry rank only.
-    compared = [
-        (name, field)
-        for name, field in _COMPARED.items()
-        if any(getattr(verdict, field) for verdict in context.verdicts)
-    ][-1:]
-    rows = table("#>", "score>", *(name for name, _ in compared), "verdict", "passage")
-    for verdict in (*kept, *shown):
-        passage = retriever.passage(verdict.passage_id)
-        title = Text(one_line(passage.title or passage.text), style="dim")
-        title.truncate(int(_TITLE_SHARE * output.out.width), overflow="ellipsis")
-        passage_id = Text(one_line(verdict.passage_id), style="bold" if verdict.kept else "")
-        rows.add_row(
-            "" if verdict.rank is None else str(verdict.rank),
-            number(verdict.score),
-            *[number(getattr(verdict, field)) for _, field in compared],
-            _verdict(verdict),
-            Text("  ").join([passage_id, title]),
-            end_section=bool(kept) and verdict is kept[-1],
-        )
-    output.out.print(rows)
+    for title, verdicts, lines in (("kept", kept, _KEPT_LINES), ("dropped", shown, 1)):
+        if verdicts:
+            output.heading(title)
+        for verdict in verdicts:
+            output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
     if len(shown) < len(dropped):
         output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
 
 
-def _verdict(verdict: Verdict) -> Text:
+def _candidate(
+    verdict: Verdict, context: "Context", retriever: "HybridRetriever", width: int, lines: int
+) -> Table:
+    """One candidate: rank, id and title; what it was compared by and why it was dropped; text."""
+    passage = retriever.passage(verdict.passage_id)
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(justify="right", width=_RANK_WIDTH, no_wrap=True)
+    grid.add_column(overflow="fold")
+    name = Text(one_line(verdict.passage_id), style="bold" if verdict.kept else "")
+    title = Text(one_line(passage.title))
+    title.truncate(width // 2, overflow="ellipsis")
+    grid.add_row(
+        "" if verdict.rank is None else str(verdict.rank),
+        Text("  ").join([part for part in (name, title) if part.plain]),
+    )
+    grid.add_row("", Text(" · ", style="dim").join(_figures(verdict)))
+    room = lines * (width - _RANK_WIDTH - 1) - _LINE_END
+    if passage.text.strip():
+        text = snippet(passage.text, context.query, retriever.analyser.analyse, room)
+        grid.add_row("", Text("", style="dim").append_text(text))
+    return grid
+
+
+def _figures(verdict: Verdict) -> list[Text]:
+    parts = [Text(f"{name} {value:.4g}") for name, value in _compared(verdict) if value is not None]
     if verdict.reason is None:
-        return Text("kept", style="bold green")
-    words = Text("dropped: ", style="red").append(REASONS[verdict.reason])
+        return parts
+    reason = Text(REASONS[verdict.reason], style="red")
     if verdict.kept_if:
         settings = " and ".join(threshold_in_words(threshold) for threshold in verdict.kept_if)
-        words.append(f"; kept if {settings}", style="dim")
-    return words
+        reason.append(f"; kept if {settings}", style="dim")
+    return [*parts, reason]
+
+
+def _compared(verdict: Verdict) -> tuple[tuple[str, float | None], ...]:
+    """What candidates are compared by; r and P only where there is such a thing."""
+    return (
+        ("score", verdict.score),
+        ("r", verdict.relative_score),
+        ("P", verdict.probability),
+    )

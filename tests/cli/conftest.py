@@ -14,8 +14,8 @@ from ctxguard.cli import app
 def run() -> Run:
     """Run the command line in this process; whatever happens, no traceback may be shown."""
 
-    def invoke(*arguments: object) -> Result:
-        result = CliRunner(env={"COLUMNS": "100"}).invoke(app, [str(a) for a in arguments])
+    def invoke(*arguments: object, columns: str = "100") -> Result:
+        result = CliRunner(env={"COLUMNS": columns}).invoke(app, [str(a) for a in arguments])
         assert "Traceback" not in result.output
         assert result.exception is None or isinstance(result.exception, SystemExit)
         return result

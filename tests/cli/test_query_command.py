@@ -20,26 +20,49 @@ def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
     words = " ".join(result.stdout.split())
     assert "kept 2 of 36 candidates" in words
     assert "clean-violin" in words
-    assert "dropped: beyond k; kept if k ≥ 3" in words
+    assert "beyond k; kept if k ≥ 3" in words
     assert "24 more dropped; --all shows them" in words
     assert "note: uncalibrated: no profile" in words
 
 
-def test_what_candidates_were_compared_by_has_a_column_where_there_is_such_a_thing(
+def test_a_candidate_stands_with_what_it_was_compared_by(
     run: Run, index: Path, profile: Path
 ) -> None:
-    def header(*options: object) -> list[str]:
+    def figures(*options: object) -> list[str]:
         lines = run("query", "--index", index, QUESTION, *options).stdout.splitlines()
-        return next(line.split() for line in lines if "verdict" in line)
+        first = next(line for line in lines if line.startswith("    score "))
+        return [part.split()[0] for part in first.strip().split(" · ")]
 
-    assert header() == ["#", "score", "verdict", "passage"]
-    assert header("--route", "lexical") == ["#", "score", "r", "verdict", "passage"]
-    assert header("--profile", profile)[2] in ("r", "P")
+    assert figures() == ["score"]
+    assert figures("--route", "lexical") == ["score", "r"]
+    assert figures("--profile", profile)[:2] == ["score", "r"]
+
+
+def test_a_candidate_stands_with_the_text_around_the_terms_of_the_query(
+    run: Run, tmp_path: Path
+) -> None:
+    filler = "nothing to see here, " * 60
+    rows: list[dict[str, object]] = [
+        {"_id": "a", "title": "Care", "text": f"{filler}wipe the violin with a cloth. {filler}"},
+        {"_id": "b", "text": f"{filler}tune a \x1b[31mpiano\x07 with a fork. {filler}"},
+    ]
+    run("index", write_jsonl(tmp_path / "c.jsonl", rows), "--out", tmp_path / "i")
+    for columns in ("60", "80", "100", "120"):
+        result = run(
+            *("query", "--index", tmp_path / "i", "-k", "1", "how to tune a piano or violin"),
+            columns=columns,
+        )
+        words = " ".join(result.stdout.split())
+        assert "… " in words
+        assert "wipe the violin" in words
+        assert "tune a [31mpiano" in words
+        assert not {"\x1b", "\x07"} & set(result.stdout)
+        assert max(map(len, result.stdout.splitlines())) <= int(columns)
 
 
 def test_all_dropped_candidates_are_shown_on_request(run: Run, index: Path) -> None:
     result = run("query", "--index", index, "--all", QUESTION)
-    assert result.stdout.count("dropped:") == 31
+    assert result.stdout.count("kept if") == 31
     assert "more dropped" not in result.stdout
 
 

@@ -1,0 +1,99 @@
+"""The part of a passage's text that has most of a query's terms, for a terminal.
+
+Pure: no I/O, no clock, no logging.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+from ctxguard.cli._console import one_line
+
+_MOST_CHARACTERS = 20_000
+_BEFORE = 0.2
+_ELLIPSIS = "…"
+_WORD = re.compile(r"\w+")
+_MATCH_STYLE = "bold"
+
+
+class _Match(NamedTuple):
+    start: int
+    end: int
+    term: str
+
+
+def snippet(text: str, query: str, analyse: Callable[[str], Sequence[str]], width: int) -> Text:
+    """The stretch of a text with most of a query's terms, which are printed bold.
+
+    Args:
+        text: Of a passage; control characters are removed, and white space becomes one space. Of
+            a long text the first 20,000 characters are searched.
+        query: The query.
+        analyse: Splits a text into terms, as the lexical index does.
+        width: The most characters of the stretch, ≥ 1.
+
+    Returns:
+        The beginning of the text if no term is in it. An ellipsis stands for what is left out.
+
+    >>> snippet("One two three four five six", "the five", str.split, 12).plain
+    '… five six'
+    """
+    line = one_line(text[:_MOST_CHARACTERS])
+    terms = frozenset(analyse(query))
+    matches = _matches(line, terms, analyse)
+    start, end = _stretch(line, matches, width)
+    shown = Text(line[start:end])
+    for match in matches:
+        if start <= match.start and match.end <= end:
+            shown.stylize(_MATCH_STYLE, match.start - start, match.end - start)
+    left_out = end < len(line) or len(text) > _MOST_CHARACTERS
+    return Text.assemble(f"{_ELLIPSIS} " if start else "", shown, _ELLIPSIS if left_out else "")
+
+
+def _matches(
+    line: str, terms: frozenset[str], analyse: Callable[[str], Sequence[str]]
+) -> list[_Match]:
+    """Where the terms are: the words that give one, or in a script without spaces the terms."""
+    found = []
+    for word in _WORD.finditer(line):
+        given = terms.intersection(analyse(word[0]))
+        for term in sorted(given):
+            inside = word[0].casefold().find(term)
+            if word[0].isascii() or inside < 0:
+                found.append(_Match(word.start(), word.end(), term))
+            else:
+                start = word.start() + inside
+                found.append(_Match(start, start + len(term), term))
+    return sorted(found)
+
+
+def _stretch(line: str, matches: Sequence[_Match], width: int) -> tuple[int, int]:
+    """The bounds of the stretch: at the first match from which most terms fit, after some words."""
+    if len(line) <= width:
+        return 0, len(line)
+    best = 0
+    if matches:
+
+        def terms_from(first: _Match) -> int:
+            end = first.start + round(width * (1 - _BEFORE))
+            return len({one.term for one in matches if first.start <= one.start < end})
+
+        best = max(matches, key=terms_from).start
+    earliest = min(max(best - round(width * _BEFORE), 0), len(line) - width)
+    start = min(_next_word(line, earliest), best)
+    room = width - len(_ELLIPSIS) - (len(_ELLIPSIS) + 1 if start else 0)
+    end = min(start + room, len(line))
+    if end < len(line):
+        space = line.rfind(" ", start, end + 1)
+        end = end if space <= start else space
+    return start, end
+
+
+def _next_word(line: str, position: int) -> int:
+    """The start of the first word at or after a position; the position in a text without spaces."""
+    if position == 0 or line[position - 1] == " ":
+        return position
+    space = line.find(" ", position, position + 30)
+    return position if space < 0 else space + 1
