@@ -5,6 +5,7 @@ Progress goes to standard error, so that standard output holds the result alone.
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ DEBUG = "CTXGUARD_DEBUG"
 Passes = Callable[[str, int], Callable[[int], None]]
 """Begins a pass of this name and number of steps; returns a function that adds finished steps."""
 
+_DEFAULT = re.compile(r"\[default: \((.*)\)(;|\])")
+_BETWEEN = re.compile(r"(?<=[\[ ])([\d.]+)<=x<=([\d.]+)(?=[;\]])")
+_AT_LEAST = re.compile(r"(?<=[\[ ])x>=([\d.]+)(?=[;\]])")
+_TYPE = re.compile(" <[^>]*>$")
 _FINDINGS = (CalibrationError, ProfileMismatchError)
 _QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -80,6 +85,20 @@ class Command(TyperCommand):
             raise typer.Exit(FINDING if isinstance(error, _FINDINGS) else BAD_INPUT) from None
         return result
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                is_argument = param.param_type_name == "argument"
+                name, text = record
+                name = _TYPE.sub("", name) if is_argument else name
+                sections["Arguments" if is_argument else "Options"].append((name, in_words(text)))
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
 
 class Group(TyperGroup):
     """A group whose help shows the whole summary of each command, not its first words."""
@@ -90,6 +109,16 @@ class Group(TyperGroup):
         }
         with formatter.section("Commands"):
             formatter.write_dl(list(summaries.items()))
+
+
+def in_words(help_text: str) -> str:
+    """An option's help with its default and its range in words.
+
+    >>> in_words("Seed.  [default: (5); x>=0]"), in_words("Share.  [0.0<=x<=1.0]")
+    ('Seed.  [default: 5; at least 0]', 'Share.  [0.0 to 1.0]')
+    """
+    text = _DEFAULT.sub(r"[default: \1\2", help_text)
+    return _AT_LEAST.sub(r"at least \1", _BETWEEN.sub(r"\1 to \2", text))
 
 
 def _described(error: Exception) -> dict[str, object]:

@@ -23,6 +23,7 @@ StoreUrl = Annotated[
     typer.Option(
         "--store",
         "--from-samples",
+        metavar="URL",
         help="Sample store: sqlite:///samples.db, or postgresql://user@host/database.",
         envvar="CTXGUARD_STORE",
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._store import StoreUrl, named_series, open_store
 
@@ -30,12 +31,16 @@ def register(app: typer.Typer) -> None:
 def export(
     *,
     store: StoreUrl,
-    out: Annotated[Path, typer.Option(help="File to write, .jsonl or .csv.")],
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="How many requests to export.")] = 50,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, .jsonl or .csv.")],
+    n: Annotated[
+        int, typer.Option("--n", "-n", metavar="N", min=1, help="How many requests to export.")
+    ] = 50,
     judge: Annotated[
         str | None,
         typer.Option(
-            help="Judge that the labels correct, as the store names it. (default: the only one)"
+            metavar="NAME",
+            help="Judge that the labels correct, as the store names it.",
+            show_default="the only one",
         ),
     ] = None,
     alarm: Annotated[
@@ -53,7 +58,7 @@ def export(
             "narrows the interval of an MRR above 0.75. Use one way of picking per store.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Write a file of passages for people to grade, of judged requests picked at random.
 
@@ -140,15 +145,23 @@ def _incomplete(
 @_label.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="File written by `ctxguard label export`, with grades filled in.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="File written by `ctxguard label export`, with grades filled in."
+        ),
     ],
     *,
     store: StoreUrl,
     annotator: Annotated[
-        str, typer.Option(help="Name of the person who graded; labels are kept by name.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Name of the person who graded; labels are kept by name."
+        ),
     ],
-    max_grade: Annotated[int, typer.Option(min=1, help="Highest grade of the scale.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    max_grade: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Highest grade of the scale.")
+    ] = 3,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Import the labels of one annotator.
 
@@ -193,12 +206,13 @@ def feedback(
     file: Annotated[
         Path,
         typer.Argument(
-            help="JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time."
+            metavar="FILE",
+            help="JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
         ),
     ],
     *,
     store: StoreUrl,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Import users' reactions. They are counted by kind, and enter no estimate.
 

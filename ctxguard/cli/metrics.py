@@ -22,7 +22,8 @@ def metrics(
     what: Annotated[
         MetricsFile,
         typer.Argument(
-            help="File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana)."
+            metavar="rules|dashboard",
+            help="File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
         ),
     ],
 ) -> None:

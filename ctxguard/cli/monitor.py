@@ -44,44 +44,63 @@ def monitor(
     store: StoreUrl,
     judge: Annotated[
         JudgeKind,
-        typer.Option(help="Who grades passages: labels, a language model or a cross-encoder."),
+        typer.Option(
+            metavar="JUDGE",
+            help="Who grades passages: labels, llm (a language model) or cross-encoder.",
+        ),
     ],
     labels: Annotated[
         Path | None,
-        typer.Option(help="Labelled queries of --judge labels: a BEIR folder, or JSONL."),
+        typer.Option(
+            metavar="PATH", help="Labelled queries of --judge labels: a BEIR folder, or JSONL."
+        ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Split of the BEIR folder in --labels. (default: test)")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Split of the BEIR folder in --labels.", show_default="test"
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Dated name of the language model, or folder of the cross-encoder."),
+        typer.Option(
+            metavar="MODEL",
+            help="Dated name of the language model, or folder of the cross-encoder.",
+        ),
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(help="Endpoint of --judge llm; its key is read from OPENAI_API_KEY."),
+        typer.Option(
+            metavar="URL", help="Endpoint of --judge llm; its key is read from OPENAI_API_KEY."
+        ),
     ] = None,
     prices: Annotated[
         tuple[float, float] | None,
         typer.Option(
-            help="Prices of a million input and output tokens of --judge llm.", metavar="IN OUT"
+            help="Prices of a million input and output tokens of --judge llm, such as 2 8.",
+            metavar="INPUT OUTPUT",
         ),
     ] = None,
     calls_per_second: Annotated[
-        float | None, typer.Option(help="Most calls of --judge llm a second, retries included.")
+        float | None,
+        typer.Option(metavar="N", help="Most calls of --judge llm a second, retries included."),
     ] = None,
     calls_per_hour: Annotated[
-        float | None, typer.Option(help="Most passages judged per hour.")
+        float | None, typer.Option(metavar="N", help="Most passages judged per hour.")
     ] = None,
     calls_per_day: Annotated[
-        float | None, typer.Option(help="Most passages judged per UTC day.")
+        float | None, typer.Option(metavar="N", help="Most passages judged per UTC day.")
     ] = None,
     cost_per_day: Annotated[
-        float | None, typer.Option(help="Most spent per UTC day, in the currency of --prices.")
+        float | None,
+        typer.Option(metavar="COST", help="Most spent per UTC day, in the currency of --prices."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="Calibrated profile; an alarm is raised when its promise is broken."),
+        typer.Option(
+            metavar="FILE",
+            help="Calibrated profile; an alarm is raised when its promise is broken.",
+        ),
     ] = None,
     switch: Annotated[
         bool,
@@ -92,39 +111,63 @@ def monitor(
     ] = False,
     index: Annotated[
         Path | None,
-        typer.Option(help="Index of the guard, for texts that were not stored and for --audit."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Index of the guard, for texts that were not stored and for --audit.",
+        ),
     ] = None,
     reranker: Annotated[
         str | None,
         typer.Option(
-            help="Model of the guard's reranker, which --judge cross-encoder must not use."
+            metavar="MODEL",
+            help="Model of the guard's reranker, which --judge cross-encoder must not use.",
         ),
     ] = None,
     audit: Annotated[
         float,
         typer.Option(
+            metavar="SHARE",
             min=0.0,
             max=1.0,
             help="Share of requests searched again far deeper, to see what the retriever missed.",
         ),
     ] = 0.0,
     window: Annotated[
-        float, typer.Option(min=1.0, help="Length of the recent window, in seconds.")
+        float,
+        typer.Option(metavar="SECONDS", min=1.0, help="Length of the recent window, in seconds."),
     ] = 3600.0,
     keep_days: Annotated[
-        float, typer.Option(min=0.01, help="Age in days at which samples are deleted.")
+        float,
+        typer.Option(metavar="DAYS", min=0.01, help="Age in days at which samples are deleted."),
     ] = 30.0,
     keep_gib: Annotated[
         float,
-        typer.Option(min=0.001, help="GiB of stored samples above which the oldest are deleted."),
+        typer.Option(
+            metavar="GIB",
+            min=0.001,
+            help="GiB of stored samples above which the oldest are deleted.",
+        ),
     ] = 2.0,
     refresh: Annotated[
-        float, typer.Option(min=0.1, max=300.0, help="Seconds between two updates of estimates.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            max=300.0,
+            help="Seconds between two updates of estimates.",
+        ),
     ] = 15.0,
-    host: Annotated[str, typer.Option(help="Address on which /metrics is served.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address on which /metrics is served.")
+    ] = "127.0.0.1",
     port: Annotated[
         int,
-        typer.Option(min=0, max=65535, help="Port on which /metrics is served; 0 for any free."),
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Port on which /metrics is served; 0 for any free.",
+        ),
     ] = 9108,
     once: Annotated[
         bool,
@@ -154,6 +197,8 @@ def monitor(
     from ctxguard.profile.schema import Profile
 
     output = Output(as_json=as_json)
+    if as_json and not once:
+        raise typer.BadParameter("it prints what --once found: give --once", param_hint="--json")
     if switch and profile is None:
         raise typer.BadParameter(
             "it switches a profile: give --profile", param_hint="--switch-to-safe"

@@ -47,8 +47,9 @@ def query(
     mode: Annotated[
         Mode,
         typer.Option(
+            metavar="MODE",
             help="Serve the kept passages (enforce), or the first k of the retriever with the "
-            "decision only recorded (shadow) or not made (off)."
+            "decision only recorded (shadow) or not made (off).",
         ),
     ] = Mode.ENFORCE,
     route: _options.OneRoute = None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 from ctxguard.cli._store import StoreUrl, named_series, open_store
 from ctxguard.core.types import Route
@@ -23,23 +24,35 @@ def register(app: typer.Typer) -> None:
 def recalibrate(
     *,
     from_samples: StoreUrl,
-    profile: Annotated[Path, typer.Option(help="Profile in force, to compare the new one with.")],
-    out: Annotated[Path, typer.Option(help="File to write the new profile to.")],
+    profile: Annotated[
+        Path, typer.Option(metavar="FILE", help="Profile in force, to compare the new one with.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the new profile to.")],
     judge: Annotated[
         str | None,
         typer.Option(
-            help="Judge whose verdicts are used, as the store names it. (default: the only one)"
+            metavar="NAME",
+            help="Judge whose verdicts are used, as the store names it.",
+            show_default="the only one",
         ),
     ] = None,
     route: Annotated[
         Route | None,
-        typer.Option(help="Route whose requests are used. (default: the most frequent)"),
+        typer.Option(
+            metavar="ROUTE",
+            help="Route whose requests are used: lexical, dense or hybrid, each with or without "
+            "+rerank, or external.",
+            show_default="the most frequent",
+        ),
     ] = None,
     held_out: Annotated[
-        float, typer.Option(help="Share of the requests on which the two profiles are compared.")
+        float,
+        typer.Option(
+            metavar="SHARE", help="Share of the requests on which the two profiles are compared."
+        ),
     ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of splits and bootstrap.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: _options.Seed = 0,
+    as_json: _options.AsJson = False,
 ) -> None:
     """Calibrate on judged traffic, and compare with the profile in force.
 

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ from household import write_jsonl
 from running import Run
 from typer.testing import CliRunner
 
+from ctxguard.cli import app
 from ctxguard.cli._console import Command, one_line
 from tests.timing import PATIENCE_SECONDS
 
@@ -34,11 +37,45 @@ def test_help_names_every_command(run: Run) -> None:
         assert run(command, "--help").exit_code == 0
 
 
-@pytest.mark.parametrize("command", [(), ("calibrate",), ("label",)])
-def test_help_fits_a_narrow_terminal_and_cuts_nothing_off(command: tuple[str, ...]) -> None:
-    done = process(*command, "--help", COLUMNS="60")
+def every_command(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """The application, its groups and their commands, by the words that name them."""
+    yield " ".join(("ctxguard", *path)), group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from every_command(command, *path, name)
+
+
+COMMANDS = dict(every_command(typer.main.get_command(app)))
+
+
+def help_of(name: str, columns: int) -> str:
+    command = COMMANDS[name]
+    text: str = command.get_help(typer.Context(command, info_name=name, terminal_width=columns))
+    return text
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_the_terminal_and_needs_no_guessing(name: str, columns: int) -> None:
+    printed = help_of(name, columns)
+    assert max(map(len, printed.splitlines())) <= columns
+    parts = printed.partition("Options:")[2]
+    assert "..." not in parts
+    assert "<" not in printed
+    # No type names for metavars, no bounds in symbols, no default in brackets of its own.
+    for mystery in ("x>=", "<=x", "default: ("):
+        assert mystery not in parts, mystery
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_prints_a_result_takes_json(name: str) -> None:
+    printed = help_of(name, 80)
+    is_group, prints_a_file = "Commands:" in printed, name == "ctxguard metrics"
+    assert ("  --json " in printed) is not (is_group or prints_a_file)
+
+
+def test_help_of_a_process_fits_its_terminal() -> None:
+    done = process("calibrate", "--help", COLUMNS="60")
     assert max(map(len, done.stdout.splitlines())) <= 60
-    assert "..." not in done.stdout.partition("Options:")[2]
 
 
 def test_the_package_runs_as_a_module() -> None:
