@@ -1,7 +1,7 @@
 """``ctxguard label``: export samples for people to label, import labels and user feedback."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from ctxguard.cli._store import StoreUrl, named_series, open_store
 
 if TYPE_CHECKING:
     from ctxguard.monitor.judges import Judgment
+    from ctxguard.monitor.labels.files import RowToLabel
     from ctxguard.monitor.store import SampleStore
 
 _label = typer.Typer(
@@ -94,21 +95,31 @@ def export(
         if not alarm:
             opened.queue_labels(picked, reason=WEIGHTED if weighted else RANDOM)
     n_requests = len({row.request_id for row in rows})
+    notes = _export_notes(rows, alarm=alarm)
     if as_json:
-        print_json({"requests": n_requests, "passages": len(rows), "out": str(out)})
+        print_json(
+            {
+                "out": str(out),
+                "requests": n_requests,
+                "passages": len(rows),
+                "notes": notes,
+            }
+        )
     else:
         output.out.print(f"{out}: {n_requests:,} requests, {len(rows):,} passages to grade")
-    if rows:
-        output.note("import the graded file with `ctxguard label import`")
-    else:
-        output.note(
-            "no alarm has requested labels"
-            if alarm
-            else "every judged request has its labels already"
-        )
+    for note in notes:
+        output.note(note)
+
+
+def _export_notes(rows: "Sequence[RowToLabel]", *, alarm: bool) -> list[str]:
+    if not rows:
+        none = "no alarm has requested labels"
+        return [none if alarm else "every judged request has its labels already"]
+    notes = ["import the graded file with `ctxguard label import`"]
     bare = sum(not row.text and not row.title for row in rows)
     if bare:
-        output.note(f"{bare:,} passages have no text in the store; look them up by their ids")
+        notes.append(f"{bare:,} passages have no text in the store; look them up by their ids")
+    return notes
 
 
 def _weighted(store: "SampleStore", series: str, n: int) -> list[int]:
@@ -177,6 +188,14 @@ def import_(
         of_blank = set(opened.unknown_requests(read.blank))
     unknown = list(dict.fromkeys([*added.unknown, *filter(of_blank.__contains__, read.blank)]))
     blank = sum(request_id not in of_blank for request_id in read.blank)
+    counts = (
+        (added.duplicates, "were in the store already"),
+        (added.disagreeing, "contradict another label; all are kept"),
+        (blank, "rows have no grade yet"),
+        (len(unknown), "requests are not in the store; their labels were left out"),
+    )
+    notes = [f"{count:,} {words}" for count, words in counts if count]
+    notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
     if as_json:
         print_json(
             {
@@ -185,20 +204,13 @@ def import_(
                 "disagreeing": added.disagreeing,
                 "unknown": unknown,
                 "blank": blank,
+                "notes": notes,
             }
         )
-        return
-    output.out.print(f"{added.added:,} labels imported from {annotator}")
-    for count, words in (
-        (added.duplicates, "were in the store already"),
-        (added.disagreeing, "contradict another label; all are kept"),
-        (blank, "rows have no grade yet"),
-        (len(unknown), "requests are not in the store; their labels were left out"),
-    ):
-        if count:
-            output.note(f"{count:,} {words}")
-    if unknown:
-        output.note(f"first unknown request: {unknown[0]}")
+    else:
+        output.out.print(f"{added.added:,} labels imported from {annotator}")
+    for note in notes:
+        output.note(note)
 
 
 @_label.command("feedback")
@@ -224,12 +236,14 @@ def feedback(
     reactions = read_feedback_file(file, time.time())
     with open_store(store) as opened:
         added = opened.add_feedback(reactions)
+    notes = [
+        f"{len(added.unknown):,} requests are not in the store (not sampled, or expired); "
+        f"first: {first}"
+        for first in added.unknown[:1]
+    ]
     if as_json:
-        print_json({"added": added.added, "unknown": list(added.unknown)})
-        return
-    output.out.print(f"{added.added:,} reactions imported")
-    if added.unknown:
-        output.note(
-            f"{len(added.unknown):,} requests are not in the store (not sampled, or expired); "
-            f"first: {added.unknown[0]}"
-        )
+        print_json({"added": added.added, "unknown": list(added.unknown), "notes": notes})
+    else:
+        output.out.print(f"{added.added:,} reactions imported")
+    for note in notes:
+        output.note(note)

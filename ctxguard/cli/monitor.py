@@ -276,22 +276,25 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
     report = running.maintain()
     aside = running.store.quarantined
     alarms = None if running.alarms is None else running.alarms.report()
+    judge_failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
+    notes = []
+    if aside is not None:
+        notes.append(
+            f"the store was damaged: it was moved to {aside} and begun anew, and its samples are "
+            "missing here. This note appears until that file is moved away"
+        )
+    if judge_failed:
+        notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
     if as_json:
         quarantined = None if aside is None else str(aside)
-        print_json({**_document(report, alarms), "quarantined": quarantined})
+        print_json({**_document(report, alarms), "quarantined": quarantined, "notes": notes})
     else:
         _print(report, output)
         if alarms is not None:
             _print_alarms(alarms, output)
         _print_estimates(report, output)
-    if aside is not None:
-        output.note(
-            f"the store was damaged: it was moved to {aside} and begun anew, and its samples are "
-            "missing here. This note appears until that file is moved away"
-        )
-    judge_failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
-    if judge_failed:
-        output.note(f"the judge could not be reached; {report.waiting:,} samples wait for it")
+    for note in notes:
+        output.note(note)
     active = () if alarms is None else alarms.active
     if judge_failed or any(alarm.severity is Severity.ALARM for alarm in active):
         raise typer.Exit(FINDING)

@@ -89,22 +89,27 @@ def query(
         )
     with output.doing("searching"):
         context = guard.retrieve(question)
+    notes = _notes(context, k, len(retriever))
     if as_json:
-        print_json(context.to_dict())
+        print_json({**context.to_dict(), "differences": list(mismatches), "notes": notes})
     elif as_text:
         typer.echo(context.text)
     else:
         _print(context, retriever, output, show_all=show_all)
-    if k > len(retriever):
-        output.note(f"k = {k} is more than the {len(retriever)} passages of the index")
-    for flag in context.flags:
-        output.note(f"{flag.value}: {FLAGS[flag]}")
-    for failure in context.failures:
-        output.note(f"{failure.stage} failed: {failure.cause}")
+    for note in notes:
+        output.note(note)
     for line in mismatches:
         output.err.print(Text(f"finding: the profile does not fit this index: {one_line(line)}"))
     if mismatches:
         raise typer.Exit(FINDING)
+
+
+def _notes(context: "Context", k: int, n_passages: int) -> list[str]:
+    notes = []
+    if k > n_passages:
+        notes.append(f"k = {k} is more than the {n_passages} passages of the index")
+    notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
+    return notes + [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
 
 
 def _print(

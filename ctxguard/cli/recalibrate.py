@@ -1,5 +1,6 @@
 """``ctxguard recalibrate``: a new profile from judged traffic, compared with the old one."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,8 +110,8 @@ def _print(
         "old>",
         "new>",
         "new − old>",
-        "95% interval",
-        "",
+        "95% interval>",
+        "outcome",
         title=f"In shadow, on {recalibration.held_out:,} queries that took no part in the choice",
     )
     old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
@@ -142,14 +143,11 @@ def _document(
         "new_policy": describe_policy(recalibration.profile.routes[route].policy),
         "metrics": {
             name: {
-                "old": old[name].value,
-                "new": new[name].value,
-                "difference": difference.value,
-                "lower": difference.lower,
-                "upper": difference.upper,
-                "n": difference.n,
-                "outcome": difference.outcome,
+                "old": old[name].model_dump(),
+                "new": new[name].model_dump(),
+                "difference": asdict(difference),
             }
             for name, difference in recalibration.differences.items()
         },
+        "notes": list(traffic.dataset.notes),
     }

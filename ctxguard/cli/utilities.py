@@ -56,6 +56,7 @@ def fit_utilities(
                 "utilities": asdict(fit.utilities()) if fit.identified_costs else None,
                 "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
                 "rules": RULES,
+                "notes": list(fit.notes),
             }
         )
     else:

@@ -311,6 +311,7 @@ class TestImport:
             "disagreeing": 0,
             "unknown": [],
             "blank": 1,
+            "notes": ["1 rows have no grade yet"],
         }
         assert {label.annotator for label in labels_of(traffic)} == {"ann"}
 
@@ -529,7 +530,9 @@ class TestFeedback:
             {"request_id": "never sampled", "kind": "thumb_down"},
         )
         assert result.exit_code == 0, result.stderr
-        assert json.loads(result.stdout) == {"added": 3, "unknown": ["never sampled"]}
+        found = json.loads(result.stdout)
+        assert (found["added"], found["unknown"]) == (3, ["never sampled"])
+        assert len(found["notes"]) == 1
         after = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
         assert after["feedback"] == {"thumb_up": 2, "cited": 1}
         assert after["estimates"] == before["estimates"]

@@ -50,9 +50,10 @@ def test_a_better_policy_is_found_and_nothing_is_put_in_force(
     assert found["old_policy"] != found["new_policy"]
     for metric in ("recall", "udcg_strict"):
         one = found["metrics"][metric]
-        assert one["outcome"] == "better"
-        assert one["difference"] == pytest.approx(one["new"] - one["old"])
-        assert 0.0 < one["lower"] < one["difference"] < one["upper"]
+        difference = one["difference"]
+        assert difference["outcome"] == "better"
+        assert difference["value"] == pytest.approx(one["new"]["value"] - one["old"]["value"])
+        assert 0.0 < difference["lower"] < difference["value"] < difference["upper"]
     assert in_force.read_bytes() == before
 
 
@@ -87,7 +88,7 @@ def test_no_row_of_the_comparison_is_broken(
     lines = [line.split() for line in result.stdout.splitlines()]
     (head,) = [place for place, words in enumerate(lines) if words[:1] == ["metric"]]
     table = lines[head + 2 : lines.index([], head)]
-    assert len(table) == 9
+    assert len(table) == 10
     assert all(row[-1] in ("better", "worse", "higher", "lower", "noise", "data") for row in table)
 
 
@@ -98,8 +99,9 @@ def test_where_nothing_changes_all_is_within_noise(
     recalibrate(run, store, in_force, new)
     result = recalibrate(run, store, new, tmp_path / "newer.json", "--json")
     metrics = json.loads(result.stdout)["metrics"]
-    assert metrics["udcg_strict"]["difference"] == 0.0
-    assert {one["outcome"] for one in metrics.values()} <= {"within noise", "no data"}
+    assert metrics["udcg_strict"]["difference"]["value"] == 0.0
+    outcomes = {one["difference"]["outcome"] for one in metrics.values()}
+    assert outcomes <= {"within noise", "no data"}
 
 
 def test_the_profile_in_force_is_never_overwritten(
