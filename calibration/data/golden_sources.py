@@ -21,7 +21,7 @@ from calibration.data.golden import (
     moment,
 )
 from calibration.data.label_files import grade_of, kind_of
-from calibration.data.readers import read_beir, read_jsonl
+from calibration.data.readers import default_split, read_beir, read_jsonl
 from calibration.data.text_files import (
     Record,
     notes_of,
@@ -34,6 +34,7 @@ from ctxguard.errors import ConfigurationError, DataError
 
 PROVENANCE = "provenance.jsonl"
 QUERIES = "queries.jsonl"
+DEFAULT_SPLIT = "test"
 
 _ID_DIGITS = 12
 _UNLABELLED = "rows for a passage have an empty grade and are left out: not labelled yet"
@@ -62,7 +63,7 @@ class _Row:
 
 
 def read_sources(
-    paths: Sequence[Path | str], *, source: Source | None = None, split: str = "test"
+    paths: Sequence[Path | str], *, source: Source | None = None, split: str | None = None
 ) -> GoldenSet:
     """Read every label and question of some files and folders as one golden set.
 
@@ -80,7 +81,7 @@ def read_sources(
     Args:
         paths: Files and folders, in any order: the result does not depend on it.
         source: Where labels come from that do not say.
-        split: Split of a BEIR folder without provenance.
+        split: Split of a BEIR folder without provenance; None for ``test`` or the only one.
 
     Raises:
         ConfigurationError: no path, or one twice.
@@ -103,11 +104,14 @@ def read_sources(
 
 
 def _rows(
-    path: Path, source: Source | None, split: str, counts: Counter[str], notes: list[str]
+    path: Path, source: Source | None, split: str | None, counts: Counter[str], notes: list[str]
 ) -> list[_Row]:
     questions: list[_Row] = []
     records: Iterator[Record]
     if path.is_dir() and not (path / PROVENANCE).is_file():
+        if split is None:
+            split, taken = default_split(path, DEFAULT_SPLIT)
+            notes += taken
         return _of_dataset(read_beir(path, split), path, source, notes)
     if path.is_dir():
         for record in read_records(path / QUERIES, counts):

@@ -116,6 +116,23 @@ def splits(folder: Path | str) -> tuple[str, ...]:
     return names
 
 
+def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, ...]]:
+    """The split to take where none is named: ``preferred``, or else the only one, with a note.
+
+    Raises:
+        DataError: as ``splits``, or the folder has several others.
+    """
+    names = splits(folder)
+    if preferred in names:
+        return preferred, ()
+    if len(names) > 1:
+        raise DataError(
+            f"there is no split {preferred!r}; name one with --split: {', '.join(names)}",
+            path=Path(folder),
+        )
+    return names[0], (f"{folder} has no split {preferred!r}; its only one, {names[0]!r}, is used",)
+
+
 def read_beir(folder: Path | str, split: str = "test") -> Dataset:
     """Read one split of a BEIR folder.
 

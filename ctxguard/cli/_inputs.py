@@ -118,10 +118,11 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
         preferred: Name of a split.
 
     Raises:
-        DataError: the data cannot be read; the message names file and line.
-        ConfigurationError: no split is named and there are several, or a split of a file is.
+        DataError: the data cannot be read, or no split is named and there are several; the
+            message names file and line.
+        ConfigurationError: a split of a file is named.
     """
-    from calibration.data.readers import read_beir, read_jsonl, splits
+    from calibration.data.readers import default_split, read_beir, read_jsonl, splits
 
     if not data.is_dir():
         if split is not None:
@@ -130,22 +131,13 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
             )
         dataset = read_jsonl(data)
         return Labelled(dataset, None, None, (), dataset.notes)
-    names = splits(data)
-    notes = []
+    taken: tuple[str, ...] = ()
     if split is None:
-        if preferred in names:
-            split = preferred
-        elif len(names) == 1:
-            split = names[0]
-            notes.append(f"{data} has no split {preferred!r}; its only one, {split!r}, is used")
-        else:
-            raise ConfigurationError(
-                f"{data} has no split {preferred!r}; name one with --split: {', '.join(names)}"
-            )
+        split, taken = default_split(data, preferred)
     dataset = read_beir(data, split)
-    notes += dataset.notes
+    notes = [*taken, *dataset.notes]
     others = []
-    for other in names:
+    for other in splits(data):
         if other != split:
             try:
                 others.append(read_beir(data, other))

@@ -64,8 +64,13 @@ def freeze(
         ),
     ] = None,
     split: Annotated[
-        str, typer.Option(metavar="NAME", help="Split to read from BEIR folders and to write.")
-    ] = "test",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Split to read from BEIR folders and to write.",
+            show_default="test, or the only one of a folder",
+        ),
+    ] = None,
     as_json: _options.AsJson = False,
 ) -> None:
     """Merge the labels of all sources into one per passage, and freeze them under a digest.
@@ -73,11 +78,11 @@ def freeze(
     Every label is kept with its provenance, those that disagree too.
     """
     from calibration.data.frozen_sets import freeze as write
-    from calibration.data.golden_sources import read_sources
+    from calibration.data.golden_sources import DEFAULT_SPLIT, read_sources
 
     output = Output(as_json=as_json)
     golden = read_sources(sources, source=source, split=split)
-    snapshot = write(golden, out, split)
+    snapshot = write(golden, out, split or DEFAULT_SPLIT)
     if as_json:
         document = snapshot.model_dump(mode="json")
         print_json({"golden": str(out), **document, "disputed": _disputes(golden)})

@@ -1,6 +1,7 @@
 """``ctxguard golden`` and ``ctxguard hard-negatives``, as a person runs them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,19 @@ class TestFreeze:
         (dispute,) = document["disputed"]
         assert dispute["value"] == 0
         assert [label["annotator"] for label in dispute["labels"]] == ["ann", "ben"]
+
+    def test_a_folder_with_one_split_says_which_it_took(
+        self, collection: Path, tmp_path: Path, run: Run
+    ) -> None:
+        one = shutil.copytree(collection, tmp_path / "one")
+        (one / "qrels" / "train.tsv").unlink()
+        (one / "qrels" / "test.tsv").rename(one / "qrels" / "dev.tsv")
+        freeze = ("golden", "freeze", one, "--source", "human", "--out", tmp_path / "set")
+        assert run(*freeze, "--split", "test").exit_code == 2
+        result = run(*freeze, "--json")
+        assert result.exit_code == 0, result.stderr
+        (note,) = json.loads(result.stdout)["notes"]
+        assert "has no split 'test'; its only one, 'dev', is used" in note
 
     def test_a_frozen_set_grows_into_another(
         self, frozen: Path, labels: Path, tmp_path: Path, run: Run
