@@ -199,9 +199,18 @@ class Output:
         """Print names with their values, one per line."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold", no_wrap=True)
-        grid.add_column()
+        grid.add_column(overflow="fold")
         for name, value in rows:
             grid.add_row(name, one_line(value))
+        self.out.print(grid)
+
+    def items(self, lines: Iterable[str]) -> None:
+        """Print a list, one item per line."""
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=3, justify="right")
+        grid.add_column(overflow="fold")
+        for line in lines:
+            grid.add_row("-", one_line(line))
         self.out.print(grid)
 
     def heading(self, text: str) -> None:

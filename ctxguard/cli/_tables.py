@@ -69,6 +69,7 @@ class Rows:
         del console
         if self._title is not None:
             yield Text(self._title, style="italic")
+        yield Text()
         yield from _fitting(self._columns, self._rows, options.max_width)
 
 
@@ -88,7 +89,6 @@ def _fitting(
         if sum(natural) + _gaps(len(turned), _GAP) <= width:
             yield _table(turned, turned_rows, natural, _GAP)
             return
-    yield Text()
     for record in _records(rows):
         yield from _block(columns, record, width)
 
@@ -104,7 +104,7 @@ def _block(
         yield from _fitting(columns[1:], rest, width)
         return
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(style="bold", max_width=max(width // 3, _TEXT_WIDTH))
     grid.add_column(overflow="fold")
     for column, cell in zip(columns[1:], rest[0].cells, strict=True):
         if cell.plain:
@@ -143,7 +143,7 @@ def _table(
         table.add_column(Text(column.name), justify=justify, width=width, overflow="fold")
     for row in rows:
         table.add_row(*row.cells, end_section=row.end_section)
-    return Padding(table, (1, 0))
+    return Padding(table, (0, 0, 1, 0))
 
 
 def _widths(

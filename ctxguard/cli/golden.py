@@ -122,8 +122,7 @@ def check(
         output.facts([("golden set", f"{folder}, {state}"), *_facts(snapshot)])
         _print_disputes(golden, output)
         output.heading("How the labels of a passage become one")
-        for rule in snapshot.rules:
-            output.out.print(f"  - {rule}")
+        output.items(snapshot.rules)
         for note in snapshot.notes:
             output.note(note)
     for line in changed:

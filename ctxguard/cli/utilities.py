@@ -100,5 +100,4 @@ def _print(fit: "ReaderFit", metrics: "dict[str, MetricAucs]", output: Output) -
             )
     output.out.print(rows)
     output.out.print("A term has a value where:")
-    for rule in utilities.RULES:
-        output.out.print(f"  - {rule}")
+    output.items(utilities.RULES)
