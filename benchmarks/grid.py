@@ -61,6 +61,7 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
     )
     labels = PoolLabels(
         grades=grades,
+        retrieved=np.ones_like(grades, dtype=bool),
         judged=np.ones_like(grades, dtype=bool),
         utilities=utilities,
         negatives=np.full(relative.shape, None, dtype=object),

@@ -22,6 +22,7 @@ class PoolLabels:
 
     Attributes:
         grades: Shape (n_q, depth); 0 if not relevant, not judged, or beyond the pool.
+        retrieved: Shape (n_q, depth), False beyond the end of a query's pool.
         judged: Shape (n_q, depth), whether a label exists.
         utilities: Shape (n_q, depth), the strict utility of each candidate; 0 beyond the pool.
         negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
@@ -34,6 +35,7 @@ class PoolLabels:
     """
 
     grades: IntArray
+    retrieved: NDArray[np.bool_]
     judged: NDArray[np.bool_]
     utilities: FloatArray
     negatives: NDArray[np.object_]
@@ -73,6 +75,7 @@ class PoolLabels:
     ) -> "PoolLabels":
         return PoolLabels(
             take(self.grades),
+            take(self.retrieved),
             take(self.judged),
             take(self.utilities),
             take(self.negatives),
@@ -157,11 +160,13 @@ def label(
             row_grades, top_grade=top_grade, negatives=row_negatives, utilities=utilities
         )
         query_grades.append(tuple(qrels.values()))
-    in_baseline = ~np.isnan(pools.scores)
+    retrieved = ~np.isnan(pools.scores)
+    in_baseline = retrieved.copy()
     if baseline_k is not None:
         in_baseline[:, baseline_k:] = False
     return PoolLabels(
         grades,
+        retrieved,
         judged,
         worth,
         negatives,
@@ -175,6 +180,25 @@ def label(
             *(utilities.by_grade or {}).values(),
         ),
     )
+
+
+def judged_share(labels: PoolLabels, k: int) -> FloatArray:
+    """Share of each query's first ``k`` candidates that has a label (``Judged@k``).
+
+    A pool shorter than ``k`` is measured as a whole. Where labels hold relevant passages only,
+    this is the share that is known to be relevant.
+
+    Args:
+        labels: In the order that is to be measured.
+        k: Cut-off, ≥ 1.
+
+    Returns:
+        Shape (n_q,), in [0, 1]; NaN for a query whose pool is empty. Its mean with an interval is
+        ``calibration.evaluate.bootstrap_interval`` of it.
+    """
+    retrieved = labels.retrieved[:, :k].sum(axis=1)
+    judged = labels.judged[:, :k].sum(axis=1)
+    return np.where(retrieved > 0, judged / np.maximum(retrieved, 1), np.nan)
 
 
 def discounts(depth: int) -> FloatArray:

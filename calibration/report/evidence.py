@@ -24,7 +24,7 @@ from calibration.evaluate import (
     per_query,
 )
 from calibration.fit import fit_temperature, pool_signals, probabilities
-from calibration.pool_labels import PoolLabels, label
+from calibration.pool_labels import PoolLabels, judged_share, label
 from calibration.replay import Pools
 from calibration.report.data import (
     JudgedShare,
@@ -335,17 +335,15 @@ def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
     utilities, seed = calibration.profile.utilities, calibration.settings.seed
     pools = calibration.pools[route]
     labels = label(pools, calibration.dataset, utilities)
-    judged, present = labels.judged, ~np.isnan(pools.scores)
     depth = pools.scores.shape[1]
     ks = sorted({*(k for k in _JUDGED_AT if k < depth), calibration.settings.serving_k, depth})
     n_relevant = np.array([sum(g > 0 for g in grades) for grades in labels.query_grades])
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.where(n_relevant > 0, labels.relevant.sum(axis=1) / n_relevant, np.nan)
-        shares = {k: judged[:, :k].sum(axis=1) / present[:, :k].sum(axis=1) for k in ks}
     return {
         "judged": tuple(
-            JudgedShare(k=k, share=bootstrap_interval(share, seed=seed))
-            for k, share in shares.items()
+            JudgedShare(k=k, share=bootstrap_interval(judged_share(labels, k), seed=seed))
+            for k in ks
         ),
         "recall_at_depth": bootstrap_interval(recall, seed=seed),
     }
