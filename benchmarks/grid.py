@@ -69,6 +69,7 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
         query_grades=tuple(map(tuple, grades.tolist())),
         top_grade=2,
         worst_utility=DEFAULT_UTILITIES.irrelevant,
+        positives_only=False,
     )
     return relative, labels
 

@@ -14,7 +14,7 @@ from calibration.calibrate_route import (
 )
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
-from calibration.pool_labels import label
+from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import Pools, Progress, Replayable, encode_queries, replay
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route
@@ -206,7 +206,7 @@ def _provenance(dataset: Dataset, settings: Settings, pools: Mapping[Route, Pool
         dataset_digest=dataset.digest(),
         depth=settings.depth,
         versions=versions,
-        notes=(*dataset.notes, *skipped),
+        notes=(*dataset.notes, unlabelled_note(dataset, settings.utilities), *skipped),
     )
 
 

@@ -24,6 +24,7 @@ from ctxguard.core.metrics import (
     harm_undiscounted,
     heuristic_utilities,
     hit_rate_at_k,
+    judged_precision,
     keyword_first_ranks,
     keyword_recall_at_k,
     keyword_reciprocal_rank,
@@ -44,11 +45,12 @@ NDCG_CUTOFF = 10
 
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
-    "precision": "share of the context that is relevant",
+    "precision": "share of the context that is relevant, an unlabelled passage counted as not",
+    "precision_judged": "share of the context's labelled passages that is relevant",
     "mrr": "reciprocal rank of the context's first relevant passage",
     "ndcg": "nDCG of the context, ideal cut off at 10",
     "udcg": "utility of the context, suspected distractors negative (heuristic)",
-    "udcg_strict": "utility of the context, every irrelevant passage negative",
+    "udcg_strict": "utility of the context, every passage not known to be relevant negative",
     "harm": "the negative part of udcg_strict, as a positive number",
     "distractor_rate": "share of the context with negative utility (heuristic)",
     "harm_undiscounted": "kept × distractor rate × 0.5 of each query, the same at every rank",
@@ -113,8 +115,9 @@ def per_query(
     """Decide on every recorded pool and measure the resulting context by ``LABEL_METRICS``.
 
     Recall, MRR, nDCG, hit rate and average precision are undefined for a query without relevant
-    passages; precision, context precision and the distractor rate for an empty context; recall
-    loss if the baseline holds nothing relevant.
+    passages; precision, context precision and the distractor rate for an empty context;
+    precision over judged passages for a context without one, and where labels hold relevant
+    passages only; recall loss if the baseline holds nothing relevant.
     """
     temperature = policy.temperature if isinstance(policy, RatioPolicy) else fit_temperature(pools)
     rows = [
@@ -215,11 +218,16 @@ def _measure(
     grades = labels.grades[row, kept].tolist()
     negatives = labels.negatives[row, kept].tolist()
     judged = labels.query_grades[row]
+    known = labels.known(row, kept)
     counted = labels.relevant[row] & labels.in_baseline[row]
     in_baseline = int(counted.sum())
     strict = udcg(
         strict_utilities(
-            grades, top_grade=labels.top_grade, negatives=negatives, utilities=utilities
+            grades,
+            top_grade=labels.top_grade,
+            negatives=negatives,
+            judged=known,
+            utilities=utilities,
         )
     )
     scores = [cast(float, ranking.scores[position]) for position in order]
@@ -232,11 +240,13 @@ def _measure(
         None if relative is None else relative[: len(kept)],
         top_grade=labels.top_grade,
         negatives=negatives,
+        judged=known,
         utilities=utilities,
     )
     return {
         "recall": context_recall(grades, judged),
         "precision": precision_at_k(grades),
+        "precision_judged": None if known is None else judged_precision(grades, known),
         "mrr": reciprocal_rank(grades, judged),
         "ndcg": ndcg(grades, judged, NDCG_CUTOFF),
         "udcg": udcg(heuristic).value,

@@ -23,6 +23,7 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import Ranking, Route
 from ctxguard.errors import CalibrationError
+from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.profile.schema import Profile
@@ -84,14 +85,16 @@ def judged_traffic(
         name=f"judged traffic ({series})",
         queries=tuple([Query(sample.query_id, text) for text, sample in by_text.items()]),
         qrels={
-            sample.query_id: {name: grade for name, (grade, _) in sample.labels.items()}
+            sample.query_id: {
+                name: verdict.grade for name, verdict in sample.labels.items() if verdict.judged
+            }
             for sample in by_text.values()
         },
         distractors={
             sample.query_id: {
-                name: negative.value
-                for name, (_, negative) in sample.labels.items()
-                if negative is not None
+                name: verdict.negative.value
+                for name, verdict in sample.labels.items()
+                if verdict.negative is not None
             }
             for sample in by_text.values()
         },
@@ -103,15 +106,11 @@ def judged_traffic(
 
 @dataclass(frozen=True)
 class _Graded:
-    """A sample with a grade for each of its candidates.
-
-    Attributes:
-        labels: Grade and kind of distractor, by passage id.
-    """
+    """A sample with a verdict on each of its candidates, by passage id."""
 
     sample_id: int
     record: SampleRecord
-    labels: Mapping[str, tuple[int, Negative | None]]
+    labels: Mapping[str, Judgment]
 
     @property
     def query_id(self) -> str:
@@ -126,10 +125,9 @@ def _wholly_judged(store: "SampleStore", series: str, left_out: Counter[str]) ->
     samples = []
     for sample_id, payload in sorted(store.payloads(ids).items(), reverse=True):
         record = SampleRecord.from_bytes(payload)
-        labels = _grades(verdicts.get(sample_id, "{}"))
+        labels = _read_verdicts(verdicts.get(sample_id, "{}"))
         if sample_id in by_people:
-            for passage_id, verdict in by_people[sample_id].by_passage.items():
-                labels[passage_id] = (verdict.grade, verdict.negative)
+            labels.update(by_people[sample_id].by_passage)
         if record.query is None:
             left_out["without the query's text"] += 1
         elif not record.full_pool and record.rates.dropped_rate < 1.0:
@@ -152,10 +150,12 @@ def _pool(record: SampleRecord) -> set[str]:
     return {record.passage_ids[place] for place in (*record.served, *record.dropped)}
 
 
-def _grades(verdicts: str) -> dict[str, tuple[int, Negative | None]]:
+def _read_verdicts(verdicts: str) -> dict[str, Judgment]:
     return {
-        passage_id: (int(grade), None if negative is None else Negative(negative))
-        for passage_id, (grade, negative) in json.loads(verdicts or "{}").items()
+        passage_id: Judgment(
+            passage_id, int(grade), None if negative is None else Negative(negative), *judged
+        )
+        for passage_id, (grade, negative, *judged) in json.loads(verdicts or "{}").items()
     }
 
 

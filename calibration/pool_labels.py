@@ -1,6 +1,6 @@
 """The labels of every replayed candidate, as arrays beside its scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ class PoolLabels:
             not.
         top_grade: The highest grade of the collection.
         worst_utility: The lowest utility that any passage can have, ≤ 0.
+        positives_only: Whether the labels hold relevant passages only; an unlabelled one then
+            counts as not relevant, otherwise as not judged.
     """
 
     grades: IntArray
@@ -43,6 +45,7 @@ class PoolLabels:
     query_grades: tuple[tuple[int, ...], ...]
     top_grade: int
     worst_utility: float
+    positives_only: bool
 
     def __len__(self) -> int:
         return len(self.query_grades)
@@ -83,7 +86,12 @@ class PoolLabels:
             query_grades,
             self.top_grade,
             self.worst_utility,
+            self.positives_only,
         )
+
+    def known(self, row: int, columns: Sequence[int]) -> list[bool] | None:
+        """``judged`` of some candidates of a query, as the measures of utility take it."""
+        return None if self.positives_only else self.judged[row, columns].tolist()
 
     def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
         """What dropping each candidate adds to the recall loss of its query.
@@ -154,10 +162,15 @@ def label(
         ]
         n = len(ids)
         grades[row, :n] = row_grades
-        judged[row, :n] = [passage_id in qrels or passage_id in kinds for passage_id in ids]
+        row_judged = [passage_id in qrels or passage_id in kinds for passage_id in ids]
+        judged[row, :n] = row_judged
         negatives[row, :n] = row_negatives
         worth[row, :n] = strict_utilities(
-            row_grades, top_grade=top_grade, negatives=row_negatives, utilities=utilities
+            row_grades,
+            top_grade=top_grade,
+            negatives=row_negatives,
+            judged=None if dataset.positives_only else row_judged,
+            utilities=utilities,
         )
         query_grades.append(tuple(qrels.values()))
     retrieved = ~np.isnan(pools.scores)
@@ -173,12 +186,23 @@ def label(
         in_baseline,
         tuple(query_grades),
         top_grade,
-        min(
-            utilities.irrelevant,
-            utilities.hard_negative,
-            utilities.distractor,
-            *(utilities.by_grade or {}).values(),
-        ),
+        utilities.worst,
+        dataset.positives_only,
+    )
+
+
+def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
+    """What the figures take a passage without a label to be, in one line."""
+    if dataset.positives_only:
+        return (
+            "the labels hold relevant passages only, so a passage without one counts as not "
+            f"relevant (utility {utilities.irrelevant:g}): precision is at least what is shown, "
+            "and harm at most"
+        )
+    return (
+        f"a passage without a label is worth {utilities.unjudged:g} (unjudged), one labelled not "
+        f"relevant {(utilities.by_grade or {}).get(0, utilities.irrelevant):g}; recall and "
+        "precision count it as not relevant, precision_judged leaves it out"
     )
 
 

@@ -15,6 +15,7 @@ from ctxguard.core.types import FloatArray
 BETTER_WHEN: Mapping[str, Literal["higher", "lower"] | None] = {
     "recall": "higher",
     "precision": "higher",
+    "precision_judged": "higher",
     "mrr": "higher",
     "ndcg": "higher",
     "udcg": "higher",

@@ -68,6 +68,18 @@ class Dataset:
         return highest if highest > 0 else None
 
     @cached_property
+    def positives_only(self) -> bool:
+        """Whether no passage has the grade 0, so that labels do not say what is not relevant.
+
+        Where they do, a passage without a label was not judged. Where they do not, nobody can
+        tell a passage that was judged not relevant from one that was not judged.
+
+        >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).positives_only
+        False
+        """
+        return all(grade > 0 for grades in self.qrels.values() for grade in grades.values())
+
+    @cached_property
     def answerable(self) -> tuple[str, ...]:
         """Ids of the queries with at least one relevant passage."""
         return tuple([query.query_id for query in self.queries if self.relevant(query.query_id)])

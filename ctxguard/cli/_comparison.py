@@ -119,7 +119,7 @@ def _print_metrics(comparison: "Comparison", output: Output) -> None:
 
 
 def _print_worth(comparison: "Comparison", output: Output) -> None:
-    output.heading("What it is worth to the reader, with every irrelevant passage counted as harm")
+    output.heading("What it is worth to the reader, with every other passage counted as harm")
     rows = table(
         "candidate",
         f"udcg_strict, {_confidence()}>",
@@ -140,8 +140,9 @@ def _print_worth(comparison: "Comparison", output: Output) -> None:
         )
     output.out.print(rows)
     output.out.print(
-        "share of harm: mean harm / (mean gain + mean harm) in udcg_strict, where an irrelevant "
-        f"passage is worth {comparison.utilities.irrelevant:g}",
+        "share of harm: mean harm / (mean gain + mean harm) in udcg_strict, where a passage that "
+        f"is not relevant is worth {comparison.utilities.irrelevant:g} (see the note on "
+        "unlabelled ones)",
         style="dim",
     )
     output.out.print(

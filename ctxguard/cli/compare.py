@@ -302,9 +302,11 @@ def _notes(
     comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
 ) -> list[str]:
     """What a reader of the figures should know."""
+    from calibration.pool_labels import unlabelled_note
     from ctxguard.core.scores import is_relative
 
     notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
+    notes.append(unlabelled_note(labelled.dataset, comparison.utilities))
     for name, loaded in profiles.items():
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
     if len({is_relative(each.kind) for each in comparison.candidates}) > 1:

@@ -77,6 +77,7 @@ def evaluate(
     than this index is refused.
     """
     from calibration.evaluate import measure
+    from calibration.pool_labels import unlabelled_note
     from calibration.replay import replay
     from ctxguard.core.metrics import DEFAULT_UTILITIES
     from ctxguard.core.policies import RatioPolicy
@@ -125,6 +126,8 @@ def evaluate(
         if loaded is not None and k is not None:
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
+    if dataset.answerable:
+        notes.append(unlabelled_note(dataset, utilities))
     if loaded is not None:
         notes += seen_in_calibration(labelled, loaded)
     notes += _notes(metrics, most, len(retriever))

@@ -149,6 +149,7 @@ def _strict_udcg(passage_ids: Sequence[str], labels: Mapping[str, int]) -> float
         [max(label, 0) for label in served],
         top_grade=TOP_GRADE,
         negatives=[Negative.DISTRACTOR if label < 0 else None for label in served],
+        judged=[passage_id in labels for passage_id in passage_ids],
     )
     return udcg(utilities).value
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import Utilities
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.signals import RelevanceModel
 from ctxguard.core.types import Route, ScoreKind
@@ -211,14 +211,16 @@ class Profile(_Frozen):
     def to_json(self) -> str:
         """Canonical JSON: the same profile gives the same bytes."""
         data = self.model_dump(mode="json")
+        # Left out, so that a profile of an older release keeps its bytes and its id.
         for route in data["routes"].values():
-            # Left out, so that a profile of an older release keeps its bytes and its id.
             if route["safe_policy"] is None:
                 del route["safe_policy"]
             own = [segment["certificate"] for segment in route["segments"].values()]
             for certificate in filter(None, (route["certificate"], *own)):
                 if certificate["recall_difference"] is None:
                     del certificate["recall_difference"]
+        if self.utilities.unjudged == DEFAULT_UTILITIES.unjudged:
+            del data["utilities"]["unjudged"]
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":

@@ -29,12 +29,23 @@ class TestPoolLabels:
         labels = self.of()
         assert labels.grades.tolist() == [[2, 0, 1, 0, 0, 0]]
         assert labels.judged.tolist() == [[True, True, True, True, False, False]]
-        assert labels.utilities.tolist() == [[1.0, -0.5, 0.5, -1.0, -0.5, 0.0]]
+        assert labels.utilities.tolist() == [[1.0, -0.5, 0.5, -1.0, -0.2, 0.0]]
+        assert not labels.positives_only
         assert labels.negatives[0][1] is Negative.HARD_NEGATIVE
         assert labels.query_grades == ((2, 1, 0, 2),)
         assert labels.top_grade == 2
         assert labels.worst_utility == -1.0
         assert labels.n_answerable == 1
+
+    def test_an_unlabelled_passage_is_worth_what_unjudged_says(self) -> None:
+        assert self.of(utilities=Utilities(unjudged=-0.05)).utilities[0, 4] == -0.05
+
+    def test_where_labels_hold_relevant_passages_only_an_unlabelled_one_is_not_relevant(
+        self,
+    ) -> None:
+        _, labels = labelled([ranking_of([2.0, 1.0])], [{"p0": 1}], depth=2)
+        assert labels.positives_only
+        assert labels.utilities.tolist() == [[1.0, -0.5]]
 
     def test_the_worst_worth_takes_a_map_of_grades_into_account(self) -> None:
         utilities = Utilities(by_grade={0: -3.0})

@@ -168,6 +168,20 @@ def test_measures_equal_ir_measures_on_untied_runs(min_grade: int) -> None:
             assert value == pytest.approx(theirs.value, abs=EXACT), theirs
 
 
+def test_precision_over_judged_passages_equals_that_of_ir_measures() -> None:
+    qrels, runs = untied_collection(seed=3)
+    for query, labels in qrels.items():
+        ranked = [labels.get(passage, 0) for passage in runs[query]]
+        known = [passage in labels for passage in runs[query]]
+        if not any(known):
+            assert metrics.judged_precision(ranked, known) is None
+            continue
+        scored = {query: {passage: float(-rank) for rank, passage in enumerate(runs[query])}}
+        measure = P(judged_only=True) @ sum(known)
+        theirs = ir_measures.calc_aggregate([measure], {query: labels}, scored)[measure]
+        assert metrics.judged_precision(ranked, known) == pytest.approx(theirs, abs=EXACT)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -291,6 +305,31 @@ def test_the_strict_form_charges_for_the_tail_that_the_heuristics_give_away() ->
     assert metrics.strict_utilities(ranked, top_grade=1) == [1.0, -0.5, -0.5, -0.5, -0.5]
 
 
+def test_an_unjudged_passage_has_a_utility_of_its_own() -> None:
+    ranked, known = [1, 0, 0, 0, 0], [True, True, False, False, False]
+    own = Utilities(unjudged=-0.3)
+    assert metrics.strict_utilities(ranked, top_grade=1, judged=known, utilities=own) == [
+        *[1.0, -0.5],
+        *[-0.3] * 3,
+    ]
+    relative = [1.0, 0.9, 0.8, 0.1, 0.1]
+    assert metrics.heuristic_utilities(
+        ranked, relative, top_grade=1, judged=known, utilities=own
+    ) == [1.0, -0.5, -0.3, 0.0, 0.0]
+
+
+def test_a_map_names_what_judged_not_relevant_is_worth_and_not_what_unjudged_is() -> None:
+    mapped = Utilities(by_grade={0: -0.4})
+    worths = metrics.strict_utilities([0, 0], top_grade=1, judged=[True, False], utilities=mapped)
+    assert worths == [-0.4, -0.2]
+
+
+def test_the_worst_utility_is_the_lowest_of_any_case() -> None:
+    assert Utilities().worst == -1.0
+    assert Utilities(unjudged=-2.0).worst == -2.0
+    assert Utilities(by_grade={0: -3.0}).worst == -3.0
+
+
 @given(grades, st.data())
 def test_strict_udcg_is_never_above_the_heuristic_one(
     ranked: list[int], data: st.DataObject
@@ -312,7 +351,7 @@ def test_no_preset_charges_less_for_a_labelled_negative_than_for_a_suspected_one
         metrics.STRICT_UTILITIES,
         metrics.RELAXED_UTILITIES,
     ):
-        assert preset.distractor <= preset.hard_negative <= preset.irrelevant
+        assert preset.distractor <= preset.hard_negative <= preset.irrelevant <= preset.unjudged
 
 
 def test_partial_worth_is_for_positive_grades_below_the_collections_highest() -> None:

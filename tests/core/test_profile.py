@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,17 @@ class TestRoundTrip:
         old = Profile.load(file)
         assert old.routes[Route.HYBRID].safe_policy is None
         assert old.to_json() == text
+
+    def test_a_profile_of_a_release_without_unjudged_keeps_its_bytes_and_its_id(
+        self, file: Path
+    ) -> None:
+        text = file.read_text(encoding="utf-8")
+        assert "unjudged" not in text
+        own = replace(PROFILE.utilities, unjudged=-0.1)
+        changed = PROFILE.model_copy(update={"utilities": own})
+        assert '"unjudged": -0.1' in changed.to_json()
+        changed.save(file)
+        assert Profile.load(file).utilities.unjudged == -0.1
 
     def test_a_profile_cannot_be_changed(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):

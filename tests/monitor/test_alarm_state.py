@@ -97,7 +97,7 @@ class TestWhatIsMonitored:
         assert larger.bound > monitors_of(PROFILE)[Quantity.HARM].bound
 
     def test_harm_that_nothing_can_do_is_not_monitored(self) -> None:
-        harmless = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0)
+        harmless = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
         profile = PROFILE.model_copy(update={"utilities": harmless})
         assert set(monitors_of(profile)) == {Quantity.RECALL_LOSS}
 

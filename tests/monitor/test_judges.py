@@ -27,12 +27,17 @@ class TestLabelJudge(JudgeContract):
 def test_labels_are_the_verdicts_in_the_order_of_the_passages() -> None:
     verdicts = LabelJudge(QRELS).judge("how?", PASSAGES[::-1])
     assert verdicts == [
-        Judgment("x", 0),
+        Judgment("x", 0, judged=False),
         Judgment("z", 0),
         Judgment("c", 0),
         Judgment("b", 1),
         Judgment("a", 2),
     ]
+
+
+def test_where_labels_hold_relevant_passages_only_a_missing_one_is_a_verdict() -> None:
+    judge = LabelJudge({"how?": {"a": 2}}, {"how?": ["b"]})
+    assert [verdict and verdict.judged for verdict in judge.judge("how?", PASSAGES)] == [True] * 5
 
 
 def test_a_known_distractor_is_irrelevant_and_marked() -> None:

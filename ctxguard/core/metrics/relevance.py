@@ -78,6 +78,36 @@ def precision_at_k(
     return share(len(ranks), len(ranked_grades) if k is None else k)
 
 
+def judged_precision(
+    ranked_grades: Sequence[int], judged: Sequence[bool], *, min_grade: int = 1
+) -> float | None:
+    """Share of the context's judged passages that is relevant, as ``trec_eval -J`` has it.
+
+    ``precision_at_k`` counts a passage that was not judged as not relevant. The two are equal where
+    all passages are judged. Sakai, "Alternatives to Bpref", SIGIR 2007, on such condensed lists.
+
+    Args:
+        ranked_grades: Grades in rank order.
+        judged: Whether each passage has a label, as long as ``ranked_grades``.
+        min_grade: The least grade that counts as relevant.
+
+    Returns:
+        In [0, 1]; None for a context without a judged passage.
+
+    Raises:
+        ConfigurationError: lengths differ.
+
+    >>> judged_precision([1, 0, 0], [True, False, True]), judged_precision([0], [False])
+    (0.5, None)
+    """
+    if len(judged) != len(ranked_grades):
+        raise ConfigurationError(
+            f"judged has {len(judged)} values for {len(ranked_grades)} passages"
+        )
+    condensed = [grade for grade, known in zip(ranked_grades, judged, strict=True) if known]
+    return precision_at_k(condensed, min_grade=min_grade)
+
+
 def hit_rate_at_k(
     ranked_grades: Sequence[int], judged_grades: Sequence[int], k: int, *, min_grade: int = 1
 ) -> float | None:

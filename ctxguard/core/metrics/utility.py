@@ -34,12 +34,15 @@ class Utilities:
         partial: Of a lower positive grade, ≥ 0.
         hard_negative: Of a labelled hard negative, ≤ 0.
         distractor: Of a known distractor, ≤ 0.
-        irrelevant: The penalty, ≤ 0: of an unlabelled passage that the heuristics suspect, and
-            in the strict form of every passage that is not relevant.
+        irrelevant: Of a passage that is not relevant, ≤ 0: in the strict form of every one, in
+            the heuristic form of those that the heuristics suspect.
+        unjudged: Of a passage that nobody judged, ≤ 0, where labels also say what is not
+            relevant; in the heuristic form if the heuristics suspect it. Where labels hold
+            relevant passages only, an unlabelled one is worth ``irrelevant``.
         score_ratio: The heuristics suspect a relative score above this, in [0, 1].
         rank_limit: The heuristics suspect a rank up to this, ≥ 0.
         by_grade: Worth by grade, which replaces ``relevant`` and ``partial`` for the grades it
-            names, and ``irrelevant`` where it names 0.
+            names, and ``irrelevant`` where it names 0 (judged not relevant).
     """
 
     relevant: float = 1.0
@@ -47,6 +50,7 @@ class Utilities:
     hard_negative: float = -0.5
     distractor: float = -1.0
     irrelevant: float = -0.5
+    unjudged: float = -0.2
     score_ratio: float = 0.7
     rank_limit: int = 3
     by_grade: Mapping[int, float] | None = field(default=None, hash=False)
@@ -57,7 +61,7 @@ class Utilities:
                 raise ConfigurationError(
                     f"utility {name} {getattr(self, name)!r} must be ≥ 0 and finite: it is a gain"
                 )
-        for name in ("hard_negative", "distractor", "irrelevant"):
+        for name in ("hard_negative", "distractor", "irrelevant", "unjudged"):
             if not -math.inf < getattr(self, name) <= 0.0:
                 raise ConfigurationError(
                     f"utility {name} {getattr(self, name)!r} must be ≤ 0 and finite: it is a "
@@ -71,12 +75,23 @@ class Utilities:
             if not math.isfinite(worth):
                 raise ConfigurationError(f"utility {worth!r} of grade {grade} must be finite")
 
+    @property
+    def worst(self) -> float:
+        """The lowest utility that any passage can have, ≤ 0."""
+        return min(
+            self.hard_negative,
+            self.distractor,
+            self.irrelevant,
+            self.unjudged,
+            *(self.by_grade or {}).values(),
+        )
+
 
 DEFAULT_UTILITIES = Utilities()
-STRICT_UTILITIES = Utilities(score_ratio=0.5, irrelevant=-1.0, hard_negative=-1.0)
+STRICT_UTILITIES = Utilities(score_ratio=0.5, irrelevant=-1.0, unjudged=-0.4, hard_negative=-1.0)
 """Where a wrong passage does real damage (medicine, law). A labelled hard negative costs no less
 than one that is only suspected."""
-RELAXED_UTILITIES = Utilities(score_ratio=0.9, irrelevant=-0.2)
+RELAXED_UTILITIES = Utilities(score_ratio=0.9, irrelevant=-0.2, unjudged=-0.08)
 """Where a stray passage hardly matters (creative writing)."""
 
 
@@ -86,6 +101,7 @@ def heuristic_utilities(
     *,
     top_grade: int,
     negatives: Sequence[Negative | None] | None = None,
+    judged: Sequence[bool] | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
 ) -> list[float]:
     """What each passage is worth where most distractors are not labelled.
@@ -102,6 +118,8 @@ def heuristic_utilities(
             reciprocal-rank scores measures the fusion constant.
         top_grade: The collection's highest grade, ≥ 1.
         negatives: Shape (n,), the label of each passage that is known to mislead.
+        judged: Shape (n,), whether each passage has a label; None where labels hold relevant
+            passages only, so that an unlabelled one counts as not relevant.
         utilities: The worth of each case, and the thresholds.
 
     Returns:
@@ -113,17 +131,17 @@ def heuristic_utilities(
     >>> heuristic_utilities([1, 0, 0, 0, 0], [1.0, 0.9, 0.4, 0.8, 0.3], top_grade=1)
     [1.0, -0.5, -0.5, -0.5, 0.0]
     """
-    worths = _labelled_utilities(ranked_grades, top_grade, negatives, utilities)
+    worths = _labelled_utilities(ranked_grades, top_grade, negatives, judged, utilities)
     if relative_scores is None:
         relative_scores = [0.0] * len(worths)
     _check_length("relative_scores", len(relative_scores), len(worths))
     return [
         worth
-        if worth is not None
-        else utilities.irrelevant
-        if relative > utilities.score_ratio or rank <= utilities.rank_limit
+        if is_certain or relative > utilities.score_ratio or rank <= utilities.rank_limit
         else 0.0
-        for rank, (worth, relative) in enumerate(zip(worths, relative_scores, strict=True), start=1)
+        for rank, ((worth, is_certain), relative) in enumerate(
+            zip(worths, relative_scores, strict=True), start=1
+        )
     ]
 
 
@@ -132,6 +150,7 @@ def strict_utilities(
     *,
     top_grade: int,
     negatives: Sequence[Negative | None] | None = None,
+    judged: Sequence[bool] | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
 ) -> list[float]:
     """What each passage is worth where every one that is not relevant costs the reader.
@@ -141,6 +160,8 @@ def strict_utilities(
         top_grade: The collection's highest grade, ≥ 1.
         negatives: Shape (n,), the label of each passage that is known to mislead; such a
             passage has its label's worth.
+        judged: Shape (n,), whether each passage has a label; None where labels hold relevant
+            passages only, so that an unlabelled one counts as not relevant.
         utilities: The worth of each case.
 
     Returns:
@@ -152,9 +173,11 @@ def strict_utilities(
     >>> labels = [None, None, None, Negative.DISTRACTOR]
     >>> strict_utilities([2, 1, 0, 0], top_grade=2, negatives=labels)
     [1.0, 0.5, -0.5, -1.0]
+    >>> strict_utilities([1, 0, 0], top_grade=1, judged=[True, True, False])
+    [1.0, -0.5, -0.2]
     """
-    worths = _labelled_utilities(ranked_grades, top_grade, negatives, utilities)
-    return [utilities.irrelevant if worth is None else worth for worth in worths]
+    worths = _labelled_utilities(ranked_grades, top_grade, negatives, judged, utilities)
+    return [worth for worth, _ in worths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,32 +282,38 @@ def _labelled_utilities(
     ranked_grades: Sequence[int],
     top_grade: int,
     negatives: Sequence[Negative | None] | None,
+    judged: Sequence[bool] | None,
     utilities: Utilities,
-) -> list[float | None]:
-    """The worth of each passage that a label decides; None where there is none."""
+) -> list[tuple[float, bool]]:
+    """What each passage is worth, and whether its label names that worth by itself."""
     if top_grade < 1:
         raise ConfigurationError(f"top_grade {top_grade!r} must be at least 1")
     if negatives is None:
         negatives = [None] * len(ranked_grades)
+    if judged is None:
+        judged = [True] * len(ranked_grades)
     _check_length("negatives", len(negatives), len(ranked_grades))
+    _check_length("judged", len(judged), len(ranked_grades))
     by_grade = utilities.by_grade or {}
     worth_of = {
         Negative.HARD_NEGATIVE: utilities.hard_negative,
         Negative.DISTRACTOR: utilities.distractor,
     }
-    worths: list[float | None] = []
-    for grade, negative in zip(ranked_grades, negatives, strict=True):
+    worths: list[tuple[float, bool]] = []
+    for grade, negative, is_judged in zip(ranked_grades, negatives, judged, strict=True):
         if grade > top_grade:
             raise ConfigurationError(
                 f"grade {grade} lies above top_grade {top_grade}, the collection's highest"
             )
         if grade > 0:
             preset = utilities.relevant if grade == top_grade else utilities.partial
-            worths.append(by_grade.get(grade, preset))
+            worths.append((by_grade.get(grade, preset), True))
         elif negative is not None:
-            worths.append(worth_of[negative])
+            worths.append((worth_of[negative], True))
+        elif is_judged:
+            worths.append((by_grade.get(grade, utilities.irrelevant), grade in by_grade))
         else:
-            worths.append(by_grade.get(grade))
+            worths.append((utilities.unjudged, False))
     return worths
 
 

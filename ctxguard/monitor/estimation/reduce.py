@@ -68,6 +68,7 @@ def judged_request(
                 list(grades),
                 top_grade=max_grade,
                 negatives=[verdict.negative for verdict in of_served],
+                judged=[verdict.judged for verdict in of_served],
                 utilities=utilities,
             )
         ),

@@ -16,7 +16,8 @@ class Unjudged(StrEnum):
     """What a missing label means."""
 
     IRRELEVANT = "irrelevant"
-    """The labels are complete: a passage without a label is irrelevant."""
+    """A passage without a label counts as not relevant. Where the labels give some passages the
+    grade 0, it is worth ``Utilities.unjudged``, as in calibration."""
     UNKNOWN = "unknown"
     """The labels are partial: a passage without a label has no verdict."""
 
@@ -64,6 +65,9 @@ class LabelJudge:
         self._qrels = qrels
         self._distractors = {} if distractors is None else distractors
         self._complete = Unjudged(unjudged) is Unjudged.IRRELEVANT
+        self._positives_only = all(
+            grade > 0 for grades in qrels.values() for grade in grades.values()
+        )
         self._originals = {} if redactor is None else self._by_redacted(redactor)
         self.ambiguous = sum(original is None for original in self._originals.values())
         if self.ambiguous:
@@ -80,6 +84,8 @@ class LabelJudge:
         >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
         >>> a.grade, b.grade, b.negative.value, c.grade
         (2, 0, 'distractor', 0)
+        >>> b.judged, c.judged  # c has no label, and no other passage has the grade 0
+        (True, True)
         """
         original = self._originals.get(query, query)
         grades = None if original is None else self._qrels.get(original)
@@ -91,9 +97,13 @@ class LabelJudge:
             passage_id = passage.passage_id
             grade = max(grades.get(passage_id, 0), 0)
             misleads = grade == 0 and passage_id in distractors
-            is_judged = self._complete or misleads or passage_id in grades
+            has_label = misleads or passage_id in grades
             negative = Negative.DISTRACTOR if misleads else None
-            verdicts.append(Judgment(passage_id, grade, negative) if is_judged else None)
+            verdicts.append(
+                Judgment(passage_id, grade, negative, has_label or self._positives_only)
+                if self._complete or has_label
+                else None
+            )
         return verdicts
 
     def _by_redacted(self, redactor: Redactor) -> dict[str, str | None]:
@@ -112,7 +122,7 @@ class LabelJudge:
         return self._labels_of(query) == self._labels_of(other)
 
     def _labels_of(self, query: str) -> tuple[dict[str, int], set[str]]:
-        """The labels that ``judge`` uses: a 0 means nothing where labels are complete."""
+        """The labels that ``judge`` uses; where labels are complete, those that say something."""
         grades = {
             passage_id: max(grade, 0)
             for passage_id, grade in self._qrels[query].items()

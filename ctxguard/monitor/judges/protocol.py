@@ -16,11 +16,14 @@ class Judgment:
         passage_id: The passage.
         grade: 0 for irrelevant, higher for more relevant.
         negative: How a passage of grade 0 is known to mislead; None where it is not known to.
+        judged: False where grade 0 stands for a label that is missing, among labels that also say
+            what is not relevant: the passage is then worth ``Utilities.unjudged``.
     """
 
     passage_id: str
     grade: int
     negative: Negative | None = None
+    judged: bool = True
 
 
 class Judge(Protocol):

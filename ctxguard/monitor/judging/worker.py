@@ -260,10 +260,13 @@ def _finished(
 
 
 def _verdicts_to_json(verdicts: Mapping[str, Judgment]) -> str:
-    """Grades by passage id, and how those of grade 0 mislead, for people and recalibration."""
+    """Grades by passage id, and how those of grade 0 mislead, for people and recalibration.
+
+    A third element, false, follows where the grade stands for a missing label.
+    """
     return json.dumps(
         {
-            passage_id: [verdict.grade, None if verdict.negative is None else verdict.negative]
+            passage_id: [verdict.grade, verdict.negative, *([] if verdict.judged else [False])]
             for passage_id, verdict in verdicts.items()
         },
         separators=(",", ":"),
