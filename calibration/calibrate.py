@@ -206,6 +206,7 @@ def _provenance(dataset: Dataset, settings: Settings, pools: Mapping[Route, Pool
         dataset_digest=dataset.digest(),
         depth=settings.depth,
         versions=versions,
+        utilities_source=settings.utilities_source,
         notes=(*dataset.notes, unlabelled_note(dataset, settings.utilities), *skipped),
     )
 

@@ -79,6 +79,7 @@ class Settings:
         depth: Candidates per query.
         min_keep: The fewest passages that every policy keeps.
         utilities: What a passage is worth.
+        utilities_source: Where the utilities come from, in words; None for the preset.
         seed: Random seed of the splits, the order of tests, and the bootstrap.
     """
 
@@ -93,6 +94,7 @@ class Settings:
     depth: int = DEFAULT_DEPTH
     min_keep: int = 1
     utilities: Utilities = DEFAULT_UTILITIES
+    utilities_source: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -14,14 +14,21 @@ from calibration.data.dataset import Dataset
 from calibration.data.text_files import Record, read_records, shown
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import CalibrationError, DataError
+from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
 IntArray = NDArray[np.int64]
 
 TermName = Literal[
-    "relevant", "irrelevant", "hard_negative", "distractor", "position", "completeness"
+    "relevant",
+    "unjudged",
+    "irrelevant",
+    "hard_negative",
+    "distractor",
+    "position",
+    "completeness",
 ]
-COSTS: tuple[TermName, ...] = ("irrelevant", "hard_negative", "distractor")
+COSTS: tuple[TermName, ...] = ("unjudged", "irrelevant", "hard_negative", "distractor")
+"""Kinds of passages that are not relevant, by what they should cost, the least first."""
 TERMS: tuple[TermName, ...] = ("relevant", *COSTS, "position", "completeness")
 
 
@@ -34,20 +41,22 @@ class Answer:
         passage_ids: The context in the order that the reader saw; distinct, at least one.
         correct: Whether the answer was marked right.
         pipeline: Name of the system that made the context; empty if the file does not say.
+        reader: Name of who answered; empty if the file does not say.
     """
 
     query_id: str
     passage_ids: tuple[str, ...]
     correct: bool
     pipeline: str = ""
+    reader: str = ""
 
 
 def read_answers(path: Path | str) -> tuple[Answer, ...]:
     """Read the answers of a JSONL file, one object a line, in order.
 
     Fields: ``query_id``, ``passage_ids`` in context order, ``correct`` (``true`` or ``false``)
-    and optionally ``pipeline``. One question may have several answers, from several pipelines
-    or from one.
+    and optionally ``pipeline`` and ``reader``. One question may have several answers, from
+    several pipelines or from one.
 
     Raises:
         DataError: no such file, broken JSON, a missing field, ``correct`` is not a boolean, an
@@ -70,7 +79,31 @@ def _answer(record: Record) -> Answer:
     correct = record.fields["correct"]
     if not isinstance(correct, bool):
         raise record.error(f"correct is {shown(correct)}; write true or false")
-    return Answer(query_id, _context(record), correct, record.text("pipeline", default=""))
+    return Answer(
+        query_id,
+        _context(record),
+        correct,
+        record.text("pipeline", default=""),
+        record.text("reader", default=""),
+    )
+
+
+def of_reader(answers: Sequence[Answer], reader: str | None) -> tuple[Answer, ...]:
+    """The answers of one reader: of the one named, or of all if there is only one.
+
+    Raises:
+        ConfigurationError: there are several readers and none is named, or none has this name.
+    """
+    readers = sorted({answer.reader for answer in answers})
+    if reader is None and len(readers) == 1:
+        return tuple(answers)
+    if reader not in readers:
+        named = ", ".join([shown(name) for name in readers])
+        raise ConfigurationError(
+            f"the answers are of the readers {named}, and utilities belong to one; name one of "
+            "them with --reader"
+        )
+    return tuple([answer for answer in answers if answer.reader == reader])
 
 
 def _context(record: Record) -> tuple[str, ...]:
@@ -101,12 +134,15 @@ class Context:
     Attributes:
         grades: In context order; 0 if not relevant or not judged.
         negatives: In context order, the kind of each passage known to mislead, else None.
+        known: In context order, whether each passage has a label; None if the labels of the
+            collection hold relevant passages only.
         judged: All grades that the labels hold for the question.
     """
 
     grades: tuple[int, ...]
     negatives: tuple[Negative | None, ...]
     judged: tuple[int, ...]
+    known: tuple[bool, ...] | None = None
 
     @property
     def n_relevant(self) -> int:
@@ -122,11 +158,18 @@ class Context:
         """1-based rank of the first relevant passage; None if the context holds none."""
         return next((rank for rank, grade in enumerate(self.grades, start=1) if grade > 0), None)
 
-    def n_irrelevant(self, negative: Negative | None) -> int:
-        """How many passages are not relevant and of exactly this kind."""
-        return sum(
-            grade <= 0 and label is negative
-            for grade, label in zip(self.grades, self.negatives, strict=True)
+    @cached_property
+    def kinds(self) -> Counter[str]:
+        """How many passages are of each kind in ``COSTS``."""
+        known = (True,) * len(self.grades) if self.known is None else self.known
+        return Counter(
+            [
+                negative.value if negative else "irrelevant" if is_known else "unjudged"
+                for grade, negative, is_known in zip(
+                    self.grades, self.negatives, known, strict=True
+                )
+                if grade <= 0
+            ]
         )
 
 
@@ -156,6 +199,20 @@ class MarkedContexts:
     def __len__(self) -> int:
         return len(self.contexts)
 
+    def part(self, chosen: NDArray[np.bool_]) -> "MarkedContexts":
+        """The answers to some questions: ``chosen`` has shape (n_q,)."""
+        rows = np.flatnonzero(chosen[self.question])
+        renumbered = np.cumsum(chosen) - 1
+        return replace(
+            self,
+            contexts=tuple([self.contexts[row] for row in rows]),
+            correct=self.correct[rows],
+            question=renumbered[self.question[rows]],
+            query_ids=tuple(
+                [name for name, own in zip(self.query_ids, chosen, strict=True) if own]
+            ),
+        )
+
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What was left out, one readable line each."""
@@ -164,16 +221,6 @@ class MarkedContexts:
             (self.n_unanswerable, "of questions without a relevant passage"),
         )
         return tuple([f"{n} answers {what} are left out" for n, what in left_out if n])
-
-    def resamples(self, n: int, seed: int) -> IntArray:
-        """How often each question is drawn in ``n`` bootstrap samples of questions.
-
-        Returns:
-            Shape (n, n_q), each row summing to n_q.
-        """
-        n_queries = len(self.query_ids)
-        random = np.random.default_rng(seed)
-        return random.multinomial(n_queries, np.full(n_queries, 1.0 / n_queries), size=n)
 
 
 def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
@@ -221,38 +268,35 @@ def _look_up(answer: Answer, dataset: Dataset) -> Context:
             ]
         ),
         judged=tuple(grades.values()),
+        known=None
+        if dataset.positives_only
+        else tuple([name in grades or name in misleading for name in answer.passage_ids]),
     )
 
 
-def term_columns(contexts: Sequence[Context]) -> dict[str, FloatArray]:
+def term_columns(contexts: Sequence[Context]) -> dict[TermName, FloatArray]:
     """The contexts as columns of a regression, shape (n,) each.
 
     ``relevant``: log2(1 + relevant passages held) / log2(1 + needed), in [0, 1]: the share of
     the needed passages with diminishing returns, as a rank discount gives passages at the top.
-    ``irrelevant``, ``hard_negative``, ``distractor``: counts of passages that are not relevant,
-    by kind. ``position``: 1 − 1 / log2(1 + rank of the first relevant passage), the share that
-    UDCG's discount takes from it; 0 without one. ``completeness``: whether every relevant
-    passage is there. ``needed``: log2(1 + needed), a control without a utility: questions that
-    need more passages are harder.
+    ``COSTS``: counts of passages that are not relevant, by kind. ``position``: 1 − 1 / log2(1 +
+    rank of the first relevant passage), the share that UDCG's discount takes from it; 0 without
+    one. ``completeness``: whether every relevant passage is there.
 
     >>> columns = term_columns([Context((0, 1), (None, None), (1, 2, 1))])
     >>> {name: round(float(column[0]), 3) for name, column in columns.items()}  # doctest: +ELLIPSIS
-    {'relevant': 0.5, 'irrelevant': 1.0, 'hard_negative': 0.0, 'distractor': 0.0, 'position': ...
+    {'relevant': 0.5, 'unjudged': 0.0, 'irrelevant': 1.0, 'hard_negative': 0.0, ...
     """
     held = np.array([context.n_relevant for context in contexts], dtype=np.float64)
     needed = np.array([context.n_needed for context in contexts], dtype=np.float64)
     first = np.array([context.first_rank or 1 for context in contexts], dtype=np.float64)
-
-    def count(negative: Negative | None) -> FloatArray:
-        counts = [context.n_irrelevant(negative) for context in contexts]
-        return np.array(counts, dtype=np.float64)
-
+    counts = {
+        name: np.array([context.kinds[name] for context in contexts], dtype=np.float64)
+        for name in COSTS
+    }
     return {
         "relevant": np.log2(1.0 + held) / np.log2(1.0 + needed),
-        "irrelevant": count(None),
-        "hard_negative": count(Negative.HARD_NEGATIVE),
-        "distractor": count(Negative.DISTRACTOR),
+        **counts,
         "position": 1.0 - 1.0 / np.log2(1.0 + first),
         "completeness": (held == needed).astype(np.float64),
-        "needed": np.log2(1.0 + needed),
     }

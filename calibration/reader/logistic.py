@@ -1,4 +1,4 @@
-"""Logistic regression for many weightings of one small table at once, and a test of separation.
+"""Logistic regression with Jeffreys' prior, and a test of separation.
 
 Sums run in numpy's own loops, not in a threaded library, so that a result does not depend on the
 number of threads.
@@ -12,69 +12,60 @@ from ctxguard.core.types import FloatArray
 
 _RIDGE = 1e-6
 _STEPS = 60
-_TOLERANCE = 1e-7
+_TOLERANCE = 1e-8
 _LONGEST_STEP = 2.0
-_CELLS_AT_ONCE = 1_000_000
 _DIRECTION = 1e-6
 
 
-def fit_logistic(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> FloatArray:
-    """Coefficients of log odds with Jeffreys' prior, one set for each weighting of the rows.
+def fit_logistic(rows: ArrayLike, right: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Coefficients of log odds with Jeffreys' prior.
 
-    Maximum likelihood with Firth's correction: finite in every resample, also if the outcomes
-    are separated, and without the bias of order 1/n of plain coefficients. Heinze and Schemper,
-    Statistics in Medicine 21, 2002.
+    Maximum likelihood with Firth's correction: finite also if the outcomes are separated, and
+    without the bias of order 1/n of plain coefficients. Heinze and Schemper, Statistics in Medicine
+    21, 2002.
 
     Args:
-        rows: Shape (n_rows, p), the first column usually 1.
-        right: Shape (n_fits, n_rows), how many answers with these columns were right.
-        total: Shape (n_fits, n_rows), how many there were, ≥ ``right``.
+        rows: Shape (n, p), one column usually 1.
+        right: Shape (n,), whether each outcome is 1.
 
     Returns:
-        Shape (n_fits, p).
+        The coefficients, shape (p,), and the inverse of their information, shape (p, p).
 
-    >>> fit_logistic([[1.0]], right=[[3.0]], total=[[4.0]]).round(4).tolist()
-    [[0.8473]]
+    >>> fit_logistic([[1.0]] * 4, [True, True, True, False])[0].round(4).tolist()
+    [0.8473]
     """
-    table = np.asarray(rows, dtype=np.float64)
-    right, total = np.asarray(right, dtype=np.float64), np.asarray(total, dtype=np.float64)
-    at_once = max(_CELLS_AT_ONCE // max(table.shape[0], 1), 1)
-    parts = [
-        _newton(table, right[start : start + at_once], total[start : start + at_once])
-        for start in range(0, len(right), at_once)
-    ]
-    return np.concatenate(parts)
-
-
-def _newton(rows: FloatArray, right: FloatArray, total: FloatArray) -> FloatArray:
-    n_fits, p = len(right), rows.shape[1]
-    products = (rows[:, :, None] * rows[:, None, :]).reshape(-1, p * p)
-    beta = np.zeros((n_fits, p))
+    table, outcome = np.asarray(rows, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    beta = np.zeros(table.shape[1])
     for _ in range(_STEPS):
-        mean = probability(rows, beta)
-        weight = total * mean * (1.0 - mean)
-        information = np.einsum("fr,rk->fk", weight, products).reshape(n_fits, p, p)
-        inverse = np.linalg.inv(information + _RIDGE * np.eye(p))
-        spread = np.einsum("fk,rk->fr", inverse.reshape(n_fits, p * p), products)
-        residual = right - total * mean + weight * spread * (0.5 - mean)
-        score = np.einsum("fr,rp->fp", residual, rows) - _RIDGE * beta
-        step = np.einsum("fpq,fq->fp", inverse, score)
-        longest = np.abs(step).max(axis=1, keepdims=True)
-        beta += step * (_LONGEST_STEP / np.maximum(longest, _LONGEST_STEP))
-        if longest.max() < _TOLERANCE:
+        mean = probability(table, beta)
+        weight = mean * (1.0 - mean)
+        inverse = _inverse_information(table, weight)
+        leverage = weight * np.einsum("rp,pq,rq->r", table, inverse, table)
+        residual = outcome - mean + leverage * (0.5 - mean)
+        step = np.einsum("pq,q->p", inverse, np.einsum("r,rp->p", residual, table) - _RIDGE * beta)
+        longest = float(np.abs(step).max())
+        beta += step * (_LONGEST_STEP / max(longest, _LONGEST_STEP))
+        if longest < _TOLERANCE:
             break
-    return beta
+    mean = probability(table, beta)
+    return beta, _inverse_information(table, mean * (1.0 - mean))
+
+
+def _inverse_information(rows: FloatArray, weight: FloatArray) -> FloatArray:
+    information = np.einsum("r,rp,rq->pq", weight, rows, rows)
+    inverse: FloatArray = np.linalg.inv(information + _RIDGE * np.eye(rows.shape[1]))
+    return inverse
 
 
 def probability(rows: FloatArray, coefficients: FloatArray) -> FloatArray:
-    """P(right answer), shape (n_fits, n_rows), for coefficients of shape (n_fits, p)."""
-    log_odds = np.einsum("fp,rp->fr", coefficients, rows)
+    """P(outcome 1), shape (n,)."""
+    log_odds = np.einsum("rp,p->r", rows, coefficients)
     # Beyond 35 a double cannot tell the probability from 0 or 1, and a weight of 0 has no inverse.
     mean: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -35.0, 35.0)))
     return mean
 
 
-def separated(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> tuple[int, ...]:
+def separated(rows: ArrayLike, right: ArrayLike) -> tuple[int, ...]:
     """Columns whose maximum-likelihood coefficient is infinite.
 
     The likelihood rises without end along a direction in which no right answer becomes less
@@ -82,9 +73,8 @@ def separated(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> tuple[int,
     programming: Konis, "Linear programming algorithms for detecting separated data", 2007.
 
     Args:
-        rows: Shape (n_rows, p), of full column rank.
-        right: Shape (n_rows,), how many answers with these columns were right.
-        total: Shape (n_rows,), how many there were.
+        rows: Shape (n, p), of full column rank.
+        right: Shape (n,), whether each outcome is 1.
 
     Returns:
         Indices of columns, ascending; empty if the estimate is finite.
@@ -92,12 +82,11 @@ def separated(rows: ArrayLike, right: ArrayLike, total: ArrayLike) -> tuple[int,
     Raises:
         MissingExtraError: scipy is not installed.
 
-    >>> separated([[1, 0], [1, 1]], right=[2, 5], total=[4, 5]), separated([[1]], [1], [2])
+    >>> separated([[1, 0], [1, 0], [1, 1]], [True, False, True]), separated([[1]] * 2, [1, 0])
     ((1,), ())
     """
-    table = np.asarray(rows, dtype=np.float64)
-    right, total = np.asarray(right), np.asarray(total)
-    signed = np.concatenate([table[right > 0], -table[right < total]])
+    table, outcome = np.asarray(rows, dtype=np.float64), np.asarray(right, dtype=bool)
+    signed = np.unique(np.where(outcome[:, None], table, -table), axis=0)
     linprog = require("scipy.optimize", "calibrate").linprog
 
     def furthest(objective: FloatArray) -> float:

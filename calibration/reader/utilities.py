@@ -1,7 +1,8 @@
 """Fit what passages are worth to one reader, from answers marked right or wrong.
 
-A logistic regression of correctness on what the context held, clustered by question
-(DESIGN.md §5, §9). A term that the answers cannot identify has no value but a reason.
+A logistic regression of correctness on what the context held, that compares the answers of one
+question with each other (DESIGN.md §5). A term that the answers cannot identify has no value but a
+reason, and kinds of passages that they cannot tell apart have one value together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibration.data.dataset import Dataset
-from calibration.evaluate import CONFIDENCE, RESAMPLES, interval_bounds
 from calibration.reader.answers import (
     COSTS,
     TERMS,
@@ -26,15 +26,21 @@ from calibration.reader.identification import (
     MIN_CARRYING_QUESTIONS,
     MIN_OWN_VARIATION,
     unidentified,
-    varies,
 )
-from calibration.reader.logistic import fit_logistic, probability, separated
+from calibration.reader.within_question import (
+    CONFIDENCE,
+    Bounds,
+    WithinFit,
+    WithinQuestion,
+    compared_questions,
+)
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
 DESCRIPTIONS: Mapping[TermName, str] = {
     "relevant": "log odds of a right answer that a relevant passage gains, on average",
+    "unjudged": "cost of a passage without a label, as a share of that gain",
     "irrelevant": "cost of a passage that is not relevant, as a share of that gain",
     "hard_negative": "cost of a labelled hard negative, as a share of that gain",
     "distractor": "cost of a known distractor, as a share of that gain",
@@ -46,11 +52,11 @@ MIN_QUESTIONS = 20
 MIN_MINORITY_PER_COLUMN = 5
 MAX_WIDTH = 1.0
 RULES: tuple[str, ...] = (
-    f"at least {MIN_QUESTIONS} questions",
+    f"at least {MIN_QUESTIONS} questions with answers to different contexts",
     f"{MIN_MINORITY_PER_COLUMN} questions with a right and as many with a wrong answer per column",
     (
-        "a term varies; counts of passages that are not relevant, among contexts that hold as many "
-        "of as many relevant ones"
+        "a term varies between the contexts of one question; counts of passages that are not "
+        "relevant, also among contexts with an equal share of the relevant ones"
     ),
     (
         f"at least {MIN_OWN_VARIATION:.0%} of a term's variation is its own, not shared with other "
@@ -59,6 +65,10 @@ RULES: tuple[str, ...] = (
     "right and wrong answers are not separated without exception along the term",
     "the gain of a relevant passage, which is the unit, has its whole interval above 0",
     f"the interval is at most {MAX_WIDTH:g} wide, which is the whole gain that it is a share of",
+    (
+        "kinds of passages whose costs the answers cannot tell apart, or put in the wrong order, "
+        "have one cost together"
+    ),
 )
 
 _DIGITS = 6
@@ -83,44 +93,90 @@ class Term:
     reason_if_none: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of one kind of passages, or of several that the answers cannot tell apart.
+
+    Attributes:
+        kinds: One or more of ``COSTS``.
+        cost: A share of the gain, with its interval.
+    """
+
+    kinds: tuple[TermName, ...]
+    cost: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Two kinds of passages, or groups of kinds, whose costs the answers do not tell apart.
+
+    Attributes:
+        milder, harsher: The kinds; the harsher ones should cost more.
+        value: Cost of the harsher less that of the milder, as a share of the gain.
+        lower, upper: Its interval; None where it has no end.
+    """
+
+    milder: tuple[TermName, ...]
+    harsher: tuple[TermName, ...]
+    value: float
+    lower: float | None
+    upper: float | None
+
+    @property
+    def sentence(self) -> str:
+        """What was found and done, for people."""
+        milder, harsher = " and ".join(self.milder), " and ".join(self.harsher)
+        bounds = (
+            "no interval"
+            if self.lower is None or self.upper is None
+            else f"[{self.lower:.3f}, {self.upper:.3f}]"
+        )
+        found = f"{harsher} costs {self.value:+.3f} {bounds} more than {milder}"
+        if self.upper is not None and self.upper < 0.0:
+            return f"{found}, which is the wrong way round: check the labels. One cost is fitted"
+        return f"{found}: the answers cannot tell which costs more, so one cost is fitted"
+
+
 @dataclass(frozen=True)
 class ReaderFit:
     """What passages are worth to one reader.
 
-    The estimates describe the answers as recorded: if easier questions got better contexts, part
-    of that difference is in them. Only the number of needed passages is held fixed. Unobserved
-    differences between questions shrink all log odds alike, so ``relevant`` is an average over
-    questions and the ratios hardly change.
+    The estimates compare answers of one question with each other, so that easy questions with
+    good contexts do not count as evidence. ``relevant`` is an average over questions: differences
+    between them that no column explains shrink all log odds alike, and the ratios hardly change.
 
     Attributes:
+        columns: The terms of the model; empty if nothing could be fitted.
         terms: By name, see ``DESCRIPTIONS``. ``relevant`` is in log odds; costs are positive if
-            a passage does harm, negative if it helps.
-        coefficients: Of the model's columns, in log odds; empty if nothing could be fitted.
+            a passage does harm, negative if it helps. Every kind of passage stands by itself.
+        costs: The kinds again, with one cost for those that the answers cannot tell apart.
+        pooled: What the answers say of these kinds, in the order of pooling.
         n_answers: How many answers were used.
         n_queries: How many questions they answer.
+        n_compared: How many of these have answers to different contexts, which are compared.
         confidence: Confidence level of every interval.
-        seed: Random seed of the bootstrap.
         notes: What was left out, one readable line each.
     """
 
+    columns: tuple[TermName, ...]
     terms: Mapping[TermName, Term]
-    coefficients: Mapping[str, float]
+    costs: tuple[Cost, ...]
+    pooled: tuple[Pooling, ...]
     n_answers: int
     n_queries: int
+    n_compared: int
     confidence: float
-    seed: int
     notes: tuple[str, ...]
 
     @property
     def identified_costs(self) -> tuple[TermName, ...]:
-        """The costs that have a value; ``utilities`` uses these."""
-        return tuple([name for name in COSTS if self.terms[name].value is not None])
+        """The kinds whose cost has a value, by itself or together; ``utilities`` uses these."""
+        return tuple(
+            [name for each in self.costs if each.cost.value is not None for name in each.kinds]
+        )
 
     def utilities(self, base: Utilities = DEFAULT_UTILITIES) -> Utilities:
         """``base`` with the identified costs, as penalties in units of its ``relevant``.
-
-        A passage that helps although it is not relevant gets 0: the utility of a passage that is
-        not relevant is never positive.
 
         Raises:
             CalibrationError: no cost was identified.
@@ -130,45 +186,67 @@ class ReaderFit:
             raise CalibrationError(
                 f"the answers identify no cost, so the reader has no fitted utilities ({reasons})"
             )
-        return penalties(base, {name: self.terms[name].value for name in self.identified_costs})
+        return penalties(base, cost_by_kind(self.costs))
 
 
-def penalties(base: Utilities, costs: Mapping[TermName, float | None]) -> Utilities:
-    """``base`` with these costs, each a share of what a relevant passage gains.
-
-    >>> penalties(DEFAULT_UTILITIES, {"irrelevant": 0.15, "hard_negative": -0.1}).irrelevant
-    -0.15
-    """
-    worth = {
-        name: -base.relevant * max(cost, 0.0) + 0.0
-        for name, cost in costs.items()
-        if cost is not None
+def cost_by_kind(costs: Sequence[Cost]) -> dict[TermName, float]:
+    """The costs that have a value."""
+    return {
+        name: each.cost.value
+        for each in costs
+        if each.cost.value is not None
+        for name in each.kinds
     }
+
+
+def penalties(base: Utilities, costs: Mapping[TermName, float]) -> Utilities:
+    """``base`` with these costs, each a share of what a relevant passage gains, on one scale.
+
+    A passage that helps although it is not relevant gets 0: the utility of a passage that is not
+    relevant is never positive. A kind without a cost has that of the nearest kind with one, of the
+    milder if there is one, times the ratio of their utilities in ``base``; and never a higher cost
+    than the next harsher kind.
+
+    Args:
+        base: The preset; its ``relevant`` is the unit.
+        costs: By kind, at least one.
+
+    >>> fitted = penalties(DEFAULT_UTILITIES, {"irrelevant": 0.15, "hard_negative": -0.1})
+    >>> fitted.unjudged, fitted.irrelevant, fitted.hard_negative, fitted.distractor
+    (-0.06, -0.15, 0.0, 0.0)
+    """
+    known = {name: max(cost, 0.0) for name, cost in costs.items()}
+    worth: dict[str, float] = {}
+    for position, name in enumerate(COSTS):
+        before = [each for each in COSTS[:position] if each in known]
+        after = [each for each in COSTS[position + 1 :] if each in known]
+        nearest = name if name in known else before[-1] if before else after[0]
+        preset = getattr(base, nearest)
+        cost = known[nearest] * (getattr(base, name) / preset if preset else 1.0)
+        if name not in known and after:
+            cost = min(cost, known[after[0]])
+        worth[name] = round(-base.relevant * cost, _DIGITS) + 0.0
     return replace(
         base,
-        irrelevant=worth.get("irrelevant", base.irrelevant),
-        hard_negative=worth.get("hard_negative", base.hard_negative),
-        distractor=worth.get("distractor", base.distractor),
+        unjudged=worth["unjudged"],
+        irrelevant=worth["irrelevant"],
+        hard_negative=worth["hard_negative"],
+        distractor=worth["distractor"],
     )
 
 
-def fit_utilities(
-    answers: Sequence[Answer], dataset: Dataset, *, seed: int, resamples: int = RESAMPLES
-) -> ReaderFit:
+def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
     """Fit what passages are worth to the reader that gave these answers.
 
-    Correctness is regressed on ``answers.term_columns`` with Firth's correction. The unit is
-    the gain of a relevant passage: log odds with all needed passages less those with none,
-    divided by how many are needed, averaged over questions. It is defined even if completeness
-    cannot be told from the share held. Intervals are percentiles of a bootstrap over whole
-    questions, so that several answers to one question count as one question. ``RULES`` say when
-    a term has a value.
+    Correctness is regressed on ``answers.term_columns`` within questions, see ``WithinQuestion``.
+    The unit is the gain of a relevant passage: log odds with all needed passages less those with
+    none, divided by how many are needed, averaged over questions. It is defined even if
+    completeness cannot be told from the share held. Answers of one question count as one
+    observation in every interval. ``RULES`` say when a term has a value.
 
     Args:
         answers: The answers of one reader.
         dataset: Labels of the questions.
-        seed: Random seed of the bootstrap; the same seed gives the same fit.
-        resamples: Bootstrap samples.
 
     Raises:
         CalibrationError: no answer belongs to a question with a relevant passage.
@@ -177,103 +255,170 @@ def fit_utilities(
     marked = mark(answers, dataset)
     columns = term_columns(marked.contexts)
     reasons = unidentified(columns, marked.question)
-    used: list[str] = [name for name in TERMS if name not in reasons]
-    if varies(columns["needed"]):
-        used.append("needed")
-    if too_few := _too_few(marked, n_columns=len(used)):
+    used = [name for name in TERMS if name not in reasons]
+    n_compared = compared_questions(columns, marked.question)
+    if too_few := _too_few(marked, n_compared, n_columns=len(used)):
         reasons = {name: reasons.get(name, too_few) for name in TERMS}
     elif "relevant" in reasons:
         unit = f"the unit is not identified: {reasons['relevant']}"
         reasons = {name: reasons.get(name, unit) for name in TERMS}
-    if len(reasons) == len(TERMS):
-        terms = {name: Term(None, None, None, len(marked), reasons[name]) for name in TERMS}
-        coefficients: dict[str, float] = {}
-    else:
-        model = Model(marked, tuple(used))
-        terms = _terms(model, reasons, seed, resamples)
-        coefficients = model.coefficients
+    terms = {name: Term(None, None, None, len(marked), why) for name, why in reasons.items()}
+    costs: tuple[Cost, ...] = ()
+    pooled: tuple[Pooling, ...] = ()
+    notes = marked.notes
+    if len(reasons) < len(TERMS):
+        found, costs, pooled = fit_terms(marked, used)
+        terms |= found
+        if "unjudged" in reasons and "irrelevant" in reasons:
+            displaced = (
+                "the cost of an irrelevant passage is not in the model, so the gain of a relevant "
+                "one includes that of not having an irrelevant one in its place"
+            )
+            notes = (*notes, displaced)
     return ReaderFit(
-        terms=terms,
-        coefficients=coefficients,
+        columns=tuple(used) if len(reasons) < len(TERMS) else (),
+        terms={name: terms[name] for name in TERMS},
+        costs=costs,
+        pooled=pooled,
         n_answers=len(marked),
         n_queries=len(marked.query_ids),
+        n_compared=n_compared,
         confidence=CONFIDENCE,
-        seed=seed,
-        notes=(*marked.notes, *_displaced(reasons, coefficients)),
+        notes=notes,
     )
 
 
-class Model:
-    """The regression, to be fitted to any number of samples of questions.
+def fit_terms(
+    marked: MarkedContexts, used: Sequence[TermName]
+) -> tuple[dict[TermName, Term], tuple[Cost, ...], tuple[Pooling, ...]]:
+    """The terms of a model with these columns, the costs after pooling, and what was pooled."""
+    columns = term_columns(marked.contexts)
+    model = _Model({name: columns[name] for name in used}, marked)
+    terms = model.terms()
+    pooled: list[Pooling] = []
+    while pooling := model.indistinct():
+        pooled.append(pooling)
+        model = model.pool(pooling)
+    return terms, model.costs(), tuple(pooled)
 
-    Attributes:
-        columns: Names of its columns, the intercept first.
-        marked: Its rows.
+
+class _Model:
+    """The regression with some kinds of passages pooled.
+
+    Args:
+        columns: The terms of the model.
+        marked: The answers.
+        groups: Kinds that share a coefficient, the mildest first; each by itself unless given.
     """
 
-    def __init__(self, marked: MarkedContexts, columns: Sequence[str]) -> None:
-        self.marked = marked
-        self.columns = ("intercept", *[name for name in columns if name != "intercept"])
-        table = term_columns(marked.contexts) | {"intercept": np.ones(len(marked))}
-        rows = np.stack([table[name] for name in self.columns], axis=1)
-        self._patterns, pattern = np.unique(rows, axis=0, return_inverse=True)
-        self._pattern = pattern.ravel()
-        shape = (len(marked.query_ids), len(self._patterns))
-        # Counts by question and pattern are whole numbers, so sums are exact in any order.
-        self._total, self._right = np.zeros(shape), np.zeros(shape)
-        np.add.at(self._total, (marked.question, self._pattern), 1.0)
-        np.add.at(self._right, (marked.question, self._pattern), marked.correct)
-        self._mean_share = float(np.mean([1.0 / c.n_needed for c in _one_per_question(marked)]))
-
-    def fit(self, counts: IntArray) -> FloatArray:
-        """Coefficients, shape (n_fits, p), of samples with question q ``counts[:, q]`` times."""
-        return fit_logistic(self._patterns, counts @ self._right, counts @ self._total)
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        """Coefficients by column, with every question once."""
-        beta = self.fit(np.ones((1, len(self.marked.query_ids)), dtype=np.int64))[0]
-        return {
-            name: round(float(value), _DIGITS)
-            for name, value in zip(self.columns, beta, strict=True)
+    def __init__(
+        self,
+        columns: Mapping[TermName, FloatArray],
+        marked: MarkedContexts,
+        groups: tuple[tuple[TermName, ...], ...] | None = None,
+    ) -> None:
+        self._columns, self._marked = columns, marked
+        self._groups = (
+            tuple([(name,) for name in COSTS if name in columns]) if groups is None else groups
+        )
+        sums: dict[TermName, FloatArray] = {
+            group[0]: np.sum([columns[name] for name in group], axis=0) for group in self._groups
         }
+        others = {name: column for name, column in columns.items() if name not in COSTS}
+        rows = WithinQuestion({**others, **sums}, marked.question, marked.correct)
+        self._infinite = set(rows.separated())
+        self._fit: WithinFit = rows.fit()
+        per_passage = float(np.mean([1.0 / c.n_needed for c in _one_per_question(marked)]))
+        whole: list[TermName] = ["relevant", "completeness"]
+        self._whole = {name: 1.0 for name in whole if name in columns}
+        self._unit = dict.fromkeys(self._whole, per_passage)
+        self._gain = self._fit.combination(self._unit)
 
-    def separated(self) -> tuple[str, ...]:
-        """Columns along which right and wrong answers are separated."""
-        found = separated(self._patterns, self._right.sum(axis=0), self._total.sum(axis=0))
-        return tuple([self.columns[column] for column in found])
+    def indistinct(self) -> Pooling | None:
+        """The neighbouring groups that are least clearly in order; None if all clearly are."""
+        if self._no_unit() is not None:
+            return None
+        doubtful = []
+        for milder, harsher in zip(self._groups, self._groups[1:], strict=False):
+            if self._infinite & {milder[0], harsher[0]}:
+                continue
+            more = self._fit.ratio({harsher[0]: -1.0, milder[0]: 1.0}, self._unit)
+            if more.lower is None or more.lower <= 0.0:
+                doubtful.append(Pooling(milder, harsher, *_rounded(more)))
+        return min(doubtful, key=lambda pooling: pooling.value, default=None)
 
-    def probability(self, coefficients: FloatArray) -> FloatArray:
-        """P(right answer), shape (n_fits, n_answers)."""
-        by_pattern = probability(self._patterns, coefficients)
-        return by_pattern[:, self._pattern]
+    def pool(self, pooling: Pooling) -> "_Model":
+        """The model in which two neighbouring groups share a coefficient."""
+        together = (*pooling.milder, *pooling.harsher)
+        groups = [
+            together if group == pooling.milder else group
+            for group in self._groups
+            if group != pooling.harsher
+        ]
+        return _Model(self._columns, self._marked, tuple(groups))
 
-    def values(self, coefficients: FloatArray) -> dict[TermName, FloatArray]:
-        """The model's terms in their units, shape (n_fits,) each."""
-        table: dict[str, FloatArray] = dict(zip(self.columns, coefficients.T, strict=True))
-        whole = table["relevant"] + table.get("completeness", 0.0)
-        unit = whole * self._mean_share
-        values: dict[TermName, FloatArray] = {"relevant": unit}
-        with np.errstate(divide="ignore", invalid="ignore"):
-            for name in COSTS:
-                if name in table:
-                    values[name] = -table[name] / unit
-            if "position" in table:
-                values["position"] = -table["position"] / whole
-            if "completeness" in table:
-                values["completeness"] = table["completeness"] / whole
-        return values
+    def terms(self) -> dict[TermName, Term]:
+        """Every term of the model in its unit."""
+        terms: dict[TermName, Term] = {"relevant": self._term("relevant", self._gain)}
+        terms |= {name: each.cost for each in self.costs() for name in each.kinds}
+        signs: dict[TermName, float] = {"position": -1.0, "completeness": 1.0}
+        for name, sign in signs.items():
+            if name in self._columns:
+                terms[name] = self._term(name, self._fit.ratio({name: sign}, self._whole))
+        return terms
+
+    def costs(self) -> tuple[Cost, ...]:
+        """The cost of each group in units of the gain."""
+        return tuple(
+            [
+                Cost(group, self._term(group[0], self._fit.ratio({group[0]: -1.0}, self._unit)))
+                for group in self._groups
+            ]
+        )
+
+    def _term(self, name: TermName, found: Bounds) -> Term:
+        n = len(self._marked)
+        gain_infinite = bool(self._infinite & {"relevant", "completeness"})
+        if name in self._infinite or (name == "relevant" and gain_infinite):
+            reason = "right and wrong answers are separated along it without exception"
+            return Term(None, None, None, n, reason)
+        no_unit = self._no_unit()
+        if name != "relevant" and no_unit is not None:
+            return Term(None, None, None, n, no_unit)
+        value, lower, upper = _rounded(found)
+        width = None if lower is None or upper is None else upper - lower
+        if name != "relevant" and width is not None and width > MAX_WIDTH:
+            reason = f"the interval [{lower:.2f}, {upper:.2f}] is wider than {MAX_WIDTH:g}"
+            return Term(None, lower, upper, n, reason)
+        return Term(value, lower, upper, n)
+
+    def _no_unit(self) -> str | None:
+        """Why nothing can be measured in units of the gain; None if it can."""
+        if self._infinite & {"relevant", "completeness"}:
+            return "the gain of a relevant passage, its unit, has no finite estimate"
+        if self._gain.lower is None or self._gain.lower <= 0.0:
+            return "the gain of a relevant passage, its unit, is not clearly above 0"
+        return None
+
+
+def _rounded(found: Bounds) -> tuple[float, float | None, float | None]:
+    lower, upper = (
+        None if edge is None else round(edge, _DIGITS) + 0.0 for edge in (found.lower, found.upper)
+    )
+    return round(found.value, _DIGITS) + 0.0, lower, upper
 
 
 def _one_per_question(marked: MarkedContexts) -> list[Context]:
-    first = np.unique(marked.question, return_index=True)[1]
+    first: IntArray = np.unique(marked.question, return_index=True)[1]
     return [marked.contexts[row] for row in first]
 
 
-def _too_few(marked: MarkedContexts, n_columns: int) -> str | None:
-    n_queries = len(marked.query_ids)
-    if n_queries < MIN_QUESTIONS:
-        return f"only {n_queries} questions have an answer here; at least {MIN_QUESTIONS} do"
+def _too_few(marked: MarkedContexts, n_compared: int, n_columns: int) -> str | None:
+    if n_compared < MIN_QUESTIONS:
+        return (
+            f"only {n_compared} questions have answers to different contexts; at least "
+            f"{MIN_QUESTIONS} must"
+        )
     for outcome, word in ((True, "right"), (False, "wrong")):
         n = np.unique(marked.question[marked.correct == outcome]).size
         if n == 0:
@@ -281,54 +426,3 @@ def _too_few(marked: MarkedContexts, n_columns: int) -> str | None:
         if n < (needed := MIN_MINORITY_PER_COLUMN * n_columns):
             return f"only {n} questions have a {word} answer; {n_columns} columns need {needed}"
     return None
-
-
-def _terms(
-    model: Model, reasons: Mapping[TermName, str], seed: int, resamples: int
-) -> dict[TermName, Term]:
-    n = len(model.marked)
-    once = np.ones((1, len(model.marked.query_ids)), dtype=np.int64)
-    estimates = model.values(model.fit(once))
-    samples = model.values(model.fit(model.marked.resamples(resamples, seed)))
-    intervals = {name: interval_bounds(sample) for name, sample in samples.items()}
-    infinite = set(model.separated())
-    terms: dict[TermName, Term] = {}
-    for name in TERMS:
-        if name in reasons:
-            terms[name] = Term(None, None, None, n, reasons[name])
-        elif reason := _unbounded(name, infinite, bool(intervals["relevant"][0] > 0.0)):
-            terms[name] = Term(None, None, None, n, reason)
-        else:
-            lower, upper = (round(float(edge), _DIGITS) for edge in intervals[name])
-            value = round(float(estimates[name][0]), _DIGITS)
-            if name == "relevant" or upper - lower <= MAX_WIDTH:
-                terms[name] = Term(value, lower, upper, n)
-            else:
-                reason = f"the interval [{lower:.2f}, {upper:.2f}] is wider than {MAX_WIDTH:g}"
-                terms[name] = Term(None, lower, upper, n, reason)
-    return terms
-
-
-def _unbounded(name: TermName, infinite: set[str], gain_above_0: bool) -> str | None:
-    """Why a term of the model has no interval; None if it has one."""
-    gain_infinite = bool(infinite & {"relevant", "completeness"})
-    if name in infinite or (name == "relevant" and gain_infinite):
-        return "right and wrong answers are separated along it without exception"
-    if gain_infinite:
-        return "the gain of a relevant passage, its unit, has no finite estimate"
-    if name != "relevant" and not gain_above_0:
-        return "the gain of a relevant passage, its unit, is not clearly above 0"
-    return None
-
-
-def _displaced(
-    reasons: Mapping[TermName, str], coefficients: Mapping[str, float]
-) -> tuple[str, ...]:
-    if not coefficients or "irrelevant" not in reasons:
-        return ()
-    return (
-        (
-            "the cost of an irrelevant passage is not in the model, so the gain of a relevant one "
-            "includes that of not having an irrelevant one in its place"
-        ),
-    )

@@ -1,16 +1,17 @@
 """Inputs that several commands read: labelled queries, an index with its models, a profile."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
+    from ctxguard.core.metrics import Utilities
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
@@ -180,6 +181,34 @@ def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ..
             )
             return (line,) if seen else ()
     return ()
+
+
+_UTILITIES = ("unjudged", "irrelevant", "hard_negative", "distractor", "partial")
+
+
+def with_utilities(base: "Utilities", settings: Sequence[str] | None) -> "Utilities":
+    """Utilities with some of them replaced.
+
+    Args:
+        base: The others.
+        settings: NAME=VALUE each, as ``--utility`` takes them.
+
+    Raises:
+        ConfigurationError: another name or form, or a value that the name cannot have.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings or ():
+        name, _, value = setting.partition("=")
+        if name not in _UTILITIES:
+            raise ConfigurationError(
+                f"--utility {setting!r}: write NAME=VALUE, with a name of {', '.join(_UTILITIES)}; "
+                "a relevant passage is worth 1"
+            )
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise ConfigurationError(f"--utility {setting!r}: {value!r} is not a number") from None
+    return replace(base, **values)
 
 
 def open_index(folder: Path, reranker: str | None) -> "HybridRetriever":

@@ -40,6 +40,16 @@ Reranker = Annotated[
         show_default="no reranking",
     ),
 ]
+Utility = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--utility",
+        metavar="NAME=VALUE",
+        help="Utility of a kind of passage, where a relevant one is worth 1: unjudged, irrelevant, "
+        "hard_negative, distractor or partial, such as unjudged=-0.2. Repeatable.",
+        show_default="the profile's, or the preset",
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option("--seed", metavar="N", min=0, help="Random seed; equal seeds give equal results."),

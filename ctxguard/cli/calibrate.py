@@ -1,6 +1,7 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,15 +20,17 @@ from ctxguard.cli._inputs import (
     open_index,
     read_labelled,
     shared_questions,
+    with_utilities,
 )
 from ctxguard.cli._summary import print_summary
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
-from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.describe import describe_policy, describe_utilities
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome
     from ctxguard.cli._inputs import Labelled
+    from ctxguard.core.metrics import Utilities
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 
@@ -115,6 +118,15 @@ def calibrate(
     min_keep: Annotated[
         int, typer.Option(metavar="N", min=0, help="Fewest passages to keep for each query.")
     ] = 1,
+    utilities: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Take the utilities that `ctxguard fit-utilities --out FILE` fitted to a reader.",
+            show_default="the preset",
+        ),
+    ] = None,
+    utility: _options.Utility = None,
     reranker: _options.Reranker = None,
     seed: _options.Seed = 0,
     cache: Annotated[
@@ -143,6 +155,7 @@ def calibrate(
         for library in ("jinja2", "plotly"):
             require(library, "report")
     output = Output(as_json=as_json)
+    worth, source = _utilities(utilities, utility)
     labelled = read_labelled(data, split, "train")
     with output.doing("opening the index"):
         from calibration.calibrate import calibrate as run
@@ -160,6 +173,8 @@ def calibrate(
             held_out=held_out,
             depth=depth,
             min_keep=min_keep,
+            utilities=worth,
+            utilities_source=source,
             seed=seed,
         )
         retriever = open_index(index, reranker)
@@ -184,6 +199,18 @@ def calibrate(
         _print(calibration, labelled.described(counts), written, output)
     for note in notes:
         output.note(note)
+
+
+def _utilities(file: Path | None, settings: list[str] | None) -> "tuple[Utilities, str | None]":
+    """What passages are worth, and where that comes from; None for the preset."""
+    from calibration.reader.saved_utilities import load_utilities
+    from ctxguard.core.metrics import DEFAULT_UTILITIES
+
+    saved = None if file is None else load_utilities(file)
+    worth = with_utilities(DEFAULT_UTILITIES if saved is None else saved.utilities, settings)
+    set_by_hand = f"set by hand: {', '.join(settings)}" if settings else None
+    parts = [part for part in (saved and saved.source, set_by_hand) if part]
+    return worth, "; ".join(parts) or None
 
 
 def _write_reports(
@@ -226,6 +253,8 @@ def _document(
         "chosen_on": len(calibration.chosen_on),
         "held_out": 0 if held_out is None else len(held_out),
         "fusion": calibration.profile.model_dump(mode="json")["fusion"],
+        "utilities": asdict(calibration.profile.utilities),
+        "utilities_source": calibration.profile.provenance.utilities_source,
         "routes": {
             route.value: _route_document(outcome, calibration)
             for route, outcome in calibration.outcomes.items()
@@ -244,6 +273,10 @@ def _print(
             ("queries", queries),
             ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
             ("fusion", profile.fingerprint.get("fusion", NO_DATA)),
+            (
+                "utilities",
+                describe_utilities(profile.utilities, profile.provenance.utilities_source),
+            ),
         ]
     )
     routes = iter(calibration.outcomes)

@@ -12,7 +12,13 @@ from rich.text import Text
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import document, print_checks, print_comparison
 from ctxguard.cli._console import FINDING, Output, check_writable, one_line, print_json
-from ctxguard.cli._inputs import fitted, open_index, read_labelled, seen_in_calibration
+from ctxguard.cli._inputs import (
+    fitted,
+    open_index,
+    read_labelled,
+    seen_in_calibration,
+    with_utilities,
+)
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 
@@ -114,6 +120,7 @@ def compare(
             metavar="LOSS", min=0.0, help="Loss that --against accepts, in the metric's unit."
         ),
     ] = 0.0,
+    utility: _options.Utility = None,
     seed: _options.Seed = 0,
     as_json: _options.AsJson = False,
 ) -> None:
@@ -140,7 +147,7 @@ def compare(
     profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
     candidates = _candidates(candidate or [], profiles, k or [], reranked=reranker is not None)
     check_candidates(candidates, baseline, depth)
-    utilities = _utilities(profiles)
+    utilities = with_utilities(_utilities(profiles), utility)
     labelled = read_labelled(data, split, "test")
     with output.doing("opening the index"):
         views = _Views(open_index(index, None), reranker)

@@ -17,6 +17,7 @@ from ctxguard.cli._inputs import (
     open_index,
     read_labelled,
     seen_in_calibration,
+    with_utilities,
 )
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
@@ -67,6 +68,7 @@ def evaluate(
             show_default=f"the profile's, or {DEFAULT_DEPTH}",
         ),
     ] = None,
+    utility: _options.Utility = None,
     seed: _options.Seed = 0,
     as_json: _options.AsJson = False,
 ) -> None:
@@ -86,6 +88,7 @@ def evaluate(
 
     output = Output(as_json=as_json)
     loaded = None if profile is None else Profile.load(profile)
+    utilities = with_utilities(DEFAULT_UTILITIES if loaded is None else loaded.utilities, utility)
     labelled = read_labelled(data, split, "test")
     dataset = labelled.dataset
     with output.doing("opening the index"):
@@ -108,7 +111,6 @@ def evaluate(
         progress = begin(f"replaying {route.value}", len(dataset))
         pools = replay(retriever.on_route(route), dataset.queries, depth=depth, progress=progress)
     with output.doing("measuring"):
-        utilities = DEFAULT_UTILITIES if loaded is None else loaded.utilities
 
         def measured(by: "Policy") -> "QueryMetrics":
             return measure(
@@ -149,6 +151,7 @@ def evaluate(
                 "depth": depth,
                 "baseline": baseline,
                 "seed": seed,
+                "utilities": asdict(utilities),
                 "fusion": asdict(retriever.fusion),
                 "fingerprint": retriever.fingerprint(),
                 "notes": notes,

@@ -75,7 +75,12 @@ def recalibrate(
     before = Profile.load(profile)
     with open_store(from_samples) as store, output.doing("reading judged requests"):
         traffic = judged_traffic(store, named_series(store, judge), route=route)
-    settings = Settings(held_out=held_out, seed=seed, utilities=before.utilities)
+    settings = Settings(
+        held_out=held_out,
+        seed=seed,
+        utilities=before.utilities,
+        utilities_source=before.provenance.utilities_source,
+    )
     with output.passes() as begin:
         recalibration = run(traffic, before, settings, passes=begin)
     recalibration.profile.save(out)

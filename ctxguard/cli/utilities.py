@@ -1,5 +1,6 @@
 """``ctxguard fit-utilities``: what passages are worth to a reader, from its marked answers."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, interval, number, print_json, table
+from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 
 if TYPE_CHECKING:
-    from calibration.reader.predictive_auc import MetricAucs
+    from calibration.reader.predictive_auc import PredictiveAuc
     from calibration.reader.utilities import ReaderFit
 
 
@@ -25,50 +26,70 @@ def fit_utilities(
         typer.Option(
             metavar="FILE",
             help="JSONL with one answer per line: query_id, passage_ids in the order of the "
-            "context, and correct (true or false).",
+            "context, correct (true or false), and optionally reader.",
         ),
     ],
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="BEIR folder with the labels of the queries.")
     ],
     split: Annotated[str, _options.split("test")] = "test",
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Reader whose answers are used.",
+            show_default="the only one in the file",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the utilities as JSON, for `ctxguard calibrate --utilities`.",
+        ),
+    ] = None,
     seed: _options.Seed = 0,
     as_json: _options.AsJson = False,
 ) -> None:
     """Fit the utilities of passages for one reader, from answers marked right or wrong.
 
-    Shows which costs the answers identify, and how often each metric gives the right one of two
-    answers the higher value.
+    Compares the answers of one question with each other, so each question needs answers to several
+    contexts. Shows which costs the answers identify, and how often each metric gives the right one
+    of two answers the higher value.
     """
     from calibration.data.readers import read_beir
-    from calibration.reader.answers import read_answers
+    from calibration.reader.answers import of_reader, read_answers
     from calibration.reader.predictive_auc import predictive_aucs
-    from calibration.reader.utilities import RULES
+    from calibration.reader.saved_utilities import utilities_document
     from calibration.reader.utilities import fit_utilities as fit_reader
 
-    marked, dataset = read_answers(answers), read_beir(data, split)
-    fit = fit_reader(marked, dataset, seed=seed)
-    metrics = predictive_aucs(marked, dataset, fit)
+    if out is not None:
+        check_writable(out, "--out")
+    marked, dataset = of_reader(read_answers(answers), reader), read_beir(data, split)
+    fit = fit_reader(marked, dataset)
+    metrics = predictive_aucs(marked, dataset, fit, seed=seed)
+    document = {
+        **utilities_document(fit, marked[0].reader),
+        "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
+    }
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
-        print_json(
-            {
-                "fit": asdict(fit),
-                "utilities": asdict(fit.utilities()) if fit.identified_costs else None,
-                "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
-                "rules": RULES,
-                "notes": list(fit.notes),
-            }
-        )
+        print_json(document)
     else:
-        _print(fit, metrics, Output())
+        _print(fit, metrics, Output(), out)
 
 
-def _print(fit: "ReaderFit", metrics: "dict[str, MetricAucs]", output: Output) -> None:
+def _print(
+    fit: "ReaderFit", metrics: "dict[str, PredictiveAuc]", output: Output, out: Path | None
+) -> None:
     from calibration.reader import predictive_auc, utilities
 
     output.out.print(
-        f"{fit.n_answers} answers to {fit.n_queries} questions; intervals of {fit.confidence:.0%}, "
-        "questions resampled"
+        f"{fit.n_answers:,} answers to {fit.n_queries:,} questions, of which {fit.n_compared:,} "
+        f"have answers to different contexts; these are compared. Intervals of {fit.confidence:.0%}, "
+        "clustered by question"
     )
     for note in fit.notes:
         output.note(note)
@@ -76,28 +97,36 @@ def _print(fit: "ReaderFit", metrics: "dict[str, MetricAucs]", output: Output) -
     for name, term in fit.terms.items():
         meaning = term.reason_if_none or utilities.DESCRIPTIONS[name]
         terms.add_row(name, number(term.value), interval(term), meaning)
+    for each in fit.costs:
+        if len(each.kinds) > 1:
+            meaning = each.cost.reason_if_none or "one cost for kinds that are not told apart"
+            together = " + ".join(each.kinds)
+            terms.add_row(together, number(each.cost.value), interval(each.cost), meaning)
     output.out.print(terms)
+    for pooling in fit.pooled:
+        output.note(pooling.sentence)
     if fit.identified_costs:
         worth = fit.utilities()
-        values = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in fit.identified_costs)
+        values = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in utilities.COSTS)
         output.out.print(f"utilities for this reader, with a relevant passage worth 1: {values}")
+        scaled = [name for name in utilities.COSTS if name not in fit.identified_costs]
+        if scaled:
+            output.note(
+                f"{', '.join(scaled)}: not identified, so in the preset's ratio to the nearest "
+                "kind that is"
+            )
     else:
         output.out.print("no cost is identified: keep a preset for this reader")
     rows = table(
-        *("metric", "pairs of answers", "AUC>", "interval>", "n>", "meaning, or why no AUC"),
-        title="AUC: how often a metric is higher for the right one of two answers (0.5 is chance)",
+        *("metric", "AUC>", "interval>", "n>", "meaning, or why no AUC"),
+        title="AUC: how often a metric is higher for the right one of two answers to one question "
+        "(0.5 is chance)",
     )
-    for metric, aucs in metrics.items():
-        meaning = predictive_auc.DESCRIPTIONS[metric]
-        for pairs, auc in (("all", aucs.overall), ("same question", aucs.within)):
-            rows.add_row(
-                metric if pairs == "all" else "",
-                pairs,
-                number(auc.value),
-                interval(auc),
-                f"{auc.n:,}",
-                auc.reason_if_none or (meaning if pairs == "all" else ""),
-            )
+    for metric, auc in metrics.items():
+        meaning = auc.reason_if_none or predictive_auc.DESCRIPTIONS[metric]
+        rows.add_row(metric, number(auc.value), interval(auc), f"{auc.n:,}", meaning)
     output.out.print(rows)
     output.out.print("A term has a value where:")
     output.items(utilities.RULES)
+    if out is not None:
+        output.facts([("wrote", str(out))])

@@ -1,5 +1,6 @@
-"""What a policy keeps, in words for a person."""
+"""What a policy keeps and what passages are worth, in words for a person."""
 
+from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import Policy
 
 
@@ -29,3 +30,20 @@ def describe_policy(policy: Policy) -> str:
         return all_k
     at_most = f"at most {policy.k} {'passage' if policy.k == 1 else 'passages'}, each {each}"
     return f"{at_most}, and at least {policy.min_keep}" if policy.min_keep else at_most
+
+
+def describe_utilities(utilities: Utilities, source: str | None) -> str:
+    """What passages are worth, and where that comes from.
+
+    Args:
+        utilities: The utilities.
+        source: ``Provenance.utilities_source``; None for the preset.
+
+    >>> describe_utilities(Utilities(), None)
+    'unjudged -0.2, irrelevant -0.5, hard negative -0.5, distractor -1 (the preset)'
+    """
+    return (
+        f"unjudged {utilities.unjudged:g}, irrelevant {utilities.irrelevant:g}, hard negative "
+        f"{utilities.hard_negative:g}, distractor {utilities.distractor:g} "
+        f"({'the preset' if source is None else source})"
+    )

@@ -172,7 +172,12 @@ class RouteProfile(_Frozen):
 
 
 class Provenance(_Frozen):
-    """How a profile was made."""
+    """How a profile was made.
+
+    Attributes:
+        utilities_source: Whose answers the utilities were fitted to, or which were set by hand, in
+            words; None for the preset.
+    """
 
     ctxguard_version: str
     seed: int
@@ -181,6 +186,7 @@ class Provenance(_Frozen):
     depth: Annotated[int, Field(ge=1)]
     versions: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    utilities_source: str | None = None
 
 
 class Profile(_Frozen):
@@ -221,6 +227,8 @@ class Profile(_Frozen):
                     del certificate["recall_difference"]
         if self.utilities.unjudged == DEFAULT_UTILITIES.unjudged:
             del data["utilities"]["unjudged"]
+        if self.provenance.utilities_source is None:
+            del data["provenance"]["utilities_source"]
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":

@@ -1,0 +1,259 @@
+"""Simulate readers whose costs are known, and what is fitted to their answers.
+
+    python -m benchmarks.reader --repeats 200 --json results.json
+
+A question has one relevant passage, and four answers to contexts of different passages. Three ways
+to fit the costs of an irrelevant passage and of a hard negative are compared with the truth: within
+questions, as fit-utilities does; pooled, one regression over all answers; and conditional on how
+many answers of a question are right.
+
+Readers:
+    even         log odds are a sum over passages, and questions differ in difficulty
+    confounded   the same, and easy questions get more relevant and more irrelevant passages
+    settled      confounded; most questions are always answered right or always wrong whatever the
+                 context, and a passage changes the answer to few of them; its cost is the share of
+                 answers that turn wrong, against those that a relevant passage turns right
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._reader_baselines import conditional, pooled
+from calibration.data.dataset import Dataset, Query
+from calibration.reader.answers import Answer, TermName, mark, term_columns
+from calibration.reader.utilities import fit_utilities
+from calibration.reader.within_question import WithinFit
+from ctxguard.core.types import FloatArray
+
+SUMMARY = "Simulate readers whose costs are known, and what is fitted to their answers."
+N_ANSWERS = 4
+QUANTILE = 1.96
+GAIN, IRRELEVANT, HARD = 3.0, 0.15, 0.45
+COLUMNS: tuple[TermName, ...] = ("relevant", "irrelevant", "hard_negative")
+COSTS: tuple[TermName, ...] = ("irrelevant", "hard_negative")
+READERS = ("even", "confounded", "settled")
+METHODS = ("within questions", "pooled", "conditional")
+
+COVERAGE_BAR = 0.9
+"""Least coverage of intervals of 95% within questions, of readers whose log odds are sums."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Answers with labels, and the true costs as shares of the gain."""
+
+    answers: tuple[Answer, ...]
+    dataset: Dataset
+    truth: dict[TermName, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one cost was fitted.
+
+    Attributes:
+        truth: The mean true cost, as a share of the gain.
+        mean: The mean estimate.
+        deviation: Standard deviation of the estimates.
+        coverage: Share of intervals of 95% that hold the truth.
+        none: Share of repeats without an estimate.
+    """
+
+    reader: str
+    method: str
+    cost: str
+    truth: float
+    mean: float | None
+    deviation: float | None
+    coverage: float | None
+    none: float
+
+
+def simulate(reader: str, n_questions: int, seed: int) -> Simulation:
+    """One reader's answers to contexts of simulated questions."""
+    rng = np.random.default_rng(seed)
+    settled = reader == "settled"
+    kind = rng.choice(["known", "never", "by context"], n_questions, p=[0.15, 0.2, 0.65])
+    easy = rng.normal(0.0, 1.0, n_questions)
+    if settled:
+        easy = 0.3 * easy + np.select([kind == "known", kind == "never"], [1.2, -1.2])
+    lean = 0.0 if reader == "even" else easy
+    odds = {name: 1.0 / (1.0 + np.exp(-(at + lean + np.zeros(n_questions)))) for name, at in
+            (("relevant", 0.3), ("other", -0.5))}  # fmt: skip
+    shape = (n_questions, N_ANSWERS)
+    held = rng.random(shape) < odds["relevant"][:, None]
+    irrelevant = rng.binomial(4, odds["other"][:, None], shape)
+    hard = rng.binomial(3, odds["other"][:, None], shape)
+    misled_by = {"irrelevant": rng.random((n_questions, 5)) < 0.02,
+                 "hard": rng.random((n_questions, 4)) < 0.06}  # fmt: skip
+
+    def right(held: FloatArray, irrelevant: FloatArray, hard: FloatArray) -> FloatArray:
+        if not settled:
+            log_odds = -1.8 + 1.5 * easy[:, None] + GAIN * held
+            log_odds = log_odds - IRRELEVANT * irrelevant - HARD * hard
+            return 1.0 / (1.0 + np.exp(-log_odds))
+        able = np.where((kind == "by context")[:, None], held, (kind == "known")[:, None])
+        misled = np.zeros(shape, dtype=bool)
+        for name, count in (("irrelevant", irrelevant), ("hard", hard)):
+            own = misled_by[name]
+            for place in range(own.shape[1]):
+                misled |= own[:, [place]] & (count > place)
+        return 0.02 + 0.96 * (able * ~misled)
+
+    now = right(held, irrelevant, hard)
+    if settled:
+        gain = float(
+            (right(held | True, irrelevant, hard) - right(held & False, irrelevant, hard)).mean()
+        )
+        truth = {
+            "irrelevant": float((now - right(held, irrelevant + 1, hard)).mean()) / gain,
+            "hard_negative": float((now - right(held, irrelevant, hard + 1)).mean()) / gain,
+        }
+    else:
+        truth = {"irrelevant": IRRELEVANT / GAIN, "hard_negative": HARD / GAIN}
+    correct = rng.random(shape) < now
+    answers = []
+    for q in range(n_questions):
+        for a in range(N_ANSWERS):
+            context = [f"r{q}"] * int(held[q, a])
+            context += [f"x{q}-{i}" for i in range(irrelevant[q, a])]
+            context += [f"h{q}-{i}" for i in range(hard[q, a])]
+            if context:
+                answers.append(Answer(f"q{q}", tuple(context), bool(correct[q, a])))
+    dataset = Dataset(
+        "simulated",
+        tuple([Query(f"q{q}", f"question {q}") for q in range(n_questions)]),
+        {f"q{q}": {f"r{q}": 1} for q in range(n_questions)},
+        {f"q{q}": {f"h{q}-{i}": "hard_negative" for i in range(3)} for q in range(n_questions)},
+    )
+    return Simulation(tuple(answers), dataset, truth)
+
+
+Estimate = tuple[float, float, float] | None
+"""A cost with the ends of its interval."""
+
+
+def fitted(method: str, simulation: Simulation) -> dict[TermName, Estimate]:
+    """The costs by one method."""
+    if method == "within questions":
+        terms = fit_utilities(simulation.answers, simulation.dataset).terms
+        return {
+            name: None
+            if (own := terms[name]).value is None or own.lower is None or own.upper is None
+            else (own.value, own.lower, own.upper)
+            for name in COSTS
+        }
+    fit: Callable[..., tuple[FloatArray, ...]] = pooled if method == "pooled" else conditional
+    marked = mark(simulation.answers, simulation.dataset)
+    columns = term_columns(marked.contexts)
+    rows = np.stack([columns[name] for name in COLUMNS], axis=1)
+    model = WithinFit(COLUMNS, *fit(rows, marked.question, marked.correct), QUANTILE)
+    ratios = {name: model.ratio({name: -1.0}, {"relevant": 1.0}) for name in COSTS}
+    return {
+        name: None if r.lower is None or r.upper is None else (r.value, r.lower, r.upper)
+        for name, r in ratios.items()
+    }
+
+
+def outcomes(reader: str, n_questions: int, repeats: int, seed: int) -> list[Outcome]:
+    """Every method on the same repeats."""
+    simulations = [simulate(reader, n_questions, seed + each) for each in range(repeats)]
+    found = []
+    for method in METHODS:
+        estimates = [fitted(method, simulation) for simulation in simulations]
+        for name in COSTS:
+            truth = [simulation.truth[name] for simulation in simulations]
+            own = [(each[name], true) for each, true in zip(estimates, truth, strict=True)]
+            defined = [(estimate, true) for estimate, true in own if estimate is not None]
+            values = np.array([estimate[0] for estimate, _ in defined])
+            covered = [estimate[1] <= true <= estimate[2] for estimate, true in defined]
+            found.append(
+                Outcome(
+                    reader=reader,
+                    method=method,
+                    cost=name,
+                    truth=float(np.mean(truth)),
+                    mean=float(values.mean()) if defined else None,
+                    deviation=float(values.std()) if defined else None,
+                    coverage=float(np.mean(covered)) if defined else None,
+                    none=1.0 - len(defined) / repeats,
+                )
+            )
+    return found
+
+
+def table(found: Sequence[Outcome]) -> Table:
+    """The outcomes as a table."""
+    result = Table(title="cost as a share of a relevant passage's gain")
+    for name in ("reader", "cost", "method"):
+        result.add_column(name, no_wrap=True)
+    for name in ("truth", "mean", "deviation", "coverage", "none"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for each in sorted(found, key=lambda o: (READERS.index(o.reader), COSTS.index(o.cost))):
+        figures = (each.truth, each.mean, each.deviation, each.coverage, each.none)
+        result.add_row(
+            each.reader,
+            each.cost,
+            each.method,
+            *["no data" if figure is None else f"{figure:.3f}" for figure in figures],
+            end_section=each.method == METHODS[-1],
+        )
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the simulation; the exit status is 1 if intervals within questions miss their bar."""
+    parser = argparse.ArgumentParser(prog="benchmarks.reader", description=SUMMARY)
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--questions", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
+    options = parser.parse_args(arguments)
+    found = [
+        outcome
+        for reader in READERS
+        for outcome in outcomes(reader, options.questions, options.repeats, options.seed)
+    ]
+    kept = all(
+        each.coverage is not None and each.coverage >= COVERAGE_BAR
+        for each in found
+        if each.method == METHODS[0] and each.reader != "settled"
+    )
+    console = Console(width=100)
+    console.print(table(found))
+    console.print(
+        f"{options.repeats} repeats of {options.questions} questions. Coverage within questions of "
+        f"{COVERAGE_BAR:g} or more, of readers whose log odds are sums: {'yes' if kept else 'no'}."
+    )
+    if options.json is not None:
+        results = {
+            "repeats": options.repeats,
+            "questions": options.questions,
+            "seed": options.seed,
+            "coverage_kept": kept,
+            "outcomes": {
+                reader: {
+                    method: {
+                        each.cost: asdict(each)
+                        for each in found
+                        if (each.reader, each.method) == (reader, method)
+                    }
+                    for method in METHODS
+                }
+                for reader in READERS
+            },
+        }
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

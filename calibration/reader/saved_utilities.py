@@ -1,0 +1,104 @@
+"""The utilities of one reader as a file: what ``fit-utilities`` writes and ``calibrate`` takes."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from calibration.reader.utilities import RULES, ReaderFit
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.errors import CalibrationError, DataError
+
+FORMAT = "ctxguard utilities 1"
+
+
+class _Fit(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    n_answers: Annotated[int, Field(ge=0)]
+    n_queries: Annotated[int, Field(ge=0)]
+
+
+class _File(BaseModel):
+    """What is read of the file; the rest of it is for people."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal["ctxguard utilities 1"]
+    reader: str
+    utilities: Utilities | None
+    fitted: tuple[str, ...]
+    fit: _Fit
+
+
+@dataclass(frozen=True)
+class SavedUtilities:
+    """Fitted utilities and their origin.
+
+    Attributes:
+        utilities: What a passage is worth; a relevant one is worth 1.
+        source: Whose answers they were fitted to, in words, with the digest of the file.
+    """
+
+    utilities: Utilities
+    source: str
+
+
+def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
+    """A fit as JSON, which ``load_utilities`` reads back.
+
+    Args:
+        fit: The fit.
+        reader: Name of the reader; empty if unknown.
+    """
+    return {
+        "format": FORMAT,
+        "reader": reader,
+        "utilities": asdict(fit.utilities()) if fit.identified_costs else None,
+        "fitted": list(fit.identified_costs),
+        "fit": asdict(fit)
+        | {"pooled": [asdict(each) | {"sentence": each.sentence} for each in fit.pooled]},
+        "rules": list(RULES),
+    }
+
+
+def load_utilities(path: Path | str) -> SavedUtilities:
+    """Read the utilities that ``ctxguard fit-utilities`` wrote.
+
+    Raises:
+        DataError: the file cannot be read, has another format, or gives a relevant passage another
+            utility than 1, so that its values have another unit.
+        CalibrationError: the answers identified no cost.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+    try:
+        saved = _File.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "document"
+        raise DataError(
+            f"is not what `ctxguard fit-utilities --out` writes ({where}: {first['msg']})",
+            path=path,
+        ) from None
+    reader = f"reader {saved.reader}" if saved.reader else "a reader without a name"
+    if saved.utilities is None:
+        raise CalibrationError(
+            f"{path}: the answers of {reader} identified no cost, so there are no utilities; leave "
+            "--utilities out to use the preset"
+        )
+    if saved.utilities.relevant != DEFAULT_UTILITIES.relevant:
+        raise DataError(
+            f"gives a relevant passage the utility {saved.utilities.relevant:g}, and every utility "
+            "is a share of that of a relevant passage, which is 1; divide all of them by it",
+            path=path,
+        )
+    return SavedUtilities(
+        saved.utilities,
+        f"fitted to {saved.fit.n_answers:,} answers of {reader} to {saved.fit.n_queries:,} "
+        f"questions ({', '.join(saved.fitted)}; file {hashlib.sha256(content).hexdigest()[:12]})",
+    )

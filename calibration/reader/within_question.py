@@ -1,0 +1,167 @@
+"""A logistic regression that compares the answers of one question with each other.
+
+Pure: no I/O, no clock, no logging.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.reader.answers import IntArray, TermName
+from calibration.reader.logistic import fit_logistic, probability, separated
+from ctxguard._support.extras import require
+from ctxguard.core.types import FloatArray
+
+CONFIDENCE = 0.95
+
+_EXACT = 1e-9
+
+Weights = Mapping[TermName, float]
+"""A linear combination of coefficients, by the names of their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """An estimate with its interval; both bounds are None where the interval has no end."""
+
+    value: float
+    lower: float | None
+    upper: float | None
+
+
+@dataclass(frozen=True)
+class WithinFit:
+    """Effects of a context's columns on the log odds of a right answer, within questions.
+
+    Attributes:
+        names: The columns, length p.
+        coefficients: Shape (p,), in log odds.
+        covariance: Shape (p, p), clustered by question.
+        quantile: Of Student's t, that an interval extends in standard errors.
+    """
+
+    names: tuple[TermName, ...]
+    coefficients: FloatArray
+    covariance: FloatArray
+    quantile: float
+
+    def combination(self, weights: Weights) -> Bounds:
+        """A sum of coefficients with its interval."""
+        vector = self._vector(weights)
+        value = float(vector @ self.coefficients)
+        half = self.quantile * math.sqrt(max(self._covariance(vector, vector), 0.0))
+        return Bounds(value, value - half, value + half)
+
+    def ratio(self, numerator: Weights, denominator: Weights) -> Bounds:
+        """The ratio of two sums of coefficients, with Fieller's interval.
+
+        It has ends only where the denominator differs from 0 at the same confidence. Fieller,
+        "Some problems in interval estimation", JRSS B 16, 1954.
+        """
+        above, below = self._vector(numerator), self._vector(denominator)
+        a, b = float(above @ self.coefficients), float(below @ self.coefficients)
+        squared = self.quantile**2
+        leading = b * b - squared * self._covariance(below, below)
+        value = a / b if b else math.nan
+        if leading <= 0.0:
+            return Bounds(value, None, None)
+        middle = a * b - squared * self._covariance(above, below)
+        last = a * a - squared * self._covariance(above, above)
+        half = math.sqrt(max(middle * middle - leading * last, 0.0))
+        return Bounds(value, (middle - half) / leading, (middle + half) / leading)
+
+    def _vector(self, weights: Weights) -> FloatArray:
+        return np.array([weights.get(name, 0.0) for name in self.names])
+
+    def _covariance(self, first: FloatArray, second: FloatArray) -> float:
+        return float(np.einsum("p,pq,q->", first, self.covariance, second))
+
+
+@dataclass(frozen=True)
+class WithinQuestion:
+    """Answers to be compared within their questions.
+
+    A column enters as its deviation from the mean over the question's answers, whose coefficient is
+    its effect within questions, and the means enter as controls: a question that is easy and gets
+    good contexts moves the means alone. Mundlak, "On the pooling of time series and cross section
+    data", Econometrica 46, 1978; Neuhaus and Kalbfleisch, "Between- and within-cluster covariate
+    effects in the analysis of clustered data", Biometrics 54, 1998.
+
+    A likelihood that is conditional on the number of right answers compares within questions as
+    well, but measures how consistently a passage turns answers and not how many it turns: for a
+    reader that answers most questions always right or always wrong, it makes costs too large
+    (``benchmarks.reader``).
+
+    Attributes:
+        columns: Shape (n,) each.
+        question: Shape (n,), which question each row answers, from 0 without a gap.
+        correct: Shape (n,), whether each answer is right.
+    """
+
+    columns: Mapping[TermName, FloatArray]
+    question: IntArray
+    correct: NDArray[np.bool_]
+
+    @cached_property
+    def rows(self) -> FloatArray:
+        """Shape (n, p + 1 + controls): deviations, 1, and what the means of questions span."""
+        table = np.stack(list(self.columns.values()), axis=1)
+        deviations = np.stack([centred(column, self.question) for column in table.T], axis=1)
+        means = table - deviations
+        spanned, sizes, _ = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
+        controls = spanned[:, sizes > _EXACT * max(len(table), 1)] * math.sqrt(len(table))
+        return np.concatenate([deviations, np.ones((len(table), 1)), controls], axis=1)
+
+    def separated(self) -> tuple[TermName, ...]:
+        """Columns along which right and wrong answers are separated without exception."""
+        names = list(self.columns)
+        found = separated(self.rows, self.correct)
+        return tuple([names[column] for column in found if column < len(names)])
+
+    def fit(self) -> WithinFit:
+        """The effects, with a covariance that is robust to how answers of a question depend.
+
+        Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika
+        73, 1986.
+
+        Raises:
+            MissingExtraError: scipy is not installed.
+        """
+        rows, p = self.rows, len(self.columns)
+        beta, inverse = fit_logistic(rows, self.correct)
+        residual = self.correct - probability(rows, beta)
+        n_questions = int(self.question.max()) + 1
+        scores = np.zeros((n_questions, rows.shape[1]))
+        np.add.at(scores, self.question, rows * residual[:, None])
+        # As many degrees of freedom as questions less columns: without it small samples are narrow.
+        factor = n_questions / max(n_questions - rows.shape[1], 1)
+        middle = np.einsum("qp,qr->pr", scores, scores) * factor
+        covariance = np.einsum("pq,qr,rs->ps", inverse, middle, inverse)
+        freedom = max(compared_questions(self.columns, self.question) - p, 1)
+        return WithinFit(
+            names=tuple(self.columns),
+            coefficients=beta[:p],
+            covariance=covariance[:p, :p],
+            quantile=float(
+                require("scipy.stats", "calibrate").t.ppf(0.5 + CONFIDENCE / 2, freedom)
+            ),
+        )
+
+
+def centred(column: FloatArray, groups: IntArray) -> FloatArray:
+    """A column less its mean over each group, shape (n,)."""
+    means = np.bincount(groups, weights=column) / np.maximum(np.bincount(groups), 1)
+    deviations: FloatArray = column - means[groups]
+    return np.where(np.abs(deviations) > _EXACT, deviations, 0.0)
+
+
+def compared_questions(columns: Mapping[TermName, FloatArray], question: IntArray) -> int:
+    """Questions with answers to contexts that differ in some column."""
+    differs = np.zeros(question.size, dtype=bool)
+    for column in columns.values():
+        differs |= centred(column, question) != 0.0
+    return int(np.unique(question[differs]).size)
