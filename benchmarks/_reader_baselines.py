@@ -13,7 +13,9 @@ _STEPS = 60
 _TOLERANCE = 1e-8
 
 
-def pooled(rows: FloatArray, question: IntArray, correct: BoolArray) -> tuple[FloatArray, ...]:
+def pooled(
+    rows: FloatArray, question: IntArray, correct: BoolArray
+) -> tuple[FloatArray, FloatArray]:
     """One logistic regression over all answers: how easy a question is confounds it.
 
     Returns:
@@ -26,7 +28,9 @@ def pooled(rows: FloatArray, question: IntArray, correct: BoolArray) -> tuple[Fl
     return beta[:p], (inverse @ scores.T @ scores @ inverse)[:p, :p]
 
 
-def conditional(rows: FloatArray, question: IntArray, correct: BoolArray) -> tuple[FloatArray, ...]:
+def conditional(
+    rows: FloatArray, question: IntArray, correct: BoolArray
+) -> tuple[FloatArray, FloatArray]:
     """Conditional on how many answers of a question are right, by pairs of a right and a wrong one.
 
     The pairwise form of conditional logistic regression: Liang and Qin, "Regression analysis under

@@ -18,11 +18,13 @@ Readers:
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +43,8 @@ COLUMNS: tuple[TermName, ...] = ("relevant", "irrelevant", "hard_negative")
 COSTS: tuple[TermName, ...] = ("irrelevant", "hard_negative")
 READERS = ("even", "confounded", "settled")
 METHODS = ("within questions", "pooled", "conditional")
+
+Counts = NDArray[Any]
 
 COVERAGE_BAR = 0.9
 """Least coverage of intervals of 95% within questions, of readers whose log odds are sums."""
@@ -85,37 +89,34 @@ def simulate(reader: str, n_questions: int, seed: int) -> Simulation:
     easy = rng.normal(0.0, 1.0, n_questions)
     if settled:
         easy = 0.3 * easy + np.select([kind == "known", kind == "never"], [1.2, -1.2])
-    lean = 0.0 if reader == "even" else easy
-    odds = {name: 1.0 / (1.0 + np.exp(-(at + lean + np.zeros(n_questions)))) for name, at in
-            (("relevant", 0.3), ("other", -0.5))}  # fmt: skip
     shape = (n_questions, N_ANSWERS)
-    held = rng.random(shape) < odds["relevant"][:, None]
-    irrelevant = rng.binomial(4, odds["other"][:, None], shape)
-    hard = rng.binomial(3, odds["other"][:, None], shape)
-    misled_by = {"irrelevant": rng.random((n_questions, 5)) < 0.02,
-                 "hard": rng.random((n_questions, 4)) < 0.06}  # fmt: skip
+    lean = np.zeros(n_questions) if reader == "even" else easy
+    relevant, other = (1.0 / (1.0 + np.exp(-(at + lean[:, None]))) for at in (0.3, -0.5))
+    held = rng.random(shape) < relevant
+    irrelevant = rng.binomial(4, np.broadcast_to(other, shape))
+    hard = rng.binomial(3, np.broadcast_to(other, shape))
+    by_irrelevant, by_hard = (
+        rng.random((n_questions, 5)) < 0.02,
+        rng.random((n_questions, 4)) < 0.06,
+    )
 
-    def right(held: FloatArray, irrelevant: FloatArray, hard: FloatArray) -> FloatArray:
+    def right(held: Counts, irrelevant: Counts, hard: Counts) -> FloatArray:
         if not settled:
             log_odds = -1.8 + 1.5 * easy[:, None] + GAIN * held
             log_odds = log_odds - IRRELEVANT * irrelevant - HARD * hard
-            return 1.0 / (1.0 + np.exp(-log_odds))
+            return np.asarray(1.0 / (1.0 + np.exp(-log_odds)))
         able = np.where((kind == "by context")[:, None], held, (kind == "known")[:, None])
-        misled = np.zeros(shape, dtype=bool)
-        for name, count in (("irrelevant", irrelevant), ("hard", hard)):
-            own = misled_by[name]
-            for place in range(own.shape[1]):
-                misled |= own[:, [place]] & (count > place)
-        return 0.02 + 0.96 * (able * ~misled)
+        misled = _any_of_first(by_irrelevant, irrelevant) | _any_of_first(by_hard, hard)
+        return np.asarray(0.02 + 0.96 * (able * ~misled))
 
     now = right(held, irrelevant, hard)
+    truth: dict[TermName, float]
     if settled:
-        gain = float(
-            (right(held | True, irrelevant, hard) - right(held & False, irrelevant, hard)).mean()
-        )
+        every, none = np.ones(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        gain = (right(every, irrelevant, hard) - right(none, irrelevant, hard)).mean()
         truth = {
-            "irrelevant": float((now - right(held, irrelevant + 1, hard)).mean()) / gain,
-            "hard_negative": float((now - right(held, irrelevant, hard + 1)).mean()) / gain,
+            "irrelevant": float((now - right(held, irrelevant + 1, hard)).mean() / gain),
+            "hard_negative": float((now - right(held, irrelevant, hard + 1)).mean() / gain),
         }
     else:
         truth = {"irrelevant": IRRELEVANT / GAIN, "hard_negative": HARD / GAIN}
@@ -137,6 +138,12 @@ def simulate(reader: str, n_questions: int, seed: int) -> Simulation:
     return Simulation(tuple(answers), dataset, truth)
 
 
+def _any_of_first(marks: Counts, count: Counts) -> NDArray[np.bool_]:
+    """Whether a question has a mark among its first ``count``, for each of its answers."""
+    running = np.concatenate([np.zeros((len(marks), 1)), marks.cumsum(axis=1)], axis=1)
+    return np.take_along_axis(running, count, axis=1) > 0
+
+
 Estimate = tuple[float, float, float] | None
 """A cost with the ends of its interval."""
 
@@ -151,11 +158,12 @@ def fitted(method: str, simulation: Simulation) -> dict[TermName, Estimate]:
             else (own.value, own.lower, own.upper)
             for name in COSTS
         }
-    fit: Callable[..., tuple[FloatArray, ...]] = pooled if method == "pooled" else conditional
+    fit = pooled if method == "pooled" else conditional
     marked = mark(simulation.answers, simulation.dataset)
     columns = term_columns(marked.contexts)
     rows = np.stack([columns[name] for name in COLUMNS], axis=1)
-    model = WithinFit(COLUMNS, *fit(rows, marked.question, marked.correct), QUANTILE)
+    coefficients, covariance = fit(rows, marked.question, marked.correct)
+    model = WithinFit(COLUMNS, coefficients, covariance, QUANTILE)
     ratios = {name: model.ratio({name: -1.0}, {"relevant": 1.0}) for name in COSTS}
     return {
         name: None if r.lower is None or r.upper is None else (r.value, r.lower, r.upper)

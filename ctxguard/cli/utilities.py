@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def fit_utilities(
+    *,
     answers: Annotated[
         Path,
         typer.Option(
@@ -85,11 +86,12 @@ def _print(
     fit: "ReaderFit", metrics: "dict[str, PredictiveAuc]", output: Output, out: Path | None
 ) -> None:
     from calibration.reader import predictive_auc, utilities
+    from calibration.reader.answers import COSTS
 
     output.out.print(
-        f"{fit.n_answers:,} answers to {fit.n_queries:,} questions, of which {fit.n_compared:,} "
-        f"have answers to different contexts; these are compared. Intervals of {fit.confidence:.0%}, "
-        "clustered by question"
+        f"{fit.n_answers:,} answers to {fit.n_queries:,} questions; {fit.n_compared:,} of these "
+        "have answers to different contexts, which are compared with each other. Intervals of "
+        f"{fit.confidence:.0%}, clustered by question"
     )
     for note in fit.notes:
         output.note(note)
@@ -107,12 +109,12 @@ def _print(
         output.note(pooling.sentence)
     if fit.identified_costs:
         worth = fit.utilities()
-        values = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in utilities.COSTS)
+        values = ", ".join(f"{name} {getattr(worth, name):.3g}" for name in COSTS)
         output.out.print(f"utilities for this reader, with a relevant passage worth 1: {values}")
-        scaled = [name for name in utilities.COSTS if name not in fit.identified_costs]
+        scaled = [name for name in COSTS if name not in fit.identified_costs]
         if scaled:
             output.note(
-                f"{', '.join(scaled)}: not identified, so in the preset's ratio to the nearest "
+                f"{', '.join(scaled)}: not identified, so set in the preset's ratio to the nearest "
                 "kind that is"
             )
     else:
