@@ -31,11 +31,13 @@ _DIGITS = 9
 _TAKES_PART = 0.2
 
 
-def unidentified(columns: Mapping[TermName, FloatArray], question: IntArray) -> dict[TermName, str]:
+def unidentified(
+    columns: Mapping[TermName, FloatArray], needed: IntArray, question: IntArray
+) -> dict[TermName, str]:
     """The terms that these contexts cannot identify, whatever the answers, each with the reason.
 
     Only what differs between the contexts of one question counts. Counts of passages that are not
-    relevant must moreover differ among contexts with as large a share of the relevant ones: where
+    relevant must moreover differ among contexts with as many of as many relevant ones: where
     all contexts of a question have one size, these counts follow from the number of relevant
     passages, and only an assumed curve could tell the two apart. ``relevant`` and ``completeness``
     form the unit together, so ``relevant`` need not be told from it, nor from a count that is
@@ -43,12 +45,13 @@ def unidentified(columns: Mapping[TermName, FloatArray], question: IntArray) -> 
 
     Args:
         columns: From ``answers.term_columns``, shape (n,) each.
+        needed: Shape (n,), how many relevant passages the question of each row has.
         question: Shape (n,), which question each row answers.
     """
     within = {name: centred(column, question) for name, column in columns.items()}
     varying = [name for name in TERMS if within[name].any()]
     reasons = {name: _constant(name, columns[name]) for name in TERMS if name not in varying}
-    of_share = _indicators(columns["relevant"], question)
+    of_held = _indicators(columns["relevant"], needed, question)
     for name in (*COSTS, "position", "relevant", "completeness"):
         if name in reasons:
             continue
@@ -57,7 +60,7 @@ def unidentified(columns: Mapping[TermName, FloatArray], question: IntArray) -> 
             others = [other for other in others if other not in reasons]
         if name == "relevant":
             others = [other for other in others if other != "completeness"]
-        held = of_share if name in COSTS else of_share[:, :0]
+        held = of_held if name in COSTS else of_held[:, :0]
         if reason := _shared(name, others, within, held, question):
             reasons[name] = reason
     return reasons
@@ -114,8 +117,9 @@ def _residual(column: FloatArray, table: FloatArray) -> FloatArray:
     return residual
 
 
-def _indicators(share: FloatArray, question: IntArray) -> FloatArray:
-    """Indicators of each share of the relevant passages held, less their means over questions."""
-    values = np.unique(share.round(_DIGITS))
-    indicators = [centred((share.round(_DIGITS) == value) * 1.0, question) for value in values]
+def _indicators(share: FloatArray, needed: IntArray, question: IntArray) -> FloatArray:
+    """Indicators of how many of how many passages are held, less their means over questions."""
+    pairs = np.stack([share.round(_DIGITS), needed], axis=1)
+    values, own = np.unique(pairs, axis=0, return_inverse=True)
+    indicators = [centred((own.ravel() == value) * 1.0, question) for value in range(len(values))]
     return np.stack(indicators, axis=1)

@@ -56,7 +56,7 @@ RULES: tuple[str, ...] = (
     f"{MIN_MINORITY_PER_COLUMN} questions with a right and as many with a wrong answer per column",
     (
         "a term varies between the contexts of one question; counts of passages that are not "
-        "relevant, also among contexts with an equal share of the relevant ones"
+        "relevant, also among contexts that hold as many of as many relevant ones"
     ),
     (
         f"at least {MIN_OWN_VARIATION:.0%} of a term's variation is its own, not shared with other "
@@ -254,7 +254,8 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
     """
     marked = mark(answers, dataset)
     columns = term_columns(marked.contexts)
-    reasons = unidentified(columns, marked.question)
+    needed = np.array([context.n_needed for context in marked.contexts], dtype=np.int64)
+    reasons = unidentified(columns, needed, marked.question)
     used = [name for name in TERMS if name not in reasons]
     n_compared = compared_questions(columns, marked.question)
     if too_few := _too_few(marked, n_compared, n_columns=len(used)):

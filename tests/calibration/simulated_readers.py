@@ -39,6 +39,7 @@ def simulate(
     sizes: tuple[int, int] = (1, 8),
     hard_negatives: bool = True,
     max_needed: int = 3,
+    lean: float = 0.0,
 ) -> tuple[tuple[Answer, ...], Dataset]:
     """Answers to random contexts, and the labels of their questions.
 
@@ -47,6 +48,7 @@ def simulate(
         sizes: Smallest and largest context.
         hard_negatives: Whether some passages that are not relevant are labelled.
         max_needed: The most relevant passages that a question has.
+        lean: How much an easy question gets more passages, relevant and not, than a hard one.
     """
     random = np.random.default_rng(seed)
     needed = random.integers(1, max_needed + 1, n_queries)
@@ -58,12 +60,14 @@ def simulate(
         qrels=qrels,
         distractors=hard if hard_negatives else {},
     )
+    ease = random.normal(0.0, 1.0, n_queries)
     answers = []
-    for query_id, relevant in qrels.items():
+    for (query_id, relevant), own in zip(qrels.items(), ease, strict=True):
         others = [f"{query_id}-h{i}" for i in range(3)] + [f"{query_id}-x{i}" for i in range(8)]
         for pipeline in range(n_pipelines):
-            size = int(random.integers(sizes[0], sizes[1] + 1))
-            held = int(random.integers(0, min(len(relevant), size) + 1))
+            size = int(random.integers(sizes[0], sizes[1] + 1) + 2 * lean * own)
+            size = min(max(size, sizes[0]), sizes[1])
+            held = int(random.binomial(min(len(relevant), size), 1.0 / (1.0 + np.exp(-lean * own))))
             chosen = list(relevant)[:held] + list(random.permutation(others))[: size - held]
             context = tuple(str(passage_id) for passage_id in random.permutation(chosen))
             answers.append(Answer(query_id, context, False, f"pipeline {pipeline}"))
@@ -72,7 +76,8 @@ def simulate(
     log_odds = reader.intercept + sum(
         weight * columns[name] for name, weight in reader.weights.items()
     )
-    log_odds += random.normal(0.0, reader.question_spread, n_queries)[marked.question]
+    of_query = np.array([ease[int(query_id.removeprefix("q"))] for query_id in marked.query_ids])
+    log_odds += reader.question_spread * of_query[marked.question]
     correct = random.random(len(answers)) < 1.0 / (1.0 + np.exp(-log_odds))
     return (
         tuple(
