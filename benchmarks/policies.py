@@ -10,8 +10,9 @@ measured it; intervals are 95% paired bootstraps over queries. Each set has the 
 mean over sets.
 
 Strict UDCG: +1 for a kept passage of the highest grade, +0.5 for a lower grade, −1 for a known
-distractor, −0.5 for any other passage that is not relevant (the default ``Utilities``). Whatever is
-kept for a query that nothing answers is harm.
+distractor, −0.5 for a passage judged not relevant and −0.2 for one that nobody judged, or −0.5 where
+labels hold relevant passages only (the default ``Utilities``). Whatever is kept for a query that
+nothing answers is harm.
 
 With ``--labels N`` the calibration half is cut down to N answerable queries and a proportional
 number of others, and the family is that of ``--policy auto``. Repeats whose half has fewer are left

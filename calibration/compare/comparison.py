@@ -24,7 +24,7 @@ from calibration.evaluate import (
     utilities_by_rank,
 )
 from calibration.grid import MAX_K
-from calibration.pool_labels import PoolLabels, label
+from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, Replayable, replay
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy
@@ -94,6 +94,7 @@ class Comparison:
         differences: By name of each other candidate, then by metric.
         rule: The rule of the verdicts.
         utilities: What a passage is worth.
+        unlabelled: What a passage without a label counts as, in words.
         query_ids: The queries that every candidate answered.
         skipped: Queries left out, with the candidate and the reason.
     """
@@ -103,6 +104,7 @@ class Comparison:
     differences: Mapping[str, Mapping[str, Difference]]
     rule: VerdictRule
     utilities: Utilities
+    unlabelled: str
     query_ids: tuple[str, ...]
     skipped: tuple[str, ...]
 
@@ -193,6 +195,7 @@ def compare(
         },
         rule=rule,
         utilities=utilities,
+        unlabelled=unlabelled_note(dataset, utilities),
         query_ids=tuple(common),
         skipped=tuple(skipped),
     )

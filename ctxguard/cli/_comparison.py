@@ -44,6 +44,7 @@ def document(
         "measured_queries": len(comparison.query_ids),
         "baseline": comparison.baseline,
         "utilities": asdict(comparison.utilities),
+        "unlabelled": comparison.unlabelled,
         "rule": list(comparison.rule.sentences),
         "candidates": [_candidate(each) for each in comparison.candidates],
         "differences": {
@@ -141,8 +142,8 @@ def _print_worth(comparison: "Comparison", output: Output) -> None:
     output.out.print(rows)
     output.out.print(
         "share of harm: mean harm / (mean gain + mean harm) in udcg_strict, where a passage that "
-        f"is not relevant is worth {comparison.utilities.irrelevant:g} (see the note on "
-        "unlabelled ones)",
+        f"is not relevant is worth {comparison.utilities.irrelevant:g} (for "
+        "unlabelled ones see above)",
         style="dim",
     )
     output.out.print(

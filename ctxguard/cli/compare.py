@@ -193,7 +193,11 @@ def compare(
     }
     content = document(comparison, checks, about, notes)
     measured = f"{len(comparison.query_ids):,} queries that every candidate answered"
-    facts = [("queries", labelled.described(counts)), ("measured on", measured)]
+    facts = [
+        ("queries", labelled.described(counts)),
+        ("measured on", measured),
+        ("unlabelled", comparison.unlabelled),
+    ]
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
@@ -309,11 +313,9 @@ def _notes(
     comparison: "Comparison", labelled: "Labelled", profiles: "dict[str, Profile]"
 ) -> list[str]:
     """What a reader of the figures should know."""
-    from calibration.pool_labels import unlabelled_note
     from ctxguard.core.scores import is_relative
 
     notes = [*labelled.notes, *(f"left out: {line}" for line in comparison.skipped)]
-    notes.append(unlabelled_note(labelled.dataset, comparison.utilities))
     for name, loaded in profiles.items():
         notes += [f"{name}: {line}" for line in seen_in_calibration(labelled, loaded)]
     if len({is_relative(each.kind) for each in comparison.candidates}) > 1:

@@ -128,8 +128,7 @@ def evaluate(
         if loaded is not None and k is not None:
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
-    if dataset.answerable:
-        notes.append(unlabelled_note(dataset, utilities))
+    unlabelled = unlabelled_note(dataset, utilities)
     if loaded is not None:
         notes += seen_in_calibration(labelled, loaded)
     notes += _notes(metrics, most, len(retriever))
@@ -152,6 +151,7 @@ def evaluate(
                 "baseline": baseline,
                 "seed": seed,
                 "utilities": asdict(utilities),
+                "unlabelled": unlabelled,
                 "fusion": asdict(retriever.fusion),
                 "fingerprint": retriever.fingerprint(),
                 "notes": notes,
@@ -168,6 +168,7 @@ def evaluate(
                 ("fusion", retriever.fingerprint()["fusion"]),
                 ("keeps", describe_policy(policy) + source),
                 ("recall loss", f"relative to the retriever's {relative_to}"),
+                ("unlabelled", unlabelled),
             ]
         )
         _print(metrics, first_k, output)

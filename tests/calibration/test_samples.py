@@ -17,7 +17,7 @@ from calibration.from_traffic import (
 )
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -42,6 +42,20 @@ class TestGathering:
         for query in found.dataset.queries:
             assert found.dataset.relevant(query.query_id) == relevant[query.text]
             assert len(found.dataset.qrels[query.query_id]) == DEPTH
+
+    def test_what_the_labels_do_not_hold_stays_unjudged(self) -> None:
+        retriever, dataset = simulate(10)
+        partial = {
+            query.text: {**dataset.relevant(query.query_id), "judged elsewhere": 0}
+            for query in dataset.queries
+        }
+        live = Watching(LabelJudge(partial), rates=WHOLE)
+        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        found = judged_traffic(live.store, SERIES)
+        assert found.left_out == {}
+        for query in found.dataset.queries:
+            held = set(partial[query.text]) & set(found.rankings[query.text].passage_ids)
+            assert set(found.dataset.qrels[query.query_id]) == held
 
     def test_what_was_retrieved_is_there_to_decide_on_again(self) -> None:
         retriever, _ = simulate(5)

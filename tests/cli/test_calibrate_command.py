@@ -254,3 +254,65 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
         )
         profiles.append(out.read_bytes())
     assert profiles[0] == profiles[1]
+
+
+class TestUtilities:
+    """From a file of marked answers to the profile."""
+
+    @pytest.fixture
+    def fitted(self, run: Run, collection: Path, tmp_path: Path) -> Path:
+        """Utilities of a reader whom one passage that is not relevant misleads in 1 of 4."""
+        rows = []
+        for n, line in enumerate((collection / "queries.jsonl").read_text().splitlines()):
+            query_id = json.loads(line)["_id"]
+            if query_id.startswith("q-none"):
+                continue
+            _, task, subject, _ = query_id.split("-")
+            right, wrong = f"{task}-{subject}", [f"{task}-extra{i}" for i in range(3)]
+            contexts = [[right], [right, *wrong[:2]], [*wrong[:2]], [right, *wrong], [wrong[0]]]
+            corrects = [n % 9 > 0, n % 4 > 0, n % 11 == 0, n % 3 > 0, n % 10 == 0]
+            rows += [
+                {"query_id": query_id, "passage_ids": c, "correct": y, "reader": "small"}
+                for c, y in zip(contexts, corrects, strict=True)
+            ]
+        answers = write_jsonl(tmp_path / "answers.jsonl", rows)
+        out = tmp_path / "utilities.json"
+        result = run(
+            *("fit-utilities", "--answers", answers, "--data", collection, "--split", "train"),
+            *("--out", out),
+        )
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(out.read_text())["utilities"] is not None, result.stdout
+        return out
+
+    def test_the_profile_records_what_was_fitted_and_to_whom(
+        self, run: Run, index: Path, collection: Path, cache: Path, fitted: Path
+    ) -> None:
+        out = fitted.with_name("p.json")
+        result = run(
+            *("calibrate", "--index", index, "--data", collection, "--out", out),
+            *("--cache", cache, "--utilities", fitted, "--utility", "distractor=-0.9"),
+        )
+        assert result.exit_code == 0, result.stderr
+        profile, found = Profile.load(out), json.loads(fitted.read_text())["utilities"]
+        assert profile.utilities.relevant == 1.0
+        assert profile.utilities.unjudged == found["unjudged"] < 0.0
+        assert profile.utilities.distractor == -0.9
+        source = profile.provenance.utilities_source
+        assert source is not None
+        assert "answers of reader small to" in source
+        assert "set by hand: distractor=-0.9" in source
+        assert "answers of reader small to" in " ".join(result.stdout.split())
+
+    def test_a_file_of_another_kind_is_refused(
+        self, run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path
+    ) -> None:
+        result = run(
+            *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
+            *("--utilities", profile),
+        )
+        assert result.exit_code == 2
+        assert "is not what `ctxguard fit-utilities --out` writes" in " ".join(
+            result.stderr.split()
+        )
+        assert not (tmp_path / "p.json").exists()

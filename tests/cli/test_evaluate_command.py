@@ -14,7 +14,7 @@ pytestmark = pytest.mark.model
 
 METRICS = {
     *("recall", "precision", "mrr", "ndcg", "udcg", "udcg_strict", "harm", "distractor_rate"),
-    *("harm_undiscounted",),
+    *("harm_undiscounted", "precision_judged", "tokens"),
     *("kept", "recall_loss", "recall_at_depth", "ndcg_at_10", "judged"),
     *("hit_rate", "average_precision", "context_precision"),
 }
@@ -233,3 +233,68 @@ def test_an_index_of_which_half_was_copied_is_refused(
     result = run("evaluate", "--index", half, "--data", collection)
     assert result.exit_code == 2
     assert "vectors.npy is missing" in result.stderr
+
+
+def relabelled(collection: Path, folder: Path, *rows: str) -> Path:
+    """The collection with these qrels of its test split."""
+    shutil.copytree(collection, folder)
+    text = "\n".join(["query-id\tcorpus-id\tscore", *rows, ""])
+    (folder / "qrels" / "test.tsv").write_text(text, encoding="utf-8")
+    return folder
+
+
+RELEVANT = "q-clean-lantern-0\tclean-lantern\t2"
+NOT_RELEVANT = "q-clean-lantern-0\tstore-lantern\t0"
+
+
+class TestUnlabelled:
+    """Of the first three passages one is relevant, and at most one other has a label."""
+
+    def measured(self, run: Run, index: Path, data: Path, *options: str) -> dict[str, float]:
+        arguments = ("--index", index, "--data", data, "--k", "3", "--json", *options)
+        result = run("evaluate", *arguments)
+        assert result.exit_code == 0, result.stderr
+        metrics = json.loads(result.stdout)["metrics"]
+        return {name: metric["value"] for name, metric in metrics.items()}
+
+    def test_where_labels_say_0_an_unlabelled_passage_has_a_utility_of_its_own(
+        self, run: Run, index: Path, collection: Path, tmp_path: Path
+    ) -> None:
+        some = relabelled(collection, tmp_path / "some", RELEVANT, NOT_RELEVANT)
+        preset = self.measured(run, index, some)
+        free = self.measured(run, index, some, "--utility", "unjudged=0")
+        assert preset["harm"] > free["harm"] >= 0.0
+        assert preset["precision"] == pytest.approx(1 / 3)
+        assert preset["precision_judged"] > preset["precision"]
+        positives = relabelled(collection, tmp_path / "positives", RELEVANT)
+        harsh = self.measured(run, index, positives)
+        assert harsh["harm"] > preset["harm"]
+        assert harsh["precision_judged"] is None
+
+    def test_people_are_told_once_what_an_unlabelled_passage_counts_as(
+        self, run: Run, index: Path, collection: Path, tmp_path: Path
+    ) -> None:
+        some = relabelled(collection, tmp_path / "some", RELEVANT, NOT_RELEVANT)
+        positives = relabelled(collection, tmp_path / "positives", RELEVANT)
+        for data, line in (
+            (some, "a passage without a label is worth -0.2 (unjudged), one labelled not"),
+            (positives, "the labels hold relevant passages only"),
+        ):
+            words = " ".join(run("evaluate", "--index", index, "--data", data).stdout.split())
+            assert words.count(line) == 1
+
+    @pytest.mark.parametrize(
+        ("setting", "fault"),
+        [
+            ("unjudged=little", "is not a number"),
+            ("unjudged=0.2", "must be ≤ 0"),
+            ("relevant=2", "a relevant passage is worth 1"),
+            ("unjudged", "is not a number"),
+        ],
+    )
+    def test_a_utility_that_makes_no_sense_is_refused(
+        self, run: Run, index: Path, collection: Path, setting: str, fault: str
+    ) -> None:
+        result = run("evaluate", "--index", index, "--data", collection, "--utility", setting)
+        assert result.exit_code == 2
+        assert fault in " ".join(result.stderr.split())

@@ -11,6 +11,7 @@ import pytest
 from watching import NOW, Watching
 
 from ctxguard.core.context import Context
+from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Mode, Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.live import Window
@@ -67,6 +68,18 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
     assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (3, 4)
     assert live.monitor.estimates(Window.ALL_RETAINED) == estimates
+
+
+def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration(
+    make_context: MakeContext,
+) -> None:
+    """Of the three served, one is relevant and one labelled not relevant."""
+    some = Watching(LabelJudge({"q": {"p0": 1, "p1": 0}}), rates=EVERYTHING)
+    positives = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
+    for live, unlabelled in ((some, -0.2), (positives, -0.5)):
+        live.watch(make_context(POOL, 3, query="q"), make_context(POOL, 3, query="q"))
+        harm = live.monitor.estimates()[Metric.HARM].value
+        assert harm == pytest.approx(udcg([1.0, -0.5, unlabelled]).harm, rel=1e-6)
 
 
 def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for(
