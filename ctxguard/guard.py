@@ -28,15 +28,16 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import ConfigurationError, ProfileMismatchError
 from ctxguard.profile.schema import Profile
-from ctxguard.request.bound_profile import BoundProfile, bind_profile, describe
+from ctxguard.request.bound_profile import BoundProfile, bind_profile
 from ctxguard.request.build_context import build_context
 from ctxguard.request.input import Request, RequestInput
 from ctxguard.request.instrumentation import Instrumentation, Sampler
 from ctxguard.request.telemetry import Telemetry, default_telemetry
+from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
 
 if TYPE_CHECKING:
-    from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
+    from ctxguard.retrieval.protocols import AnyRetriever, AsyncRetrieverFunction, Retrieval
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler"]
 
@@ -53,6 +54,8 @@ class ContextGuard:
             asynchronous. It returns a ``Ranking``, or ``Hit`` objects if ``score_kind`` is given.
             The index of a `SwappingRetriever` may change while it serves. None for a guard that
             only filters results already at hand.
+        aretriever: The asynchronous function beside a plain ``retriever``, where they are two
+            objects; ``aretrieve`` awaits it. None if ``retriever`` has both, or only one.
         profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
@@ -60,7 +63,8 @@ class ContextGuard:
         mode: ``enforce``; ``shadow`` decides and records, but serves the bare top k; ``off``
             decides nothing and serves the bare top k.
         depth: How many candidates the retriever is asked for.
-        score_kind: What the scores of plain hits mean; None if the retriever returns rankings.
+        score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
+            hits without scores. With ``rank``, or without scores, only k applies.
         fingerprint: Identifies a wrapped system that has no ``fingerprint()`` of its own. It is
             compared with the profile's.
         strict: Raise if the profile was made for another system, instead of serving the top k
@@ -88,6 +92,7 @@ class ContextGuard:
         self,
         retriever: "AnyRetriever | None" = None,
         *,
+        aretriever: "AsyncRetrieverFunction | None" = None,
         profile: Profile | Path | str | None = None,
         policy: Policy | None = None,
         k: int = DEFAULT_K,
@@ -132,6 +137,7 @@ class ContextGuard:
         if hasattr(retriever, "watch_stages"):
             cast(Any, retriever).watch_stages(telemetry.circuit_changed)
         self._wrapped = retriever
+        self._aretriever = aretriever
         self._fingerprint = fingerprint
         self._policy = policy
         self._bare = RatioPolicy(k=k)
@@ -249,8 +255,8 @@ class ContextGuard:
 
         Returns:
             The kept passages, the verdict on every candidate, and flags for what was unusual. It
-            is empty only if the retriever returned nothing, nothing could be read, or the policy
-            or the token budget allows no passage.
+            is empty only if the retriever returned nothing, the policy abstains (``min_keep`` 0),
+            or no passage is within the budget and none may be cut (flag ``over_budget``).
 
         Raises:
             QueryError: the query is too long, or the retriever refused it.
@@ -258,7 +264,8 @@ class ContextGuard:
                 returned something that is neither a ranking nor hits.
             FilterViolationError: the retriever returned a passage that ``where`` forbids; nothing
                 is served.
-            StageUnavailableError: the retriever failed, or did not answer by its deadline.
+            StageUnavailableError: the retriever failed, did not answer by its deadline, or returned
+                passages of which none can be read.
             OverloadedError: too many requests are under way.
         """
         request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
@@ -325,6 +332,7 @@ class ContextGuard:
             QueryError: the query is too long.
             ConfigurationError: ``hits`` is neither a ranking nor hits, or ``where`` no ``Where``.
             FilterViolationError: a passage does not satisfy ``where``; nothing is served.
+            StageUnavailableError: there are passages, and none can be read.
         """
         request = self._begin(RequestInput(query, request_id, segment, session_id, sample, where))
         return self._finish(request, hits, None)
@@ -409,5 +417,6 @@ class ContextGuard:
             policy=self._policy,
             bare=self._bare,
             fingerprint=self._fingerprint,
+            aretriever=self._aretriever,
             lenient=lenient,
         )

@@ -21,11 +21,15 @@ FLAGS = {
     Flag.ROUTE_UNCALIBRATED: "the profile has no policy for the stages that answered, so "
     "only k applies",
     Flag.DOMAIN_VIOLATION: "a score is outside the range of its kind, so only k applies",
-    Flag.INVALID_SCORES: "some scores are not numbers; those candidates are dropped",
+    Flag.INVALID_SCORES: "some scores are not numbers; those candidates are dropped, or, where "
+    "none is a number, only k applies",
     Flag.RANK_ONLY: "the scores carry rank only, so only k applies",
     Flag.MISSING_SIGNALS: "the policy needs a signal that is missing",
     Flag.DEGRADED: "a stage was left out",
     Flag.EMPTY_RETRIEVAL: "the retriever returned no candidate",
+    Flag.TRUNCATED: "no passage fits the budget, so the best one is cut",
+    Flag.OVER_BUDGET: "no passage fits the budget, so the context is empty",
+    Flag.UNREADABLE: "no passage that was kept could be read, so the next one is served",
 }
 
 

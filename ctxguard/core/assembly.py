@@ -7,6 +7,7 @@ logging.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -15,13 +16,14 @@ from ctxguard.core.decision import Decision
 from ctxguard.core.render import DEFAULT_SEPARATOR, DEFAULT_TEMPLATE, Template
 from ctxguard.core.types import (
     DropReason,
+    Flag,
     Passage,
     PassageSource,
     Ranking,
     StageFailure,
     Threshold,
 )
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, StageUnavailableError
 
 STAGE = "assembly"
 
@@ -32,6 +34,9 @@ _CHARACTERS_PER_TOKEN = 4
 # Where two texts are compared before they are compared whole.
 _EDGE_WINDOW = 40
 _EDGE = 16
+
+# A full stop after one or two letters mostly ends an abbreviation.
+_SENTENCE_END = re.compile(r"""(?:(?<=\w{3})\.|[!?…])["'”’»)\]]*(?=\s)|[。！？｡]|\n(?=\s*\n)""")
 
 
 def estimate_tokens(text: str) -> int:
@@ -59,10 +64,10 @@ class Assembly:
             text. Passages are counted one by one and added up, which is never fewer than the
             whole for `estimate_tokens`, nor in practice for a model's tokenizer.
         max_passage_chars: A passage whose title and text are longer is left out, whatever the
-            budget: it is a file that slipped into the corpus, or an attack. It is never cut,
-            because half a passage can mean the opposite of the whole.
-        truncate: Cut the first passage that exceeds the budget, at white space if there is any,
-            instead of leaving it out.
+            budget: it is a file that slipped into the corpus, or an attack.
+        truncate: Where no passage is within the limits, cut the best one at the end of a sentence
+            (else at white space) and flag the answer ``truncated``. Otherwise the context is then
+            empty, and flagged ``over_budget``.
         drop_duplicates: Of kept passages whose texts are equal but for case and white space,
             keep the best one. Passages without text are never duplicates.
         sanitise: Remove hidden characters and escape delimiters when rendering.
@@ -77,7 +82,7 @@ class Assembly:
     max_tokens: int | None = None
     count_tokens: Callable[[str], int] = estimate_tokens
     max_passage_chars: int = DEFAULT_MAX_PASSAGE_CHARS
-    truncate: bool = False
+    truncate: bool = True
     drop_duplicates: bool = True
     sanitise: bool = True
     template: str = DEFAULT_TEMPLATE
@@ -132,24 +137,25 @@ class Assembled(NamedTuple):
         dropped: Candidates that the decision kept and assembly left out, best first within a
             reason.
         failures: What went wrong while passages were read or counted, stage ``assembly``.
+        flags: ``truncated``, ``over_budget``, or none.
     """
 
     passages: tuple[Passage, ...] = ()
     dropped: tuple[AssemblyDrop, ...] = ()
     failures: tuple[StageFailure, ...] = ()
+    flags: tuple[Flag, ...] = ()
 
 
 def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assembled:
     """Choose and order the passages that are served.
 
     Passages that cannot be read or are too large are left out; of duplicates the better one stays;
-    then passages are taken best first while they fit the budget. The first that does not fit ends
-    it, even if a later, shorter one would fit, so that no worse passage takes the place of a better
-    one. Nothing that the decision dropped takes the place of what is left out.
+    then passages are taken best first, and one that does not fit the rest of the budget is passed
+    over for the next that does. Nothing that the decision dropped takes the place of what is left
+    out.
 
-    If the best passage alone exceeds the budget, it is cut if ``truncate`` is set. Otherwise the
-    context is empty, and ``failures`` says why: half a passage can mean the opposite of the whole,
-    and a prompt over its budget fails at the model.
+    If no passage fits the whole budget, the best is cut where ``truncate`` is set. Otherwise, or
+    where the template alone exceeds the budget, nothing is served and the answer is flagged.
 
     Args:
         decision: Its kept prefix is assembled.
@@ -166,13 +172,13 @@ def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assem
     """
     dropped: list[AssemblyDrop] = []
     failures: list[StageFailure] = []
+    flags: list[Flag] = []
+    source, max_chars = decision.ranking.passages, assembly.max_passage_chars
     positions, passages = _read(
-        decision.ranking.passages,
-        decision.order[: decision.n_kept],
-        assembly.max_passage_chars,
-        dropped,
-        failures,
+        source, decision.order[: decision.n_kept], max_chars, dropped, failures
     )
+    if not passages and dropped:
+        positions, passages = _cut_too_large(source, assembly, dropped, flags)
     if assembly.drop_duplicates:
         repeated = _repeated(passages)
         if repeated:
@@ -185,22 +191,47 @@ def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assem
             positions = [positions[index] for index in rest]
             passages = [passages[index] for index in rest]
     if assembly.max_tokens is not None:
-        passages = _within_budget(
-            zip(positions, passages, strict=True), assembly, assembly.max_tokens, dropped, failures
-        )
+        candidates = list(zip(positions, passages, strict=True))
+        passages, over = _within_budget(candidates, assembly, assembly.max_tokens, failures)
+        if over and not passages:
+            passages = _cut_to_budget(candidates, assembly, assembly.max_tokens, over, flags)
+        dropped += over
     if assembly.order == "edges":
         passages = passages[::2] + passages[1::2][::-1]
-    return Assembled(tuple(passages), tuple(dropped), tuple(failures))
+    return Assembled(tuple(passages), tuple(dropped), tuple(failures), tuple(flags))
 
 
 def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
     """The retriever's first k passages in its own order, for the modes that serve them.
 
-    A passage that cannot be read is left out.
+    A passage that cannot be read is left out; where none of the first k can be, the next is served
+    that can.
+
+    Raises:
+        StageUnavailableError: there are candidates, and none can be read.
     """
-    positions = range(min(k, len(ranking)))
-    _, passages = _read(ranking.passages, positions, math.inf, [], [])
+    n = len(ranking)
+    failures: list[StageFailure] = []
+    _, passages = _read(ranking.passages, range(min(k, n)), math.inf, [], failures)
+    if not passages and n:
+        position = first_readable(ranking, range(k, n))
+        if position is None:
+            raise nothing_readable(failures)
+        passages = [ranking.passages[position]]
     return tuple(passages)
+
+
+def first_readable(ranking: Ranking, positions: Iterable[int]) -> int | None:
+    """The first of these positions whose passage can be read; None if none can be."""
+    for position in positions:
+        if _read(ranking.passages, [position], math.inf, [], [])[0]:
+            return position
+    return None
+
+
+def nothing_readable(failures: Sequence[StageFailure]) -> StageUnavailableError:
+    """The error where there are candidates and none can be read, which must not look empty."""
+    return StageUnavailableError(STAGE, f"no candidate can be read; the first: {failures[0].cause}")
 
 
 def _read(
@@ -282,50 +313,76 @@ def _may_equal(edge: str, other: str) -> bool:
     return edge == other or len(edge) < _EDGE or len(other) < _EDGE
 
 
+def _cut_too_large(
+    source: PassageSource, assembly: Assembly, dropped: list[AssemblyDrop], flags: list[Flag]
+) -> tuple[list[int], list[Passage]]:
+    """The best of those that are too large, cut, where nothing else was kept that can be read."""
+    too_large = [drop for drop in dropped if drop.reason is DropReason.OVER_BUDGET]
+    if not too_large:
+        return [], []
+    for drop in too_large if assembly.truncate else ():
+        passage = source[drop.position]
+        room = assembly.max_passage_chars - len(str(passage.title or ""))
+        if text := _whole_sentences(passage.text, max(room, 0)):
+            dropped.remove(drop)
+            flags.append(Flag.TRUNCATED)
+            return [drop.position], [replace(passage, text=text)]
+    flags.append(Flag.OVER_BUDGET)
+    return [], []
+
+
 def _within_budget(
-    candidates: Iterable[tuple[int, Passage]],
+    candidates: Sequence[tuple[int, Passage]],
     assembly: Assembly,
     max_tokens: int,
-    dropped: list[AssemblyDrop],
     failures: list[StageFailure],
-) -> list[Passage]:
-    """The longest prefix of the candidates that fits the budget, the last one cut if allowed.
+) -> tuple[list[Passage], list[AssemblyDrop]]:
+    """The candidates that fit the budget, taken best first, and those that do not.
 
     Args:
         candidates: Position and passage, best first.
         assembly: The settings.
         max_tokens: The budget.
-        dropped: Gets those that do not fit.
         failures: Gets what went wrong.
     """
     counter = _Counter(assembly, failures)
     between = counter.count(assembly.separator) if assembly.separator else 0
     kept: list[Passage] = []
+    over: list[AssemblyDrop] = []
     total = 0
-    full = False
+    # Of this and all better passages: the budget that would surely have kept it.
+    needed = 0
     for rank, (position, passage) in enumerate(candidates, start=1):
-        before = total + (between if rank > 1 else 0)
-        total = before + counter.count_passage(passage, rank)
-        if not full and total <= max_tokens:
+        tokens = counter.count_passage(passage, rank)
+        needed += tokens + (between if rank > 1 else 0)
+        extended = total + tokens + (between if kept else 0)
+        if extended <= max_tokens:
             kept.append(passage)
-            continue
-        cut = None
-        if not full and assembly.truncate:
-            cut = _cut(passage, rank, max_tokens - before, counter)
-        full = True
-        if cut is not None:
-            kept.append(cut)
-            continue
-        needed = (Threshold("max_tokens", total),)
-        dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
-        if rank == 1:
-            failures.append(
-                StageFailure(
-                    STAGE,
-                    f"the best passage needs {total} tokens and max_tokens is {max_tokens}",
-                )
+            total = extended
+        else:
+            over.append(
+                AssemblyDrop(position, DropReason.OVER_BUDGET, (Threshold("max_tokens", needed),))
             )
-    return kept
+    return kept, over
+
+
+def _cut_to_budget(
+    candidates: Sequence[tuple[int, Passage]],
+    assembly: Assembly,
+    max_tokens: int,
+    over: list[AssemblyDrop],
+    flags: list[Flag],
+) -> list[Passage]:
+    """The best passage of which some text fits the budget, cut; none if no text does."""
+    counter = _Counter(assembly, [])
+    for index, (_, passage) in enumerate(candidates if assembly.truncate else ()):
+        if text := _whole_sentences(passage.text, _fitting(passage, max_tokens, counter)):
+            del over[index]
+            if Flag.TRUNCATED not in flags:
+                flags.append(Flag.TRUNCATED)
+            return [replace(passage, text=text)]
+    flags[:] = [Flag.OVER_BUDGET]
+    return []
 
 
 class _Counter:
@@ -338,33 +395,51 @@ class _Counter:
 
     def count(self, text: str) -> int:
         try:
-            return self._assembly.count_tokens(text)
+            tokens = self._assembly.count_tokens(text)
+            if tokens >= 0:  # not of NaN; what is no number raises
+                return tokens
+            cause = "no number of tokens"
         except Exception as error:
-            if not self._failed:
-                self._failed = True
-                self._failures.append(
-                    StageFailure(STAGE, f"count_tokens: {type(error).__name__}; estimated")
-                )
-            return estimate_tokens(text)
+            cause = type(error).__name__
+        if not self._failed:
+            self._failed = True
+            self._failures.append(StageFailure(STAGE, f"count_tokens: {cause}; estimated"))
+        return estimate_tokens(text)
 
     def count_passage(self, passage: Passage, rank: int) -> int:
         template = self._assembly.compiled
         return self.count(template.render_one(passage, rank, clean=self._assembly.sanitise))
 
 
-def _cut(passage: Passage, rank: int, budget: int, counter: _Counter) -> Passage | None:
-    """The passage with as much of its text as fits the budget; None if no word of it does."""
-    fits, too_long = 0, len(passage.text)
-    while too_long - fits > 1:
-        middle = (fits + too_long) // 2
-        if counter.count_passage(replace(passage, text=passage.text[:middle]), rank) <= budget:
-            fits = middle
-        else:
-            too_long = middle
-    if not fits:
-        return None
-    text = passage.text[:fits]
-    if not passage.text[fits].isspace():
-        text = next((text[:end] for end in range(fits, 0, -1) if text[end - 1].isspace()), text)
-    text = text.rstrip()
-    return replace(passage, text=text) if text else None
+def _fitting(passage: Passage, budget: int, counter: _Counter) -> int:
+    """How many characters of a passage's text fit the budget as the only passage."""
+
+    def fits(size: int) -> bool:
+        return counter.count_passage(replace(passage, text=passage.text[:size]), 1) <= budget
+
+    # Doubled from below, since a text may be many times the budget, and counting it all is slow.
+    longest, too_long = 0, min(budget, len(passage.text))
+    while too_long < len(passage.text) and fits(too_long):
+        longest, too_long = too_long, min(2 * too_long, len(passage.text))
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        longest, too_long = (middle, too_long) if fits(middle) else (longest, middle)
+    return longest
+
+
+def _whole_sentences(text: str, size: int) -> str:
+    """The first ``size`` characters of a text, up to the last end of a sentence in them.
+
+    Up to the last white space if no sentence ends there, and all of them if there is none.
+
+    >>> _whole_sentences("Take one a day. Do not take two. Ask Dr. Low.", 40)
+    'Take one a day. Do not take two.'
+    """
+    if size >= len(text):
+        return text
+    # One character more, which tells whether a word or a sentence ends at the last one.
+    ends = [match.end() for match in _SENTENCE_END.finditer(text, 0, size + 1)]
+    ends = [end for end in ends if end <= size] or [
+        match.start() for match in re.finditer(r"\s", text[: size + 1])
+    ]
+    return text[: ends[-1] if ends else size].rstrip()

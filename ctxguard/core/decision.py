@@ -39,7 +39,6 @@ from ctxguard.errors import ConfigurationError
 
 _UNKNOWN_RANK = 2**62
 _FAISS_PADDING_IDS = ("-1", -1)
-_NO_IDS = (None, *_FAISS_PADDING_IDS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,8 +157,8 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
 
     Candidates without a usable score are set aside. The others are sorted as `candidate_order`
     says, and under ``expected_utility`` by probability before that. If a score is impossible for
-    its kind, or a signal is missing, the threshold is skipped, the top k is kept, and a flag says
-    so.
+    its kind, no score is usable, or a signal is missing, the threshold is skipped, the top k is
+    kept, and a flag says so.
 
     Args:
         ranking: Candidates in any order.
@@ -179,30 +178,33 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
         return _decide_by_utility(ranking, policy)
     if policy.min_ratio > 0.0 and ranking.kind is ScoreKind.RANK:
         relative_score(ranking.kind, 1.0, 0.0)  # raises, and says what to use instead
-    order, set_aside, in_domain = candidate_order(ranking)
+    order, set_aside, problem = candidate_order(ranking)
     n = len(order)
-    flags = _garbage_flags(set_aside) if set_aside else ()
+    flags = _score_flags(set_aside, problem) if set_aside or problem else ()
     n_kept = min(policy.k, n)
-    if not in_domain:
-        flags += (Flag.DOMAIN_VIOLATION,)
-    elif n and policy.min_ratio > 0.0:
+    if problem is None and n and policy.min_ratio > 0.0:
         scores = cast(Sequence[float], ranking.scores)
         n_kept = _relative_prefix(ranking.kind, scores, order[:n_kept], policy)
     return Decision(ranking, policy, order, max(n_kept, min(policy.min_keep, n)), flags, set_aside)
 
 
-def _garbage_flags(set_aside: tuple[tuple[int, DropReason], ...]) -> tuple[Flag, ...]:
-    """The flag of candidates set aside for their score; one with a repeated id has a usable one."""
+def _score_flags(
+    set_aside: tuple[tuple[int, DropReason], ...], problem: Flag | None
+) -> tuple[Flag, ...]:
+    """What was unusual about the scores; a candidate with a repeated id has a usable one."""
+    flags = [] if problem is None else [problem]
     if any(reason is DropReason.INVALID_SCORE for _, reason in set_aside):
-        return (Flag.INVALID_SCORES,)
-    return ()
+        flags.insert(0, Flag.INVALID_SCORES)
+    return tuple(dict.fromkeys(flags))
 
 
 def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decision:
     """`decide` for a policy with a model; the top k by score if the model lacks a signal."""
-    order, set_aside, in_domain = candidate_order(ranking)
+    order, set_aside, problem = candidate_order(ranking)
     n = len(order)
-    flags = _garbage_flags(set_aside) if set_aside else ()
+    # A score that is impossible for its kind is no signal of the model, and matters without one.
+    garbage = problem if problem is Flag.INVALID_SCORES else None
+    flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
     legs = ranking.legs
     if not isinstance(order, range):
         legs = {name: Leg(leg.scores[list(order)], leg.kind) for name, leg in legs.items()}
@@ -210,8 +212,8 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     if probabilities is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
-        if not in_domain:  # nothing but these scores is left to order by
-            flags += (Flag.DOMAIN_VIOLATION,)
+        if problem is not None and problem not in flags:  # only these scores are left to order by
+            flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
     # Stable, so that equal probabilities keep the order of the scores.
     by_probability = np.argsort(-probabilities, kind="stable")
@@ -242,16 +244,18 @@ def _relative_prefix(
 
 def candidate_order(
     ranking: Ranking,
-) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...], bool]:
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...], Flag | None]:
     """The usable candidates of a ranking, best first, before a policy is applied.
 
     Sorted by (score, upstream rank, passage id), so that ties never depend on input order. Of
-    candidates with one id the best is kept. Distances above zero were not turned round, so higher
-    is not better there: the upstream order is kept (by upstream rank, else as given).
+    candidates with one id the best is kept. The upstream order is kept (by upstream rank, else as
+    given) where scores cannot order: where none is usable, and where distances above zero were
+    not turned round.
 
     Returns:
-        Positions of the usable candidates; positions of the others, with the reason; whether the
-        usable scores are possible for the ranking's kind, which is true of no scores.
+        Positions of the usable candidates; positions of the others, with the reason; why the
+        scores cannot be compared: ``domain_violation`` if one is impossible for the ranking's
+        kind, ``invalid_scores`` if none is usable, None if they can. Kind ``rank`` needs none.
 
     Raises:
         ConfigurationError: there is not one score for each passage id, or an id is None or cannot
@@ -264,36 +268,51 @@ def candidate_order(
             f"a ranking of {n} passage ids has {len(scores)} scores; give one score for each"
         )
     if n == 0:
-        return (), (), True
+        return (), (), None
     try:
         distinct = set(ids)
     except TypeError:
         raise _bad_id(ids) from None
-    positions: Sequence[int] = ()
+    if None in distinct:
+        raise _bad_id(ids)
+    by_rank = ranking.kind is ScoreKind.RANK
+    if by_rank and all(score is None for score in scores):
+        return (*_upstream_order(ranking), None)
     set_aside: tuple[tuple[int, DropReason], ...] = ()
-    if len(distinct) == n and distinct.isdisjoint(_NO_IDS):
-        # Nearly every ranking is strictly descending, as given or once sorted, and then it holds
-        # neither garbage nor ties; a pass in C tells.
-        try:
-            if _strictly_descending(scores):
-                positions = range(n)
-            else:
-                by_score = sorted(range(n), key=scores.__getitem__, reverse=True)  # type: ignore[arg-type]
-                if _strictly_descending([scores[position] for position in by_score]):
-                    positions = by_score
-        except TypeError:
-            pass
+    positions = _strict_order(scores) if _plain(distinct, n) else ()
     if not positions:
-        if None in distinct:
-            raise _bad_id(ids)
         positions, set_aside = _sorted_candidates(ranking)
         if not positions:
-            return (), set_aside, True
+            positions, set_aside = _upstream_order(ranking)
+            return positions, set_aside, None if by_rank else Flag.INVALID_SCORES
     best, worst = cast(float, scores[positions[0]]), cast(float, scores[positions[-1]])
-    in_domain = within_domain(ranking.kind, worst, best)
-    if ranking.kind is ScoreKind.DISTANCE and not in_domain:
+    if within_domain(ranking.kind, worst, best):
+        return positions, set_aside, None
+    if ranking.kind is ScoreKind.DISTANCE:
         positions, set_aside = _sorted_candidates(ranking, by_score=False)
-    return positions, set_aside, in_domain
+    return positions, set_aside, Flag.DOMAIN_VIOLATION
+
+
+def _plain(distinct: set[str], n: int) -> bool:
+    """Whether n candidates have these ids each once, and none of them is padding."""
+    return len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS)
+
+
+def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
+    """Positions by score if it is strictly descending, as given or once sorted; else none.
+
+    Nearly every ranking is, and then it holds neither garbage nor ties; a pass in C tells.
+    """
+    n = len(scores)
+    try:
+        if _strictly_descending(scores):
+            return range(n)
+        by_score = sorted(range(n), key=scores.__getitem__, reverse=True)  # type: ignore[arg-type]
+        if _strictly_descending([scores[position] for position in by_score]):
+            return by_score
+    except TypeError:
+        pass
+    return ()
 
 
 def _bad_id(ids: Sequence[object]) -> ConfigurationError:
@@ -326,32 +345,55 @@ def _strictly_descending(scores: Sequence[float | None]) -> bool:
 def _sorted_candidates(
     ranking: Ranking, *, by_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """``candidate_order`` of any ranking; by upstream rank alone without ``by_score``."""
-    scores, ids, ranks = ranking.scores, ranking.passage_ids, ranking.ranks
-    order = list(range(len(ids)))
-    set_aside: list[tuple[int, DropReason]] = []
-    distinct = set(ids)
-    if not (all_valid(scores) and distinct.isdisjoint(_FAISS_PADDING_IDS)):
-        usable = [
-            is_valid(score) and passage_id not in _FAISS_PADDING_IDS
-            for score, passage_id in zip(scores, ids, strict=True)
-        ]
-        set_aside = [(at, DropReason.INVALID_SCORE) for at in order if not usable[at]]
-        order = [at for at in order if usable[at]]
-    # Sorts are stable, so the least significant key goes first.
+    """Those with a usable score, sorted as `candidate_order` says, and the others.
+
+    By upstream rank alone without ``by_score``.
+    """
+    scores, ids = ranking.scores, ranking.passage_ids
+    order: Sequence[int] = range(len(ids))
+    if not (all_valid(scores) and set(ids).isdisjoint(_FAISS_PADDING_IDS)):
+        order = [at for at in order if is_valid(scores[at]) and ids[at] not in _FAISS_PADDING_IDS]
     if by_score:
+        # Sorts are stable, so the least significant key goes first.
         try:
-            order.sort(key=ids.__getitem__)
+            order = sorted(order, key=ids.__getitem__)
         except TypeError:
             raise _bad_id(ids) from None
-    if ranks is not None:
-        order.sort(key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__)
+    order = _by_upstream_rank(order, ranking)
     if by_score:
-        order.sort(key=cast(Sequence[float], scores).__getitem__, reverse=True)
-    if len(distinct) < len(ids):
-        best: dict[str, int] = {}
-        for at in order:
-            if best.setdefault(ids[at], at) != at:
-                set_aside.append((at, DropReason.DUPLICATE_ID))
-        order = list(best.values())
-    return order, tuple(set_aside)
+        order = sorted(order, key=cast(Sequence[float], scores).__getitem__, reverse=True)
+    return _distinct(order, ids)
+
+
+def _upstream_order(
+    ranking: Ranking,
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
+    """Every candidate with an id by upstream rank, whatever its score, and the others."""
+    ids = ranking.passage_ids
+    order = [at for at in range(len(ids)) if ids[at] not in _FAISS_PADDING_IDS]
+    return _distinct(_by_upstream_rank(order, ranking), ids)
+
+
+def _by_upstream_rank(order: Sequence[int], ranking: Ranking) -> Sequence[int]:
+    ranks = ranking.ranks
+    if ranks is None:
+        return order
+    return sorted(
+        order, key=[_UNKNOWN_RANK if rank is None else rank for rank in ranks].__getitem__
+    )
+
+
+def _distinct(
+    order: Sequence[int], ids: Sequence[str]
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
+    """The first candidate of each id in this order; the others with why they are set aside."""
+    if len(order) == len(ids) == len(set(ids)):
+        return order, ()
+    first: dict[str, int] = {}
+    repeated = [at for at in order if first.setdefault(ids[at], at) != at]
+    usable = set(order)
+    garbage = [at for at in range(len(ids)) if at not in usable]
+    return list(first.values()), (
+        *[(at, DropReason.INVALID_SCORE) for at in garbage],
+        *[(at, DropReason.DUPLICATE_ID) for at in repeated],
+    )

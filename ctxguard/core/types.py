@@ -122,7 +122,7 @@ class Flag(StrEnum):
     DOMAIN_VIOLATION = "domain_violation"
     """A score is impossible for the ranking's kind of score; only k applied."""
     INVALID_SCORES = "invalid_scores"
-    """Some candidates had no usable score, and were dropped."""
+    """Some candidates had no usable score, and were dropped; if none had, only k applied."""
     RANK_ONLY = "rank_only"
     """The policy compares scores, and these carry rank only; only k applied."""
     MISSING_SIGNALS = "missing_signals"
@@ -131,6 +131,12 @@ class Flag(StrEnum):
     """A stage was left out; see ``Ranking.failures``."""
     EMPTY_RETRIEVAL = "empty_retrieval"
     """The retriever returned no candidate."""
+    TRUNCATED = "truncated"
+    """No passage that was kept is within the limits of assembly; the best was cut."""
+    OVER_BUDGET = "over_budget"
+    """No passage that was kept is within the limits of assembly, and none was cut: it is empty."""
+    UNREADABLE = "unreadable"
+    """No passage that was kept could be read; the next that could be was served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,9 @@ class Hit:
 
     Attributes:
         passage_id: Identifies the passage in the corpus.
-        score: Higher is better. None, NaN and infinities are allowed: such a hit is dropped.
+        score: Higher is better. None if there are no scores, which makes the order of the hits
+            their rank (``score_kind`` ``rank``). Among hits with scores, one whose score is None,
+            NaN or infinite is dropped.
         text: The passage's text.
         title: Its title; empty for none.
         rank: The 1-based rank that the engine gave it, which breaks ties of score. None if
@@ -165,7 +173,7 @@ class Hit:
     """
 
     passage_id: str
-    score: float | None
+    score: float | None = None
     text: str = ""
     title: str = ""
     rank: int | None = None

@@ -14,6 +14,7 @@ from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Flag, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import Profile, fingerprint_differences
+from ctxguard.request.wrapped_retriever import calls_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
@@ -83,6 +84,7 @@ def bind_profile(
     policy: Policy | None,
     bare: RatioPolicy,
     fingerprint: Mapping[str, str] | None,
+    aretriever: object = None,
     lenient: bool = False,
 ) -> BoundProfile:
     """Bind a profile to what a retriever searches now.
@@ -93,6 +95,7 @@ def bind_profile(
         policy: The policy set by hand for every route; None without one.
         bare: The policy while nothing is calibrated.
         fingerprint: Identifies a system that has no ``fingerprint()`` of its own.
+        aretriever: The retriever's asynchronous function, if that is another object.
         lenient: Treat a fingerprint that cannot be read as another system's, instead of raising.
 
     Raises:
@@ -109,8 +112,7 @@ def bind_profile(
         if not lenient:
             raise
         differences = (f"the fingerprint cannot be read ({type(error).__name__})",)
-    call = _no_retriever if pinned is None else _callable_of(pinned)
-    acall = None if pinned is None else _async_callable_of(pinned)
+    calls = calls_of(_no_retriever if pinned is None else pinned, aretriever)
     return BoundProfile(
         profile=profile,
         profile_id=None if profile is None else profile.profile_id,
@@ -118,9 +120,9 @@ def bind_profile(
         retriever=retriever,
         swaps=swaps,
         generation=pinned.generation if swaps else None,
-        call=call,
-        acall=acall,
-        can_filter=_takes_where(call) and (acall is None or _takes_where(acall)),
+        call=calls.call,
+        acall=calls.acall,
+        can_filter=calls.can_filter,
         route_policies=_route_policies(profile, differences, bare, policy),
         segment_policies=_segment_policies(profile, differences),
     )
@@ -180,47 +182,3 @@ def _differences(
         own = getattr(retriever, "fingerprint", None)
         fingerprint = own() if callable(own) else {}
     return fingerprint_differences(profile.fingerprint, cast("dict[str, str]", fingerprint))
-
-
-def _callable_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieval]]":
-    for call in (
-        getattr(retriever, "retrieve", None),
-        getattr(retriever, "aretrieve", None),
-        retriever,
-    ):
-        if callable(call):
-            return cast("Callable[..., Retrieval]", call)
-    raise ConfigurationError(
-        f"{describe(retriever)} is no retriever: it needs retrieve(query, *, depth), or to "
-        "be callable with (query, depth=…)"
-    )
-
-
-def _async_callable_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None":
-    """The retriever's asynchronous call; None if it has only a plain one."""
-    call: Any = getattr(retriever, "aretrieve", None)
-    if callable(call):
-        return cast("Callable[..., Awaitable[Retrieval]]", call)
-    call = _callable_of(retriever)
-    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-        getattr(call, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
-    ):
-        return cast("Callable[..., Awaitable[Retrieval]]", call)
-    return None
-
-
-def _takes_where(call: Callable[..., object]) -> bool:
-    """Whether a call names ``where`` itself: one that takes any keyword may ignore it."""
-    try:
-        parameter = inspect.signature(call).parameters.get("where")
-    except (TypeError, ValueError):
-        return False
-    return parameter is not None and parameter.kind in (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
-
-
-def describe(value: object) -> str:
-    """What something is, for a message that says what was wrong with it."""
-    return f"a {type(value).__name__}"

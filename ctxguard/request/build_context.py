@@ -3,17 +3,17 @@
 No clock, no counters and no locks: those are the guard's, which also counts the errors raised here.
 """
 
-from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.context import Assembled, Assembly, Context, assemble, bare_passages
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Flag, Hit, Mode, Ranking, ScoreKind
-from ctxguard.errors import ConfigurationError
-from ctxguard.request.bound_profile import describe
+from ctxguard.core.types import Flag, Mode, Ranking, ScoreKind
 from ctxguard.request.input import Request
+from ctxguard.request.wrapped_retriever import ranking_of
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
@@ -39,20 +39,33 @@ def build_context(
         ConfigurationError: ``retrieved`` is neither a ranking nor hits, or is one that cannot be
             decided on.
         FilterViolationError: a candidate does not satisfy the request's filter.
+        StageUnavailableError: there are candidates, and none can be read.
     """
-    ranking = retrieved if isinstance(retrieved, Ranking) else _ranking_of(retrieved, score_kind)
+    ranking = ranking_of(retrieved, score_kind)
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
     decision, flags = _decide(request, ranking, bare)
     assembled = Assembled() if request.mode is Mode.OFF else assemble(decision, assembly)
     passages = assembled.passages
+    if decision.n_kept and len(assembled.dropped) == decision.n_kept and not assembled.flags:
+        # Nothing that was kept can be read, and that must not look like nothing relevant.
+        beyond = decision.order[decision.n_kept :]
+        position = first_readable(ranking, beyond)
+        if position is not None:
+            decision = replace(decision, n_kept=decision.n_kept + beyond.index(position) + 1)
+            assembled = assemble(decision, assembly)
+            passages, flags = assembled.passages, (*flags, Flag.UNREADABLE)
+        elif request.mode is Mode.ENFORCE:
+            raise nothing_readable(assembled.failures)
+    if assembled.flags:
+        flags = (*flags, *assembled.flags)
     if request.mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, bare.k)
     if ranking.failures:
         flags = (*flags, Flag.DEGRADED)
-    if len(ranking.passage_ids) == 0:
+    if not decision.order:
         flags = (*flags, Flag.EMPTY_RETRIEVAL)
     return Context(
         request_id=request.request_id,
@@ -88,32 +101,8 @@ def _decide(
         policy, flags = applies.top_k, (*flags, Flag.PROFILE_MISMATCH)
     elif ranking.kind is ScoreKind.RANK and applies.compares_scores:
         policy, flags = applies.top_k, (*flags, Flag.RANK_ONLY)
+    if policy.min_keep == 0 and ranking.failures:
+        # Without a stage, that nothing looks relevant is no ground to abstain.
+        policy = replace(policy, min_keep=1)
     decision = decide(ranking, policy)
     return decision, (*flags, *decision.flags)
-
-
-def _ranking_of(retrieved: Iterable[Hit], score_kind: ScoreKind | None) -> Ranking:
-    """A ranking from plain hits, refused with the mend where they are something else."""
-    # An empty string or mapping is iterable too, and must not pass for an empty result.
-    if not isinstance(retrieved, Iterable) or isinstance(retrieved, str | bytes | Mapping):
-        raise ConfigurationError(
-            f"the retriever returned {describe(retrieved)}; return a Ranking, or a list of Hits"
-        )
-    hits = tuple(retrieved)
-    others = {kind for kind in set(map(type, hits)) if not issubclass(kind, Hit)}
-    if others:
-        raise ConfigurationError(
-            f"the retriever returned {describe(retrieved)} that holds "
-            f"{', '.join(sorted(map(_full_name, others)))}; make each item a ctxguard.Hit, as in "
-            "Hit(passage_id, score, text), or return a Ranking"
-        )
-    if score_kind is None:
-        raise ConfigurationError(
-            "plain hits need score_kind on the guard: say what the scores mean, one of "
-            + ", ".join(kind.value for kind in ScoreKind)
-        )
-    return Ranking.from_hits(hits, score_kind)
-
-
-def _full_name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, QueryError
-from ctxguard.request.bound_profile import BoundProfile, describe
+from ctxguard.request.bound_profile import BoundProfile
+from ctxguard.request.wrapped_retriever import describe
 
 
 class RequestInput(NamedTuple):

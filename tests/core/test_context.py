@@ -42,7 +42,7 @@ def decision_on(texts: Sequence[str], k: int = 10, min_ratio: float = 0.0) -> De
 
 def context_of(decision: Decision, assembly: Assembly | None = None) -> Context:
     assembly = Assembly() if assembly is None else assembly
-    passages, dropped, failures = assemble(decision, assembly)
+    passages, dropped, failures, flags = assemble(decision, assembly)
     return Context(
         request_id="r1",
         query="q?",
@@ -51,6 +51,7 @@ def context_of(decision: Decision, assembly: Assembly | None = None) -> Context:
         passages=passages,
         decision=decision,
         dropped_in_assembly=dropped,
+        flags=flags,
         failures=failures,
         assembly=assembly,
     )
@@ -149,18 +150,27 @@ def budget(max_tokens: int, **settings: object) -> Assembly:
     )
 
 
-def test_the_budget_keeps_a_prefix_even_where_a_later_passage_would_fit() -> None:
+def test_a_passage_over_the_budget_is_passed_over_for_the_next_that_fits() -> None:
     context = context_of(decision_on(["aaaa", "bbbbbbbb", "cc"]), budget(7))
-    assert context.kept_ids == ("p1",)
-    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 2}
+    assert context.kept_ids == ("p1", "p3")
+    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 1}
+    assert context.flags == ()
+
+
+def test_a_best_passage_over_the_budget_does_not_cost_the_others() -> None:
+    context = context_of(decision_on(["a" * 20, "b", "c"]), budget(10))
+    assert context.kept_ids == ("p2", "p3")
+    assert context.verdicts[0].kept_if == (Threshold("max_tokens", 20),)
 
 
 def test_a_passage_over_the_budget_says_which_budget_would_have_kept_it() -> None:
-    context = context_of(decision_on(["aaaa", "bbbbbbbb", "cc"]), budget(7))
+    texts = ["aaaa", "bbbbbbbb", "cc", "dddddddd"]
+    context = context_of(decision_on(texts), budget(7))
     assert [verdict.kept_if for verdict in context.verdicts] == [
         (),
         (Threshold("max_tokens", 12),),
-        (Threshold("max_tokens", 14),),
+        (),
+        (Threshold("max_tokens", 22),),
     ]
     assert context_of(context.decision, budget(12)).kept_ids == ("p1", "p2")
 
@@ -173,32 +183,102 @@ def test_template_and_separator_count_towards_the_budget() -> None:
     assert context.verdicts[1].kept_if == (Threshold("max_tokens", len("[aa]\n\n\n[b]")),)
 
 
-def test_a_best_passage_over_the_budget_leaves_the_context_empty_and_says_why() -> None:
-    context = context_of(decision_on(["a" * 20, "b"]), budget(10))
+def test_no_separator_is_counted_before_the_first_passage_that_fits() -> None:
+    settings = Assembly(max_tokens=3, count_tokens=len, template="[{text}]", separator="\n\n\n")
+    context = context_of(decision_on(["aa", "b"]), settings)
+    assert (context.kept_ids, context.text) == (("p2",), "[b]")
+
+
+SENTENCES = "Take one tablet a day. Do not take two. Ask Dr. Low if you forgot one."
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "text"),
+    [
+        (60, "Take one tablet a day. Do not take two."),
+        (48, "Take one tablet a day. Do not take two."),  # no end of a sentence after "Dr."
+        (39, "Take one tablet a day. Do not take two."),
+        (38, "Take one tablet a day."),
+        (21, "Take one tablet a"),
+        (3, "Tak"),
+    ],
+)
+def test_where_no_passage_fits_the_best_is_cut_at_a_sentence_else_at_white_space(
+    max_tokens: int, text: str
+) -> None:
+    context = context_of(decision_on([SENTENCES, SENTENCES[::-1]]), budget(max_tokens))
+    assert context.text == text
+    assert context.kept_ids == ("p1",)
+    assert context.flags == (Flag.TRUNCATED,)
+    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("今日は晴れ。明日は雨だと思います。", "今日は晴れ。"),
+        ("A heading\n\nA paragraph that goes on", "A heading"),
+        ("Is it? Yes, it certainly is so", "Is it?"),
+        ("It costs 3.50 euros a month", "It costs"),
+        ("“Stop it.” he said and went", "“Stop it.”"),
+    ],
+)
+def test_ends_of_sentences(text: str, cut: str) -> None:
+    assert context_of(decision_on([text]), budget(11)).text == cut
+
+
+def test_a_fitting_passage_is_never_cut() -> None:
+    context = context_of(decision_on(["One. Two.", "Three."]), budget(9))
+    assert (context.text, context.flags) == ("One. Two.", ())
+
+
+def test_a_context_that_may_not_be_cut_is_empty_and_flagged() -> None:
+    context = context_of(decision_on(["a" * 20, "b" * 30]), budget(10, truncate=False))
     assert context.empty
-    assert len(context) == 0
-    assert context.failures == (
-        StageFailure("assembly", "the best passage needs 20 tokens and max_tokens is 10"),
-    )
+    assert context.flags == (Flag.OVER_BUDGET,)
+    assert [verdict.kept_if for verdict in context.verdicts] == [
+        (Threshold("max_tokens", 20),),
+        (Threshold("max_tokens", 50),),
+    ]
 
 
-def test_a_passage_at_the_edge_is_cut_where_asked_at_white_space() -> None:
-    decision = decision_on(["first one", "second passage here", "third"])
-    passages, dropped, _ = assemble(decision, budget(9 + 16, truncate=True))
-    assert [passage.text for passage in passages] == ["first one", "second passage"]
-    assert [drop.position for drop in dropped] == [2]
-
-
-def test_a_text_without_white_space_is_cut_where_the_budget_ends() -> None:
-    (passage,) = assemble(decision_on(["a" * 20]), budget(10, truncate=True)).passages
-    assert passage.text == "a" * 10
-
-
-def test_a_passage_is_dropped_where_not_even_a_character_fits() -> None:
-    settings = Assembly(max_tokens=3, count_tokens=len, template="[[{title}{text}]]", truncate=True)
-    assert assemble(decision_on(["abc"]), settings).passages == ()
+def test_a_template_beyond_the_budget_leaves_the_context_empty_and_flagged() -> None:
+    settings = Assembly(max_tokens=3, count_tokens=len, template="[[{title}{text}]]")
     titled = decision_over(Passage("p1", "", "a long title"))
-    assert assemble(titled, settings).passages == ()
+    for decision in (decision_on(["abc"]), titled):
+        assert context_of(decision, settings).flags == (Flag.OVER_BUDGET,)
+
+
+def test_where_the_best_title_leaves_no_room_the_next_passage_is_cut() -> None:
+    settings = Assembly(max_tokens=8, count_tokens=len, template="{title}{text}", separator="")
+    decision = decision_over(Passage("p1", "x", "a long title"), Passage("p2", "one two three"))
+    context = context_of(decision, settings)
+    assert (context.kept_ids, context.text) == (("p2",), "one two")
+
+
+def test_a_passage_beyond_the_largest_size_is_cut_where_nothing_else_is_left() -> None:
+    settings = Assembly(max_passage_chars=25)
+    alone = context_of(decision_on([SENTENCES]), settings)
+    assert [passage.text for passage in alone.passages] == ["Take one tablet a day."]
+    assert alone.flags == (Flag.TRUNCATED,)
+    beside = context_of(decision_on([SENTENCES, "short"]), settings)
+    assert (beside.kept_ids, beside.flags) == (("p2",), ())
+    assert beside.verdicts[0].kept_if == (Threshold("max_passage_chars", len(SENTENCES)),)
+    uncut = context_of(decision_on([SENTENCES]), replace(settings, truncate=False))
+    assert (uncut.empty, uncut.flags) == (True, (Flag.OVER_BUDGET,))
+
+
+def test_a_text_of_a_million_characters_is_not_counted_whole_to_be_cut() -> None:
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text)
+
+    settings = Assembly(max_tokens=100, count_tokens=count, template=PLAIN)
+    context = context_of(decision_on(["word " * 200_000]), settings)
+    assert len(context.text) == 99
+    assert sum(counted[2:]) < 5_000  # after the whole text and the separator
 
 
 @given(
@@ -213,6 +293,7 @@ def test_the_rendered_text_never_exceeds_the_budget(
     settings = Assembly(order, max_tokens, truncate=truncate)  # type: ignore[arg-type]
     context = context_of(decision_on(texts), settings)
     assert estimate_tokens(context.text) <= max_tokens
+    assert not context.empty or not texts or Flag.OVER_BUDGET in context.flags
 
 
 def test_a_token_counter_that_raises_is_stood_in_for_by_the_estimate() -> None:
@@ -223,6 +304,16 @@ def test_a_token_counter_that_raises_is_stood_in_for_by_the_estimate() -> None:
     context = context_of(decision_on(["one", "two"]), settings)
     assert len(context) == 2
     assert context.failures == (StageFailure("assembly", "count_tokens: RuntimeError; estimated"),)
+
+
+@pytest.mark.parametrize("tokens", ["12", None, float("nan"), -1])
+def test_a_count_that_is_no_number_of_tokens_is_stood_in_for_by_the_estimate(
+    tokens: object,
+) -> None:
+    settings = Assembly(max_tokens=1000, count_tokens=lambda text: tokens)  # type: ignore[arg-type,return-value]
+    context = context_of(decision_on(["one", "two"]), settings)
+    assert len(context) == 2
+    assert [failure.stage for failure in context.failures] == ["assembly"]
 
 
 def test_an_unreadable_passage_is_left_out_alone() -> None:
@@ -253,6 +344,7 @@ def test_the_bare_top_k_is_what_the_retriever_gave() -> None:
     assert ids(bare_passages(ranking, 9)) == ["a", "b", "c"]
     unreadable = decision_over(KeyError(), Passage("p2", "x")).ranking
     assert ids(bare_passages(unreadable, 2)) == ["p2"]
+    assert ids(bare_passages(unreadable, 1)) == ["p2"]
 
 
 @given(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ctxguard.core.decision import Decision, decide
@@ -131,6 +131,7 @@ class TestProperties:
     def test_invalid_scores_change_nothing_but_the_count(
         self, ranking: Ranking, policy: RatioPolicy, data: st.DataObject
     ) -> None:
+        assume(len(ranking) > 0)  # nothing but garbage is served in its own order
         garbage = data.draw(st.lists(st.sampled_from(GARBAGE), min_size=1, max_size=5))
         columns = list(zip(ranking.passage_ids, ranking.scores, strict=True))
         for number, score in enumerate(garbage):
@@ -440,12 +441,24 @@ class TestGarbage:
         assert decision.kept_ids == ("a", "b")
         assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 1}
 
-    def test_nothing_but_garbage_keeps_nothing_and_says_so(self) -> None:
-        decision = decide(ranked([None, math.nan]), RatioPolicy())
+    def test_of_nothing_but_garbage_the_first_k_are_kept_and_flagged(self) -> None:
+        decision = decide(ranked([None, math.nan, None]), RatioPolicy(k=2, min_ratio=0.7))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == (Flag.INVALID_SCORES,)
+        assert decision.dropped_by_reason == {DropReason.BEYOND_K: 1}
+        assert len(decision.verdicts) == 3
+
+    def test_nothing_but_padding_keeps_nothing(self) -> None:
+        padding = replace(ranked([None, math.nan]), passage_ids=("-1", "-1"))
+        decision = decide(padding, RatioPolicy())
         assert decision.kept_ids == ()
         assert decision.flags == (Flag.INVALID_SCORES,)
         assert decision.dropped_by_reason == {DropReason.INVALID_SCORE: 2}
-        assert len(decision.verdicts) == 2
+
+    def test_rank_needs_no_scores(self) -> None:
+        decision = decide(ranked([None, None, None], ScoreKind.RANK), RatioPolicy(k=2))
+        assert decision.kept_ids == ("a", "b")
+        assert decision.flags == ()
 
     def test_an_empty_ranking_is_decided_without_flags(self) -> None:
         decision = decide(ranked([]), RatioPolicy(min_ratio=0.7))

@@ -1,0 +1,157 @@
+"""What a guard can wrap: the calls of a retriever, and the ranking in what one returns.
+
+The guard and calibration both read a retriever through this module, so that what one takes the
+other takes.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ctxguard.core.types import Hit, Ranking, ScoreKind
+from ctxguard.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import Retrieval
+
+
+class Calls(NamedTuple):
+    """How a retriever is called.
+
+    Attributes:
+        call: Retrieves; its result must be awaited if the retriever has only an asynchronous call.
+        acall: Retrieves, awaited; None if the retriever has only a plain call.
+        can_filter: Whether it takes a filter.
+    """
+
+    call: "Callable[..., Retrieval | Awaitable[Retrieval]]"
+    acall: "Callable[..., Awaitable[Retrieval]] | None"
+    can_filter: bool
+
+
+def calls_of(retriever: object, aretriever: object = None) -> Calls:
+    """The calls of anything that a guard can wrap.
+
+    Args:
+        retriever: An object with ``retrieve`` or ``aretrieve``, or a function; see
+            ``ctxguard.retrieval.protocols``.
+        aretriever: The asynchronous function beside it, if that is another object; else None.
+
+    Raises:
+        ConfigurationError: it is no retriever, or cannot be called with (query, depth=…).
+    """
+    call = _call_of(retriever)
+    acall = _acall_of(retriever if aretriever is None else aretriever)
+    if acall is None and aretriever is not None:
+        raise ConfigurationError(
+            f"aretriever is {describe(aretriever)} that is not asynchronous: give an async function"
+        )
+    return Calls(call, acall, _takes_where(call) and (acall is None or _takes_where(acall)))
+
+
+def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
+    """The ranking that a retriever returned, made from its hits if it returned hits.
+
+    Args:
+        retrieved: A ``Ranking``, or hits.
+        score_kind: What the scores of hits mean. None if that was not said: hits without any score
+            are then of kind ``rank``.
+
+    Raises:
+        ConfigurationError: it is neither, or hits have scores and no kind; the message says how to
+            mend it. A text is refused because it may be an id or a passage, and a tuple because its
+            second item may be a score or a text.
+    """
+    if isinstance(retrieved, Ranking):
+        return retrieved
+    # An empty string or mapping is iterable too, and must not pass for an empty result.
+    if not isinstance(retrieved, Iterable) or isinstance(retrieved, str | bytes | Mapping):
+        raise ConfigurationError(
+            f"the retriever returned {describe(retrieved)}; return a Ranking, or a list of Hits"
+        )
+    hits = tuple(retrieved)
+    others = {kind for kind in set(map(type, hits)) if not issubclass(kind, Hit)}
+    if others:
+        raise ConfigurationError(
+            f"the retriever returned {describe(retrieved)} that holds "
+            f"{', '.join(sorted(map(_full_name, others)))}; make each item a ctxguard.Hit, as in "
+            "Hit(passage_id, score, text), or Hit(passage_id, text=text) where there are no "
+            "scores, or return a Ranking"
+        )
+    if score_kind is None:
+        if any(hit.score is not None for hit in hits):
+            raise ConfigurationError(
+                "plain hits need score_kind: say what the scores mean, one of "
+                + ", ".join(kind.value for kind in ScoreKind)
+            )
+        score_kind = ScoreKind.RANK
+    return Ranking.from_hits(hits, score_kind)
+
+
+def describe(value: object) -> str:
+    """What something is, for a message that says what was wrong with it."""
+    return f"a {type(value).__name__}"
+
+
+def _full_name(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _call_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieval]]":
+    if isinstance(retriever, type):
+        raise ConfigurationError(
+            f"{retriever.__name__} is a class and no retriever: give an object of it"
+        )
+    for call in (
+        getattr(retriever, "retrieve", None),
+        getattr(retriever, "aretrieve", None),
+        retriever,
+    ):
+        if callable(call):
+            _check_signature(call, retriever)
+            return cast("Callable[..., Retrieval]", call)
+    raise ConfigurationError(
+        f"{describe(retriever)} is no retriever: it needs retrieve(query, *, depth), or to "
+        "be callable with (query, depth=…)"
+    )
+
+
+def _check_signature(call: Callable[..., object], retriever: object) -> None:
+    """Refuse at once a call that every request would fail in."""
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return  # of some extension types
+    try:
+        signature.bind("query", depth=1)
+    except TypeError as error:
+        name = getattr(call, "__qualname__", type(retriever).__name__)
+        raise ConfigurationError(
+            f"{name}{signature} cannot be called with (query, depth=…) ({error}): wrap it, as in "
+            "lambda query, *, depth: search(query, limit=depth)"
+        ) from None
+
+
+def _acall_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None":
+    """The retriever's asynchronous call; None if it has only a plain one."""
+    call: Any = getattr(retriever, "aretrieve", None)
+    if callable(call):
+        return cast("Callable[..., Awaitable[Retrieval]]", call)
+    call = _call_of(retriever)
+    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - an object whose call is a coroutine
+    ):
+        return cast("Callable[..., Awaitable[Retrieval]]", call)
+    return None
+
+
+def _takes_where(call: Callable[..., object]) -> bool:
+    """Whether a call names ``where`` itself: one that takes any keyword may ignore it."""
+    try:
+        parameter = inspect.signature(call).parameters.get("where")
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
