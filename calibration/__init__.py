@@ -2,6 +2,7 @@
 
     data             labels: read, adjudicated, frozen, checked for coverage
     calibrate        the whole way, for every route of a retriever
+      retrievers       anything that a guard takes, or a recorded run
       replay           every query through the retriever once
       pool_labels      the labels of every candidate
       fit              fusion weight, temperature, P(relevant)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from calibration.calibrate_route import (
     RouteOutcome,
@@ -15,11 +15,15 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, Replayable, encode_queries, replay
+from calibration.replay import Pools, Progress, encode_queries, replay
+from calibration.retrievers import Replayable, WrappedRetriever, wrapped
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import Route
+from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import Profile, Provenance
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever
 
 VERSIONED = ("ctxguard", "numpy", "bm25s", "faiss-cpu", "scikit-learn", "sentence-transformers")
 """Distributions whose versions a profile records."""
@@ -67,11 +71,12 @@ class Calibration:
 
 
 def calibrate(
-    retriever: object,
+    retriever: "AnyRetriever | MultiRoute | WrappedRetriever",
     dataset: Dataset,
     settings: Settings | None = None,
     *,
     fusion: Fusion | Literal["fit"] = "fit",
+    score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
     passes: Passes | None = None,
     cache: Path | None = None,
@@ -80,28 +85,33 @@ def calibrate(
 
     Args:
         retriever: The retriever that answers in production: one with several routes, such as
-            ``HybridRetriever``, or anything with ``retrieve(query, *, depth) -> Ranking``.
+            ``HybridRetriever``, or anything that ``ContextGuard`` takes.
         dataset: Labelled queries. What is kept for a query without a relevant passage is harm.
         settings: How to choose and certify.
         fusion: How the legs are fused; fitted unless given.
+        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
         fingerprint: Identity of a retriever that has no ``fingerprint()``.
         passes: Reports progress.
         cache: Folder for replayed pools; None keeps none.
 
     Raises:
         CalibrationError: the labels do not support a choice.
+        ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = _parts(dataset, settings)
     passes = _silent if passes is None else passes
     single = not hasattr(retriever, "on_route")
-    views: dict[str, Replayable]
+    views: Mapping[str, Replayable | WrappedRetriever]
     vectors = None
+    identity: Mapping[str, str]
     if single:
-        views = {"retriever": cast(Replayable, retriever)}
+        external = wrapped(
+            cast("AnyRetriever", retriever), score_kind=score_kind, fingerprint=fingerprint
+        )
+        views = {"retriever": external}
         used = Fusion() if fusion == "fit" else fusion
-        own = getattr(retriever, "fingerprint", None)
-        identity = fingerprint or (own() if callable(own) else {})
+        identity = external.fingerprint()
     else:
         several = cast(MultiRoute, retriever)
         progress = passes("encoding queries", len(dataset))

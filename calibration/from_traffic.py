@@ -18,7 +18,7 @@ from calibration.compare.paired_differences import Difference, differences
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import QueryMetrics, per_query
 from calibration.pool_labels import label
-from calibration.replay import RecordedRankings
+from calibration.retrievers import RecordedRankings
 from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import Ranking, Route

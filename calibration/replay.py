@@ -11,85 +11,41 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from calibration.data.dataset import Query
-from calibration.data.readers import RunEntry
+from calibration.retrievers import WrappedRetriever, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
+    Flag,
     FloatArray,
-    Hit,
     Leg,
     Passage,
     PassageSource,
     Ranking,
     Route,
     ScoreKind,
+    ScoreKindName,
 )
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever
 
 Progress = Callable[[int], None]
 
 _FORMAT = 2
 
-
-class Replayable(Protocol):
-    """A retriever that can be replayed."""
-
-    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
-
-
-class RecordedRankings:
-    """Rankings recorded elsewhere, used in place of a retriever.
-
-    Args:
-        rankings: By query text.
-    """
-
-    def __init__(self, rankings: Mapping[str, Ranking]) -> None:
-        self._rankings = rankings
-
-    @classmethod
-    def of_run(
-        cls, run: Mapping[str, Sequence[RunEntry]], queries: Sequence[Query], kind: ScoreKind
-    ) -> "RecordedRankings":
-        """The rankings of a TREC run, which are empty for a query that the run leaves out.
-
-        Args:
-            run: Candidates by query id, best first, from ``read_trec_run``.
-            queries: The queries of the run; two with one text must have one ranking.
-            kind: What the scores of the run mean.
-        """
-        return cls(
-            {
-                query.text: Ranking.from_hits(
-                    [
-                        Hit(entry.passage_id, entry.score, rank=entry.rank)
-                        for entry in run.get(query.query_id, ())
-                    ],
-                    kind,
-                )
-                for query in queries
-            }
-        )
-
-    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """The recorded candidates, all of them: they are as deep as was recorded.
-
-        Raises:
-            QueryError: no ranking was recorded for this query.
-        """
-        del depth
-        try:
-            return self._rankings[query]
-        except KeyError:
-            raise QueryError("this query is not among the recorded ones") from None
+_NO_SCORES = (
+    "no candidate has a score that is a number; if the retriever gives none, say that its score "
+    "kind is rank"
+)
 
 
 @dataclass(frozen=True)
@@ -200,10 +156,11 @@ def encode_queries(
 
 
 def replay(
-    retriever: Replayable,
+    retriever: "AnyRetriever | WrappedRetriever",
     queries: Sequence[Query],
     *,
     depth: int = DEFAULT_DEPTH,
+    score_kind: ScoreKind | ScoreKindName | None = None,
     vectors: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
@@ -211,9 +168,11 @@ def replay(
     """Retrieve every query and keep its candidates in the order that ``decide`` sees.
 
     Args:
-        retriever: The retriever that answers in production, on one route.
+        retriever: The retriever that answers in production, on one route: anything that
+            ``ContextGuard`` takes.
         queries: The labelled queries.
         depth: Candidates per query.
+        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         cache: Folder for pools; None keeps none. Only pools of a retriever with a
@@ -221,10 +180,12 @@ def replay(
 
     Raises:
         CalibrationError: no query could be replayed.
-        ConfigurationError: the cache folder cannot be made.
+        ConfigurationError: the cache folder cannot be made, or the retriever is none, or returns
+            neither a ranking nor hits.
     """
     if not queries:
         raise CalibrationError("there are no queries to replay")
+    retriever = wrapped(retriever, score_kind=score_kind)
     file = _cache_file(retriever, queries, depth, cache)
     if file is not None:
         _make_folder(file.parent)  # an error here must come before the work
@@ -239,7 +200,7 @@ def replay(
 
 
 def _replay(
-    retriever: Replayable,
+    retriever: WrappedRetriever,
     queries: Sequence[Query],
     depth: int,
     vectors: Mapping[str, Any] | None,
@@ -248,13 +209,13 @@ def _replay(
     answered: list[tuple[str, Ranking]] = []
     skipped: list[str] = []
     for query in queries:
+        vector = None if vectors is None else vectors.get(query.query_id)
         try:
-            if vectors is None or query.query_id not in vectors:
-                ranking = retriever.retrieve(query.text, depth=depth)
-            else:
-                ranking = cast(Any, retriever).retrieve(
-                    query.text, depth=depth, query_vector=vectors[query.query_id]
-                )
+            ranking = retriever.retrieve(query.text, depth=depth, query_vector=vector)
+            if candidate_order(ranking)[2] is Flag.INVALID_SCORES:
+                raise QueryError(_NO_SCORES)
+        except ConfigurationError:
+            raise  # every query would meet it
         except CtxguardError as error:
             skipped.append(f"{query.query_id}: {error}")
         else:
@@ -296,7 +257,11 @@ def _columns(
     for row, (_, ranking) in enumerate(answered):
         order = list(candidate_order(ranking)[0])[:depth]
         n = len(order)
-        scores[row, :n] = [cast(float, ranking.scores[position]) for position in order]
+        # Of scores that carry order only, none is needed: the reciprocal rank stands for it.
+        scores[row, :n] = [
+            1.0 / rank if ranking.scores[position] is None else ranking.scores[position]
+            for rank, position in enumerate(order, start=1)
+        ]
         for name, leg in ranking.legs.items():
             legs[name][row, :n] = leg.scores[order]
         tokens[row, :n] = [_tokens(ranking.passages, position) for position in order]
@@ -324,17 +289,17 @@ def _tokens(passages: PassageSource, position: int) -> float:
 
 
 def _cache_file(
-    retriever: Replayable, queries: Sequence[Query], depth: int, cache: Path | None
+    retriever: WrappedRetriever, queries: Sequence[Query], depth: int, cache: Path | None
 ) -> Path | None:
-    fingerprint = getattr(retriever, "fingerprint", None)
-    if cache is None or not callable(fingerprint):
+    fingerprint = retriever.fingerprint() if cache is not None else {}
+    if cache is None or not fingerprint:
         return None
-    route = getattr(retriever, "route", None)
     key = json.dumps(
         [
             _FORMAT,
-            fingerprint(),
-            None if route is None else str(route),
+            fingerprint,
+            str(retriever.route),
+            None if retriever.score_kind is None else retriever.score_kind.value,
             depth,
             [(query.query_id, query.text) for query in queries],
         ],

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,12 +25,16 @@ from calibration.evaluate import (
 )
 from calibration.grid import MAX_K
 from calibration.pool_labels import PoolLabels, label, unlabelled_note
-from calibration.replay import Pools, Progress, Replayable, replay
+from calibration.replay import Pools, Progress, replay
+from calibration.retrievers import WrappedRetriever, wrapped
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy
-from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind
+from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
 from ctxguard.profile.schema import Interval
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,10 @@ class Comparison:
 
 def compare(
     candidates: Sequence[Candidate],
-    view: Callable[[Candidate], Replayable],
+    view: "Callable[[Candidate], AnyRetriever | WrappedRetriever]",
     dataset: Dataset,
     *,
+    score_kind: ScoreKind | ScoreKindName | None = None,
     baseline: str | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
     rule: VerdictRule = DEFAULT_RULE,
@@ -127,8 +132,10 @@ def compare(
 
     Args:
         candidates: With distinct names.
-        view: Returns the retriever of a candidate; called once for candidates that rank alike.
+        view: Returns the retriever of a candidate, anything that ``ContextGuard`` takes. Called
+            once for candidates that rank alike.
         dataset: Labelled queries; what is kept for one without a relevant passage is harm.
+        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
         baseline: Name of the candidate that differences are taken from; the first unless given.
         utilities: What a passage is worth, the same for all.
         rule: The rule of the verdicts.
@@ -150,7 +157,7 @@ def compare(
     for candidate in candidates:
         if candidate.stages in replayed:
             continue
-        timed = _Timed(view(candidate), clock)
+        timed = _Timed(view(candidate), score_kind, clock)
         timed.warm_up(dataset, depth, vectors)
         advance = (
             _nothing if passes is None else passes(f"replaying {candidate.name}", len(dataset))
@@ -240,21 +247,21 @@ def _nothing(_done: int) -> None:
 class _Timed:
     """A retriever whose every answer is timed."""
 
-    def __init__(self, retriever: Replayable, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        retriever: "AnyRetriever | WrappedRetriever",
+        score_kind: ScoreKind | ScoreKindName | None,
+        clock: Callable[[], float],
+    ) -> None:
         self.seconds: list[float] = []
-        self._retriever = retriever
+        self._retriever = wrapped(retriever, score_kind=score_kind)
         self._clock = clock
 
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
     ) -> Ranking:
         begun = self._clock()
-        if query_vector is None:
-            ranking = self._retriever.retrieve(query, depth=depth)
-        else:
-            ranking = cast(Any, self._retriever).retrieve(
-                query, depth=depth, query_vector=query_vector
-            )
+        ranking = self._retriever.retrieve(query, depth=depth, query_vector=query_vector)
         self.seconds.append(self._clock() - begun)
         return ranking
 

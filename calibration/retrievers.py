@@ -1,0 +1,239 @@
+"""Anything that a guard takes, as a retriever that can be replayed; and recorded runs as one."""
+
+import asyncio
+import atexit
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from calibration.data.dataset import Query
+from calibration.data.readers import RunEntry
+from ctxguard.core.types import (
+    DEFAULT_DEPTH,
+    Hit,
+    Passage,
+    Ranking,
+    Route,
+    ScoreKind,
+    ScoreKindName,
+    member_of,
+)
+from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
+from ctxguard.request.wrapped_retriever import calls_of, ranking_of
+from ctxguard.resilience.bounded_caller import RETRIEVER
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever
+
+_T = TypeVar("_T")
+
+
+class Replayable(Protocol):
+    """A retriever that returns rankings, on one route."""
+
+    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
+
+
+class WrappedRetriever:
+    """Anything that a guard takes, as a plain retriever of rankings.
+
+    Asynchronous calls are awaited on one event loop, which has a thread of its own: a client's
+    connections belong to the loop that they were opened on, and a notebook's loop is running
+    already.
+
+    Args:
+        retriever: An object with ``retrieve`` or ``aretrieve``, or a function, as for
+            ``ContextGuard``; of two calls the plain one is used.
+        score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
+            hits without scores.
+        fingerprint: Identifies a retriever that has no ``fingerprint()`` of its own.
+        keep_passages: Keep every passage that was retrieved, so that ``passage`` finds it.
+
+    Raises:
+        ConfigurationError: it is no retriever, or there is no such kind of score.
+    """
+
+    def __init__(
+        self,
+        retriever: "AnyRetriever",
+        *,
+        score_kind: ScoreKind | ScoreKindName | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+        keep_passages: bool = False,
+    ) -> None:
+        calls = calls_of(retriever)
+        self._call = calls.call
+        self._in_loop = calls.acall is not None and calls.call == calls.acall
+        self._retriever = retriever
+        self._score_kind = (
+            None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+        )
+        self._fingerprint = fingerprint
+        self._passages: dict[str, Passage] | None = {} if keep_passages else None
+
+    @property
+    def route(self) -> Route:
+        """The stages that answer; ``external`` unless the retriever says others."""
+        route: Route = getattr(self._retriever, "route", Route.EXTERNAL)
+        return route
+
+    @property
+    def score_kind(self) -> ScoreKind | None:
+        """What the scores of plain hits mean."""
+        return self._score_kind
+
+    def fingerprint(self) -> dict[str, str]:
+        """What identifies the retriever; empty if nothing does."""
+        if self._fingerprint is not None:
+            return dict(self._fingerprint)
+        own = getattr(self._retriever, "fingerprint", None)
+        return dict(own()) if callable(own) else {}
+
+    def passage(self, passage_id: str) -> Passage:
+        """A passage that was retrieved before.
+
+        Raises:
+            KeyError: it was not, or passages are not kept.
+        """
+        return (self._passages or {})[passage_id]
+
+    def retrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
+    ) -> Ranking:
+        """The retriever's candidates for a query.
+
+        Args:
+            query: The query.
+            depth: The most candidates.
+            query_vector: For a retriever that takes one; None otherwise.
+
+        Raises:
+            StageUnavailableError: the retriever raised an error; its own message is quoted.
+            ConfigurationError: it returned neither a ranking nor hits.
+            CtxguardError: as the retriever raised it.
+        """
+        options: dict[str, Any] = {"depth": depth}
+        if query_vector is not None:
+            options["query_vector"] = query_vector
+        try:
+            if self._in_loop:
+                retrieved = _event_loop().run(lambda: self._call(query, **options))
+            else:
+                retrieved = self._call(query, **options)
+                if inspect.isawaitable(retrieved):
+                    awaitable = retrieved
+                    retrieved = _event_loop().run(lambda: awaitable)
+            ranking = ranking_of(retrieved, self._score_kind)
+        except CtxguardError:
+            raise
+        except Exception as error:
+            raise StageUnavailableError(RETRIEVER, f"{type(error).__name__}: {error}") from error
+        if self._passages is not None:
+            for position, passage_id in enumerate(ranking.passage_ids):
+                self._passages[passage_id] = ranking.passages[position]
+        return ranking
+
+
+def wrapped(
+    retriever: "AnyRetriever | WrappedRetriever",
+    *,
+    score_kind: ScoreKind | ScoreKindName | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+) -> WrappedRetriever:
+    """The retriever, wrapped unless it is already."""
+    if isinstance(retriever, WrappedRetriever):
+        return retriever
+    return WrappedRetriever(retriever, score_kind=score_kind, fingerprint=fingerprint)
+
+
+class _EventLoop:
+    """An event loop that runs on a thread until the process ends."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="ctxguard-replay", daemon=True)
+        self._thread.start()
+        atexit.register(self._close)
+
+    def run(self, start: Callable[[], Any]) -> Any:
+        """Call ``start`` in the loop, and return what it returned, awaited if it is awaitable."""
+        return asyncio.run_coroutine_threadsafe(_finished(start), self._loop).result()
+
+    def _close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _finished(start: Callable[[], Awaitable[_T] | _T]) -> Any:
+    returned = start()
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+@cache
+def _event_loop() -> _EventLoop:
+    return _EventLoop()
+
+
+class RecordedRankings:
+    """Rankings recorded elsewhere, used in place of a retriever.
+
+    Args:
+        rankings: By query text.
+    """
+
+    def __init__(self, rankings: Mapping[str, Ranking]) -> None:
+        self._rankings = rankings
+
+    @classmethod
+    def of_run(
+        cls,
+        run: Mapping[str, Sequence[RunEntry]],
+        queries: Sequence[Query],
+        kind: ScoreKind | ScoreKindName = ScoreKind.RANK,
+    ) -> "RecordedRankings":
+        """The rankings of a TREC run, which are empty for a query that the run leaves out.
+
+        Args:
+            run: Candidates by query id, best first, from ``read_trec_run``.
+            queries: The queries of the run.
+            kind: What the scores of the run mean.
+
+        Raises:
+            DataError: the run holds none of the queries, or two queries of one text have different
+                rankings, which no retriever gives.
+            ConfigurationError: a kind that does not exist.
+        """
+        rankings: dict[str, Ranking] = {}
+        first_id: dict[str, str] = {}
+        for query in queries:
+            entries = run.get(query.query_id, ())
+            other = first_id.setdefault(query.text, query.query_id)
+            if entries != run.get(other, ()):
+                raise DataError(
+                    f"queries {other!r} and {query.query_id!r} have one text and different "
+                    "candidates in the run; leave one of them out"
+                )
+            rankings[query.text] = Ranking.from_hits(
+                [Hit(entry.passage_id, entry.score, rank=entry.rank) for entry in entries], kind
+            )
+        if run and not any(len(ranking) for ranking in rankings.values()):
+            raise DataError(
+                f"the run holds none of the {len(rankings)} queries: its first query id is "
+                f"{next(iter(run))!r}, theirs is {queries[0].query_id!r}"
+            )
+        return cls(rankings)
+
+    def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
+        """The recorded candidates, all of them: they are as deep as was recorded.
+
+        Raises:
+            QueryError: no ranking was recorded for this query.
+        """
+        del depth
+        try:
+            return self._rankings[query]
+        except KeyError:
+            raise QueryError("this query is not among the recorded ones") from None

@@ -1,0 +1,271 @@
+"""What the guard takes, calibration takes: callables, objects, asynchronous ones, hits, runs."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from calibration.calibrate import Calibration, calibrate
+from calibration.calibrate_route import Settings
+from calibration.compare.candidates import Candidate
+from calibration.compare.comparison import compare
+from calibration.data.dataset import Dataset, Query
+from calibration.data.readers import RunEntry, read_trec_qrels, read_trec_run
+from calibration.replay import replay
+from calibration.report import report
+from calibration.retrievers import RecordedRankings, WrappedRetriever
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
+from ctxguard.errors import (
+    CalibrationError,
+    ConfigurationError,
+    DataError,
+    QueryError,
+    StageUnavailableError,
+)
+from ctxguard.guard import ContextGuard
+
+N = 40
+DATASET = Dataset(
+    "numbers",
+    tuple(Query(f"q{n}", f"question {n}") for n in range(N)),
+    {f"q{n}": {f"{n}-1": 1} for n in range(N)},
+)
+
+
+def search(query: str, *, depth: int) -> list[Hit]:
+    """Five passages, of which the first answers."""
+    number = query.rsplit(maxsplit=1)[-1]
+    hits = [Hit(f"{number}-{rank}", 1.0 / rank, f"text {rank}") for rank in range(1, 6)]
+    return hits[:depth]
+
+
+async def asearch(query: str, depth: int) -> list[Hit]:
+    await asyncio.sleep(0)
+    return search(query, depth=depth)
+
+
+class Plain:
+    def retrieve(self, query: str, *, depth: int) -> list[Hit]:
+        return search(query, depth=depth)
+
+
+class AsyncOnly:
+    """Like a client of a real engine, it belongs to the loop that it was first used on."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def aretrieve(self, query: str, *, depth: int) -> list[Hit]:
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop()
+        return search(query, depth=depth)
+
+
+class Both(Plain, AsyncOnly):
+    """The plain call needs no loop."""
+
+
+class Called:
+    async def __call__(self, query: str, *, depth: int) -> list[Hit]:
+        return search(query, depth=depth)
+
+
+class Rankings:
+    def retrieve(self, query: str, *, depth: int) -> Ranking:
+        return Ranking.from_hits(search(query, depth=depth), "ratio")
+
+
+def generated(query: str, *, depth: int) -> Iterator[Hit]:
+    yield from search(query, depth=depth)
+
+
+def awaitable(query: str, depth: int) -> object:
+    return asearch(query, depth)
+
+
+def in_a_task(query: str, *, depth: int) -> object:
+    """Needs the loop to be running when it is called."""
+    return asyncio.get_running_loop().create_task(asearch(query, depth))
+
+
+async def task_later(query: str, *, depth: int) -> list[Hit]:
+    return await in_a_task(query, depth=depth)  # type: ignore[misc,no-any-return]
+
+
+def without_scores(query: str, *, depth: int) -> list[Hit]:
+    return [Hit(hit.passage_id, text=hit.text) for hit in search(query, depth=depth)]
+
+
+ANYTHING: dict[str, Callable[[], object]] = {
+    "function": lambda: search,
+    "async function": lambda: asearch,
+    "plain function of an awaitable": lambda: awaitable,
+    "object": Plain,
+    "async only": AsyncOnly,
+    "both": Both,
+    "async call": Called,
+    "rankings": Rankings,
+    "generator": lambda: generated,
+    "task": lambda: task_later,
+}
+
+
+def calibrated(retriever: object, kind: str | None = "ratio") -> Calibration:
+    return calibrate(retriever, DATASET, Settings(depth=5), score_kind=kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ANYTHING)
+def test_whatever_the_guard_takes_is_calibrated_compared_and_reported(name: str) -> None:
+    retriever = ANYTHING[name]()
+    calibration = calibrated(retriever)
+    route = calibration.profile.routes[Route.EXTERNAL]
+    assert route.score_kind is ScoreKind.RATIO
+    assert route.held_out is not None
+    assert route.held_out.metrics["recall"].value == 1.0
+    fixed = Candidate("first 2", RatioPolicy(k=2), Route.EXTERNAL)
+    comparison = compare([fixed], lambda _: retriever, DATASET, depth=5, score_kind="ratio")  # type: ignore[arg-type,return-value]
+    assert comparison.candidates[0].metrics["kept"].value == 2.0
+    assert report(calibration, None) is not None
+    guard = ContextGuard(ANYTHING[name](), score_kind="ratio", profile=calibration.profile)  # type: ignore[arg-type]
+    assert asyncio.run(guard.aretrieve("question 3")).kept_ids[0] == "3-1"
+
+
+def test_calibration_runs_beside_a_running_loop_as_in_a_notebook() -> None:
+    async def main() -> Calibration:
+        return calibrated(asearch)
+
+    assert asyncio.run(main()).profile.routes
+
+
+def test_a_sync_and_an_async_function_serve_one_guard() -> None:
+    guard = ContextGuard(search, aretriever=asearch, score_kind="ratio", k=2)
+    assert guard.retrieve("question 1").kept_ids == ("1-1", "1-2")
+    assert asyncio.run(guard.aretrieve("question 1")).kept_ids == ("1-1", "1-2")
+    with pytest.raises(ConfigurationError, match="give an async function"):
+        ContextGuard(search, aretriever=search, score_kind="ratio")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["rank", ScoreKind.RANK, None])
+def test_without_scores_only_k_is_chosen_and_the_guard_serves_by_it(kind: str | None) -> None:
+    profile = calibrated(without_scores, kind).profile
+    route = profile.routes[Route.EXTERNAL]
+    assert route.score_kind is ScoreKind.RANK
+    assert isinstance(route.policy, RatioPolicy)
+    assert route.policy.min_ratio == 0.0
+    context = ContextGuard(without_scores, score_kind=kind, profile=profile).retrieve("question 7")  # type: ignore[arg-type]
+    assert context.kept_ids == tuple(f"7-{rank}" for rank in range(1, route.policy.k + 1))
+    assert context.text
+
+
+def test_scores_without_a_kind_are_refused_with_the_kinds() -> None:
+    with pytest.raises(ConfigurationError, match="plain hits need score_kind"):
+        calibrated(search, None)
+
+
+def test_what_a_retriever_raises_is_quoted_with_the_query() -> None:
+    def broken(query: str, *, depth: int) -> list[Hit]:
+        raise OSError("engine.example: connection refused")
+
+    with pytest.raises(CalibrationError, match=r"q0: retriever: OSError: engine\.example"):
+        calibrated(broken)
+    with pytest.raises(StageUnavailableError, match="OSError"):
+        WrappedRetriever(broken).retrieve("a query")
+
+
+def test_a_single_query_that_fails_is_left_out_and_said() -> None:
+    def sometimes(query: str, *, depth: int) -> list[Hit]:
+        if query == "question 3":
+            raise TimeoutError("late")
+        return search(query, depth=depth)
+
+    pools = replay(sometimes, DATASET.queries, depth=5, score_kind="ratio")
+    assert pools.skipped == ("q3: retriever: TimeoutError: late",)
+    assert len(pools) == N - 1
+
+
+@pytest.mark.parametrize(
+    ("retriever", "message"),
+    [
+        (42, "a int is no retriever"),
+        (Plain, "Plain is a class and no retriever: give an object of it"),
+        (lambda query: [], r"cannot be called with \(query, depth=…\).*wrap it"),
+        (lambda query, *, depth: ["a text"], "holds str; make each item a ctxguard.Hit"),
+        (lambda query, *, depth: [("a", 0.5)], "holds tuple; make each item a ctxguard.Hit"),
+        (lambda query, *, depth: None, "returned a NoneType; return a Ranking"),
+    ],
+)
+def test_what_is_no_retriever_is_refused_at_once(retriever: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        calibrated(retriever)
+
+
+def test_a_signature_that_no_request_can_call_is_refused_when_the_guard_is_made() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be called"):
+        ContextGuard(lambda query, limit: [], score_kind="ratio")  # type: ignore[arg-type,misc]
+
+
+def test_a_fingerprint_is_that_given_or_the_retrievers_own() -> None:
+    class Named(Plain):
+        def fingerprint(self) -> dict[str, str]:
+            return {"engine": "1"}
+
+    assert calibrated(Named()).profile.fingerprint == {"engine": "1"}
+    given = calibrate(
+        Named(), DATASET, Settings(depth=5), score_kind="ratio", fingerprint={"engine": "2"}
+    )
+    assert given.profile.fingerprint == {"engine": "2"}
+    assert WrappedRetriever(search).fingerprint() == {}
+
+
+def test_pools_of_a_retriever_without_a_fingerprint_are_not_cached(tmp_path: Path) -> None:
+    replay(search, DATASET.queries, score_kind="ratio", cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_passages_are_found_again_where_they_are_kept() -> None:
+    retriever = WrappedRetriever(search, score_kind="ratio", keep_passages=True)
+    replay(retriever, DATASET.queries[:1])
+    assert retriever.passage("0-2") == Passage("0-2", "text 2")
+    with pytest.raises(KeyError):
+        WrappedRetriever(search).passage("0-2")
+
+
+class TestRecordedRankings:
+    def test_a_trec_run_and_qrels_calibrate_without_any_retriever(self, tmp_path: Path) -> None:
+        run, qrels = tmp_path / "run.trec", tmp_path / "qrels.trec"
+        lines = [
+            f"q{number} Q0 p{number}-{rank} {rank} {10.0 / rank:.4f} tag"
+            for number in range(40)
+            for rank in range(1, 11)
+        ]
+        run.write_text("\n".join(lines))
+        qrels.write_text("\n".join(f"q{number} 0 p{number}-1 1" for number in range(40)))
+        queries = tuple(Query(f"q{number}", f"question {number}") for number in range(40))
+        dataset = Dataset("trec", queries, read_trec_qrels(qrels))
+        recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
+        found = calibrate(recorded, dataset, Settings(depth=10))
+        route = found.profile.routes[Route.EXTERNAL]
+        assert isinstance(route.policy, RatioPolicy)
+        assert route.held_out is not None
+        assert route.held_out.metrics["udcg_strict"].value == 1.0
+
+    def test_a_query_that_the_run_left_out_has_no_candidates(self) -> None:
+        recorded = RecordedRankings.of_run({}, (Query("q", "left out"),), ScoreKind.RATIO)
+        assert len(recorded.retrieve("left out")) == 0
+
+    def test_a_run_of_other_queries_is_refused(self) -> None:
+        run = {"301": (RunEntry("p", 1.0, 1),)}
+        with pytest.raises(DataError, match=r"holds none of the 40 queries.*'301'.*'q0'"):
+            RecordedRankings.of_run(run, DATASET.queries)
+
+    def test_queries_of_one_text_must_have_one_ranking(self) -> None:
+        queries = (Query("a", "same"), Query("b", "same"))
+        run = {"a": (RunEntry("p", 1.0, 1),), "b": (RunEntry("p", 1.0, 1),)}
+        assert len(RecordedRankings.of_run(run, queries).retrieve("same")) == 1
+        with pytest.raises(DataError, match="'a' and 'b' have one text"):
+            RecordedRankings.of_run({**run, "b": (RunEntry("x", 1.0, 1),)}, queries)
+
+    def test_a_query_that_was_never_given_is_refused(self) -> None:
+        with pytest.raises(QueryError, match="not among the recorded ones"):
+            RecordedRankings({}).retrieve("unknown")
