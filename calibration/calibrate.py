@@ -15,7 +15,13 @@ from calibration.calibrate_route import (
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.fit import fit_fusion
 from calibration.pool_labels import label, unlabelled_note
-from calibration.replay import Pools, Progress, encode_queries, replay
+from calibration.replay import (
+    Pools,
+    Progress,
+    check_labels_are_found,
+    encode_queries,
+    replay,
+)
 from calibration.retrievers import Replayable, WrappedRetriever, wrapped
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
@@ -143,6 +149,8 @@ def calibrate(
             progress=passes(f"replaying {name}", len(dataset)),
             cache=cache,
         )
+        if single:
+            check_labels_are_found(replayed, dataset)
         pools[replayed.route] = replayed
         outcomes[replayed.route] = calibrate_route(replayed, dataset, chosen_on, held_out, settings)
     profile = Profile(

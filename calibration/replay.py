@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from calibration.data.dataset import Query
+from calibration.data.dataset import Dataset, Query
+from calibration.data.readers import RunEntry
 from calibration.retrievers import WrappedRetriever, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
@@ -119,6 +120,39 @@ class Pools:
                     for name, scores in self.legs.items()
                 },
             )
+
+    def run(self) -> dict[str, tuple[RunEntry, ...]]:
+        """The pools as a TREC run: candidates by query id, best first."""
+        return {
+            query_id: tuple(
+                [
+                    RunEntry(passage_id, score, rank)
+                    for rank, (passage_id, score) in enumerate(
+                        zip(ids, self.scores[row, : len(ids)].tolist(), strict=True), start=1
+                    )
+                ]
+            )
+            for row, (query_id, ids) in enumerate(
+                zip(self.query_ids, self.passage_ids, strict=True)
+            )
+        }
+
+
+def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
+    """Refuse labels of passages that a retriever returned for no query.
+
+    Raises:
+        CalibrationError: no candidate of any query is a passage that is labelled relevant.
+    """
+    relevant = {one for grades in dataset.qrels.values() for one, grade in grades.items() if grade}
+    retrieved = [one for ids in pools.passage_ids for one in ids]
+    if relevant and retrieved and relevant.isdisjoint(retrieved):
+        raise CalibrationError(
+            f"{dataset.name}: none of the {len(relevant):,} relevant passages, first "
+            f"{min(relevant)!r}, is among the {len(retrieved):,} candidates, first "
+            f"{retrieved[0]!r}; give the labels of the corpus that the retriever searches, by the "
+            "same ids"
+        )
 
 
 @dataclass(frozen=True, slots=True)

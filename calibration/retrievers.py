@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from calibration.data.dataset import Query
 from calibration.data.readers import RunEntry
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Hit,
@@ -90,6 +91,18 @@ class WrappedRetriever:
             return dict(self._fingerprint)
         own = getattr(self._retriever, "fingerprint", None)
         return dict(own()) if callable(own) else {}
+
+    def with_fusion(self, fusion: Fusion) -> "WrappedRetriever":
+        """The retriever under another fusion if it can be set, else itself; as the guard does."""
+        inner: Any = self._retriever
+        if not hasattr(inner, "with_fusion"):
+            return self
+        return WrappedRetriever(
+            inner.with_fusion(fusion),
+            score_kind=self._score_kind,
+            fingerprint=self._fingerprint,
+            keep_passages=self._passages is not None,
+        )
 
     def passage(self, passage_id: str) -> Passage:
         """A passage that was retrieved before.

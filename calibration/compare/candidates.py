@@ -34,6 +34,7 @@ class Candidate:
         reranker: Name or folder of the CrossEncoder, if the route reranks; None for the one that
             the comparison was given.
         profile_id: Id of the profile that it comes from; None if it was written in words.
+        source: The retriever or run that ranks, by name; None for the index.
     """
 
     name: str
@@ -42,31 +43,38 @@ class Candidate:
     fusion: Fusion = Fusion()  # noqa: RUF009  frozen
     reranker: str | None = None
     profile_id: str | None = None
+    source: str | None = None
 
     @property
-    def stages(self) -> tuple[Route, Fusion, str | None]:
-        """What determines the ranking: route, fusion and reranker."""
-        return self.route, self.fusion if _fuses(self.route) else Fusion(), self.reranker
+    def stages(self) -> tuple[Route, Fusion, str | None, str | None]:
+        """What determines the ranking: route, fusion, reranker and source."""
+        fusion = self.fusion if _fuses(self.route) else Fusion()
+        return self.route, fusion, self.reranker, self.source
 
     def describe(self) -> dict[str, Any]:
         """All settings, as JSON."""
-        route, fusion, reranker = self.stages
+        route, fusion, reranker, source = self.stages
         return {
             "route": route.value,
             "fusion": asdict(fusion) if _fuses(route) else None,
             "reranker": reranker,
+            "source": source,
             "policy": asdict(self.policy),
             "profile_id": self.profile_id,
         }
 
 
-def parse_candidates(text: str, ks: Sequence[int] = (DEFAULT_K,)) -> tuple[Candidate, ...]:
+def parse_candidates(
+    text: str, ks: Sequence[int] = (DEFAULT_K,), source: str | None = None
+) -> tuple[Candidate, ...]:
     """The candidates that a text of the form ``NAME=SPEC`` describes.
 
     Args:
         text: See ``SPEC``; the route is ``hybrid`` unless given.
         ks: Used if the spec names no k: one candidate for each, with the k in its name if there
             are several.
+        source: The retriever or run that ranks, whose only route is ``external``; None for the
+            index.
 
     Raises:
         ConfigurationError: a part that cannot be read, is given twice, or has no effect.
@@ -87,7 +95,12 @@ def parse_candidates(text: str, ks: Sequence[int] = (DEFAULT_K,)) -> tuple[Candi
         if setting in settings:
             raise ConfigurationError(f"the candidate {text!r} gives its {setting} twice")
         settings[setting] = value
-    route: Route = settings.get("route", Route.HYBRID)
+    if source is not None and (stages := settings.keys() - {"k", "min_ratio"}):
+        raise ConfigurationError(
+            f"the candidate {text!r} gives its {min(stages)}, but a retriever of your own and a "
+            "run have no stages to choose; give k and min_ratio, or an index"
+        )
+    route: Route = settings.get("route", Route.HYBRID if source is None else Route.EXTERNAL)
     if "reranker" in settings and not route.value.endswith(_RERANK):
         route = Route(route.value + _RERANK)
     if "fusion" in settings and not _fuses(route):
@@ -106,6 +119,7 @@ def parse_candidates(text: str, ks: Sequence[int] = (DEFAULT_K,)) -> tuple[Candi
         route=route,
         fusion=fusion,
         reranker=settings.get("reranker"),
+        source=source,
     )
     return (candidate,) if "k" in settings else at_each_k((candidate,), ks)
 
@@ -164,8 +178,18 @@ def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
     return tuple(candidates)
 
 
-def from_profile(name: str, profile: Profile) -> Candidate:
+def of_source(source: str) -> Candidate:
+    """A wrapped retriever or a recorded run of this name, at a fixed k."""
+    return Candidate(source, RatioPolicy(), Route.EXTERNAL, source=source)
+
+
+def from_profile(name: str, profile: Profile, source: str | None = None) -> Candidate:
     """The profile's route with the most stages, with its policy and fusion.
+
+    Args:
+        name: Of the candidate.
+        profile: The profile.
+        source: The retriever or run that ranks; None for the index.
 
     >>> from ctxguard.profile.schema import Provenance, RouteProfile
     >>> from ctxguard.core.types import ScoreKind
@@ -186,6 +210,7 @@ def from_profile(name: str, profile: Profile) -> Candidate:
         route=route,
         fusion=profile.fusion,
         profile_id=profile.profile_id,
+        source=source,
     )
 
 

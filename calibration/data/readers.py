@@ -6,7 +6,7 @@ counted and listed in ``Dataset.notes`` (DESIGN.md §9).
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +29,7 @@ from calibration.data.text_files import (
     shown,
     whole_number,
 )
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 
@@ -321,6 +322,38 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
         )
         for query_id, entries in rankings.items()
     }
+
+
+def write_trec_run(
+    path: Path | str, run: Mapping[str, Sequence[RunEntry]], *, tag: str = "ctxguard"
+) -> None:
+    """Write rankings as a TREC run file, ``query Q0 passage rank score tag``.
+
+    ``read_trec_run`` reads the same rankings back, scores to the last bit.
+
+    Args:
+        path: The file; written beside and renamed, so that no reader meets half of it.
+        run: Rankings by query id, best first. A query without candidates has no line.
+        tag: The name of the run.
+
+    Raises:
+        DataError: an id that holds white space, which the format cannot carry, or no id at all.
+    """
+    path = Path(path)
+    lines = []
+    for query_id, entries in run.items():
+        for entry in entries:
+            for name in (query_id, entry.passage_id, tag):
+                if name.split() != [name]:
+                    raise DataError(
+                        f"{shown(name)} cannot stand in a TREC run, whose columns are separated by "
+                        "white space; give it an id without any",
+                        path=path,
+                    )
+            lines.append(f"{query_id} Q0 {entry.passage_id} {entry.rank} {entry.score!r} {tag}\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as stream:
+        stream.write("".join(lines).encode())
 
 
 def _finite(value: str, path: Path, line: int) -> float:

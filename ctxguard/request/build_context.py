@@ -11,7 +11,7 @@ from ctxguard.core.context import Assembled, Assembly, Context, assemble, bare_p
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Flag, Mode, Ranking, ScoreKind
+from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
 
@@ -48,7 +48,7 @@ def build_context(
     decision, flags = _decide(request, ranking, bare)
     assembled = Assembled() if request.mode is Mode.OFF else assemble(decision, assembly)
     passages = assembled.passages
-    if decision.n_kept and len(assembled.dropped) == decision.n_kept and not assembled.flags:
+    if assembled.dropped and not passages and _none_readable(assembled):
         # Nothing that was kept can be read, and that must not look like nothing relevant.
         beyond = decision.order[decision.n_kept :]
         position = first_readable(ranking, beyond)
@@ -82,6 +82,10 @@ def build_context(
         session_id=given.session_id,
         profile_id=request.bound.profile_id,
     )
+
+
+def _none_readable(assembled: Assembled) -> bool:
+    return all(drop.reason is DropReason.UNREADABLE for drop in assembled.dropped)
 
 
 def _decide(

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from calibration.data.dataset import Dataset, Query, same_text, split_by_query, unknown_passages
 from calibration.data.readers import (
+    RunEntry,
     read_beir,
     read_corpus,
     read_jsonl,
     read_trec_qrels,
     read_trec_run,
     splits,
+    write_trec_run,
 )
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
@@ -501,3 +503,29 @@ def test_the_shared_collections_read_as_their_description_says(
     assert data.max_grade == 2
     assert unknown_passages(data, set(ids)) == ()
     assert data.notes == corpus.notes == ()
+
+
+class TestWritingRuns:
+    def test_a_run_is_read_back_as_it_was_written(self, tmp_path: Path) -> None:
+        run = {
+            "q2": (
+                RunEntry("b", 1 / 3, 1),
+                RunEntry("größe/東京", 1 / 3, 2),
+                RunEntry("c", -2e-9, 3),
+            ),
+            "q1": (RunEntry("b", 1e12, 1),),
+        }
+        file = tmp_path / "new" / "out.run"
+        write_trec_run(file, {**run, "empty": ()})
+        assert read_trec_run(file) == run
+        assert file.read_text(encoding="utf-8").splitlines()[-1] == (
+            "q1 Q0 b 1 1000000000000.0 ctxguard"
+        )
+
+    @pytest.mark.parametrize(("query", "passage"), [("a query", "p"), ("q", "p 1"), ("q", "")])
+    def test_an_id_that_the_format_cannot_carry_is_refused(
+        self, tmp_path: Path, query: str, passage: str
+    ) -> None:
+        with pytest.raises(DataError, match="cannot stand in a TREC run"):
+            write_trec_run(tmp_path / "out.run", {query: (RunEntry(passage, 1.0, 1),)})
+        assert list(tmp_path.iterdir()) == []
