@@ -2,6 +2,7 @@
 
     python -m benchmarks.policies --data DIR … --splits 20 --json policies.json
     python -m benchmarks.policies --data DIR … --splits 20 --labels 20
+    python -m benchmarks.policies --data DIR … --splits 10 --equal-recall --json equal_recall.json
 
 Each folder is a BEIR folder. Its corpus is indexed once, and the queries of all its splits are
 used together on the hybrid route. In every repeat a random half of the queries fits the fusion and
@@ -10,13 +11,16 @@ measured it; intervals are 95% paired bootstraps over queries. Each set has the 
 mean over sets.
 
 Strict UDCG: +1 for a kept passage of the highest grade, +0.5 for a lower grade, −1 for a known
-distractor, −0.5 for a passage judged not relevant and −0.2 for one that nobody judged, or −0.5 where
+distractor, −0.5 for a passage judged not relevant, −0.2 for one that nobody judged, or −0.5 where
 labels hold relevant passages only (the default ``Utilities``). Whatever is kept for a query that
 nothing answers is harm.
 
 With ``--labels N`` the calibration half is cut down to N answerable queries and a proportional
 number of others, and the family is that of ``--policy auto``. Repeats whose half has fewer are left
 out and counted.
+
+With ``--equal-recall`` the default objective of ``calibrate`` stands beside the first 5 and the
+first 10, whose recall it is to keep, with 20, 50 and all answerable queries of the half that fits.
 """
 
 import argparse
@@ -46,7 +50,8 @@ from ctxguard.errors import CalibrationError
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Compare policies on queries that took no part in their choice."
-METRICS = ("udcg_strict", "udcg_heuristic", "recall", "precision", "kept", "empty")
+METRICS = ("udcg_strict", "udcg_heuristic", "recall", "precision", "harm", "kept", "empty")
+SHOWN = ("udcg_strict", "udcg_heuristic", "recall", "precision", "kept", "empty")
 AGAINST = ("k 5", "seed rule", "ratio")
 PAIRS = (
     *[(policy, other) for policy in RULES for other in AGAINST if policy != other],
@@ -57,6 +62,13 @@ LARGE_SET = 50
 """Test queries from which a set must show a gain by itself."""
 
 LABEL_SHARE = 0.9
+
+EQUAL_RECALL = {k: (f"k {k}", f"keep recall {k}") for k in (5, 10)}
+"""By serving k, what is served today and what the default objective chooses."""
+
+LABELS = {"20": 20, "50": 50, "all": None}
+LEAST_RECALL_DIFFERENCE = -0.015
+LEAST_MEAN_RECALL_DIFFERENCE = -0.01
 
 
 @dataclass
@@ -133,18 +145,24 @@ def measure_contexts(view: View, contexts: Contexts) -> dict[str, FloatArray]:
         "udcg_heuristic": (heuristic * discounted).sum(axis=1),
         "recall": recall,
         "precision": precision,
+        "harm": np.maximum(-labels.utilities * discounted, 0.0).sum(axis=1),
         "kept": contexts.kept.astype(np.float64),
         "empty": (contexts.kept == 0).astype(np.float64),
     }
 
 
 def measure(
-    collection: Collection, splits: int, seed: int, n_labels: int | None = None
+    collection: Collection,
+    splits: int,
+    seed: int,
+    n_labels: int | None = None,
+    policies: Sequence[str] = (),
 ) -> Measured:
-    """Every policy on every split of one set."""
+    """Some policies on every split of one set; all of them unless they are named."""
     dataset = collection.dataset
     row_of = {query.query_id: row for row, query in enumerate(dataset.queries)}
-    policies = tuple(RULES) if n_labels is None else ("k 5", "ratio", "auto")
+    if not policies:
+        policies = tuple(RULES) if n_labels is None else ("k 5", "ratio", "auto")
     shape = (splits, len(dataset))
     measured = Measured(
         collection.name,
@@ -266,12 +284,12 @@ def policy_table(
     """One set, or the mean over sets, as a person reads it."""
     table = Table(title=title, title_justify="left")
     table.add_column("policy", no_wrap=True)
-    for metric in METRICS:
+    for metric in SHOWN:
         table.add_column(metric.replace("udcg_", "UDCG "), justify="right")
     for other in AGAINST:
         table.add_column(f"strict UDCG − {other}", justify="right", no_wrap=True)
     for policy, own in figures.items():
-        cells = [f"{own[metric]:.3f}" for metric in METRICS]
+        cells = [f"{own[metric]:.3f}" for metric in SHOWN]
         for other in AGAINST:
             difference = found.get(policy, {}).get(other)
             cells.append("" if difference is None else _shown(difference))
@@ -364,12 +382,87 @@ def labels_report(
     return {"sets": results, "repeats": total, "better": better}
 
 
+def equal_recall_report(sets: Mapping[str, Sequence[Measured]], console: Console) -> dict[str, Any]:
+    """The default objective less the first k, by number of labels, printed and returned."""
+    results: dict[str, Any] = {"labels": {}}
+    bars: dict[str, bool] = {}
+    for labels, measured in sets.items():
+        results["labels"][labels] = {}
+        for k, (today, chosen) in EQUAL_RECALL.items():
+            table = Table(
+                title=f"recall kept of the first {k}, {labels} labelled queries: differences",
+                title_justify="left",
+            )
+            table.add_column("set", no_wrap=True)
+            for column in ("repeats", "as today", "recall", "strict UDCG", "harm", "kept"):
+                table.add_column(column, justify="right")
+            rows = {}
+            for own in measured:
+                repeats = len(own.labelled)
+                if repeats == 0:
+                    continue
+                differences = {
+                    metric: float(
+                        np.nanmean(own.mean_by_query(chosen, metric))
+                        - np.nanmean(own.mean_by_query(today, metric))
+                    )
+                    for metric in ("recall", "udcg_strict", "harm", "kept")
+                }
+                as_today = sum(choice.startswith(f"k={k}") for choice in own.choices[chosen])
+                rows[own.name] = {
+                    "queries": len(own.query_ids),
+                    "repeats": repeats,
+                    "as_today": as_today / repeats,
+                    **differences,
+                }
+                table.add_row(
+                    own.name,
+                    str(repeats),
+                    f"{as_today / repeats:.0%}",
+                    *(f"{value:+.3f}" for value in differences.values()),
+                )
+            mean = {
+                metric: float(np.mean([row[metric] for row in rows.values()]))
+                for metric in ("recall", "udcg_strict", "harm", "kept")
+            }
+            table.add_row("mean", "", "", *(f"{value:+.3f}" for value in mean.values()))
+            console.print(table)
+            results["labels"][labels][str(k)] = {"sets": rows, "mean": mean}
+            bars |= _equal_recall_bars(rows, mean, f"k {k}, {labels} labels")
+    for bar, met in bars.items():
+        console.print(f"{'met   ' if met else 'MISSED'} {bar}")
+    return results | {"bars": bars}
+
+
+def _equal_recall_bars(
+    rows: Mapping[str, Mapping[str, float]], mean: Mapping[str, float], where: str
+) -> dict[str, bool]:
+    large = [row for row in rows.values() if row["queries"] // 2 >= LARGE_SET]
+    worst = min(row["recall"] for row in large)
+    return {
+        f"{where}: recall difference ≥ {LEAST_RECALL_DIFFERENCE:g} on every set with {LARGE_SET} "
+        "test queries or more": worst >= LEAST_RECALL_DIFFERENCE,
+        f"{where}: ≥ {LEAST_MEAN_RECALL_DIFFERENCE:g} on the mean": (
+            mean["recall"] >= LEAST_MEAN_RECALL_DIFFERENCE
+        ),
+        f"{where}: fewer passages and less harm on each of those": all(
+            row["kept"] < 0.0 and row["harm"] < 0.0 for row in large
+        ),
+        f"{where}: strict UDCG never lower": all(
+            row["udcg_strict"] >= 0.0 for row in rows.values()
+        ),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; the exit status is 1 where a bar is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.policies", description=SUMMARY)
     parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     parser.add_argument("--splits", type=int, default=20, help="repeats (default 20)")
     parser.add_argument("--labels", type=int, metavar="N", help="answerable queries to choose on")
+    parser.add_argument(
+        "--equal-recall", action="store_true", help="the default objective beside the first k"
+    )
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
@@ -379,11 +472,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=150)
     embedder = SentenceTransformerEmbedder()
     start = time.perf_counter()
-    sets = []
+    sets: list[Measured] = []
+    by_labels: dict[str, list[Measured]] = {name: [] for name in LABELS}
+    kept = tuple(name for pair in EQUAL_RECALL.values() for name in pair)
     for folder in options.data:
         collection = Collection(folder, options.cache, embedder)
         try:
-            sets.append(measure(collection, options.splits, options.seed, options.labels))
+            if options.equal_recall:
+                for name, n in LABELS.items():
+                    by_labels[name].append(
+                        measure(collection, options.splits, options.seed, n, kept)
+                    )
+            else:
+                sets.append(measure(collection, options.splits, options.seed, options.labels))
         except CalibrationError as error:
             parser.error(f"{folder}: {error}")
         console.print(f"[dim]{folder.name}: {time.perf_counter() - start:.0f} s so far[/dim]")
@@ -393,7 +494,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "labels": options.labels,
         "environment": environment(),
     }
-    if options.labels is None:
+    if options.equal_recall:
+        found = equal_recall_report(by_labels, console)
+        ok = all(found["bars"].values())
+    elif options.labels is None:
         found = full_report(sets, options.seed, console)
         ok = all(found["bars"].values())
     else:
