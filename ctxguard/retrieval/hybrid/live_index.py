@@ -61,7 +61,8 @@ class LiveIndex:
         with self._writing:
             if folder == self.folder and _version_of(folder) == self.version is not None:
                 return False
-            index, version = open_index(folder, own_analyser(self.index.lexical.analyser), verify)
+            analyser = own_analyser(self.index.lexical.analyser)
+            index, version = open_index(folder, analyser, verify, opened=self.index)
             index.check_embedder(embedder)
             self._swap(index)
             self.folder, self.version = folder, version
@@ -74,9 +75,18 @@ class LiveIndex:
 
 
 def open_index(
-    folder: Path, analyser: Analyser | None, verify: bool | None
+    folder: Path,
+    analyser: Analyser | None,
+    verify: bool | None,
+    opened: HybridIndex | None = None,
 ) -> tuple[HybridIndex, FileVersion | None]:
     """Open the index of a folder, again if another is saved over it meanwhile.
+
+    Args:
+        folder: Where it was saved.
+        analyser: As for `HybridIndex.load`.
+        verify: As for `HybridIndex.load`.
+        opened: As for `HybridIndex.load`.
 
     Returns:
         The index, and the version of the manifest that it was opened by.
@@ -87,7 +97,8 @@ def open_index(
     for _ in range(_MAX_OPENINGS):
         version = _version_of(folder)
         try:
-            return HybridIndex.load(folder, analyser=analyser, verify=verify), version
+            index = HybridIndex.load(folder, analyser=analyser, verify=verify, opened=opened)
+            return index, version
         except IndexFolderError:
             # Saving deletes the previous generation, perhaps while it is being read here.
             if _version_of(folder) == version:

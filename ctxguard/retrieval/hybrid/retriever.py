@@ -312,7 +312,10 @@ class HybridRetriever:
             KeyError: no passage has it.
         """
         passages = self.generation.passages
-        return passages[passages.row_of[passage_id]]
+        row = passages.row_of(passage_id)
+        if row is None:
+            raise KeyError(passage_id)
+        return passages[row]
 
     def add(self, passages: Iterable[Passage], progress: Progress | None = None) -> None:
         """Add passages, for every view of this retriever at once.

@@ -118,7 +118,7 @@ class SearchSettings:
             raise ConfigurationError(
                 f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
             )
-        n_passages, dimension = index.dense.vectors.shape
+        n_passages, dimension = len(index.dense), index.dense.dimension
         if query_vector is not None and np.shape(query_vector) != (dimension,):
             raise ConfigurationError(
                 f"query_vector has shape {np.shape(query_vector)}, the index's vectors have "

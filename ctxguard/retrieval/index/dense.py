@@ -22,6 +22,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index.filters import AllowedRows
+from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import Float32Array, RowArray
 
 EXACT_LIMIT = 20_000
@@ -171,6 +172,10 @@ class DenseIndex:
         # faiss pads with row -1 where it finds fewer.
         return rows if rows[-1] >= 0 else rows[rows >= 0]
 
+    def vectors_at(self, rows: RowArray) -> Float32Array:
+        """The vectors of rows, in their order, shape (n_rows, dimension)."""
+        return self.vectors[rows]
+
     def save(self, folder: Path) -> None:
         """Write the vectors as an array and the codes, if there are any, as faiss writes them."""
         np.save(folder / VECTORS, self.vectors)
@@ -197,3 +202,67 @@ class DenseIndex:
             if (codes.ntotal, codes.d) != vectors.shape:
                 raise ValueError(f"{CODES} and {VECTORS} do not belong together")
         return cls(vectors, codes, exact_limit=exact_limit)
+
+
+class EditedDenseIndex:
+    """The vectors of an edited index: the base's are searched as before, the tail's one by one.
+
+    Args:
+        base: The base's vectors.
+        tail: The tail's vectors, without codes.
+        row_map: Which of them are there.
+
+    Attributes:
+        dimension: Length of a vector.
+        exact_limit: The base's.
+        is_exact: Whether a search compares the query with every vector.
+    """
+
+    def __init__(self, base: DenseIndex, tail: DenseIndex, row_map: RowMap) -> None:
+        self._base, self._tail, self._row_map = base, tail, row_map
+        self._n_deleted = int((row_map.base_rows < 0).sum())
+        self.dimension = base.dimension
+        self.exact_limit = base.exact_limit
+        self.is_exact = base.is_exact
+
+    def __len__(self) -> int:
+        return self._row_map.stored.size
+
+    def search(
+        self, vector: Float32Array, k: int, allowed: AllowedRows | None = None
+    ) -> tuple[RowArray, FloatArray]:
+        """The at most ``k`` rows nearest to a unit vector; arguments as for `DenseIndex.search`."""
+        in_base = in_tail = None
+        if allowed is not None:
+            base_rows, tail_rows = self._row_map.split(allowed.rows)
+            in_base = AllowedRows(base_rows, len(self._base))
+            in_tail = AllowedRows(tail_rows, len(self._tail))
+        base = self._search_base(vector, k, in_base)
+        tail = self._tail.search(vector, min(k, len(self._tail)), in_tail)
+        rows = np.concatenate((base[0], self._row_map.tail_rows[tail[0]]))
+        cosines = np.concatenate((base[1], tail[1]))
+        best = np.lexsort((rows, -cosines))[:k]
+        return rows[best], cosines[best]
+
+    def _search_base(
+        self, vector: Float32Array, k: int, allowed: AllowedRows | None
+    ) -> tuple[RowArray, FloatArray]:
+        """The base's best that are there: deleted ones take places, so more are looked for."""
+        rows, cosines = np.zeros(0, np.int64), np.zeros(0)
+        for more in (min(k, self._n_deleted), self._n_deleted):
+            stored, cosines = self._base.search(vector, min(k + more, len(self._base)), allowed)
+            rows = self._row_map.base_rows[stored]
+            if allowed is not None or more == self._n_deleted or (rows >= 0).sum() >= k:
+                break
+        return rows[rows >= 0][:k], cosines[rows >= 0][:k]
+
+    def vectors_at(self, rows: RowArray) -> Float32Array:
+        """The vectors of rows, in their order, shape (n_rows, dimension)."""
+        stored = self._row_map.stored[rows]
+        in_tail = stored >= len(self._base)
+        vectors = np.empty((rows.size, self.dimension), np.float32)
+        vectors[~in_tail] = self._base.vectors[stored[~in_tail]]
+        vectors[in_tail] = self._tail.vectors[stored[in_tail] - len(self._base)]
+        # Compiled loops have one variant for vectors that cannot be written to.
+        vectors.flags.writeable = False
+        return vectors

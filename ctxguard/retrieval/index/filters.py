@@ -10,12 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.metadata_filter import Token, Where, tokens
+from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import RowArray
 
 MAX_FIELDS = 16
@@ -105,6 +107,57 @@ def _read_fields(
                 values.add(row, metadata[name])
     fields = {name: values.field() for name, values in wanted.items() if name in existing}
     return fields, frozenset(existing)
+
+
+class FilteredRows(Protocol):
+    """Which rows of one generation a filter on metadata allows. Safe for several threads."""
+
+    def allowed(self, where: Where) -> AllowedRows:
+        """The rows that a filter allows."""
+        ...
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields in memory, which a new generation should read before it answers."""
+        ...
+
+    def prepare(self, fields: Iterable[str]) -> None:
+        """Read fields before the first filter needs them."""
+        ...
+
+
+class EditedMetadataRows:
+    """The rows of an edited index, from those of its base and its tail.
+
+    Args:
+        base: The rows of the base, whose fields stay in memory through all edits.
+        tail: The rows of the tail.
+        row_map: Which of them are there.
+    """
+
+    def __init__(self, base: FilteredRows, tail: FilteredRows, row_map: RowMap) -> None:
+        self._base, self._tail, self._row_map = base, tail, row_map
+
+    def allowed(self, where: Where) -> AllowedRows:
+        """The rows that a filter allows."""
+        rows = np.concatenate(
+            (
+                self._row_map.base_rows[self._base.allowed(where).rows],
+                self._row_map.tail_rows[self._tail.allowed(where).rows],
+            )
+        )
+        return AllowedRows(np.sort(rows[rows >= 0]), self._row_map.stored.size)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The base's fields in memory."""
+        return self._base.fields
+
+    def prepare(self, fields: Iterable[str]) -> None:
+        """Read fields of both before the first filter needs them."""
+        names = tuple(fields)
+        self._base.prepare(names)
+        self._tail.prepare(names)
 
 
 class MetadataRows:

@@ -1,15 +1,19 @@
 """The index of a hybrid retriever: passages, a lexical and a dense index, the embedder's identity.
 
-An index never changes: adding and deleting make a new one.
+An index never changes: adding and deleting make a new one, which shares the base with the old one.
+A search of an edited index finds what a search of one built anew from its passages finds; only
+codes, where there are any, are those of the base.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion
@@ -18,16 +22,26 @@ from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval.analysers import analyser_of_index
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index import storage
-from ctxguard.retrieval.index.dense import CODES, EXACT_LIMIT, DenseIndex, unit_rows
+from ctxguard.retrieval.index.dense import (
+    CODES,
+    EXACT_LIMIT,
+    DenseIndex,
+    EditedDenseIndex,
+    unit_rows,
+)
 from ctxguard.retrieval.index.filters import AllowedRows
-from ctxguard.retrieval.index.lexical import Bm25sIndex, LexicalEngine, build_lexical, load_lexical
+from ctxguard.retrieval.index.lexical import Bm25sIndex, EditedBm25sIndex, LexicalEngine
 from ctxguard.retrieval.index.passages import (
     BuildReport,
+    EditedPassageTable,
     PassageTable,
+    passage_line,
     searchable_text,
     validate_passages,
 )
-from ctxguard.retrieval.index.scripts import unhandled_letters
+from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
+from ctxguard.retrieval.index.segment import Segment
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -42,28 +56,84 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.index.kernels import FusedCandidates
 
 
+MERGE_FROM = 2_000
+"""Passages in the tail, or deleted from the base, above which a change merges base and tail."""
+
+_BASE, _TAIL = "base", "tail"
+_DELETED = "deleted.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a change of an index did, in passages.
+
+    Attributes:
+        added: New ids.
+        changed: Ids that were there with another title, text or metadata.
+        deleted: Ids that are no longer there.
+        unchanged: Ids that were given as they were there.
+        encoded: Passages whose vectors were computed: those added or with another title or text.
+    """
+
+    added: int = 0
+    changed: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    encoded: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edits:
+    """What was added to the base of an index and deleted from it, and is not merged yet.
+
+    Attributes:
+        tail: The passages that were added.
+        deleted: The rows of the base that were deleted, ascending.
+        row_map: The rows that are left, of both.
+    """
+
+    tail: Segment
+    deleted: RowArray
+    row_map: RowMap
+
+    @classmethod
+    def of(cls, base: Segment, tail: Segment, deleted: RowArray) -> "Edits":
+        """Map the rows of a base and a tail."""
+        row_map = RowMap.of(base.passages.ids, tail.passages.ids, deleted)
+        return cls(tail, deleted, row_map)
+
+    def save(self, folder: Path) -> None:
+        """Write plain files into a folder that is there."""
+        self.tail.save(folder)
+        np.save(folder / _DELETED, self.deleted)
+
+
 @dataclass(frozen=True, slots=True)
 class HybridIndex:
     """Passages with their lexical and dense index; row i is the same passage in all three.
 
     Attributes:
+        base: The passages as they were built or merged last.
+        edits: What was added and deleted since; None for nothing.
         passages: The passages, in the order of their ids.
         lexical: Their BM25 index.
         dense: Their vectors.
         engine: The lexical engine.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
-        corpus_digest: sha256 over ids, titles and texts; the same in any order of the corpus.
+        letters: How many letters of each script the passages have.
         report: How many passages were indexed, left out and repaired.
     """
 
+    base: Segment
+    edits: Edits | None
     passages: PassageTable
     lexical: LexicalIndex
-    dense: DenseIndex
+    dense: DenseIndex | EditedDenseIndex
     engine: LexicalEngine
     embedder: str
     embedder_weights: str
-    corpus_digest: str
+    letters: Mapping[str, int]
     report: BuildReport
 
     @classmethod
@@ -84,44 +154,59 @@ class HybridIndex:
             ConfigurationError: an unknown engine, or vectors of the wrong shape.
         """
         valid, report = validate_passages(passages)
-        vectors = _encode(embedder, valid, progress)
-        return cls._of(
+        segment = Segment.build(
             valid,
-            vectors,
+            _encode(embedder, valid, progress),
             engine=engine,
             analyser=analyser,
+            exact_limit=exact_limit,
+        )
+        return cls._of(
+            segment,
+            None,
+            engine=engine,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
-            exact_limit=exact_limit,
+            letters=letters_by_script([searchable_text(passage) for passage in valid]),
             report=report,
         )
 
     @classmethod
     def _of(
         cls,
-        passages: Sequence[Passage],
-        vectors: Float32Array,
+        base: Segment,
+        edits: Edits | None,
         *,
         engine: LexicalEngine,
-        analyser: Analyser,
         embedder: str,
         embedder_weights: str,
-        exact_limit: int,
+        letters: Mapping[str, int],
         report: BuildReport,
     ) -> "HybridIndex":
-        table = PassageTable.of(passages)
-        texts = [searchable_text(passage) for passage in passages]
-        unhandled, warning = unhandled_letters(texts, analyser)
+        passages, lexical, dense = _searched(base, edits)
+        unhandled, warning = unhandled_letters(letters, lexical.analyser)
         return cls(
-            passages=table,
-            lexical=build_lexical(engine, texts, analyser),
-            dense=DenseIndex.build(vectors, exact_limit=exact_limit),
+            base=base,
+            edits=edits,
+            passages=passages,
+            lexical=lexical,
+            dense=dense,
             engine=engine,
             embedder=embedder,
             embedder_weights=embedder_weights,
-            corpus_digest=table.digest(),
-            report=replace(report, unhandled_letters=unhandled, script_warning=warning),
+            letters=letters,
+            report=replace(
+                report,
+                indexed=len(passages),
+                unhandled_letters=unhandled,
+                script_warning=warning,
+            ),
         )
+
+    @property
+    def corpus_digest(self) -> str:
+        """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
+        return self.passages.digest
 
     def added(
         self,
@@ -135,25 +220,13 @@ class HybridIndex:
             DataError: an id that is already there; otherwise as for ``build``.
         """
         new, report = validate_passages(passages)
-        known = self.passages.row_of
-        repeated = [passage.passage_id for passage in new if passage.passage_id in known]
+        repeated = [each.passage_id for each in new if self._row(each.passage_id) is not None]
         if repeated:
             raise DataError(
                 f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
-                f"{repeated[0]!r}; delete those first to replace them"
+                f"{repeated[0]!r}; use upsert to replace them"
             )
-        vectors = np.concatenate((self.dense.vectors, _encode(embedder, new, progress)))
-        together = [*self.passages, *new]
-        order = sorted(range(len(together)), key=lambda row: together[row].passage_id)
-        return self._with(
-            [together[row] for row in order],
-            vectors[order],
-            BuildReport(
-                len(together),
-                self.report.empty + report.empty,
-                self.report.repaired + report.repaired,
-            ),
-        )
+        return self._changed(new, _encode(embedder, new, progress), (), self._with(report))
 
     def deleted(self, passage_ids: Iterable[str]) -> "HybridIndex":
         """An index without some passages.
@@ -162,33 +235,142 @@ class HybridIndex:
             DataError: an id that is not in the index, or nothing would be left.
         """
         gone = set(passage_ids)
-        unknown = sorted(gone - self.passages.row_of.keys())
+        unknown = sorted(each for each in gone if self._row(each) is None)
         if unknown:
             raise DataError(
                 f"{len(unknown)} of {len(gone)} passages to delete are not in the index, first "
                 f"{unknown[0]!r}; nothing was deleted"
             )
-        rows = [row for row, passage_id in enumerate(self.passages.ids) if passage_id not in gone]
-        if not rows:
+        if len(gone) == len(self.passages):
             raise DataError("deleting every passage would leave nothing to search")
-        return self._with(
-            [self.passages[row] for row in rows],
-            self.dense.vectors[rows],
-            BuildReport(len(rows), self.report.empty, self.report.repaired),
-        )
+        no_vectors = np.empty((0, self.dense.dimension), np.float32)
+        return self._changed((), no_vectors, gone, self.report)
 
-    def _with(
-        self, passages: Sequence[Passage], vectors: Float32Array, report: BuildReport
+    def upserted(
+        self,
+        passages: Iterable[Passage],
+        embedder: Embedder,
+        progress: Progress | None = None,
+        *,
+        delete_others: bool = False,
+    ) -> "tuple[HybridIndex, Changes]":
+        """An index in which passages have been added, or have replaced those of the same ids.
+
+        Only texts that are new are encoded. A passage that is there as given is left as it is.
+
+        Args:
+            passages: In any order; each with an id of its own.
+            embedder: The one that made the vectors.
+            progress: Called with the number of passages encoded so far.
+            delete_others: Whether passages of other ids are deleted, so that the index holds
+                these passages alone.
+
+        Raises:
+            DataError: As for ``build``.
+        """
+        given, report = validate_passages(passages)
+        rows = [self._row(passage.passage_id) for passage in given]
+        new = [
+            (passage, row)
+            for passage, row in zip(given, rows, strict=True)
+            if row is None or self.passages.line(row) != passage_line(passage)
+        ]
+        vectors, n_encoded = self._vectors_of(new, embedder, progress)
+        gone = {passage.passage_id for passage, row in new if row is not None}
+        changes = Changes(
+            added=sum(row is None for _, row in new),
+            changed=len(gone),
+            unchanged=len(given) - len(new),
+            encoded=n_encoded,
+        )
+        if delete_others:
+            others = set(self.passages.ids).difference(passage.passage_id for passage in given)
+            gone |= others
+            changes = replace(changes, deleted=len(others))
+        if not new and not gone:
+            return self, changes
+        report = report if delete_others else self._with(report)
+        return self._changed([passage for passage, _ in new], vectors, gone, report), changes
+
+    def _vectors_of(
+        self,
+        passages: Sequence[tuple[Passage, int | None]],
+        embedder: Embedder,
+        progress: Progress | None,
+    ) -> tuple[Float32Array, int]:
+        """Unit vectors of passages, encoded where the row's text is another; how many those are."""
+        vectors = np.empty((len(passages), self.dense.dimension), np.float32)
+        unknown = []
+        for at, (passage, row) in enumerate(passages):
+            if row is None or searchable_text(self.passages[row]) != searchable_text(passage):
+                unknown.append(at)
+            else:
+                vectors[at] = self.dense.vectors_at(np.array([row]))[0]
+        if unknown:
+            vectors[unknown] = _encode(embedder, [passages[at][0] for at in unknown], progress)
+        return vectors, len(unknown)
+
+    def _changed(
+        self,
+        new: Sequence[Passage],
+        vectors: Float32Array,
+        gone: Collection[str],
+        report: BuildReport,
     ) -> "HybridIndex":
-        return self._of(
-            passages,
+        """Without the passages ``gone``, and with ``new``, whose ids are not there then.
+
+        The tail is made again, the base only when it has changed much.
+        """
+        letters = Counter(self.letters)
+        letters.update(letters_by_script([searchable_text(passage) for passage in new]))
+        rows = [row for row in map(self._row, gone) if row is not None]
+        letters.subtract(letters_by_script([searchable_text(self.passages[row]) for row in rows]))
+        added = Segment.build(
+            new,
             vectors,
             engine=self.engine,
             analyser=self.lexical.analyser,
+            exact_limit=len(new),
+        )
+        parts = [*self._kept(np.array(rows, np.int64)), (added, np.ones(len(new), np.bool_))]
+        (base, in_base), *tail = parts
+        deleted = np.flatnonzero(~in_base)
+        n_tail = sum(int(keep.sum()) for _, keep in tail)
+        edits = None
+        if self.engine != "bm25s" or max(n_tail, deleted.size) > MERGE_FROM or not in_base.any():
+            base = Segment.joined(parts, self.engine, exact_limit=self.dense.exact_limit)
+        elif n_tail or deleted.size:
+            edits = Edits.of(base, Segment.joined(tail, self.engine, exact_limit=n_tail), deleted)
+        return self._of(
+            base,
+            edits,
+            engine=self.engine,
             embedder=self.embedder,
             embedder_weights=self.embedder_weights,
-            exact_limit=self.dense.exact_limit,
+            letters=+letters,
             report=report,
+        )
+
+    def _kept(self, gone: RowArray) -> list[tuple[Segment, NDArray[np.bool_]]]:
+        """The base and the tail, and which of their rows are there without those ``gone``."""
+        in_base = np.ones(len(self.base.passages), np.bool_)
+        if self.edits is None:
+            in_base[gone] = False
+            return [(self.base, in_base)]
+        in_tail = np.ones(len(self.edits.tail.passages), np.bool_)
+        gone_from_base, gone_from_tail = self.edits.row_map.split(gone)
+        in_base[self.edits.deleted] = in_base[gone_from_base] = in_tail[gone_from_tail] = False
+        return [(self.base, in_base), (self.edits.tail, in_tail)]
+
+    def _row(self, passage_id: str) -> int | None:
+        return self.passages.row_of(passage_id)
+
+    def _with(self, report: BuildReport) -> BuildReport:
+        """This index's report with the counts of passages that are added."""
+        return replace(
+            self.report,
+            empty=self.report.empty + report.empty,
+            repaired=self.report.repaired + report.repaired,
         )
 
     def check_embedder(self, embedder: Embedder) -> None:
@@ -237,10 +419,10 @@ class HybridIndex:
             fusion: How the legs' scores become one.
 
         Returns:
-            None where the lexical engine has no compiled search.
+            None where the lexical engine, or an edited index, has no such call.
         """
         lexical, dense, kernels = self.lexical, self.dense, _kernels()
-        if not isinstance(lexical, Bm25sIndex):
+        if not isinstance(lexical, Bm25sIndex) or not isinstance(dense, DenseIndex):
             return None
         fused: FusedCandidates = kernels.search_both(
             lexical.words(query),
@@ -257,32 +439,35 @@ class HybridIndex:
         self, hits: LexicalHits, dense_rows: RowArray, vector: Float32Array, k: int, fusion: Fusion
     ) -> "FusedCandidates":
         """The at most ``k`` best of what each leg found by itself, every row scored in both."""
-        kernels = _kernels()
-        fused: FusedCandidates = kernels.fuse_candidates(
-            hits.rows,
-            hits.all_scores,
-            dense_rows,
-            self.dense.vectors,
+        kernels, params = _kernels(), _kernels().kernel_params(fusion)
+        fused: FusedCandidates
+        if isinstance(self.dense, DenseIndex):
+            fused = kernels.fuse_candidates(
+                hits.rows, hits.all_scores, dense_rows, self.dense.vectors, vector, k, params
+            )
+            return fused
+        # Of an edited index, the candidates' vectors alone: those of all do not lie in one array.
+        rows = np.union1d(hits.rows, dense_rows)
+        fused = kernels.fuse_candidates(
+            np.searchsorted(rows, hits.rows),
+            hits.all_scores[rows],
+            np.searchsorted(rows, dense_rows),
+            self.dense.vectors_at(rows),
             vector,
             k,
-            kernels.kernel_params(fusion),
+            params,
         )
-        return fused
+        return rows[fused[0]], *fused[1:]
 
     def save(self, folder: Path) -> None:
-        """Save as a folder of plain files.
+        """Save as a folder of plain files. What it holds of this index is not written again.
 
         Raises:
             IndexFolderError: the folder holds something else, or cannot be written.
         """
         content = {
             "passages": len(self.passages),
-            "report": {
-                "empty": self.report.empty,
-                "repaired": self.report.repaired,
-                "unhandled_letters": self.report.unhandled_letters,
-                "script_warning": self.report.script_warning,
-            },
+            "report": asdict(self.report) | {"letters": self.letters},
             "corpus_digest": self.corpus_digest,
             "lexical": {
                 "engine": self.engine,
@@ -296,16 +481,19 @@ class HybridIndex:
                 "codes": not self.dense.is_exact,
             },
         }
-        storage.save(folder, content, self._write)
-
-    def _write(self, folder: Path) -> None:
-        self.passages.save(folder)
-        self.lexical.save(folder)
-        self.dense.save(folder)
+        parts = {_BASE: storage.Part(self.base.segment_id, self.base.save)}
+        if self.edits is not None:
+            parts[_TAIL] = storage.Part(self.edits.tail.segment_id, self.edits.save)
+        storage.save(folder, content, parts)
 
     @classmethod
     def load(
-        cls, folder: Path, *, analyser: Analyser | None = None, verify: bool | None = None
+        cls,
+        folder: Path,
+        *,
+        analyser: Analyser | None = None,
+        verify: bool | None = None,
+        opened: "HybridIndex | None" = None,
     ) -> "HybridIndex":
         """Read a saved index, its large files memory-mapped.
 
@@ -314,14 +502,18 @@ class HybridIndex:
             analyser: The one that the index was built with; None for one that comes with
                 ctxguard.
             verify: As for `storage.load`.
+            opened: An index whose base is not opened again where the saved one has the same.
 
         Raises:
             IndexFolderError: not a saved index, of another version, incomplete or damaged.
             ConfigurationError: the index was built with another analyser.
         """
-        manifest, files = storage.load(folder, verify=verify)
+        known = None if opened is None else opened.base
+        manifest, files = storage.load(
+            folder, verify=verify, opened=() if known is None else (known.segment_id,)
+        )
         try:
-            return cls._read(manifest, files, analyser)
+            return cls._read(manifest, files, analyser, known)
         except ConfigurationError:
             raise
         except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
@@ -332,42 +524,67 @@ class HybridIndex:
 
     @classmethod
     def _read(
-        cls, manifest: Mapping[str, Any], files: Path, analyser: Analyser | None
+        cls,
+        manifest: Mapping[str, Any],
+        files: Path,
+        analyser: Analyser | None,
+        known: Segment | None,
     ) -> "HybridIndex":
-        lexical, dense = manifest["lexical"], manifest["dense"]
-        if dense["codes"]:
-            storage.check_digest(files / CODES, manifest["files"][CODES]["sha256"])
-        index = cls(
-            passages=PassageTable.load(files),
-            lexical=load_lexical(
-                lexical["engine"],
-                files,
-                # Indexes built before there was a choice do not name it.
-                analyser_of_index(lexical.get("analyser", ENGLISH.name), analyser),
-            ),
-            dense=DenseIndex.load(
-                files, with_codes=dense["codes"], exact_limit=dense["exact_limit"]
-            ),
+        lexical, dense, parts = manifest["lexical"], manifest["dense"], manifest["parts"]
+        load = partial(
+            Segment.load,
+            engine=lexical["engine"],
+            analyser=analyser_of_index(lexical["analyser"], analyser),
+            exact_limit=dense["exact_limit"],
+        )
+        base = known
+        if base is None or base.segment_id != parts[_BASE]:
+            if dense["codes"]:
+                codes = f"{_BASE}/{CODES}"
+                storage.check_digest(files / codes, manifest["files"][codes]["sha256"])
+            base = load(files / _BASE, parts[_BASE], with_codes=dense["codes"])
+        edits = None
+        if _TAIL in parts:
+            tail = load(files / _TAIL, parts[_TAIL], with_codes=False)
+            deleted = np.load(files / _TAIL / _DELETED, allow_pickle=False)
+            edits = Edits.of(base, tail, deleted)
+        report = dict(manifest["report"])
+        letters = report.pop("letters")
+        index = cls._of(
+            base,
+            edits,
             engine=lexical["engine"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],
-            corpus_digest=manifest["corpus_digest"],
-            report=BuildReport(manifest["passages"], **manifest["report"]),
+            letters=letters,
+            report=BuildReport(**report),
         )
-        counts = {
-            len(index.passages),
-            len(index.lexical),
-            len(index.dense),
-            manifest["passages"],
-        }
-        if len(counts) > 1:
-            raise ValueError(f"its parts hold different numbers of passages: {sorted(counts)}")
+        if len(index.passages) != manifest["passages"]:
+            raise ValueError(
+                f"it holds {len(index.passages)} passages instead of {manifest['passages']}"
+            )
         if index.lexical.fingerprint != lexical["fingerprint"]:
             raise ValueError(
                 f"it was analysed as {lexical['fingerprint']!r}, its queries would be as "
                 f"{index.lexical.fingerprint!r}"
             )
         return index
+
+
+def _searched(
+    base: Segment, edits: Edits | None
+) -> tuple[PassageTable, LexicalIndex, DenseIndex | EditedDenseIndex]:
+    """What a search of a base and its edits reads."""
+    if edits is None:
+        return base.passages, base.lexical, base.dense
+    tail, row_map = edits.tail, edits.row_map
+    if not isinstance(base.lexical, Bm25sIndex) or not isinstance(tail.lexical, Bm25sIndex):
+        raise ValueError(f"an index of {base.lexical.fingerprint} has no tail")
+    return (
+        EditedPassageTable(base.passages, tail.passages, row_map),
+        EditedBm25sIndex(base.lexical, tail.lexical, row_map),
+        EditedDenseIndex(base.dense, tail.dense, row_map),
+    )
 
 
 @cache

@@ -1,18 +1,27 @@
-"""The lexical indexes: BM25 by bm25s (the default) or by rank-bm25, behind one protocol."""
+"""The lexical indexes: BM25 as bm25s scores it (the default) or as rank-bm25 does."""
 
 import json
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
+from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits, LexicalIndex
+from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.protocols import (
+    Analyser,
+    Float32Array,
+    LexicalHits,
+    LexicalIndex,
+    RowArray,
+)
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
 Postings = tuple[Float32Array, NDArray[np.int32], NDArray[np.int64]]
@@ -20,7 +29,26 @@ Postings = tuple[Float32Array, NDArray[np.int32], NDArray[np.int64]]
 K1 = 1.5
 B = 0.75
 
+_MAX_COUNT = np.iinfo(np.uint16).max
+"""Words that a passage has more often count as often as this: their score differs by 1e-5."""
+
 _VOCABULARY = "lexical.vocabulary.json"
+
+
+class Counted(NamedTuple):
+    """How often each passage has each word, by word, and how long the passages are.
+
+    Attributes:
+        counts: How often, shape (n_postings,).
+        rows: In which passage, ascending for each word, shape (n_postings,).
+        starts: The postings of word w are those from ``starts[w]`` to ``starts[w + 1]``.
+        lengths: Words of each passage, shape (n_passages,).
+    """
+
+    counts: NDArray[np.uint16]
+    rows: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int32]
 
 
 def build_lexical(engine: LexicalEngine, texts: Iterable[str], analyser: Analyser) -> LexicalIndex:
@@ -47,6 +75,14 @@ def load_lexical(engine: LexicalEngine, folder: Path, analyser: Analyser) -> Lex
     return _engine(engine).load(folder, analyser)
 
 
+def join_lexical(
+    engine: LexicalEngine, indexes: Sequence[LexicalIndex], rows: Sequence[RowArray]
+) -> LexicalIndex:
+    """One index of several of an engine; arguments as for `Segment.joined`."""
+    joined: LexicalIndex = _engine(engine).joined(cast(Any, indexes), rows)
+    return joined
+
+
 def _engine(engine: LexicalEngine) -> "type[Bm25sIndex] | type[RankBm25Index]":
     if engine == "bm25s":
         return Bm25sIndex
@@ -56,10 +92,22 @@ def _engine(engine: LexicalEngine) -> "type[Bm25sIndex] | type[RankBm25Index]":
 
 
 class Bm25sIndex:
-    """BM25 as bm25s scores it (Lucene's form), searched by this package's compiled loops.
+    """BM25 in Lucene's form, as bm25s scores it, searched by this package's compiled loops.
+
+    Lucene's form is idf · count / (count + k1 (1 − b + b · length / mean length)), with
+    idf = ln(1 + (n − df + ½) / (df + ½)), where df passages of n have the word (Kamphuis et al.,
+    ECIR 2020).
+
+    Args:
+        analyser: Splits passages and queries into terms.
+        vocabulary: The number of each term.
+        counted: How often each passage has each term.
+        scores: BM25 score of each posting, shape (n_postings,); None to compute them.
 
     Attributes:
-        analyser: Splits passages and queries into terms.
+        analyser: As given.
+        vocabulary: As given.
+        counted: As given, read-only.
         postings: The scores and rows of all terms, one after the other, and where each begins.
     """
 
@@ -67,50 +115,73 @@ class Bm25sIndex:
         self,
         analyser: Analyser,
         vocabulary: dict[str, int],
-        postings: Postings,
-        n_passages: int,
+        counted: Counted,
+        scores: Float32Array | None = None,
     ) -> None:
         self.analyser = analyser
         self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
-        data, indices, indptr = postings
+        self.vocabulary = vocabulary
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.postings: Postings = _read_only(data), _read_only(indices), _read_only(indptr)
-        self._vocabulary = vocabulary
-        self._n_passages = n_passages
+        self.counted = Counted(*map(_read_only, counted))
+        counts, rows, starts, lengths = self.counted
+        if scores is None:
+            weights = idf(np.diff(starts), len(self))
+            scores = self._kernels.posting_scores(
+                counts, rows, starts, weights, length_norms(lengths)
+            )
+        self.postings: Postings = _read_only(scores), rows, starts
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
         """Analyse and score texts, one per row."""
-        term_ids, vocabulary = _term_ids(texts, analyser)
-        if not vocabulary:
-            nothing = np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros(1, np.int64)
-            return cls(analyser, vocabulary, nothing, len(term_ids))
-        engine = require("bm25s", "embedded").BM25(k1=K1, b=B, method="lucene")
-        engine.index((term_ids, vocabulary), create_empty_token=False, show_progress=False)
-        columns = engine.scores
-        postings = (
-            columns["data"].astype(np.float32, copy=False),
-            columns["indices"].astype(np.int32, copy=False),
-            columns["indptr"].astype(np.int64, copy=False),
-        )
-        return cls(analyser, vocabulary, postings, len(term_ids))
+        words, ends, vocabulary = _term_ids(texts, analyser)
+        lengths = np.diff(ends)
+        rows = np.repeat(np.arange(lengths.size), lengths)
+        # One number for each pair of word and row, so that sorting counts the pairs.
+        pairs, counts = np.unique(words * max(lengths.size, 1) + rows, return_counts=True)
+        words, rows = np.divmod(pairs, max(lengths.size, 1))
+        counted = _counted(words, rows, counts, lengths, len(vocabulary))
+        return cls(analyser, vocabulary, counted)
+
+    @classmethod
+    def joined(cls, indexes: "Sequence[Bm25sIndex]", rows: Sequence[RowArray]) -> "Bm25sIndex":
+        """One index of several, without analysing anything; arguments as for `Segment.joined`."""
+        vocabulary: dict[str, int] = {}
+        lengths = np.zeros(sum(int((new >= 0).sum()) for new in rows), np.int64)
+        words, passages, counts = [], [], []
+        for index, new in zip(indexes, rows, strict=True):
+            counted = index.counted
+            lengths[new[new >= 0]] = counted.lengths[new >= 0]
+            new_rows = new[counted.rows]
+            is_there = new_rows >= 0
+            old = np.repeat(np.arange(len(index.vocabulary)), np.diff(counted.starts))[is_there]
+            numbers = np.full(len(index.vocabulary), -1)
+            terms = list(index.vocabulary)
+            for number in np.unique(old).tolist():
+                numbers[number] = vocabulary.setdefault(terms[number], len(vocabulary))
+            words.append(numbers[old])
+            passages.append(new_rows[is_there])
+            counts.append(counted.counts[is_there])
+        word, row, count = map(np.concatenate, (words, passages, counts))
+        order = np.argsort(word * max(lengths.size, 1) + row)
+        counted = _counted(word[order], row[order], count[order], lengths, len(vocabulary))
+        return cls(indexes[0].analyser, vocabulary, counted)
 
     def __len__(self) -> int:
-        return self._n_passages
+        return self.counted.lengths.size
 
     def search(self, query: str, k: int) -> LexicalHits:
         """The at most ``k`` best rows, and every row's score."""
         words = self.words(query)
-        if words.size == 0 or self._n_passages == 0:
-            return _no_hits(self._n_passages)
-        k = min(k, self._n_passages)
+        if words.size == 0 or len(self) == 0:
+            return _no_hits(len(self))
         return LexicalHits(
-            *self._kernels.search_postings(words, self.postings, self._n_passages, k)
+            *self._kernels.search_postings(words, self.postings, len(self), min(k, len(self)))
         )
 
     def words(self, query: str) -> NDArray[np.int64]:
         """The numbers of a query's terms, without those that no passage has."""
-        numbers = self._vocabulary
+        numbers = self.vocabulary
         terms = self.analyser.analyse(query)
         return np.array([numbers[term] for term in terms if term in numbers], np.int64)
 
@@ -121,25 +192,123 @@ class Bm25sIndex:
 
     def save(self, folder: Path) -> None:
         """Write the postings as arrays and the vocabulary as JSON."""
-        data, indices, indptr = self.postings
-        np.save(folder / "lexical.data.npy", data)
-        np.save(folder / "lexical.indices.npy", indices)
-        np.save(folder / "lexical.indptr.npy", indptr)
-        _write_vocabulary(folder, self._vocabulary)
-        (folder / "lexical.json").write_text(json.dumps({"n_passages": self._n_passages}))
+        np.save(_array(folder, "scores"), self.postings[0])
+        for name, counted in self.counted._asdict().items():
+            np.save(_array(folder, name), counted)
+        _write_vocabulary(folder, list(self.vocabulary))
 
     @classmethod
     def load(cls, folder: Path, analyser: Analyser = ENGLISH) -> Self:
         """Read what ``save`` wrote, memory-mapped."""
-        data, indices, indptr = (
-            np.load(folder / f"lexical.{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("data", "indices", "indptr")
+        scores, *counted = (
+            np.load(_array(folder, name), mmap_mode="r", allow_pickle=False)
+            for name in ("scores", *Counted._fields)
         )
-        vocabulary = _read_vocabulary(folder)
-        if indptr.size != len(vocabulary) + 1 or not indptr[-1] == indices.size == data.size:
+        counts, rows, starts, lengths = counted
+        vocabulary = {word: number for number, word in enumerate(_read_vocabulary(folder))}
+        if starts.size != len(vocabulary) + 1 or not (
+            starts[-1] == rows.size == counts.size == scores.size
+        ):
             raise ValueError("the lexical postings and the vocabulary do not belong together")
-        n_passages = int(json.loads((folder / "lexical.json").read_text())["n_passages"])
-        return cls(analyser, vocabulary, (data, indices, indptr), n_passages)
+        return cls(analyser, vocabulary, Counted(counts, rows, starts, lengths), scores)
+
+
+class EditedBm25sIndex:
+    """The BM25 index of an edited index, with the scores that a new one would give.
+
+    How rare each word is and how long passages are on the mean change with every edit, so the
+    score of each posting is computed when it is read.
+
+    Args:
+        base: The base's index.
+        tail: The tail's index.
+        row_map: Which of their passages are there.
+
+    Attributes:
+        analyser: The base's.
+    """
+
+    def __init__(self, base: Bm25sIndex, tail: Bm25sIndex, row_map: RowMap) -> None:
+        self.analyser = base.analyser
+        self._base = base
+        self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
+        lengths = np.concatenate((base.counted.lengths, tail.counted.lengths))
+        self._norms = _read_only(length_norms(lengths[row_map.stored]))
+        self._parts = [
+            (
+                index,
+                rows,
+                self._kernels.passages_with(index.counted.rows, index.counted.starts, rows),
+            )
+            for index, rows in ((base, row_map.base_rows), (tail, row_map.tail_rows))
+        ]
+
+    def __len__(self) -> int:
+        return self._norms.size
+
+    def search(self, query: str, k: int) -> LexicalHits:
+        """The at most ``k`` best rows, and every row's score."""
+        n, terms = len(self), self.analyser.analyse(query)
+        words = [
+            np.array([index.vocabulary.get(term, -1) for term in terms], np.int64)
+            for index, _, _ in self._parts
+        ]
+        frequencies = np.zeros(len(terms), np.int64)
+        for numbers, (_, _, passages_with) in zip(words, self._parts, strict=True):
+            is_known = numbers >= 0
+            frequencies[is_known] += passages_with[numbers[is_known]]
+        all_scores, weights = np.zeros(n, np.float32), idf(frequencies, n)
+        for numbers, (index, rows, _) in zip(words, self._parts, strict=True):
+            counts, stored, starts, _ = index.counted
+            self._kernels.add_scores(
+                all_scores, numbers, weights, counts, stored, starts, rows, self._norms
+            )
+        best = self._kernels.best_first(all_scores, min(k, n), 0.0)
+        return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
+
+    @property
+    def fingerprint(self) -> str:
+        """The engine, the analyser and their parameters."""
+        return self._base.fingerprint
+
+    def save(self, folder: Path) -> None:
+        """Write one index of both parts."""
+        parts, rows = zip(*[(index, rows) for index, rows, _ in self._parts], strict=True)
+        Bm25sIndex.joined(parts, rows).save(folder)
+
+
+def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
+    """Lucene's inverse document frequency of words that so many of n passages have, same shape."""
+    return np.log1p((n_passages - passages_with + 0.5) / (passages_with + 0.5))
+
+
+def length_norms(lengths: NDArray[np.int32]) -> FloatArray:
+    """k1 (1 − b + b · length / mean length) of each passage, same shape."""
+    mean = lengths.sum() / lengths.size if lengths.any() else 1.0
+    norms: FloatArray = K1 * (1.0 - B + B / mean * lengths)
+    return norms
+
+
+def _counted(
+    words: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    n_words: int,
+) -> Counted:
+    """Postings in the order of words and rows, shape (n_postings,) each."""
+    starts = np.zeros(n_words + 1, np.int64)
+    np.cumsum(np.bincount(words, minlength=n_words), out=starts[1:])
+    return Counted(
+        np.minimum(counts, _MAX_COUNT).astype(np.uint16),
+        rows.astype(np.int32),
+        starts,
+        lengths.astype(np.int32),
+    )
+
+
+def _array(folder: Path, name: str) -> Path:
+    return folder / f"lexical.{name}.npy"
 
 
 class RankBm25Index:
@@ -166,6 +335,19 @@ class RankBm25Index:
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
         """Analyse texts, one per row."""
         return cls([analyser.analyse(text) for text in texts], analyser)
+
+    @classmethod
+    def joined(
+        cls, indexes: "Sequence[RankBm25Index]", rows: Sequence[RowArray]
+    ) -> "RankBm25Index":
+        """One index of several, without analysing anything; arguments as for `Segment.joined`."""
+        passages = {
+            new: index._passages[old]
+            for index, new_rows in zip(indexes, rows, strict=True)
+            for old, new in enumerate(new_rows.tolist())
+        }
+        n_passages = len(passages) - (-1 in passages)
+        return cls([passages[row] for row in range(n_passages)], indexes[0].analyser)
 
     def __len__(self) -> int:
         return len(self._passages)
@@ -195,7 +377,7 @@ class RankBm25Index:
         np.save(folder / "lexical.words.npy", np.array(flat, np.int32))
         ends = np.cumsum([0, *map(len, self._passages)], dtype=np.int64)
         np.save(folder / "lexical.offsets.npy", ends)
-        _write_vocabulary(folder, vocabulary)
+        _write_vocabulary(folder, list(vocabulary))
 
     @classmethod
     def load(cls, folder: Path, analyser: Analyser = ENGLISH) -> Self:
@@ -204,7 +386,7 @@ class RankBm25Index:
         ends = np.load(folder / "lexical.offsets.npy", allow_pickle=False)
         if ends.size == 0 or ends[-1] != flat.size:
             raise ValueError("the lexical words and their offsets do not belong together")
-        names = list(_read_vocabulary(folder))
+        names = _read_vocabulary(folder)
         words = [names[word] for word in flat.tolist()]
         bounds = ends.tolist()
         return cls([words[a:b] for a, b in pairwise(bounds)], analyser)
@@ -214,10 +396,17 @@ def _no_hits(n_passages: int) -> LexicalHits:
     return LexicalHits(np.zeros(0, np.int64), np.zeros(0), np.zeros(n_passages, np.float32))
 
 
-def _term_ids(texts: Iterable[str], analyser: Analyser) -> tuple[list[list[int]], dict[str, int]]:
+def _term_ids(
+    texts: Iterable[str], analyser: Analyser
+) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, int]]:
+    """The numbers of all terms, one text after the other, where each text begins, and the terms."""
     vocabulary: dict[str, int] = {}
     number, analyse = vocabulary.setdefault, analyser.analyse
-    return [[number(term, len(vocabulary)) for term in analyse(text)] for text in texts], vocabulary
+    words, ends = array("q"), array("q", [0])
+    for text in texts:
+        words.extend([number(term, len(vocabulary)) for term in analyse(text)])
+        ends.append(len(words))
+    return np.array(words, np.int64), np.array(ends, np.int64), vocabulary
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
@@ -226,11 +415,11 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _write_vocabulary(folder: Path, vocabulary: dict[str, int]) -> None:
-    text = json.dumps(list(vocabulary), ensure_ascii=False)
+def _write_vocabulary(folder: Path, vocabulary: list[str]) -> None:
+    text = json.dumps(vocabulary, ensure_ascii=False)
     (folder / _VOCABULARY).write_text(text, encoding="utf-8")
 
 
-def _read_vocabulary(folder: Path) -> dict[str, int]:
-    words = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
-    return {word: number for number, word in enumerate(words)}
+def _read_vocabulary(folder: Path) -> list[str]:
+    words: list[str] = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
+    return words

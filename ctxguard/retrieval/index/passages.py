@@ -1,6 +1,6 @@
 """The passages of an index: which are valid, and how they are stored and read.
 
-Each passage is one line of JSON in one block of bytes, in memory or mapped from a file, so that a
+Each passage is one line of JSON in a block of bytes, in memory or mapped from a file, so that a
 search reads only the passages that it returns. Rows are in the order of their ids: a tie broken by
 row is a tie broken by passage id, and an index does not depend on the order of its input.
 """
@@ -9,23 +9,28 @@ import hashlib
 import json
 import mmap
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
-from ctxguard.retrieval.index.filters import MetadataRows
+from ctxguard.retrieval.index.filters import EditedMetadataRows, FilteredRows, MetadataRows
+from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import RowArray
 
 PASSAGES = "passages.jsonl"
 OFFSETS = "passages.offsets.npy"
 IDS = "passages.ids.json"
+DIGESTS = "passages.digests.npy"
+
+DigestArray = NDArray[np.uint64]
 
 _METADATA_KEY = b', "metadata": '
 
@@ -123,6 +128,14 @@ def searchable_text(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
+class Lines(Protocol):
+    """A block of bytes: ``bytes``, a mapped file, or two blocks as one."""
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        """A copy of a part."""
+        ...
+
+
 class PassageLines:
     """Passages by position, each read from its line of JSON when it is accessed.
 
@@ -132,9 +145,7 @@ class PassageLines:
         ends: Where it ends, shape (n,).
     """
 
-    def __init__(
-        self, lines: bytes | mmap.mmap, starts: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> None:
+    def __init__(self, lines: Lines, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         self._lines = lines
         self._starts = starts
         self._ends = ends
@@ -143,7 +154,7 @@ class PassageLines:
         return len(self._starts)
 
     def __getitem__(self, position: int, /) -> Passage:
-        record = json.loads(self._lines[self._starts[position] : self._ends[position]])
+        record = json.loads(self.line(position))
         return Passage(
             record["_id"], record["text"], record.get("title", ""), record.get("metadata")
         )
@@ -151,57 +162,95 @@ class PassageLines:
     def __iter__(self) -> Iterator[Passage]:
         return (self[position] for position in range(len(self)))
 
+    def line(self, position: int) -> bytes:
+        """The line of a passage, as `passage_line` wrote it."""
+        return self._lines[self._starts[position] : self._ends[position]]
+
 
 class PassageTable(PassageLines):
     """The passages of an index, by row.
 
-    Attributes:
-        ids: Every passage id, ascending.
+    Args:
+        lines: As for `PassageLines`.
+        starts: As for `PassageLines`.
+        ends: As for `PassageLines`.
+        ids: The id of each passage, ascending, shape (n,), dtype object.
+        digests: 64 bits that identify each passage's id, title and text, shape (n,).
     """
 
     def __init__(
-        self, lines: bytes | mmap.mmap, offsets: NDArray[np.int64], ids: tuple[str, ...]
+        self,
+        lines: Lines,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        ids: NDArray[np.object_],
+        digests: DigestArray,
     ) -> None:
-        super().__init__(lines, offsets[:-1], offsets[1:])
-        self._offsets = offsets
-        self.ids = ids
-        self._ids_by_row = np.array(ids, dtype=object)
+        super().__init__(lines, starts, ends)
+        self._ids_by_row = ids
+        self.ids: tuple[str, ...] = tuple(ids.tolist())
+        self.digests = digests
 
     @classmethod
-    def of(cls, passages: Iterable[Passage]) -> "PassageTable":
+    def of(cls, passages: Sequence[Passage]) -> "PassageTable":
         """Keep passages that ``validate_passages`` returned.
 
         Raises:
             DataError: metadata that JSON cannot hold.
         """
-        lines, ids = [], []
-        for passage in passages:
-            lines.append(_line(passage))
-            ids.append(passage.passage_id)
+        lines = [passage_line(passage) for passage in passages]
+        ids = [passage.passage_id for passage in passages]
+        return cls._packed(lines, ids, [_digest(passage) for passage in passages])
+
+    @classmethod
+    def joined(cls, tables: Sequence["PassageTable"], rows: Sequence[RowArray]) -> "PassageTable":
+        """One table of several; arguments as for `Segment.joined`."""
+        kept = sorted(
+            (new, table, row)
+            for table, table_rows in enumerate(rows)
+            for row, new in enumerate(table_rows.tolist())
+            if new >= 0
+        )
+        return cls._packed(
+            [tables[table].line(row) for _, table, row in kept],
+            [tables[table].ids[row] for _, table, row in kept],
+            [tables[table].digests[row] for _, table, row in kept],
+        )
+
+    @classmethod
+    def _packed(
+        cls, lines: Sequence[bytes], ids: Sequence[str], digests: Sequence[int]
+    ) -> "PassageTable":
         offsets = np.cumsum([0, *map(len, lines)], dtype=np.int64)
-        return cls(b"".join(lines), offsets, tuple(ids))
+        return cls(
+            b"".join(lines),
+            offsets[:-1],
+            offsets[1:],
+            np.array(ids, dtype=object),
+            np.array(digests, dtype=np.uint64),
+        )
 
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageLines]:
         """The ids of rows, in their order, and their passages, which are read when accessed."""
         passages = PassageLines(self._lines, self._starts[rows], self._ends[rows])
         return tuple(self._ids_by_row[rows].tolist()), passages
 
-    @cached_property
-    def row_of(self) -> dict[str, int]:
-        """The row of each passage id."""
-        return {passage_id: row for row, passage_id in enumerate(self.ids)}
+    def row_of(self, passage_id: str) -> int | None:
+        """The row of a passage; None if it is not there."""
+        row = bisect_left(self.ids, passage_id)
+        return row if row < len(self.ids) and self.ids[row] == passage_id else None
 
     @cached_property
-    def metadata_rows(self) -> MetadataRows:
+    def metadata_rows(self) -> FilteredRows:
         """Which rows a filter on metadata allows."""
         return MetadataRows(self._each_metadata, len(self))
 
     def _each_metadata(self) -> Iterator[object]:
         """What each passage says of itself, by row, without reading its text.
 
-        A line that cannot be read, or is not written as ``_line`` does, says nothing.
+        A line that cannot be read, or is not written as `passage_line` does, says nothing.
         """
-        for start, end in pairwise(self._offsets.tolist()):
+        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
             line = self._lines[start:end]
             # Inside a text the quotes would be escaped, so this can only be the key.
             at = line.find(_METADATA_KEY)
@@ -210,33 +259,84 @@ class PassageTable(PassageLines):
             except (ValueError, RecursionError):
                 yield None
 
+    @cached_property
     def digest(self) -> str:
-        """sha256 over every id, title and text; it does not depend on the order given."""
-        digest = hashlib.sha256()
-        for passage in self:
-            fields = json.dumps([passage.passage_id, passage.title, passage.text])
-            digest.update(fields.encode())
-        return digest.hexdigest()
+        """sha256 over every passage's digest; it does not depend on the order given."""
+        return hashlib.sha256(self.digests.astype("<u8").tobytes()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the lines, their offsets and the ids."""
-        (folder / PASSAGES).write_bytes(self._lines)
-        np.save(folder / OFFSETS, self._offsets)
+        """Write the lines, their offsets, the ids and the digests. Not for an edited table."""
+        (folder / PASSAGES).write_bytes(self._lines[:])
+        np.save(folder / OFFSETS, np.concatenate((np.zeros(1, np.int64), self._ends)))
         (folder / IDS).write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
+        np.save(folder / DIGESTS, self.digests)
 
     @classmethod
     def load(cls, folder: Path) -> "PassageTable":
         """Read what ``save`` wrote, the lines memory-mapped."""
+        lines: bytes | mmap.mmap = b""
         with (folder / PASSAGES).open("rb") as stream:
-            lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            # An empty file cannot be mapped.
+            if stream.seek(0, 2):
+                lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         offsets = np.load(folder / OFFSETS, allow_pickle=False)
-        ids = tuple(json.loads((folder / IDS).read_text(encoding="utf-8")))
-        if offsets.shape != (len(ids) + 1,) or offsets[-1] != len(lines):
-            raise ValueError(f"{PASSAGES}, {OFFSETS} and {IDS} do not belong together")
-        return cls(lines, offsets, ids)
+        digests = np.load(folder / DIGESTS, mmap_mode="r", allow_pickle=False)
+        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+        n = len(ids)
+        if (offsets.shape, digests.shape) != ((n + 1,), (n,)) or offsets[-1] != len(lines):
+            raise ValueError(f"{PASSAGES}, {OFFSETS}, {DIGESTS} and {IDS} do not belong together")
+        return cls(lines, offsets[:-1], offsets[1:], np.array(ids, dtype=object), digests)
 
 
-def _line(passage: Passage) -> bytes:
+class EditedPassageTable(PassageTable):
+    """The passages of an edited index, by row, read from where they are stored.
+
+    Args:
+        base: The base's passages.
+        tail: The tail's passages.
+        row_map: Which of them are there.
+    """
+
+    def __init__(self, base: PassageTable, tail: PassageTable, row_map: RowMap) -> None:
+        stored, n_bytes = row_map.stored, int(base._ends[-1])
+        super().__init__(
+            _TwoBlocks(base._lines, n_bytes, tail._lines),
+            np.concatenate((base._starts, tail._starts + n_bytes))[stored],
+            np.concatenate((base._ends, tail._ends + n_bytes))[stored],
+            np.concatenate((base._ids_by_row, tail._ids_by_row))[stored],
+            np.concatenate((base.digests, tail.digests))[stored],
+        )
+        self._base, self._tail, self._row_map = base, tail, row_map
+
+    @cached_property
+    def metadata_rows(self) -> FilteredRows:
+        """Which rows a filter on metadata allows; the base's fields are read once for all edits."""
+        return EditedMetadataRows(self._base.metadata_rows, self._tail.metadata_rows, self._row_map)
+
+
+class _TwoBlocks:
+    """Two blocks of bytes as one; a part never crosses the border."""
+
+    def __init__(self, first: Lines, n_bytes: int, second: Lines) -> None:
+        self._first, self._n_bytes, self._second = first, n_bytes, second
+
+    def __getitem__(self, part: slice, /) -> bytes:
+        if part.start < self._n_bytes:
+            return self._first[part]
+        return self._second[part.start - self._n_bytes : part.stop - self._n_bytes]
+
+
+def _digest(passage: Passage) -> int:
+    content = json.dumps([passage.passage_id, passage.title, passage.text])
+    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest())
+
+
+def passage_line(passage: Passage) -> bytes:
+    """A passage as one line of JSON; equal passages have equal lines.
+
+    Raises:
+        DataError: metadata that JSON cannot hold.
+    """
     record: dict[str, object] = {
         "_id": passage.passage_id,
         "title": passage.title,

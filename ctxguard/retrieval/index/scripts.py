@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +16,12 @@ _CODE_POINTS = 0x110000
 _BLOCK = 1_000
 
 
-def unhandled_letters(texts: Sequence[str], analyser: Analyser) -> tuple[float, str | None]:
-    """Count the letters of texts that are in none of an analyser's scripts.
+def unhandled_letters(by_script: Mapping[str, int], analyser: Analyser) -> tuple[float, str | None]:
+    """The share of letters that are in none of an analyser's scripts.
 
     Args:
-        texts: Without lone surrogates.
-        analyser: What splits them into terms.
+        by_script: From `letters_by_script`.
+        analyser: What splits the texts into terms.
 
     Returns:
         Their share of all letters, in [0, 1], 0 where there is no letter; and from `WARN_FROM` on
@@ -29,11 +29,10 @@ def unhandled_letters(texts: Sequence[str], analyser: Analyser) -> tuple[float, 
     """
     if analyser.scripts is None:
         return 0.0, None
-    by_script = _letters_by_script(texts)
     unhandled = Counter({at: n for at, n in by_script.items() if at not in analyser.scripts})
-    if not unhandled:
+    if not unhandled.total():
         return 0.0, None
-    share = unhandled.total() / by_script.total()
+    share = unhandled.total() / sum(by_script.values())
     if share < WARN_FROM:
         return share, None
     scripts = [script for script, _ in unhandled.most_common(3)]
@@ -60,7 +59,12 @@ def script_of(letter: str) -> str:
     return unicodedata.name(unicodedata.normalize("NFKC", letter)[0], "UNKNOWN").split()[0]
 
 
-def _letters_by_script(texts: Sequence[str]) -> Counter[str]:
+def letters_by_script(texts: Sequence[str]) -> Counter[str]:
+    """How many letters of each script texts have.
+
+    Args:
+        texts: Without lone surrogates.
+    """
     counts = np.zeros(_CODE_POINTS, np.int64)
     for start in range(0, len(texts), _BLOCK):
         block = "".join(texts[start : start + _BLOCK]).encode("utf-32-le")

@@ -1,12 +1,16 @@
 """The saved index folder: a manifest that names, sizes and digests the files of one generation.
 
     INDEX/manifest.json                 names the generation that is in force
-    INDEX/generation-XXXXXXXX/          its files, all of plain formats
+    INDEX/generation-XXXXXXXX/PART/     the files of each of its parts, all of plain formats
     INDEX/generation-XXXXXXXX.partial   the manifest of a generation that is being saved
 
 A save writes a generation beside the one in force and then renames its own partial manifest to
 ``manifest.json``, in one step. A failed save loses nothing. Of several saves into one folder at
 once, the last to finish is in force.
+
+A part never changes, and has an id. Where the generation in force has it already, its files are
+linked into the new one instead of written, so that each generation is whole by itself, and a small
+change costs little beside a large part.
 
 What the manifest names is never deleted. A generation comes into force at most once, when its
 partial manifest is renamed. So one that has no partial manifest, and is not named by the manifest
@@ -21,15 +25,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from ctxguard.errors import IndexFolderError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERIFY_LIMIT_BYTES = 256 * 2**20
 """Digests are checked on every load up to this size in all, which takes a fraction of a second."""
 
@@ -37,21 +42,42 @@ _MANIFEST = "manifest.json"
 _FORMAT = "ctxguard index"
 _GENERATION = re.compile(r"generation-[0-9a-f]{8}")
 _PARTIAL = re.compile(r"generation-[0-9a-f]{8}\.partial")
+_FILE = re.compile(r"\w+/[\w.]+")
+"""A part and the name of a file of its; nothing that leaves the generation's folder."""
+
 _INTERRUPTED_SECONDS = 24 * 60 * 60
 """Age of a partial manifest from which its save is taken for interrupted."""
 
 _REBUILD = "copy the whole folder again, or build the index anew with `ctxguard index`"
 
 
-def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an index, in a folder of its own.
+
+    Attributes:
+        part_id: Parts with one id have the same files.
+        write: Writes every file of the part into the folder that it is given.
+    """
+
+    part_id: str
+    write: Callable[[Path], None]
+
+
+_Files = dict[str, dict[str, object]]
+"""Size and digest of each file, by its path in the generation."""
+
+
+def save(folder: Path, content: Mapping[str, object], parts: Mapping[str, Part]) -> None:
     """Save an index, replacing one that is there.
 
-    Safe to call from several processes and threads at once.
+    Safe to call from several processes and threads at once. When it returns, the index would
+    survive a loss of power.
 
     Args:
         folder: Created where it does not exist; otherwise empty or a saved index.
-        content: The manifest's entries beside the list of files; JSON values.
-        write: Writes every file into the folder that it is given.
+        content: The manifest's entries beside the lists of parts and files; JSON values.
+        parts: By the name of its folder.
 
     Raises:
         IndexFolderError: the folder holds something else, or cannot be written.
@@ -63,12 +89,16 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
         _partial(generation).touch(exist_ok=False)
         try:
             generation.mkdir()
-            write(generation)
-            files = {file.name: _describe(file) for file in sorted(generation.iterdir())}
-            _commit(generation, content, files)
+            files: _Files = {}
+            for name, part in parts.items():
+                files |= _link(generation, name, part.part_id) or _write(generation, name, part)
+            _sync(generation)
+            part_ids = {name: part.part_id for name, part in parts.items()}
+            _commit(generation, {**content, "parts": part_ids, "files": files})
         except BaseException:
             _abandon(generation)
             raise
+        _sync(folder)
     except OSError as error:
         raise IndexFolderError(
             f"{folder}: the index could not be saved ({error}); an index that was there before "
@@ -77,6 +107,52 @@ def save(folder: Path, content: Mapping[str, object], write: Callable[[Path], No
     # The index is saved; what could not be deleted now is deleted after another save.
     with suppress(OSError, IndexFolderError):
         _delete_old(folder)
+
+
+def _write(generation: Path, name: str, part: Part) -> _Files:
+    """Write a part."""
+    files = generation / name
+    files.mkdir()
+    part.write(files)
+    described = {f"{name}/{file.name}": _describe(file) for file in sorted(files.iterdir())}
+    _sync(files)
+    return described
+
+
+def _link(generation: Path, name: str, part_id: str) -> _Files:
+    """Link a part of the generation in force.
+
+    Returns:
+        Its files; empty where that generation does not have the part, was replaced meanwhile, or
+        the file system has no links.
+    """
+    try:
+        manifest = _read_manifest(generation.parent)
+        if manifest["parts"].get(name) != part_id:
+            return {}
+        files: _Files = {
+            file: described
+            for file, described in manifest["files"].items()
+            if file.startswith(f"{name}/")
+        }
+        (generation / name).mkdir()
+        for file in files:
+            os.link(generation.parent / manifest["generation"] / file, generation / file)
+    except (OSError, IndexFolderError, KeyError, AttributeError, TypeError):
+        shutil.rmtree(generation / name, ignore_errors=True)
+        return {}
+    _sync(generation / name)
+    return files
+
+
+def _sync(folder: Path) -> None:
+    """Make a folder's entries durable, where the system can."""
+    with suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_destination(folder: Path) -> None:
@@ -114,7 +190,7 @@ def _partial(generation: Path) -> Path:
     return generation.with_name(f"{generation.name}.partial")
 
 
-def _commit(generation: Path, content: Mapping[str, object], files: Mapping[str, Any]) -> None:
+def _commit(generation: Path, content: Mapping[str, object]) -> None:
     """Put a generation in force.
 
     Raises:
@@ -125,7 +201,6 @@ def _commit(generation: Path, content: Mapping[str, object], files: Mapping[str,
         "schema_version": SCHEMA_VERSION,
         "generation": generation.name,
         **content,
-        "files": files,
     }
     # Not "w", which would create again what another save has deleted.
     with _partial(generation).open("r+", encoding="utf-8") as stream:
@@ -172,13 +247,16 @@ def _describe(file: Path) -> dict[str, object]:
     return {"bytes": file.stat().st_size, "sha256": digest}
 
 
-def load(folder: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], Path]:
+def load(
+    folder: Path, *, verify: bool | None = None, opened: Collection[str] = ()
+) -> tuple[dict[str, Any], Path]:
     """Check a saved index and find its files.
 
     Args:
         folder: What ``save`` wrote.
         verify: Whether every file's digest is checked, beside its size, which always is. None:
             up to `VERIFY_LIMIT_BYTES` in all.
+        opened: Ids of parts that are open already, whose digests are not checked again.
 
     Returns:
         The manifest, and the folder of its generation.
@@ -188,7 +266,7 @@ def load(folder: Path, *, verify: bool | None = None) -> tuple[dict[str, Any], P
     """
     manifest = _read_manifest(folder)
     try:
-        _check_files(folder, manifest, verify=verify)
+        _check_files(folder, manifest, verify=verify, opened=opened)
     except OSError as error:
         # A save deletes the generation that it replaced, perhaps while it is checked here.
         raise IndexFolderError(
@@ -220,12 +298,15 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
     return manifest
 
 
-def _check_files(folder: Path, manifest: Mapping[str, Any], *, verify: bool | None) -> None:
+def _check_files(
+    folder: Path, manifest: Mapping[str, Any], *, verify: bool | None, opened: Collection[str]
+) -> None:
     try:
-        generation = manifest["generation"]
+        generation, parts = manifest["generation"], manifest["parts"]
         files = {name: (at["bytes"], at["sha256"]) for name, at in manifest["files"].items()}
         is_whole = bool(_GENERATION.fullmatch(generation)) and bool(files)
-        is_whole = is_whole and all(Path(name).name == name for name in files)
+        is_whole = is_whole and all(_FILE.fullmatch(name) for name in files)
+        known = tuple(f"{name}/" for name, part_id in parts.items() if part_id in opened)
         total = sum(size for size, _ in files.values())
     except (KeyError, TypeError, AttributeError):
         is_whole = False
@@ -240,7 +321,7 @@ def _check_files(folder: Path, manifest: Mapping[str, Any], *, verify: bool | No
         n_bytes = file.stat().st_size
         if n_bytes != size:
             raise IndexFolderError(f"{file} has {n_bytes} bytes instead of {size}; {_REBUILD}")
-        if verify:
+        if verify and not name.startswith(known):
             check_digest(file, digest)
 
 
