@@ -29,7 +29,15 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save(folder: Path, text: str) -> None:
-    storage.save(folder, {"saved": text}, lambda files: written(files, text))
+    storage.save(folder, {"saved": text}, parts(text))
+
+
+def parts(text: str) -> dict[str, storage.Part]:
+    """A base that all saves share, and a tail of each one's own."""
+    return {
+        "base": storage.Part("shared", lambda files: written(files, "base")),
+        "tail": storage.Part(text, lambda files: written(files, text)),
+    }
 
 
 def written(files: Path, text: str) -> None:
@@ -39,7 +47,8 @@ def written(files: Path, text: str) -> None:
 def loaded(folder: Path) -> str:
     """The text of the saved index, after its size and digest were checked."""
     manifest, files = storage.load(folder, verify=True)
-    assert (files / "vectors.npy").read_text() == manifest["saved"]
+    assert (files / "base" / "vectors.npy").read_text() == "base"
+    assert (files / "tail" / "vectors.npy").read_text() == manifest["saved"]
     return str(manifest["saved"])
 
 
@@ -145,7 +154,7 @@ def test_a_save_that_was_taken_for_interrupted_fails_and_changes_nothing(tmp_pat
         save(tmp_path, "second")
 
     with pytest.raises(IndexFolderError, match="an index that was there before is untouched"):
-        storage.save(tmp_path, {"saved": "slow"}, slow)
+        storage.save(tmp_path, {"saved": "slow"}, {"tail": storage.Part("slow", slow)})
     assert loaded(tmp_path) == "second"
     assert len(list(tmp_path.iterdir())) == 2
 

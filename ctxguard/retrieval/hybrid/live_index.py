@@ -14,7 +14,7 @@ from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers import own_analyser
 from ctxguard.retrieval.hybrid.stages import LegStages
 from ctxguard.retrieval.index import storage
-from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.protocols import Analyser, Embedder
 
 _MAX_OPENINGS = 20
@@ -42,14 +42,16 @@ class LiveIndex:
         """Take a new lock: another thread may have held it when this process was forked."""
         self._writing = Lock()
 
-    def change(self, changed: Callable[[HybridIndex], HybridIndex]) -> None:
+    def change(self, changed: Callable[[HybridIndex], tuple[HybridIndex, Changes]]) -> Changes:
         """Replace the index by what ``changed`` returns for it.
 
         Raises:
             Exception: whatever ``changed`` raises; the index stays then.
         """
         with self._writing:
-            self._swap(changed(self.index))
+            index, changes = changed(self.index)
+            self._swap(index)
+        return changes
 
     def reload(self, folder: Path | None, *, embedder: Embedder, verify: bool | None) -> bool:
         """Replace the index by what a folder holds now; see ``HybridRetriever.reload``."""

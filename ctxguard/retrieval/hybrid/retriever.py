@@ -24,7 +24,7 @@ from ctxguard.retrieval.hybrid.settings import SearchSettings
 from ctxguard.retrieval.hybrid.stages import rerank, rerank_stage, search_legs
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.filters import AllowedRows
-from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
@@ -317,27 +317,53 @@ class HybridRetriever:
             raise KeyError(passage_id)
         return passages[row]
 
-    def add(self, passages: Iterable[Passage], progress: Progress | None = None) -> None:
+    def add(self, passages: Iterable[Passage], progress: Progress | None = None) -> Changes:
         """Add passages, for every view of this retriever at once.
 
-        Only the new passages are encoded. The lexical statistics, and the codes above the exact
-        limit, are built again from all passages: add many at a time.
+        Only the new passages are encoded, and searches find what they would find in an index
+        built anew. ``save`` makes the change durable, and writes only what the folder lacks. From
+        2,000 passages that were added or deleted on, a change merges them into the rest, which
+        takes about as long as building it without encoding.
 
         Raises:
             DataError: an id that is already there, or passages that cannot be indexed; nothing
                 is added then.
         """
         embedder = self._settings.embedder
-        self._live.change(lambda index: index.added(passages, embedder, progress))
+        return self._live.change(lambda index: index.added(passages, embedder, progress))
 
-    def delete(self, passage_ids: Iterable[str]) -> None:
-        """Delete passages, for every view of this retriever at once; costs as much as ``add``.
+    def delete(self, passage_ids: Iterable[str]) -> Changes:
+        """Delete passages, for every view of this retriever at once; see ``add``.
 
         Raises:
             DataError: an id that is not there, or no passage would be left; nothing is deleted
                 then.
         """
-        self._live.change(lambda index: index.deleted(passage_ids))
+        return self._live.change(lambda index: index.deleted(passage_ids))
+
+    def upsert(
+        self,
+        passages: Iterable[Passage],
+        progress: Progress | None = None,
+        *,
+        delete_others: bool = False,
+    ) -> Changes:
+        """Add passages or replace those of the same ids, for every view at once; see ``add``.
+
+        Args:
+            passages: Those that are there as given are left as they are; those of which only the
+                metadata changed are not encoded again.
+            progress: Called with the number of passages encoded so far.
+            delete_others: Whether passages of other ids are deleted, so that the index holds
+                these passages alone.
+
+        Raises:
+            DataError: passages that cannot be indexed; nothing is changed then.
+        """
+        embedder = self._settings.embedder
+        return self._live.change(
+            lambda index: index.upserted(passages, embedder, progress, delete_others=delete_others)
+        )
 
     def fingerprint(self) -> dict[str, str]:
         """Everything that the scores depend on, by name.
@@ -380,11 +406,12 @@ class HybridRetriever:
         index.passages.metadata_rows.prepare(filter_fields)
         query = searchable_text(index.passages[0])[: settings.max_query_chars]
         self.with_deadlines(None).retrieve(query)
-        # A filter takes other compiled loops.
-        first_row = AllowedRows(np.zeros(1, np.int64), len(index.passages))
-        search_legs(
-            replace(settings.search(index, query), allowed=first_row), self._live.legs, None
-        )
+        # An edited index and a filter take other compiled loops.
+        for each in (index, index.edited()):
+            first_row = AllowedRows(np.zeros(1, np.int64), len(each.passages))
+            for allowed in (None, first_row):
+                search = replace(settings.search(each, query), allowed=allowed)
+                search_legs(search, self._live.legs, None)
 
     def encode_query(self, query: str) -> Float32Array:
         """A query's vector, shape (dimension,), for callers that retrieve it more than once.

@@ -213,7 +213,7 @@ class HybridIndex:
         passages: Iterable[Passage],
         embedder: Embedder,
         progress: Progress | None = None,
-    ) -> "HybridIndex":
+    ) -> "tuple[HybridIndex, Changes]":
         """An index with more passages; only the new ones are encoded.
 
         Raises:
@@ -226,9 +226,10 @@ class HybridIndex:
                 f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
                 f"{repeated[0]!r}; use upsert to replace them"
             )
-        return self._changed(new, _encode(embedder, new, progress), (), self._with(report))
+        index = self._changed(new, _encode(embedder, new, progress), (), self._with(report))
+        return index, Changes(added=len(new), encoded=len(new))
 
-    def deleted(self, passage_ids: Iterable[str]) -> "HybridIndex":
+    def deleted(self, passage_ids: Iterable[str]) -> "tuple[HybridIndex, Changes]":
         """An index without some passages.
 
         Raises:
@@ -244,7 +245,13 @@ class HybridIndex:
         if len(gone) == len(self.passages):
             raise DataError("deleting every passage would leave nothing to search")
         no_vectors = np.empty((0, self.dense.dimension), np.float32)
-        return self._changed((), no_vectors, gone, self.report)
+        return self._changed((), no_vectors, gone, self.report), Changes(deleted=len(gone))
+
+    def edited(self) -> "HybridIndex":
+        """This index with an edit, if it can have one: its searches take other compiled loops."""
+        if self.edits is not None or self.engine != "bm25s" or len(self.passages) == 1:
+            return self
+        return self.deleted(self.passages.ids[:1])[0]
 
     def upserted(
         self,
