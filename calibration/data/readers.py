@@ -76,7 +76,9 @@ def read_corpus(path: Path | str) -> Corpus:
         path /= "corpus.jsonl"
     if not path.is_file():
         raise DataError(
-            "there is no such file; give a JSONL file or a folder with corpus.jsonl", path=path
+            "there is no such file; give a JSONL file, one passage a line with _id and text, or a "
+            "BEIR folder, which holds corpus.jsonl",
+            path=path,
         )
     return Corpus(path)
 

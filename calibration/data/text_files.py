@@ -168,8 +168,9 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
         try:
             value = json.loads(text)
         except json.JSONDecodeError as error:
+            formats = "; JSONL is read, one JSON object a line" if number == 1 else ""
             raise DataError(
-                f"broken JSON at column {error.colno}: {error.msg}, in {shown(text)}",
+                f"broken JSON at column {error.colno}: {error.msg}, in {shown(text)}{formats}",
                 path=path,
                 line=number,
             ) from None

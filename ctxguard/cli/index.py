@@ -1,6 +1,8 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,9 +12,14 @@ from rich.filesize import decimal
 
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, print_json
+from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from ctxguard.core.types import Passage
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.index.hybrid_index import Changes
+    from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+    from ctxguard.retrieval.protocols import Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +32,9 @@ def index(
         Path,
         typer.Argument(
             metavar="CORPUS",
-            help="Passages: a BEIR folder, or a JSONL file with _id, title and text.",
+            help="Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
+            "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "
+            "not read.",
         ),
     ],
     *,
@@ -33,18 +42,37 @@ def index(
         Path,
         typer.Option(metavar="FOLDER", help="Index folder to write; an index there is replaced."),
     ],
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update",
+            help="Bring the index in --out up to date with CORPUS: encode only what is new or has "
+            "changed, delete what CORPUS no longer holds.",
+        ),
+    ] = False,
+    chunk: Annotated[
+        bool,
+        typer.Option(
+            "--chunk",
+            help="Split passages that are longer than the model reads. A chunk has its parent's "
+            "id with # and a number, and names its parent in the metadata as chunk_of.",
+        ),
+    ] = False,
     lexical: Annotated[
-        Literal["bm25s", "rank-bm25"],
-        typer.Option(metavar="ENGINE", help="Lexical engine: bm25s or rank-bm25."),
-    ] = "bm25s",
+        Literal["bm25s", "rank-bm25"] | None,
+        typer.Option(
+            metavar="ENGINE", help="Lexical engine: bm25s or rank-bm25.", show_default="bm25s"
+        ),
+    ] = None,
     language: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="CODE",
             help="Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, "
             "ru, sv or tr; cjk for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese.",
+            show_default="en",
         ),
-    ] = "en",
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -69,6 +97,19 @@ def index(
     """Index a corpus for lexical and dense search."""
     output = Output(as_json=as_json)
     start = perf_counter()
+    given = {
+        "--lexical": lexical,
+        "--language": language,
+        "--model": model,
+        "--exact-limit": exact_limit,
+    }
+    settings = [name for name, value in given.items() if value is not None]
+    if update and settings:
+        raise typer.BadParameter(
+            "an update keeps what the index was built with; leave this out, or build the index "
+            "anew without --update",
+            param_hint=settings[0],
+        )
     with output.doing("reading the corpus"):
         from calibration.data.readers import read_corpus
         from ctxguard.retrieval.analysers import analyser_for
@@ -76,49 +117,51 @@ def index(
 
         # Saving checks it again, but only after the passages are encoded.
         check_destination(out)
-        analyser = analyser_for(language)
+        analyser = analyser_for(language or "en")
         reader = read_corpus(corpus)
         passages = list(reader)
     with output.doing("loading the model"):
         from ctxguard.retrieval.hybrid.retriever import HybridRetriever
         from ctxguard.retrieval.index.dense import EXACT_LIMIT
-        from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+        from ctxguard.retrieval.models.embedder import named_embedder
 
-        # A folder's name must still find it when the index is opened from elsewhere.
-        is_folder = model is not None and Path(model).is_dir()
-        embedder = SentenceTransformerEmbedder(Path(str(model)).resolve() if is_folder else model)
+        retriever = HybridRetriever.load(out) if update else None
+        if retriever is not None:
+            embedder = named_embedder(retriever.generation.embedder)
+            chunk = chunk or _is_chunked(retriever)
+        else:
+            embedder = _embedder(model)
         dimension = embedder.dimension
-    limit = EXACT_LIMIT if exact_limit is None else exact_limit
-    build_start = perf_counter()
-    with output.passes() as begin:
-        advance = begin("encoding passages", len(passages))
-        encoded = 0
-
-        def progress(done: int) -> None:
-            nonlocal encoded
-            advance(done - encoded)
-            encoded = done
-
-        retriever = HybridRetriever.build(
-            passages,
-            embedder=embedder,
-            lexical=lexical,
-            analyser=analyser,
-            exact_limit=limit,
-            progress=progress,
-        )
-        advance(len(passages) - encoded)
+    passages, window = _fitted(passages, embedder, output, chunk=chunk)
+    build_start, changes = perf_counter(), None
+    with _encoding(output, len(passages)) as progress:
+        if retriever is not None:
+            changes = retriever.upsert(passages, progress, delete_others=True)
+        else:
+            retriever = HybridRetriever.build(
+                passages,
+                embedder=embedder,
+                lexical=lexical or "bm25s",
+                analyser=analyser,
+                exact_limit=EXACT_LIMIT if exact_limit is None else exact_limit,
+                progress=progress,
+            )
+    n_encoded = retriever.report.indexed if changes is None else changes.encoded
     build_seconds = perf_counter() - build_start
     with output.doing("saving"):
         retriever.save(out)
+    with output.doing("compiling the search, once on this machine"):
+        retriever.warm_up()
     built = _Built(
         retriever=retriever,
         folder=out,
+        changes=changes,
         dimension=dimension,
         search="exact" if retriever.is_exact else "codes",
+        window=window,
         seconds=perf_counter() - start,
-        passages_per_second=retriever.report.indexed / build_seconds,
-        notes=(*reader.notes, *_language_notes(retriever, model)),
+        passages_per_second=n_encoded / build_seconds,
+        notes=(*reader.notes, *window.notes(), *_language_notes(retriever, model)),
     )
     if as_json:
         print_json(built.to_dict())
@@ -128,19 +171,109 @@ def index(
         output.note(note)
 
 
+def _embedder(model: str | None) -> "SentenceTransformerEmbedder":
+    from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+
+    # A folder's name must still find it when the index is opened from elsewhere.
+    is_folder = model is not None and Path(model).is_dir()
+    return SentenceTransformerEmbedder(Path(str(model)).resolve() if is_folder else model)
+
+
+@contextmanager
+def _encoding(output: Output, n_passages: int) -> "Iterator[Progress]":
+    """A bar of the passages encoded so far, full at the end: what is there is not encoded."""
+    with output.passes() as begin:
+        advance = begin("encoding passages", n_passages)
+        encoded = 0
+
+        def progress(done: int) -> None:
+            nonlocal encoded
+            advance(done - encoded)
+            encoded = done
+
+        yield progress
+        advance(n_passages - encoded)
+
+
+def _is_chunked(retriever: "HybridRetriever") -> bool:
+    """Whether an index holds chunks of longer passages."""
+    from ctxguard.retrieval.chunks import CHUNK_OF
+
+    rows = retriever.generation.passages.metadata_rows
+    rows.prepare([CHUNK_OF])
+    return CHUNK_OF in rows.fields
+
+
 @dataclass(frozen=True)
-class _Built:
-    """A new index, and how long it took.
+class _Window:
+    """How the passages fit what the model reads.
 
     Attributes:
+        tokens: How many tokens it reads; None for all, or where that is not known.
+        longer: Passages that are longer.
+        chunks: Chunks that were made of longer passages; None without ``--chunk``.
+    """
+
+    tokens: int | None
+    longer: int
+    chunks: int | None
+
+    def notes(self) -> list[str]:
+        if self.longer == 0:
+            return []
+        which = f"{self.longer:,} passages are longer than {self.tokens:,} tokens"
+        if self.chunks is None:
+            return [f"{which}: their ends are not searched by vectors; --chunk splits them"]
+        return [f"{which} and were split into {self.chunks:,} chunks"]
+
+
+def _fitted(
+    passages: "list[Passage]",
+    embedder: "SentenceTransformerEmbedder",
+    output: Output,
+    *,
+    chunk: bool,
+) -> "tuple[list[Passage], _Window]":
+    """The passages to index, split where that is asked for, and how they fit the model.
+
+    Raises:
+        ConfigurationError: chunks are asked for, and how much the model reads is not known.
+    """
+    from ctxguard.retrieval.chunks import CHUNK_OF, chunked
+    from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+
+    window = embedder.passage_window
+    if window is None:
+        if chunk:
+            raise ConfigurationError(
+                f"--chunk: how many tokens {embedder.name} reads is not known; leave it out"
+            )
+        return passages, _Window(None, 0, None)
+    with output.doing("splitting long passages" if chunk else "counting tokens"):
+        if not chunk:
+            texts = map(without_surrogates, map(searchable_text, passages))
+            return passages, _Window(window.tokens, window.count_longer(texts), None)
+        split = list(chunked(passages, window))
+    parents = [str(passage.metadata[CHUNK_OF]) for passage in split if _is_chunk(passage)]
+    return split, _Window(window.tokens, len(set(parents)), len(parents))
+
+
+@dataclass(frozen=True)
+class _Built:
+    """An index that was built or brought up to date, and how long it took.
+
+    Attributes:
+        changes: What an update did; None for a new index.
         seconds: In all, with reading the corpus and loading the model.
-        passages_per_second: Of encoding and building alone.
+        passages_per_second: Encoded passages, by the time of encoding and building alone.
     """
 
     retriever: "HybridRetriever"
     folder: Path
+    changes: "Changes | None"
     dimension: int
     search: str
+    window: _Window
     seconds: float
     passages_per_second: float
     notes: tuple[str, ...]
@@ -154,10 +287,12 @@ class _Built:
         return {
             "index": str(self.folder),
             "passages": report.indexed,
+            **({} if self.changes is None else {"update": asdict(self.changes)}),
             "left_out": {"neither title nor text": report.empty},
             "repaired": report.repaired,
             "unhandled_letters": report.unhandled_letters,
             "vectors": {"dimension": self.dimension, "search": self.search},
+            "window": asdict(self.window),
             "size_bytes": self.size_bytes,
             "seconds": self.seconds,
             "passages_per_second": self.passages_per_second,
@@ -171,6 +306,7 @@ class _Built:
         return [
             ("index", f"{self.folder}, {decimal(self.size_bytes)}"),
             ("passages", f"{report.indexed:,}"),
+            *self._changes(),
             ("left out", f"{report.empty:,}{why}"),
             ("vectors", f"{self.dimension} dimensions, {self.search} search"),
             ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
@@ -178,6 +314,22 @@ class _Built:
             ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
             ("took", f"{self.seconds:.1f} s, {self.passages_per_second:,.0f} passages/s"),
         ]
+
+    def _changes(self) -> list[tuple[str, str]]:
+        if self.changes is None:
+            return []
+        return [
+            (
+                "update",
+                ", ".join(f"{n:,} {what}" for what, n in asdict(self.changes).items()),
+            )
+        ]
+
+
+def _is_chunk(passage: "Passage") -> bool:
+    from ctxguard.retrieval.chunks import CHUNK_OF
+
+    return CHUNK_OF in (passage.metadata or {})
 
 
 def _language_notes(retriever: "HybridRetriever", model: str | None) -> list[str]:

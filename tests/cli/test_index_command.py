@@ -116,3 +116,103 @@ def test_a_folder_with_other_files_is_refused_before_the_corpus_is_read(
     result = run("index", tmp_path / "absent", "--out", tmp_path)
     assert result.exit_code == 2
     assert "thesis.txt" in result.stderr
+
+
+LONG = "How to clean a kettle: boil it with vinegar, wait and rinse it twice. " * 40
+
+
+class TestUpdate:
+    ROWS = (
+        {"_id": "kettle", "text": "clean a kettle"},
+        {"_id": "violin", "text": "tune a violin"},
+        {"_id": "bicycle", "text": "oil a bicycle"},
+    )
+
+    @pytest.fixture
+    def folder(self, run: Run, tmp_path: Path) -> Path:
+        corpus = write_jsonl(tmp_path / "c.jsonl", self.ROWS)
+        assert run("index", corpus, "--out", tmp_path / "i").exit_code == 0
+        return tmp_path / "i"
+
+    def test_only_what_changed_is_encoded(self, run: Run, folder: Path, tmp_path: Path) -> None:
+        kettle, violin, _ = self.ROWS
+        rows = [kettle, {**violin, "text": "string a violin"}, {"_id": "new", "text": "a drum"}]
+        corpus = write_jsonl(tmp_path / "d.jsonl", rows)
+        result = run("index", "--update", corpus, "--out", folder)
+        assert result.exit_code == 0, result.stderr
+        assert "1 added, 1 changed, 1 deleted, 1 unchanged, 2 encoded" in result.stdout
+        retriever = HybridRetriever.load(folder)
+        assert retriever.passage_ids == ("kettle", "new", "violin")
+        assert retriever.retrieve("string").passage_ids[0] == "violin"
+        run("index", corpus, "--out", tmp_path / "anew")
+        assert retriever.fingerprint() == HybridRetriever.load(tmp_path / "anew").fingerprint()
+
+    def test_the_same_corpus_changes_nothing(self, run: Run, folder: Path, tmp_path: Path) -> None:
+        result = run("index", "--update", tmp_path / "c.jsonl", "--out", folder, "--json")
+        update = json.loads(result.stdout)["update"]
+        assert (update.pop("unchanged"), set(update.values())) == (3, {0})
+
+    def test_settings_of_the_index_cannot_be_changed(
+        self, run: Run, folder: Path, tmp_path: Path
+    ) -> None:
+        corpus = tmp_path / "c.jsonl"
+        result = run("index", "--update", corpus, "--out", folder, "--language", "de")
+        assert result.exit_code == 2
+        assert "--language" in result.stderr
+        assert "anew without --update" in " ".join(result.stderr.split())
+
+    def test_there_must_be_an_index(self, run: Run, tmp_path: Path) -> None:
+        corpus = write_jsonl(tmp_path / "c.jsonl", self.ROWS)
+        result = run("index", "--update", corpus, "--out", tmp_path / "absent")
+        assert result.exit_code == 2
+        assert "build an index with `ctxguard index`" in " ".join(result.stderr.split())
+
+
+class TestLongPassages:
+    ROWS = (
+        {"_id": "long", "title": "Kettles", "text": LONG, "metadata": {"tenant": 7}},
+        {"_id": "short", "text": "tune a violin"},
+    )
+
+    @pytest.fixture
+    def corpus(self, tmp_path: Path) -> Path:
+        return write_jsonl(tmp_path / "c.jsonl", self.ROWS)
+
+    def test_they_are_counted(self, run: Run, corpus: Path, tmp_path: Path) -> None:
+        result = run("index", corpus, "--out", tmp_path / "i")
+        notes = " ".join(result.stdout.split())
+        assert "1 passages are longer than 256 tokens: their ends are not searched" in notes
+        assert "--chunk" in notes
+
+    def test_they_can_be_split(self, run: Run, corpus: Path, tmp_path: Path) -> None:
+        pytest.importorskip("semantic_text_splitter")
+        result = run("index", corpus, "--out", tmp_path / "i", "--chunk", "--json")
+        document = json.loads(result.stdout)
+        n_chunks = document["window"]["chunks"]
+        assert document["window"] == {"tokens": 256, "longer": 1, "chunks": n_chunks}
+        retriever = HybridRetriever.load(tmp_path / "i")
+        chunks = [f"long#{n}" for n in range(1, n_chunks + 1)]
+        assert sorted(retriever.passage_ids) == sorted([*chunks, "short"])
+        texts = [retriever.passage(each).text for each in chunks]
+        assert " ".join(" ".join(texts).split()) == LONG.strip()
+        first = retriever.passage("long#1")
+        assert (first.title, first.metadata) == ("Kettles", {"tenant": 7, "chunk_of": "long"})
+
+    def test_an_update_splits_as_the_index_was_split(
+        self, run: Run, corpus: Path, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("semantic_text_splitter")
+        run("index", corpus, "--out", tmp_path / "i", "--chunk")
+        result = run("index", corpus, "--out", tmp_path / "i", "--update", "--json")
+        update = json.loads(result.stdout)["update"]
+        assert (update["deleted"], update["encoded"]) == (0, 0)
+        assert update["unchanged"] > 2
+
+
+def test_what_can_be_read_is_said_in_help_and_errors(run: Run, tmp_path: Path) -> None:
+    text = " ".join(run("index", "--help").stdout.replace("│", " ").split())
+    assert "a JSONL file, one passage a line" in text
+    (tmp_path / "page.html").write_text("<html>")
+    result = run("index", tmp_path / "page.html", "--out", tmp_path / "i")
+    assert result.exit_code == 2
+    assert "JSONL is read" in " ".join(result.stderr.split())

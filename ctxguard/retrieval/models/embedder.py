@@ -15,6 +15,7 @@ from ctxguard.retrieval.models.files import bundled_model, model_name
 from ctxguard.retrieval.models.runtimes import Encoder, ModelTask, Runtime, RuntimeModel
 from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading, torch
 from ctxguard.retrieval.models.runtimes.tracing import PROBES, traceable_embedder
+from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import Float32Array, Progress
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -79,6 +80,18 @@ class SentenceTransformerEmbedder:
             return encoder.width
         with self._model.torch.held() as model:
             return int(model.get_embedding_dimension())
+
+    @property
+    def passage_window(self) -> PassageWindow | None:
+        """How much of a passage the model reads; None for all, or where it cannot be told."""
+        encoder = self._model.encoder
+        if encoder is not None:
+            return encoder.passage_window
+        with self._model.torch.held() as model:
+            tokenizer = getattr(model.tokenizer, "backend_tokenizer", None)
+            if tokenizer is None or model.max_seq_length is None:
+                return None
+            return PassageWindow(tokenizer.to_str(), int(model.max_seq_length))
 
     def encode_query(self, text: str) -> Float32Array:
         """One unit vector, shape (dimension,)."""

@@ -9,6 +9,7 @@ import numpy as np
 from ctxguard._support.extras import require
 from ctxguard.retrieval.models.runtimes.exported import Exported
 from ctxguard.retrieval.models.runtimes.openvino_session import OpenVinoSession
+from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.protocols import Float32Array, Progress
 
 _BATCH = 8
@@ -29,16 +30,25 @@ class Encoder:
 
     def __init__(self, exported: Exported, session: OpenVinoSession) -> None:
         self._inputs = exported.inputs
+        self._exported_tokenizer = exported.tokenizer.decode()
         self._session = session
         # Set up once: a tokenizer raises "Already borrowed" when it is changed while it is used.
         self._tokenizer: Any = require("tokenizers", "embedded").Tokenizer.from_str(
-            exported.tokenizer.decode()
+            self._exported_tokenizer
         )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         if exported.inputs.max_tokens is not None:
             self._tokenizer.enable_truncation(exported.inputs.max_tokens)
         self.width: int = exported.expected.shape[1]
+
+    @property
+    def passage_window(self) -> PassageWindow | None:
+        """How much of a passage the model reads; None for all."""
+        tokens = self._inputs.max_tokens
+        if tokens is None:
+            return None
+        return PassageWindow(self._exported_tokenizer, tokens, self._inputs.passage_prompt)
 
     def query(self, text: str) -> Float32Array:
         """The row of a query, shape (width,)."""

@@ -1,0 +1,32 @@
+"""Long passages in chunks that the embedding model reads whole, each pointing to its parent.
+
+A chunk is a passage of its own. Its id is its parent's with ``#`` and a number from 1, it has its
+parent's title and metadata, and names its parent in the metadata, so that labels of whole documents
+can be read as labels of their chunks.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from ctxguard.core.types import Passage
+from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+from ctxguard.retrieval.models.window import PassageWindow
+
+CHUNK_OF = "chunk_of"
+"""The metadata of a chunk that holds the id of the passage it is of."""
+
+
+def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Passage]:
+    """Passages, those longer than a window in chunks; the others as they are.
+
+    Raises:
+        MissingExtraError: a passage is longer, and the library that splits is not installed.
+    """
+    for passage in passages:
+        if not window.is_longer(without_surrogates(searchable_text(passage))):
+            yield passage
+            continue
+        text, title = without_surrogates(passage.text), without_surrogates(passage.title)
+        heading = f"{title}\n" if title else ""
+        metadata = {**(passage.metadata or {}), CHUNK_OF: passage.passage_id}
+        for number, chunk in enumerate(window.split(text, heading), start=1):
+            yield Passage(f"{passage.passage_id}#{number}", chunk, passage.title, metadata)
