@@ -153,9 +153,10 @@ def label(
     worth = np.zeros(shape)
     negatives = np.full(shape, None, dtype=object)
     query_grades = []
-    for row, (query_id, ids) in enumerate(zip(pools.query_ids, pools.passage_ids, strict=True)):
+    for row, query_id in enumerate(pools.query_ids):
         qrels = dataset.qrels.get(query_id, {})
         kinds = dataset.distractors.get(query_id, {})
+        ids = pools.labelled_ids(row, qrels.keys() | kinds.keys())
         row_grades = [max(qrels.get(passage_id, 0), 0) for passage_id in ids]
         row_negatives = [
             Negative(kinds[passage_id]) if passage_id in kinds else None for passage_id in ids

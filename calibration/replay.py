@@ -7,7 +7,7 @@ the depth. Later steps read pools, never the retriever.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from ctxguard.core.types import (
     ScoreKindName,
 )
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError, QueryError
+from ctxguard.retrieval.chunks import document_of, is_chunk_id
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -65,6 +66,8 @@ class Pools:
             beyond a pool's end and where a text cannot be read. None if no texts were at hand.
         skipped: Queries left out, with the reason: the retriever refused them, or answered on
             another route or with another kind of score than most.
+        documents: As ``passage_ids``, with the document's id instead of its best-ranked chunk's;
+            None where no passage is a chunk of a document.
     """
 
     route: Route
@@ -76,6 +79,7 @@ class Pools:
     leg_kinds: Mapping[str, ScoreKind]
     skipped: tuple[str, ...] = ()
     tokens: FloatArray | None = None
+    documents: tuple[tuple[str, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -84,6 +88,22 @@ class Pools:
     def lengths(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Shape (n_q,): how many candidates each query has."""
         return np.array([len(ids) for ids in self.passage_ids], dtype=np.int64)
+
+    def labelled_ids(self, row: int, labelled: Container[str]) -> tuple[str, ...]:
+        """The ids by which labels may know a query's candidates, same length.
+
+        A label of a document is one of its best-ranked chunk, so that a document counts once. Its
+        other chunks have no label, unless they are labelled by their own ids.
+
+        Args:
+            row: The query's.
+            labelled: The ids that have a label for it.
+        """
+        ids = self.passage_ids[row]
+        if self.documents is None:
+            return ids
+        pairs = zip(ids, self.documents[row], strict=True)
+        return tuple([own if own in labelled else document for own, document in pairs])
 
     def subset(self, query_ids: Sequence[str]) -> "Pools":
         """The pools of these queries, in this order, without those that were skipped."""
@@ -99,6 +119,9 @@ class Pools:
             leg_kinds=self.leg_kinds,
             skipped=self.skipped,
             tokens=None if self.tokens is None else self.tokens[rows],
+            documents=None
+            if self.documents is None
+            else tuple(self.documents[row] for row in rows),
         )
 
     def rankings(self) -> Iterator[Ranking]:
@@ -287,7 +310,7 @@ def _columns(
     leg_kinds = {name: leg.kind for _, ranking in answered for name, leg in ranking.legs.items()}
     legs = {name: np.full(shape, np.nan) for name in sorted(leg_kinds)}
     tokens = np.full(shape, np.nan)
-    all_ids = []
+    all_ids, documents = [], []
     for row, (_, ranking) in enumerate(answered):
         order = list(candidate_order(ranking)[0])[:depth]
         n = len(order)
@@ -300,6 +323,7 @@ def _columns(
             legs[name][row, :n] = leg.scores[order]
         tokens[row, :n] = [_tokens(ranking.passages, position) for position in order]
         all_ids.append(tuple(ranking.passage_ids[position] for position in order))
+        documents.append(_documents(ranking, order))
     return Pools(
         route=route,
         kind=kind,
@@ -310,6 +334,7 @@ def _columns(
         leg_kinds=leg_kinds,
         skipped=skipped,
         tokens=tokens,
+        documents=None if documents == all_ids else tuple(documents),
     )
 
 
@@ -320,6 +345,20 @@ def _tokens(passages: PassageSource, position: int) -> float:
         return float(estimate_tokens(text)) if text else np.nan
     except Exception:
         return np.nan
+
+
+def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
+    """The ids in an order, with a document's instead of that of its first chunk."""
+    ids: list[str] = []
+    seen: set[str] = set()
+    for position in order:
+        passage_id = ranking.passage_ids[position]
+        # Only a chunk's passage is read: that of another id may have no text at hand.
+        document = document_of(ranking.passages[position]) if is_chunk_id(passage_id) else None
+        ids.append(passage_id if document is None or document in seen else document)
+        if document is not None:
+            seen.add(document)
+    return tuple(ids)
 
 
 def _cache_file(
@@ -360,6 +399,7 @@ def _save(pools: Pools, file: Path) -> None:
         "passage_ids": pools.passage_ids,
         "leg_kinds": {name: kind.value for name, kind in pools.leg_kinds.items()},
         "skipped": pools.skipped,
+        "documents": pools.documents,
     }
     arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
@@ -387,6 +427,9 @@ def _load(file: Path) -> Pools | None:
                 leg_kinds=leg_kinds,
                 skipped=tuple(about["skipped"]),
                 tokens=arrays.get("tokens"),
+                documents=None
+                if about["documents"] is None
+                else tuple(tuple(ids) for ids in about["documents"]),
             )
     except Exception:
         # A damaged archive can raise any type.

@@ -121,4 +121,5 @@ def unjudged(
 def _judged(pools: Pools, dataset: Dataset, row: int) -> NDArray[np.bool_]:
     query_id = pools.query_ids[row]
     judged = dataset.qrels.get(query_id, {}).keys() | dataset.distractors.get(query_id, {}).keys()
-    return np.array([passage_id in judged for passage_id in pools.passage_ids[row]], dtype=bool)
+    ids = pools.labelled_ids(row, judged)
+    return np.array([passage_id in judged for passage_id in ids], dtype=bool)

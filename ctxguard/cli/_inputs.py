@@ -65,7 +65,7 @@ class Labelled:
             "queries": len(dataset),
             "answerable": answerable,
             "without_relevant": len(dataset) - answerable,
-            "unknown_passages": len(unknown_passages(dataset, set(retriever.passage_ids))),
+            "unknown_passages": len(unknown_passages(dataset, set(retriever.labelled_ids))),
         }
         notes = (*self.notes, *label_notes(dataset, self.corpus, retriever))
         return replace(self, notes=notes), counts
@@ -87,7 +87,7 @@ def label_notes(
     from calibration.data.label_check import check_ids, check_texts
 
     passage_ids = set(retriever.passage_ids)
-    notes = check_ids(dataset, passage_ids)
+    notes = check_ids(dataset, set(retriever.labelled_ids))
     if corpus is not None:
         notes += check_texts(dataset, corpus, passage_ids, retriever.passage)
     return notes

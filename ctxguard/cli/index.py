@@ -239,7 +239,7 @@ def _fitted(
     Raises:
         ConfigurationError: chunks are asked for, and how much the model reads is not known.
     """
-    from ctxguard.retrieval.chunks import CHUNK_OF, chunked
+    from ctxguard.retrieval.chunks import chunked, document_of
     from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
 
     window = embedder.passage_window
@@ -254,8 +254,8 @@ def _fitted(
             texts = map(without_surrogates, map(searchable_text, passages))
             return passages, _Window(window.tokens, window.count_longer(texts), None)
         split = list(chunked(passages, window))
-    parents = [str(passage.metadata[CHUNK_OF]) for passage in split if _is_chunk(passage)]
-    return split, _Window(window.tokens, len(set(parents)), len(parents))
+    documents = [each for each in map(document_of, split) if each is not None]
+    return split, _Window(window.tokens, len(set(documents)), len(documents))
 
 
 @dataclass(frozen=True)
@@ -324,12 +324,6 @@ class _Built:
                 ", ".join(f"{n:,} {what}" for what, n in asdict(self.changes).items()),
             )
         ]
-
-
-def _is_chunk(passage: "Passage") -> bool:
-    from ctxguard.retrieval.chunks import CHUNK_OF
-
-    return CHUNK_OF in (passage.metadata or {})
 
 
 def _language_notes(retriever: "HybridRetriever", model: str | None) -> list[str]:

@@ -5,11 +5,14 @@ parent's title and metadata, and names its parent in the metadata, so that label
 can be read as labels of their chunks.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 
 from ctxguard.core.types import Passage
 from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
 from ctxguard.retrieval.models.window import PassageWindow
+
+_CHUNK_ID = re.compile(r".+#[1-9][0-9]*", re.DOTALL)
 
 CHUNK_OF = "chunk_of"
 """The metadata of a chunk that holds the id of the passage it is of."""
@@ -30,3 +33,18 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
         metadata = {**(passage.metadata or {}), CHUNK_OF: passage.passage_id}
         for number, chunk in enumerate(window.split(text, heading), start=1):
             yield Passage(f"{passage.passage_id}#{number}", chunk, passage.title, metadata)
+
+
+def is_chunk_id(passage_id: str) -> bool:
+    """Whether an id may be a chunk's; its passage says whether it is.
+
+    >>> is_chunk_id("kettle#2"), is_chunk_id("kettle")
+    (True, False)
+    """
+    return _CHUNK_ID.fullmatch(passage_id) is not None
+
+
+def document_of(passage: Passage) -> str | None:
+    """The id of the passage that a passage is a chunk of; None if it is none."""
+    document = (passage.metadata or {}).get(CHUNK_OF)
+    return document if isinstance(document, str) else None

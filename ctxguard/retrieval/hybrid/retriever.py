@@ -18,6 +18,7 @@ from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFai
 from ctxguard.errors import ConfigurationError, FilterViolationError
 from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.retrieval.analysers import as_analyser
+from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
 from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES
 from ctxguard.retrieval.hybrid.settings import SearchSettings
@@ -301,6 +302,14 @@ class HybridRetriever:
     def passage_ids(self) -> tuple[str, ...]:
         """Every passage id, ascending."""
         return self.generation.passages.ids
+
+    @property
+    def labelled_ids(self) -> frozenset[str]:
+        """The ids that labels may name: every passage's, and those of documents in chunks."""
+        passages = self.generation.passages
+        rows = [row for row, each in enumerate(passages.ids) if is_chunk_id(each)]
+        documents = [document_of(passages[row]) for row in rows]
+        return frozenset(passages.ids).union(each for each in documents if each is not None)
 
     def __len__(self) -> int:
         return len(self.generation.passages)

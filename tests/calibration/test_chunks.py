@@ -1,0 +1,102 @@
+"""Labels of whole documents, over an index of their chunks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.data.coverage import coverage, unjudged
+from calibration.data.dataset import Dataset, Query, unknown_passages
+from calibration.pool_labels import label
+from calibration.replay import Pools, replay
+from ctxguard.core.types import Passage, Route
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.retrieval.chunks import CHUNK_OF
+from ctxguard.testing import WordHashEmbedder
+
+QUERY = Query("q", "red fox")
+
+
+def chunk(document: str, number: int, text: str) -> Passage:
+    return Passage(f"{document}#{number}", text, metadata={CHUNK_OF: document})
+
+
+PASSAGES = (
+    chunk("fox", 1, "a brown dog and a red barn and a road"),
+    chunk("fox", 2, "red fox"),
+    chunk("fox", 3, "a red fox crosses"),
+    chunk("dog", 1, "red dog on the road to town"),
+    Passage("short", "fox in town"),
+    Passage("song#4", "red song that is no chunk of anything at all, and long enough"),
+)
+
+
+@pytest.fixture
+def retriever() -> HybridRetriever:
+    built = HybridRetriever.build(PASSAGES, embedder=WordHashEmbedder())
+    return built.on_route(Route.LEXICAL)
+
+
+def dataset(**grades: int) -> Dataset:
+    qrels = {name.replace("_", "#"): grade for name, grade in grades.items()}
+    return Dataset("documents", (QUERY,), {"q": qrels})
+
+
+def grades_by_id(pools: Pools, labels: Dataset) -> dict[str, int]:
+    grades = label(pools, labels).grades[0]
+    return dict(zip(pools.passage_ids[0], grades.tolist(), strict=False))
+
+
+def test_a_documents_label_is_one_of_its_best_ranked_chunk(retriever: HybridRetriever) -> None:
+    pools = replay(retriever, [QUERY], depth=10)
+    assert pools.passage_ids[0][0] == "fox#2"
+    grades = grades_by_id(pools, dataset(fox=2, dog=1, short=1))
+    assert {each: grade for each, grade in grades.items() if grade} == {
+        "fox#2": 2,
+        "dog#1": 1,
+        "short": 1,
+    }
+
+
+def test_recall_counts_a_document_once(retriever: HybridRetriever) -> None:
+    labels = label(replay(retriever, [QUERY], depth=10), dataset(fox=1, short=1))
+    assert labels.query_grades == ((1, 1),)
+    shares, _ = labels.recall_shares()
+    assert shares.sum() == pytest.approx(1.0)
+    assert np.count_nonzero(shares) == 2
+
+
+def test_a_chunks_own_label_comes_first(retriever: HybridRetriever) -> None:
+    pools = replay(retriever, [QUERY], depth=10)
+    grades = grades_by_id(pools, dataset(fox_2=1, fox_3=1))
+    assert (grades["fox#2"], grades["fox#3"], grades["fox#1"]) == (1, 1, 0)
+
+
+def test_an_id_that_only_looks_like_a_chunks_is_none(retriever: HybridRetriever) -> None:
+    grades = grades_by_id(replay(retriever, [QUERY], depth=10), dataset(song=1, fox=1))
+    assert grades["song#4"] == 0
+
+
+def test_what_is_judged_follows(retriever: HybridRetriever) -> None:
+    pools, labels = replay(retriever, [QUERY], depth=10), dataset(fox=1)
+    assert coverage(pools, labels, [1])[0].judged.value == 1.0
+    assert "fox#2" not in {each.passage_id for each in unjudged(pools, labels, 6)}
+    assert "fox#3" in {each.passage_id for each in unjudged(pools, labels, 6)}
+
+
+def test_cached_pools_and_parts_of_pools_are_labelled_alike(
+    retriever: HybridRetriever, tmp_path: Path
+) -> None:
+    first, again = (replay(retriever, [QUERY], depth=10, cache=tmp_path) for _ in range(2))
+    assert first.documents is not None
+    assert again.documents == first.documents == again.subset(["q"]).documents
+
+
+def test_documents_are_known_to_the_index(retriever: HybridRetriever) -> None:
+    assert unknown_passages(dataset(fox=1, short=1, cat=1), retriever.labelled_ids) == ("cat",)
+    assert retriever.labelled_ids == {*retriever.passage_ids, "fox", "dog"}
+
+
+def test_pools_without_chunks_are_as_they_were() -> None:
+    retriever = HybridRetriever.build([Passage("a", "red")], embedder=WordHashEmbedder())
+    assert replay(retriever, [QUERY], depth=3).documents is None
