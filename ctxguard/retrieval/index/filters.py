@@ -146,7 +146,7 @@ class EditedMetadataRows:
                 self._row_map.tail_rows[self._tail.allowed(where).rows],
             )
         )
-        return AllowedRows(np.sort(rows[rows >= 0]), self._row_map.stored.size)
+        return AllowedRows(np.sort(rows[rows >= 0], kind="stable"), self._row_map.stored.size)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -255,8 +255,8 @@ def load(
     Args:
         folder: What ``save`` wrote.
         verify: Whether every file's digest is checked, beside its size, which always is. None:
-            up to `VERIFY_LIMIT_BYTES` in all.
-        opened: Ids of parts that are open already, whose digests are not checked again.
+            up to `VERIFY_LIMIT_BYTES` in all, without those of ``opened``.
+        opened: Ids of parts that are open already.
 
     Returns:
         The manifest, and the folder of its generation.
@@ -307,7 +307,8 @@ def _check_files(
         is_whole = bool(_GENERATION.fullmatch(generation)) and bool(files)
         is_whole = is_whole and all(_FILE.fullmatch(name) for name in files)
         known = tuple(f"{name}/" for name, part_id in parts.items() if part_id in opened)
-        total = sum(size for size, _ in files.values())
+        unknown = {name for name in files if verify or not name.startswith(known)}
+        total = sum(files[name][0] for name in unknown)
     except (KeyError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
@@ -321,7 +322,7 @@ def _check_files(
         n_bytes = file.stat().st_size
         if n_bytes != size:
             raise IndexFolderError(f"{file} has {n_bytes} bytes instead of {size}; {_REBUILD}")
-        if verify and not name.startswith(known):
+        if verify and name in unknown:
             check_digest(file, digest)
 
 
