@@ -122,7 +122,7 @@ class Bm25sIndex:
         self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
         self.vocabulary = vocabulary
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.counted = Counted(*map(_read_only, counted))
+        self.counted = Counted(*[_read_only(each) for each in counted])
         counts, rows, starts, lengths = self.counted
         if scores is None:
             weights = idf(np.diff(starts), len(self))
@@ -284,8 +284,8 @@ def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
 
 def length_norms(lengths: NDArray[np.int32]) -> FloatArray:
     """k1 (1 − b + b · length / mean length) of each passage, same shape."""
-    mean = lengths.sum() / lengths.size if lengths.any() else 1.0
-    norms: FloatArray = K1 * (1.0 - B + B / mean * lengths)
+    mean = float(lengths.sum()) / lengths.size if lengths.any() else 1.0
+    norms: FloatArray = K1 * (1.0 - B + B / mean * lengths.astype(np.float64))
     return norms
 
 

@@ -40,8 +40,9 @@ class RowMap:
         n_base, n_tail = len(base_ids), len(tail_ids)
         is_there = np.ones(n_base, np.bool_)
         is_there[deleted] = False
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_there)))
-        at = before[np.array([bisect_left(base_ids, each) for each in tail_ids], np.int64)]
+        before: RowArray = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_there)))
+        in_base = [bisect_left(base_ids, passage_id) for passage_id in tail_ids]
+        at: RowArray = before[np.array(in_base, np.int64)]
         stored = np.insert(np.flatnonzero(is_there), at, np.arange(n_base, n_base + n_tail))
         rows = np.full(n_base + n_tail, -1, np.int64)
         rows[stored] = np.arange(stored.size)
