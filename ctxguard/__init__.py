@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.context import Assembly, Context
+from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
@@ -79,6 +80,7 @@ __all__ = [
     "ConfigurationError",
     "Context",
     "ContextGuard",
+    "CorpusSketch",
     "CtxguardError",
     "DataError",
     "Deadlines",
@@ -118,6 +120,7 @@ __all__ = [
     "Where",
     "__version__",
     "decide",
+    "passage_digest",
 ]
 
 

@@ -14,6 +14,7 @@ NAMES = [
     "ConfigurationError",
     "Context",
     "ContextGuard",
+    "CorpusSketch",
     "CtxguardError",
     "DataError",
     "Deadlines",
@@ -53,6 +54,7 @@ NAMES = [
     "Where",
     "__version__",
     "decide",
+    "passage_digest",
 ]
 NEEDING_AN_EXTRA = ["Privacy", "sample_to"]
 
