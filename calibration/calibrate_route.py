@@ -257,7 +257,7 @@ def calibrate_route(
             f"first {today.k}, as today": today,
             "chosen": policy,
             **{
-                f"recall −{tolerance:g} at most": at(keeping_recall(tolerance))
+                f"recall lower by {tolerance:g} at most": at(keeping_recall(tolerance))
                 for tolerance in _OTHER_TOLERANCES
             },
             "highest utility": grid.policy(best),

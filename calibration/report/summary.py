@@ -105,10 +105,10 @@ def _warnings(
             "loss of more than half of the recall"
         )
     if certificate is not None and not is_today and outcome.labels_needed is not None:
-        n = certificate.n_recall
-        if outcome.labels_needed > n:
+        difference = certificate.recall_difference
+        if difference is not None and outcome.labels_needed > difference.n:
             lines.append(
                 f"about {outcome.labels_needed} held-out queries like these would show that mean "
-                f"recall falls by {TIGHT:g} at most; {n} were at hand"
+                f"recall falls by {TIGHT:g} at most; {difference.n} were at hand"
             )
     return lines

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ctxguard.cli._console import NO_DATA, Output, interval, number, table
+from ctxguard.cli._console import NO_DATA, Output, number, table
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
@@ -23,7 +23,8 @@ def print_summary(route: Route, calibration: "Calibration", output: Output) -> N
     output.heading(f"route {route.value}, on {summary.queries:,} {on}")
     rows = table("metric", f"first {summary.serving_k}, as today>", "chosen>", "difference>")
     for row in summary.rows:
-        rows.add_row(row.metric, _cell(row.today), _cell(row.chosen), _cell(row.difference))
+        cells = (_cell(each, row.metric) for each in (row.today, row.chosen))
+        rows.add_row(row.metric, *cells, _cell(row.difference, row.metric, signed=True))
     output.out.print(rows)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
     facts = [
@@ -45,5 +46,12 @@ def print_summary(route: Route, calibration: "Calibration", output: Output) -> N
     output.out.print(options)
 
 
-def _cell(metric: "Interval") -> str:
-    return f"{number(metric.value)} {interval(metric)}".rstrip()
+def _cell(estimate: "Interval", metric: str, *, signed: bool = False) -> str:
+    """A mean and its interval, short enough for three in 80 columns."""
+    form = ".0f" if metric == "tokens" else ".2f"
+    if estimate.value is None:
+        return NO_DATA
+    mean = f"{estimate.value:{'+' if signed else ''}{form}}"
+    if estimate.lower is None or estimate.upper is None:
+        return mean
+    return f"{mean} [{estimate.lower:{form}}, {estimate.upper:{form}}]"
