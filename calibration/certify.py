@@ -4,6 +4,7 @@ Policies are ordered by one set of queries and tested on another (DESIGN.md §9)
 the second is an independent sample, as the test requires.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -69,8 +70,9 @@ class Certification:
         n_harm: All test queries.
         tested: Policies in the sequence.
         certified: How many of them passed.
-        labels_needed: If nothing is certified, how many test queries like these would certify
-            the safest policy; None if no number would, or if something is certified.
+        labels_needed: If nothing is certified, how many test queries like these with a defined
+            recall loss would certify the safest policy; None if no number would, or if something
+            is certified.
         rule_choices: What was chosen, and what would be chosen without a test.
     """
 
@@ -237,10 +239,14 @@ def _largest_harm(grid: Grid) -> float:
 def _needed(
     recall_loss: FloatArray, harm_share: FloatArray, largest: float, promise: Promise
 ) -> int | None:
-    """Test queries for every promise; None if one of them cannot be kept."""
+    """Test queries with a defined recall loss for every promise; None if one cannot be kept."""
     needed = risk.labels_needed(recall_loss[:, 0], promise.alpha, promise.delta)
     if needed is None or promise.beta is None or promise.beta >= largest:
         return needed
     limit = promise.beta / largest
     for_harm = risk.labels_needed(harm_share[:, 0], limit, promise.delta)
-    return None if for_harm is None else max(needed, for_harm)
+    if for_harm is None:
+        return None
+    # Harm is defined on every query: of those that it needs, so many define recall loss as well.
+    defined = recall_loss.shape[0] / harm_share.shape[0]
+    return max(needed, math.ceil(for_harm * defined))

@@ -145,10 +145,12 @@ def certificate_words(outcome: RouteOutcome, settings: Settings) -> str:
 def _labels_needed(test: Certification) -> str:
     if test.labels_needed is None:
         return "No number of labels would be enough on queries like these: relax the promise."
-    total = int(np.ceil(test.labels_needed / (1.0 - ORDERING_SHARE)))
+    defined = test.n_recall / test.n_harm
+    total = int(np.ceil(test.labels_needed / defined / (1.0 - ORDERING_SHARE)))
     return (
-        f"About {test.labels_needed} answerable test queries would be enough if they are like "
-        f"these: {total} to choose on in all, of which a share of {ORDERING_SHARE:g} orders the "
+        f"About {test.labels_needed} test queries with a defined recall loss would be enough if "
+        f"they are like these, of which {test.n_recall} of {test.n_harm} define it: about {total} "
+        f"labelled queries to choose on in all, of which a share of {ORDERING_SHARE:g} orders the "
         "policies."
     )
 

@@ -1,11 +1,13 @@
 """Certification on grids whose truth is known: the order, the test, the choice among certified."""
 
+import math
+
 import numpy as np
 import pytest
 from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
 from calibration import risk
-from calibration.certify import Promise, certify
+from calibration.certify import Promise, _needed, certify
 from calibration.grid import Grid, ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
@@ -82,6 +84,15 @@ class TestCertify:
             found = certify(ordering, testing, Promise(alpha=0.05, beta=beta))
             assert found.grid_index is None
             assert (found.labels_needed is not None) == possible, beta
+
+    def test_the_labels_needed_are_those_that_define_recall_loss(self) -> None:
+        """Harm that is as large on twice the queries needs no more answerable ones than half."""
+        promise = Promise(alpha=0.5, beta=0.3)
+        harm = np.full((40, 1), 0.2)
+        every, half = (_needed(np.zeros((n, 1)), harm, 1.0, promise) for n in (40, 20))
+        assert every is not None
+        assert half is not None
+        assert half == math.ceil(every / 2)
 
     def test_a_seed_gives_the_same_certification(self) -> None:
         grid = population(200, noise=0.25)
