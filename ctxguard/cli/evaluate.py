@@ -98,10 +98,7 @@ def evaluate(
     route = retriever.route if route is None else route
     policy, baseline = _policy(loaded, route, k)
     most = max(policy.k, k or 0)
-    if depth is None:
-        depth = max(most, DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
-    elif depth < most:
-        raise ConfigurationError(f"--depth {depth} is less than k = {most}")
+    depth = _depth(depth, most, loaded)
     if not dataset.answerable and not dataset.keywords:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
@@ -201,6 +198,19 @@ def _first_k(k: int, of_policy: "QueryMetrics", of_first: "QueryMetrics", seed: 
 
     means = of_first.evidence(seed).metrics
     return _FirstK(k, means, differences(of_policy, of_first, seed=seed))
+
+
+def _depth(depth: int | None, k: int, profile: "Profile | None") -> int:
+    """The depth that was asked for, or else the profile's, which holds k.
+
+    Raises:
+        ConfigurationError: less than k was asked for.
+    """
+    if depth is None:
+        return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
+    if depth < k:
+        raise ConfigurationError(f"--depth {depth} is less than k = {k}")
+    return depth
 
 
 def _notes(metrics: "Mapping[str, Interval]", k: int, n_passages: int) -> list[str]:
