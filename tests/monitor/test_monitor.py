@@ -77,7 +77,7 @@ def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration(
     some = Watching(LabelJudge({"q": {"p0": 1, "p1": 0}}), rates=EVERYTHING)
     positives = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
     for live, unlabelled in ((some, -0.2), (positives, -0.5)):
-        live.watch(make_context(POOL, 3, query="q"), make_context(POOL, 3, query="q"))
+        live.watch(*[make_context(POOL, 3, query="q", request_id=f"r{i}") for i in range(4)])
         harm = live.monitor.estimates()[Metric.HARM].value
         assert harm == pytest.approx(udcg([1.0, -0.5, unlabelled]).harm, rel=1e-6)
 
