@@ -125,7 +125,6 @@ def evaluate(
         if loaded is not None and k is not None:
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
-    unlabelled = unlabelled_note(dataset, utilities)
     if loaded is not None:
         notes += seen_in_calibration(labelled, loaded)
     notes += _notes(metrics, most, len(retriever))
@@ -148,7 +147,7 @@ def evaluate(
                 "baseline": baseline,
                 "seed": seed,
                 "utilities": asdict(utilities),
-                "unlabelled": unlabelled,
+                "unlabelled": unlabelled_note(dataset, utilities),
                 "fusion": asdict(retriever.fusion),
                 "fingerprint": retriever.fingerprint(),
                 "notes": notes,
@@ -165,7 +164,7 @@ def evaluate(
                 ("fusion", retriever.fingerprint()["fusion"]),
                 ("keeps", describe_policy(policy) + source),
                 ("recall loss", f"relative to the retriever's {relative_to}"),
-                ("unlabelled", unlabelled),
+                ("unlabelled", unlabelled_note(dataset, utilities)),
             ]
         )
         _print(metrics, first_k, output)
