@@ -11,6 +11,7 @@ from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
+    from calibration.retrievers import WrappedRetriever
     from ctxguard.core.metrics import Utilities
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -47,8 +48,10 @@ class Labelled:
             f"{counts['without_relevant']:,} without a relevant passage"
         )
 
-    def against(self, retriever: "HybridRetriever") -> "tuple[Labelled, dict[str, int]]":
-        """Check that the labels belong to the index.
+    def against(
+        self, retriever: "HybridRetriever | WrappedRetriever"
+    ) -> "tuple[Labelled, dict[str, int]]":
+        """Check that the labels belong to the index; what others search is not known.
 
         Returns:
             These labels with notes on what the index lacks, and the counts of queries and of
@@ -58,6 +61,7 @@ class Labelled:
             DataError: they belong to another corpus.
         """
         from calibration.data.dataset import unknown_passages
+        from calibration.retrievers import WrappedRetriever
 
         dataset = self.dataset
         answerable = len(dataset.answerable)
@@ -65,8 +69,10 @@ class Labelled:
             "queries": len(dataset),
             "answerable": answerable,
             "without_relevant": len(dataset) - answerable,
-            "unknown_passages": len(unknown_passages(dataset, set(retriever.labelled_ids))),
         }
+        if isinstance(retriever, WrappedRetriever):
+            return self, counts
+        counts["unknown_passages"] = len(unknown_passages(dataset, set(retriever.labelled_ids)))
         notes = (*self.notes, *label_notes(dataset, self.corpus, retriever))
         return replace(self, notes=notes), counts
 
@@ -221,7 +227,9 @@ def open_index(folder: Path, reranker: str | None) -> "HybridRetriever":
     )
 
 
-def differences(profile: "Profile", retriever: "HybridRetriever") -> tuple[str, ...]:
+def differences(
+    profile: "Profile", retriever: "HybridRetriever | WrappedRetriever"
+) -> tuple[str, ...]:
     """The differences between the profile's system and this retriever with the profile's fusion."""
     from ctxguard.profile.schema import fingerprint_differences
 
@@ -229,7 +237,9 @@ def differences(profile: "Profile", retriever: "HybridRetriever") -> tuple[str, 
     return fingerprint_differences(profile.fingerprint, fused.fingerprint())
 
 
-def fitted(profile: "Profile", retriever: "HybridRetriever") -> "HybridRetriever":
+def fitted(
+    profile: "Profile", retriever: "HybridRetriever | WrappedRetriever"
+) -> "HybridRetriever | WrappedRetriever":
     """The retriever with the profile's fusion.
 
     Raises:

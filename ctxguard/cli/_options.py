@@ -6,8 +6,56 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
-from ctxguard.core.types import Route
+from ctxguard.core.types import Route, ScoreKind
 
+SourceIndex = Annotated[
+    Path | None,
+    typer.Option(
+        "--index",
+        metavar="FOLDER",
+        help="Index folder that `ctxguard index` wrote.",
+        show_default=False,
+    ),
+]
+SourceRetriever = Annotated[
+    str | None,
+    typer.Option(
+        "--retriever",
+        metavar="MODULE:OBJECT",
+        help="Retriever of your own instead of an index: a Python object with retrieve(query, *, "
+        "depth), or a function, plain or asynchronous.",
+        show_default=False,
+    ),
+]
+SourceRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--run",
+        metavar="FILE",
+        help="TREC run file with the candidates of the queries, instead of an index.",
+        show_default=False,
+    ),
+]
+ScoresMean = Annotated[
+    ScoreKind | None,
+    typer.Option(
+        "--score-kind",
+        metavar="KIND",
+        help="What the scores of --retriever or --run mean: ratio, cosine, inner_product, logit, "
+        "distance, probability or rank.",
+        show_default="rank, or what the retriever says",
+    ),
+]
+Fingerprint = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fingerprint",
+        metavar="KEY=VALUE",
+        help="What identifies the system of --retriever or --run, if it has no fingerprint() of "
+        "its own; a profile holds for equal fingerprints. Repeatable.",
+        show_default=False,
+    ),
+]
 IndexFolder = Annotated[
     Path,
     typer.Option("--index", metavar="FOLDER", help="Index folder that `ctxguard index` wrote."),

@@ -1,7 +1,7 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,12 +16,8 @@ from ctxguard.cli._console import (
     check_writable,
     print_json,
 )
-from ctxguard.cli._inputs import (
-    open_index,
-    read_labelled,
-    shared_questions,
-    with_utilities,
-)
+from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
+from ctxguard.cli._retriever import notes_on_pools, open_retriever
 from ctxguard.cli._summary import print_summary
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.profile.describe import describe_policy, describe_utilities
@@ -29,6 +25,7 @@ from ctxguard.profile.describe import describe_policy, describe_utilities
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome
+    from calibration.retrievers import WrappedRetriever
     from ctxguard.cli._inputs import Labelled
     from ctxguard.core.metrics import Utilities
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -41,7 +38,11 @@ def register(app: typer.Typer) -> None:
 
 def calibrate(
     *,
-    index: _options.IndexFolder,
+    index: _options.SourceIndex = None,
+    retriever: _options.SourceRetriever = None,
+    run: _options.SourceRun = None,
+    score_kind: _options.ScoresMean = None,
+    fingerprint: _options.Fingerprint = None,
     data: _options.LabelledQueries,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Profile to write, as JSON.")],
     report: Annotated[
@@ -133,8 +134,8 @@ def calibrate(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder that caches the retrieved candidates.",
-            show_default="ctxguard/pools in the user's cache folder",
+            help="Folder that caches the retrieved candidates, by the fingerprint of the system.",
+            show_default="ctxguard/pools in the user's cache folder for an index, otherwise none",
         ),
     ] = None,
     as_json: _options.AsJson = False,
@@ -157,8 +158,8 @@ def calibrate(
     output = Output(as_json=as_json)
     worth, source = _utilities(utilities, utility)
     labelled = read_labelled(data, split, "train")
-    with output.doing("opening the index"):
-        from calibration.calibrate import calibrate as run
+    with output.doing("opening the retriever"):
+        from calibration.calibrate import calibrate as calibrate_all
         from calibration.calibrate_route import Settings
         from calibration.certify import Promise
 
@@ -177,22 +178,30 @@ def calibrate(
             utilities_source=source,
             seed=seed,
         )
-        retriever = open_index(index, reranker)
-    labelled, counts = labelled.against(retriever)
+        opened = open_retriever(
+            index=index,
+            retriever=retriever,
+            run=run,
+            reranker=reranker,
+            score_kind=score_kind,
+            fingerprint=fingerprint,
+            queries=labelled.dataset.queries,
+        )
+    labelled, counts = labelled.against(opened)
+    # Whoever changes a retriever of their own may forget its fingerprint, and would get old pools.
+    default_cache = None if index is None else cache_folder() / "pools"
     with output.passes() as begin:
-        calibration = run(
-            retriever,
-            labelled.dataset,
-            settings,
-            passes=begin,
-            cache=cache_folder() / "pools" if cache is None else cache,
+        calibration = calibrate_all(
+            opened, labelled.dataset, settings, passes=begin, cache=cache or default_cache
         )
     calibration.profile.save(out)
     with output.doing("writing the report"):
-        _write_reports(calibration, retriever, report, report_json)
+        _write_reports(calibration, opened, report, report_json)
     files = {"profile": out, "report": report, "report_json": report_json}
     written = {name: None if file is None else str(file) for name, file in files.items()}
     notes = _notes(calibration, (*labelled.notes, *shared_questions(labelled)))
+    for route, pools in calibration.pools.items():
+        notes += notes_on_pools(replace(pools, skipped=()), route, run)
     if as_json:
         print_json(_document(calibration, labelled, counts, written, notes))
     else:
@@ -215,7 +224,7 @@ def _utilities(file: Path | None, settings: list[str] | None) -> "tuple[Utilitie
 
 def _write_reports(
     calibration: "Calibration",
-    retriever: "HybridRetriever",
+    retriever: "HybridRetriever | WrappedRetriever",
     page: Path | None,
     figures: Path | None,
 ) -> None:

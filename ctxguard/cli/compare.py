@@ -2,9 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -19,12 +19,14 @@ from ctxguard.cli._inputs import (
     seen_in_calibration,
     with_utilities,
 )
+from ctxguard.cli._retriever import open_retriever
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from calibration.compare.candidates import Candidate
     from calibration.compare.comparison import Comparison
+    from calibration.retrievers import WrappedRetriever
     from ctxguard.cli._inputs import Labelled
     from ctxguard.core.metrics import Utilities
     from ctxguard.profile.schema import Profile
@@ -40,7 +42,26 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     *,
-    index: _options.IndexFolder,
+    index: _options.SourceIndex = None,
+    retriever: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:OBJECT",
+            help="Retriever of your own to compare as well, or instead of an index: a Python "
+            "object with retrieve(query, *, depth), or a function. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="TREC run file to compare as well, or instead of an index. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    score_kind: _options.ScoresMean = None,
+    fingerprint: _options.Fingerprint = None,
     data: _options.LabelledQueries,
     split: Annotated[str | None, _options.split("test")] = None,
     candidate: Annotated[
@@ -49,7 +70,8 @@ def compare(
             metavar="NAME=SPEC",
             help="Candidate to compare, as comma-separated settings: a route (lexical, dense, "
             "hybrid, or one of them with +rerank), reciprocal_rank[:CONSTANT] or "
-            "convex[:DENSE_SHARE], k=N, min_ratio=R, rerank=MODEL. Repeatable.",
+            "convex[:DENSE_SHARE], k=N, min_ratio=R, rerank=MODEL; without an index k and "
+            "min_ratio. Repeatable.",
             show_default="each leg alone, and both fused in both ways",
         ),
     ] = None,
@@ -126,11 +148,12 @@ def compare(
 ) -> None:
     """Compare ways to rank and to cut on the same labelled queries, with paired intervals.
 
+    They rank an index, or are retrievers of your own (--retriever) or TREC runs (--run).
     Save a comparison with --out (or --json > FILE), and check a later one against it with
     --against FILE.
     """
     from calibration.compare.comparison import check_candidates
-    from calibration.compare.comparison import compare as run
+    from calibration.compare.comparison import compare as compare_all
     from calibration.compare.saved_comparison import (
         SavedComparison,
         check_metrics,
@@ -145,24 +168,40 @@ def compare(
     saved = None if against is None else SavedComparison.load(against)
     _check_out(out, against)
     profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
-    candidates = _candidates(candidate or [], profiles, k or [], reranked=reranker is not None)
+    sources = _sources(retriever or [], run or [], indexed=index is not None)
+    candidates = _candidates(
+        candidate or [],
+        profiles,
+        k or [],
+        reranked=reranker is not None,
+        sources=tuple(sources),
+        indexed=index is not None,
+    )
     check_candidates(candidates, baseline, depth)
     utilities = with_utilities(_utilities(profiles), utility)
     labelled = read_labelled(data, split, "test")
-    with output.doing("opening the index"):
-        views = _Views(open_index(index, None), reranker)
-        for loaded in profiles.values():
-            views.check(loaded)
-        for each in candidates:
-            views.view(each)
-    labelled, counts = labelled.against(views.retriever)
+    with output.doing("opening the retrievers"):
+        external = {
+            name: open_retriever(
+                index=None,
+                **source,
+                score_kind=score_kind,
+                fingerprint=fingerprint,
+                queries=labelled.dataset.queries,
+            )
+            for name, source in sources.items()
+        }
+        opened = None if index is None else open_index(index, None)
+        views = _Views(opened, reranker, external)
+        views.check(profiles.values(), candidates)
+    labelled, counts = labelled.against(views.first)
     dataset = labelled.dataset
     with output.passes() as begin:
         vectors = None
-        if any(each.route not in _LEXICAL for each in candidates):
+        if opened and any(each.route not in _LEXICAL for each in candidates):
             progress = begin("encoding queries", len(dataset))
-            vectors = encode_queries(views.retriever, dataset.queries, progress)
-        comparison = run(
+            vectors = encode_queries(opened, dataset.queries, progress)
+        comparison = compare_all(
             candidates,
             views.view,
             dataset,
@@ -199,9 +238,7 @@ def compare(
         ("unlabelled", comparison.unlabelled),
     ]
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-        facts.append(("saved to", str(out)))
+        facts.append(("saved to", _saved(content, out)))
     if as_json:
         print_json(content)
     else:
@@ -214,6 +251,13 @@ def compare(
         names = one_line(", ".join(worse))
         output.err.print(Text(f"finding: worse than the saved comparison, beyond noise: {names}"))
         raise typer.Exit(FINDING)
+
+
+def _saved(content: Mapping[str, object], out: Path) -> str:
+    """Write a comparison, and return the name of its file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    return str(out)
 
 
 def _check_out(out: Path | None, against: Path | None) -> None:
@@ -231,22 +275,49 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
     return {path.stem if stems[path.stem] == 1 else str(path): path for path in paths}
 
 
+def _sources(
+    retrievers: Sequence[str], runs: Sequence[Path], *, indexed: bool
+) -> dict[str, dict[str, Any]]:
+    """Retrievers and runs by the names of their candidates, as ``open_retriever`` takes them."""
+    if not (indexed or retrievers or runs):
+        raise typer.BadParameter("give --index, --retriever or --run", param_hint="--index")
+    sources: dict[str, dict[str, Any]] = {}
+    for name in retrievers:
+        sources[name.rpartition(":")[2]] = {"retriever": name}
+    for name, file in _by_name(runs).items():
+        sources[name] = {"retriever": None, "run": file}
+    if len(sources) < len(retrievers) + len(runs):
+        raise ConfigurationError(
+            "two of --retriever and --run have one name; rename an object or a file"
+        )
+    return sources
+
+
 def _candidates(
-    specs: Sequence[str], profiles: "dict[str, Profile]", ks: Sequence[int], *, reranked: bool
+    specs: Sequence[str],
+    profiles: "dict[str, Profile]",
+    ks: Sequence[int],
+    *,
+    reranked: bool,
+    sources: tuple[str, ...],
+    indexed: bool,
 ) -> "list[Candidate]":
+    """Ways to cut an index's rankings or, without one, the first source's; each source as it is."""
     from calibration.compare.candidates import (
         at_each_k,
         default_candidates,
         from_profile,
+        of_source,
         parse_candidates,
     )
 
     ks = tuple(dict.fromkeys(ks)) or (DEFAULT_K,)
-    if specs:
-        candidates = [each for spec in specs for each in parse_candidates(spec, ks)]
-    else:
+    own = None if indexed else sources[0]
+    candidates = [each for spec in specs for each in parse_candidates(spec, ks, own)]
+    if not specs and indexed:
         candidates = list(at_each_k(default_candidates(reranked=reranked), ks))
-    return candidates + [from_profile(name, loaded) for name, loaded in profiles.items()]
+    candidates += at_each_k([of_source(name) for name in sources], ks)
+    return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
@@ -263,37 +334,62 @@ def _utilities(profiles: "dict[str, Profile]") -> "Utilities":
 
 
 class _Views:
-    """One index under each candidate's stages.
+    """One index under each candidate's stages, and the retrievers and runs beside it."""
 
-    Attributes:
-        retriever: The index without a reranker.
-    """
-
-    def __init__(self, retriever: "HybridRetriever", reranker: str | None) -> None:
-        self.retriever = retriever
+    def __init__(
+        self,
+        retriever: "HybridRetriever | None",
+        reranker: str | None,
+        external: "Mapping[str, HybridRetriever | WrappedRetriever]",
+    ) -> None:
+        self._retriever = retriever
+        self._external = external
         self._reranker = reranker
         self._reranked: dict[str, HybridRetriever] = {}
 
-    def view(self, candidate: "Candidate") -> "HybridRetriever":
+    def view(self, candidate: "Candidate") -> "HybridRetriever | WrappedRetriever":
         """The retriever of a candidate.
 
         Raises:
-            ConfigurationError: it reranks, and no reranker was given.
+            ConfigurationError: it reranks, and no reranker was given, or there is no index.
         """
-        route, fusion, reranker = candidate.stages
-        base = self.retriever
+        route, fusion, reranker, source = candidate.stages
+        if source is not None:
+            return self._external[source]
+        base = self._index
         if route.value.endswith("+rerank"):
             base = self._with_reranker(reranker, candidate.name)
         return base.with_fusion(fusion).on_route(route)
 
-    def check(self, profile: "Profile") -> None:
-        """Check that a profile was calibrated on this index.
+    @property
+    def first(self) -> "HybridRetriever | WrappedRetriever":
+        """The index, or without one the first of the others."""
+        return next(iter(self._external.values())) if self._retriever is None else self._retriever
+
+    def check(self, profiles: "Iterable[Profile]", candidates: "Iterable[Candidate]") -> None:
+        """Check that every profile was calibrated on what is compared, and every candidate can be.
 
         Raises:
-            ProfileMismatchError: it was calibrated on another system.
+            ProfileMismatchError: one was calibrated on another system.
+            ConfigurationError: a candidate has no retriever.
         """
-        has_none = profile.fingerprint.get("reranker", "none") == "none"
-        fitted(profile, self.retriever if has_none else self._with_reranker(None, "the profile"))
+        for profile in profiles:
+            if profile.fingerprint.get("reranker", "none") == "none":
+                fitted(profile, self.first)
+            else:
+                fitted(profile, self._with_reranker(None, "the profile"))
+        for candidate in candidates:
+            self.view(candidate)
+
+    @property
+    def _index(self) -> "HybridRetriever":
+        """The index without a reranker."""
+        if self._retriever is None:
+            raise ConfigurationError(
+                "a retriever of your own and a run have no stages to choose: compare them by k and "
+                "min_ratio, or give --index"
+            )
+        return self._retriever
 
     def _with_reranker(self, model: str | None, who: str) -> "HybridRetriever":
         from ctxguard.retrieval.models.reranker import CrossEncoderReranker
@@ -305,7 +401,7 @@ class _Views:
                 "rerank=MODEL in the candidate"
             )
         if model not in self._reranked:
-            self._reranked[model] = self.retriever.with_reranker(CrossEncoderReranker(model))
+            self._reranked[model] = self._index.with_reranker(CrossEncoderReranker(model))
         return self._reranked[model]
 
 

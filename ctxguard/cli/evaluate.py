@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,15 +10,33 @@ from rich.text import Text
 
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import difference_in_words
-from ctxguard.cli._console import NO_DATA, Output, interval, number, print_json, table
+from ctxguard.cli._console import (
+    NO_DATA,
+    Output,
+    interval,
+    number,
+    print_json,
+    table,
+)
 from ctxguard.cli._inputs import (
     DEFAULT_BASELINE,
     baseline_k,
     fitted,
-    open_index,
     read_labelled,
     seen_in_calibration,
     with_utilities,
+)
+from ctxguard.cli._retriever import (
+    beyond_index,
+    check_run,
+    check_score_kind,
+    for_run,
+    fusion_of,
+    notes_on_pools,
+    on_route,
+    open_retriever,
+    served_route,
+    write_pools,
 )
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
@@ -41,7 +60,11 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     *,
-    index: _options.IndexFolder,
+    index: _options.SourceIndex = None,
+    retriever: _options.SourceRetriever = None,
+    run: _options.SourceRun = None,
+    score_kind: _options.ScoresMean = None,
+    fingerprint: _options.Fingerprint = None,
     data: _options.LabelledQueries,
     split: Annotated[str | None, _options.split("test")] = None,
     profile: _options.ProfileFile = None,
@@ -68,15 +91,24 @@ def evaluate(
             show_default=f"the profile's, or {DEFAULT_DEPTH}",
         ),
     ] = None,
+    write_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TREC run file to write the retrieved candidates to.",
+            show_default=False,
+        ),
+    ] = None,
     utility: _options.Utility = None,
     seed: _options.Seed = 0,
     as_json: _options.AsJson = False,
 ) -> None:
     """Measure a profile, or the first k passages, on labelled queries.
 
+    The candidates come from an index, a retriever of your own (--retriever) or a TREC run (--run).
     Prints the mean of each metric with its bootstrap interval; with --profile and --k, also the
     differences between the two, paired by query. A profile that was calibrated on another system
-    than this index is refused.
+    is refused.
     """
     from calibration.evaluate import measure
     from calibration.pool_labels import unlabelled_note
@@ -87,15 +119,24 @@ def evaluate(
     from ctxguard.retrieval.index.passages import searchable_text
 
     output = Output(as_json=as_json)
+    check_run(write_run)
     loaded = None if profile is None else Profile.load(profile)
     utilities = with_utilities(DEFAULT_UTILITIES if loaded is None else loaded.utilities, utility)
-    labelled = read_labelled(data, split, "test")
+    labelled = for_run(read_labelled(data, split, "test"), run)
+    with output.doing("opening the retriever"):
+        source = open_retriever(
+            index=index,
+            retriever=retriever,
+            run=run,
+            reranker=reranker,
+            score_kind=score_kind,
+            fingerprint=fingerprint,
+            queries=labelled.dataset.queries,
+        )
+    source = source if loaded is None else fitted(loaded, source)
+    labelled, counts = labelled.against(source)
     dataset = labelled.dataset
-    with output.doing("opening the index"):
-        retriever = open_index(index, reranker)
-    retriever = retriever if loaded is None else fitted(loaded, retriever)
-    labelled, counts = labelled.against(retriever)
-    route = retriever.route if route is None else route
+    route = served_route(source, loaded) if route is None else route
     policy, baseline = _policy(loaded, route, k)
     most = max(policy.k, k or 0)
     depth = _depth(depth, most, loaded)
@@ -106,7 +147,8 @@ def evaluate(
         )
     with output.passes() as begin:
         progress = begin(f"replaying {route.value}", len(dataset))
-        pools = replay(retriever.on_route(route), dataset.queries, depth=depth, progress=progress)
+        pools = replay(on_route(source, route), dataset.queries, depth=depth, progress=progress)
+    check_score_kind(pools, route, loaded)
     with output.doing("measuring"):
 
         def measured(by: "Policy") -> "QueryMetrics":
@@ -116,7 +158,7 @@ def evaluate(
                 by,
                 utilities,
                 baseline_k=baseline_k(baseline),
-                text_of=lambda passage_id: searchable_text(retriever.passage(passage_id)),
+                text_of=lambda passage_id: searchable_text(source.passage(passage_id)),
             )
 
         of_policy = measured(policy)
@@ -124,10 +166,9 @@ def evaluate(
         first_k = None
         if loaded is not None and k is not None:
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
-    notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
-    if loaded is not None:
-        notes += seen_in_calibration(labelled, loaded)
-    notes += _notes(metrics, most, len(retriever))
+    notes = [*labelled.notes, *notes_on_pools(pools, route, run)]
+    notes += [] if loaded is None else seen_in_calibration(labelled, loaded)
+    notes += _notes(metrics) + beyond_index(source, most) + write_pools(pools, write_run)
     profile_id = None if loaded is None else loaded.profile_id
     if as_json:
         print_json(
@@ -148,21 +189,22 @@ def evaluate(
                 "seed": seed,
                 "utilities": asdict(utilities),
                 "unlabelled": unlabelled_note(dataset, utilities),
-                "fusion": asdict(retriever.fusion),
-                "fingerprint": retriever.fingerprint(),
+                "fusion": fusion_of(source),
+                "fingerprint": source.fingerprint(),
+                "run": None if write_run is None else str(write_run),
                 "notes": notes,
             }
         )
     else:
-        source = "" if profile_id is None else f" (profile {profile_id})"
+        made_by = "" if profile_id is None else f" (profile {profile_id})"
         baseline_size = baseline_k(baseline)
         relative_to = "whole pool" if baseline_size is None else f"first {baseline_size}"
         output.facts(
             [
                 ("queries", labelled.described(counts)),
                 ("route", f"{route.value}, {depth} candidates a query"),
-                ("fusion", retriever.fingerprint()["fusion"]),
-                ("keeps", describe_policy(policy) + source),
+                *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
+                ("keeps", describe_policy(policy) + made_by),
                 ("recall loss", f"relative to the retriever's {relative_to}"),
                 ("unlabelled", unlabelled_note(dataset, utilities)),
             ]
@@ -199,30 +241,24 @@ def _first_k(k: int, of_policy: "QueryMetrics", of_first: "QueryMetrics", seed: 
     return _FirstK(k, means, differences(of_policy, of_first, seed=seed))
 
 
-def _depth(depth: int | None, k: int, profile: "Profile | None") -> int:
-    """The depth that was asked for, or else the profile's, which holds k.
+def _notes(metrics: "Mapping[str, Interval]") -> list[str]:
+    found = metrics.get("recall_at_depth")
+    if found is None or found.value != 0.0:
+        return []
+    note = (
+        "no relevant passage is among the candidates of any query: check that these labels belong "
+        "to the corpus that is searched"
+    )
+    return [note]
 
-    Raises:
-        ConfigurationError: less than k was asked for.
-    """
+
+def _depth(depth: int | None, k: int, profile: "Profile | None") -> int:
+    """Candidates to retrieve: as many as were asked for, else the profile's."""
     if depth is None:
         return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
     if depth < k:
         raise ConfigurationError(f"--depth {depth} is less than k = {k}")
     return depth
-
-
-def _notes(metrics: "Mapping[str, Interval]", k: int, n_passages: int) -> list[str]:
-    notes = []
-    found = metrics.get("recall_at_depth")
-    if found is not None and found.value == 0.0:
-        notes.append(
-            "no relevant passage is among the candidates of any query: check that these labels "
-            "belong to the indexed corpus"
-        )
-    if k > n_passages:
-        notes.append(f"k = {k} is more than the index's {n_passages} passages")
-    return notes
 
 
 def _policy(profile: "Profile | None", route: Route, k: int | None) -> "tuple[Policy, str]":

@@ -9,12 +9,14 @@ from rich.text import Text
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._descriptions import FLAGS, REASONS, threshold_in_words
-from ctxguard.cli._inputs import differences, open_index
+from ctxguard.cli._inputs import differences
+from ctxguard.cli._retriever import beyond_index, on_route, open_retriever, terms_of
 from ctxguard.cli._snippets import snippet
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
+    from calibration.retrievers import WrappedRetriever
     from ctxguard.core.context import Context
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
@@ -32,7 +34,10 @@ def register(app: typer.Typer) -> None:
 def query(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The query text.")],
     *,
-    index: _options.IndexFolder,
+    index: _options.SourceIndex = None,
+    retriever: _options.SourceRetriever = None,
+    score_kind: _options.ScoresMean = None,
+    fingerprint: _options.Fingerprint = None,
     profile: _options.ProfileFile = None,
     k: Annotated[
         int,
@@ -77,11 +82,17 @@ def query(
 
     output = Output(as_json=as_json or as_text)
     loaded = None if profile is None else Profile.load(profile)
-    with output.doing("opening the index"):
-        retriever = open_index(index, reranker)
-        mismatches = () if loaded is None else differences(loaded, retriever)
+    with output.doing("opening the retriever"):
+        source = open_retriever(
+            index=index,
+            retriever=retriever,
+            reranker=reranker,
+            score_kind=score_kind,
+            fingerprint=fingerprint,
+        )
+        mismatches = () if loaded is None else differences(loaded, source)
         guard = ContextGuard(
-            retriever if route is None else retriever.on_route(route),
+            source if route is None else on_route(source, route),
             profile=loaded,
             k=k,
             mode=mode,
@@ -89,13 +100,13 @@ def query(
         )
     with output.doing("searching"):
         context = guard.retrieve(question)
-    notes = _notes(context, k, len(retriever))
+    notes = beyond_index(source, k) + _notes(context)
     if as_json:
         print_json({**context.to_dict(), "differences": list(mismatches), "notes": notes})
     elif as_text:
         typer.echo(context.text)
     else:
-        _print(context, retriever, output, show_all=show_all)
+        _print(context, source, output, show_all=show_all)
     for note in notes:
         output.note(note)
     for line in mismatches:
@@ -104,16 +115,17 @@ def query(
         raise typer.Exit(FINDING)
 
 
-def _notes(context: "Context", k: int, n_passages: int) -> list[str]:
-    notes = []
-    if k > n_passages:
-        notes.append(f"k = {k} is more than the {n_passages} passages of the index")
-    notes += [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
+def _notes(context: "Context") -> list[str]:
+    notes = [f"{flag.value}: {FLAGS[flag]}" for flag in context.flags]
     return notes + [f"{failure.stage} failed: {failure.cause}" for failure in context.failures]
 
 
 def _print(
-    context: "Context", retriever: "HybridRetriever", output: Output, *, show_all: bool
+    context: "Context",
+    retriever: "HybridRetriever | WrappedRetriever",
+    output: Output,
+    *,
+    show_all: bool,
 ) -> None:
     kept = [verdict for verdict in context.verdicts if verdict.kept]
     dropped = [verdict for verdict in context.verdicts if not verdict.kept]
@@ -138,7 +150,11 @@ def _print(
 
 
 def _candidate(
-    verdict: Verdict, context: "Context", retriever: "HybridRetriever", width: int, lines: int
+    verdict: Verdict,
+    context: "Context",
+    retriever: "HybridRetriever | WrappedRetriever",
+    width: int,
+    lines: int,
 ) -> Table:
     """One candidate: rank, id and title; what it was compared by and why it was dropped; text."""
     passage = retriever.passage(verdict.passage_id)
@@ -155,7 +171,7 @@ def _candidate(
     grid.add_row("", Text(" · ", style="dim").join(_figures(verdict)))
     room = lines * (width - _RANK_WIDTH - 1) - _LINE_END
     if passage.text.strip():
-        text = snippet(passage.text, context.query, retriever.analyser.analyse, room)
+        text = snippet(passage.text, context.query, terms_of(retriever), room)
         grid.add_row("", Text("", style="dim").append_text(text))
     return grid
 

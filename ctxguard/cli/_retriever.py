@@ -1,0 +1,252 @@
+"""Where a command's candidates come from: an index, a retriever of the user's own, or a run."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxguard.cli._console import check_writable
+from ctxguard.cli._inputs import Labelled, open_index
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.retrieval.analysers.words import words
+
+if TYPE_CHECKING:
+    from calibration.data.dataset import Query
+    from calibration.replay import Pools
+    from calibration.retrievers import WrappedRetriever
+    from ctxguard.profile.schema import Profile
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+
+def open_retriever(
+    *,
+    index: Path | None,
+    retriever: str | None,
+    run: Path | None = None,
+    reranker: str | None = None,
+    score_kind: ScoreKind | None = None,
+    fingerprint: Sequence[str] | None = None,
+    queries: "Sequence[Query]" = (),
+) -> "HybridRetriever | WrappedRetriever":
+    """The retriever that the options name.
+
+    Args:
+        index: Folder of an index.
+        retriever: ``MODULE:OBJECT``.
+        run: TREC run file.
+        reranker: Model that reranks the candidates of an index.
+        score_kind: What the scores of plain hits, or of a run, mean; None for rank.
+        fingerprint: ``KEY=VALUE`` each.
+        queries: The queries of a run.
+
+    Raises:
+        ConfigurationError: not one of the three is named, or an option does not go with it.
+        DataError: the run cannot be read.
+    """
+    named = {"--index": index, "--retriever": retriever, "--run": run}
+    given = [option for option, value in named.items() if value is not None]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"{' and '.join(given) or 'nothing'} says where candidates come from: give one of "
+            "--index FOLDER, --retriever MODULE:OBJECT and --run FILE"
+        )
+    if index is not None:
+        _refuse(given[0], {"--score-kind": score_kind, "--fingerprint": fingerprint})
+        return open_index(index, reranker)
+    _refuse(given[0], {"--reranker": reranker})
+    identity = None if not fingerprint else _pairs(fingerprint)
+    if run is not None:
+        return open_run(run, queries, score_kind, identity)
+    return load_retriever(str(retriever), score_kind, identity)
+
+
+def _refuse(source: str, options: Mapping[str, object]) -> None:
+    for option, value in options.items():
+        if value:
+            raise ConfigurationError(f"{option} has no effect with {source}: leave it out")
+
+
+def _pairs(fingerprint: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for item in fingerprint:
+        key, equals, value = item.partition("=")
+        if not key or not equals or not value:
+            raise ConfigurationError(
+                f"--fingerprint {item!r} is not KEY=VALUE, such as engine=opensearch-3"
+            )
+        pairs[key] = value
+    return pairs
+
+
+def open_run(
+    file: Path,
+    queries: "Sequence[Query]",
+    score_kind: ScoreKind | None,
+    fingerprint: Mapping[str, str] | None = None,
+) -> "WrappedRetriever":
+    """The rankings of a TREC run file as a retriever.
+
+    Raises:
+        DataError: a line cannot be read; the message names it.
+    """
+    from calibration.data.readers import read_trec_run
+    from calibration.retrievers import RecordedRankings, WrappedRetriever
+
+    kind = ScoreKind.RANK if score_kind is None else score_kind
+    recorded = RecordedRankings.of_run(read_trec_run(file), queries, kind)
+    return WrappedRetriever(recorded, fingerprint=fingerprint)
+
+
+def load_retriever(
+    name: str, score_kind: ScoreKind | None, fingerprint: Mapping[str, str] | None = None
+) -> "WrappedRetriever":
+    """Import the retriever that ``MODULE:OBJECT`` names, also from the current folder.
+
+    Raises:
+        ConfigurationError: it cannot be imported, or is no retriever; the message names it.
+    """
+    from calibration.retrievers import WrappedRetriever
+
+    loaded: Any = _imported(name)
+    try:
+        return WrappedRetriever(
+            loaded,
+            score_kind=score_kind,
+            fingerprint=fingerprint,
+            keep_passages=True,
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--retriever {name}: {error}") from None
+
+
+def _imported(name: str) -> object:
+    module, colon, path = name.partition(":")
+    if not module or not colon or not path:
+        raise ConfigurationError(
+            f"--retriever {name!r} is not MODULE:OBJECT, such as app.search:retriever"
+        )
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        # Standard output holds the result alone.
+        with redirect_stdout(sys.stderr):
+            loaded = import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            f"--retriever {name}: the module {module!r} cannot be imported "
+            f"({type(error).__name__}: {error}); run the command in the folder that holds it, or "
+            "install it"
+        ) from error
+    try:
+        found: object = reduce(getattr, path.split("."), loaded)
+    except AttributeError as error:
+        raise ConfigurationError(f"--retriever {name}: {error}") from None
+    return found
+
+
+def on_route(
+    retriever: "HybridRetriever | WrappedRetriever", route: Route
+) -> "HybridRetriever | WrappedRetriever":
+    """An index with these stages; a wrapped retriever as it is, since it has none to choose."""
+    view: HybridRetriever | WrappedRetriever = (
+        retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
+    )
+    return view
+
+
+def served_route(
+    retriever: "HybridRetriever | WrappedRetriever", profile: "Profile | None"
+) -> Route:
+    """The stages that answer; of a wrapped retriever, those that the profile was made for."""
+    if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
+        return retriever.route
+    return next(iter(profile.routes))
+
+
+def fusion_of(retriever: "HybridRetriever | WrappedRetriever") -> dict[str, object] | None:
+    """How an index fuses its legs, as JSON; None for a wrapped retriever."""
+    fusion = getattr(retriever, "fusion", None)
+    return None if fusion is None else asdict(fusion)
+
+
+def beyond_index(retriever: "HybridRetriever | WrappedRetriever", k: int) -> list[str]:
+    """A note if k is more than the passages of an index; a wrapped retriever's are not known."""
+    n = len(retriever) if hasattr(retriever, "__len__") else k
+    return [f"k = {k} is more than the index's {n} passages"] if k > n else []
+
+
+def terms_of(
+    retriever: "HybridRetriever | WrappedRetriever",
+) -> Callable[[str], Sequence[str]]:
+    """Splits a text into the terms that an index matches; a wrapped retriever's are not known."""
+    analyser = getattr(retriever, "analyser", None)
+    return words if analyser is None else analyser.analyse
+
+
+def for_run(labelled: Labelled, run: Path | None) -> Labelled:
+    """The labels; for a run without keywords, which are looked for in texts, and it has none."""
+    dataset = labelled.dataset
+    if run is None or not dataset.keywords:
+        return labelled
+    return replace(
+        labelled,
+        dataset=replace(dataset, keywords={}),
+        notes=(*labelled.notes, "keywords are left out: a run has no texts to look for them in"),
+    )
+
+
+def check_score_kind(pools: "Pools", route: Route, profile: "Profile | None") -> None:
+    """Refuse scores of another kind than the profile's policy of the route was calibrated on.
+
+    Raises:
+        ProfileMismatchError: they are.
+    """
+    calibrated = None if profile is None else profile.routes.get(route)
+    if calibrated is not None and calibrated.score_kind is not pools.kind:
+        was = calibrated.score_kind.value
+        raise ProfileMismatchError((f"score_kind is {pools.kind.value!r}, was {was!r}",))
+
+
+def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
+    """Notes on queries that were left out or not in the run, and on stages that answered instead.
+
+    Args:
+        pools: What was retrieved.
+        route: The stages whose policy applies.
+        run: The run that it comes from; None for another retriever.
+    """
+    notes = [f"left out: {line}" for line in pools.skipped]
+    if pools.route is not route:
+        notes.append(
+            f"the retriever answered by {pools.route.value}, and what is measured is the policy of "
+            f"{route.value}; name the route with --route"
+        )
+    missing = [name for name, n in zip(pools.query_ids, pools.lengths, strict=True) if not n]
+    if missing and run is not None:
+        notes.append(
+            f"the run has no candidate of {len(missing):,} queries, first {missing[0]!r}: they "
+            "count as answered with nothing"
+        )
+    return notes
+
+
+def check_run(file: Path | None) -> None:
+    """Refuse a run file that cannot be written, before the work."""
+    if file is not None:
+        check_writable(file, "--write-run")
+
+
+def write_pools(pools: "Pools", file: Path | None) -> list[str]:
+    """Write what was retrieved as a TREC run, if a file is named, with a note that it is there."""
+    from calibration.data.readers import write_trec_run
+
+    if file is None:
+        return []
+    write_trec_run(file, pools.run())
+    return [f"the candidates are in {file}, as a TREC run"]

@@ -1,0 +1,313 @@
+"""Commands on a retriever of the user's own, and on TREC runs: from the name to the table."""
+
+import json
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+from household import write_collection
+from running import Run
+
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import Profile
+
+ENGINE = '''
+import json, re
+from pathlib import Path
+from ctxguard import Hit, Ranking
+rows = [json.loads(line) for line in Path({corpus!r}).read_text().splitlines()]
+words = {{row["_id"]: set(re.findall("\\\\w+", row["title"].lower())) for row in rows}}
+
+def search(query, *, depth):
+    """Passages by the share of the words of their title that the query has."""
+    asked = set(re.findall("\\\\w+", query.lower()))
+    hits = [Hit(row["_id"], len(asked & words[row["_id"]]) / 4, row["text"]) for row in rows]
+    return sorted(hits, key=lambda hit: (-hit.score, hit.passage_id))[:depth]
+
+async def asearch(query, *, depth):
+    return search(query, depth=depth)
+
+def unscored(query, *, depth):
+    return [Hit(hit.passage_id, text=hit.text) for hit in search(query, depth=depth)]
+
+class Engine:
+    def __init__(self, version):
+        self.version = version
+    def retrieve(self, query, *, depth):
+        return Ranking.from_hits(search(query, depth=depth), "ratio")
+    def fingerprint(self):
+        return {{"engine": self.version}}
+
+class Nested:
+    engine = Engine("1")
+
+newer = Engine("2")
+plain = {{"not": "a retriever"}}
+
+def without_depth(query):
+    return []
+
+def texts(query, *, depth):
+    return ["a text"]
+
+def broken(query, *, depth):
+    raise OSError("engine.example refused the connection")
+
+print("imported")
+'''
+
+_numbers = count()
+
+
+@pytest.fixture
+def engine(collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a module in the current folder that searches the collection."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"engine_{next(_numbers)}"
+    code = ENGINE.format(corpus=str(collection / "corpus.jsonl"))
+    (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_a_function_is_calibrated_evaluated_and_guarded(
+    run: Run, engine: str, collection: Path
+) -> None:
+    """From the module's name to the tables, the profile, the report and the served context."""
+    named = ("--retriever", f"{engine}:search", "--score-kind", "ratio", "--fingerprint", "v=1")
+    made = run("calibrate", *named, "--data", collection, "--out", "p.json", "--report", "r.html")
+    assert made.exit_code == 0, made.stderr
+    assert "route external" in made.stdout
+    profile = Profile.load(Path("p.json"))
+    assert profile.fingerprint == {"v": "1"}
+    page = Path("r.html").read_text(encoding="utf-8")
+    assert "with a damp cloth" in page or "in a dry room" in page or "test each joint" in page
+
+    measured = run("evaluate", *named, "--data", collection, "--profile", "p.json")
+    assert measured.exit_code == 0, measured.stderr
+    assert "route        external, 100 candidates a query" in measured.stdout
+    assert "recall" in measured.stdout
+    assert "not in the index" not in measured.stdout
+
+    shown = run("query", *named, "--profile", "p.json", "how do I clean a kettle")
+    assert shown.exit_code == 0, shown.stderr
+    assert "clean-kettle" in shown.stdout
+
+    compared = run("compare", *named, "--data", collection, "--profile", "p.json", "-k", "3")
+    assert compared.exit_code == 0, compared.stderr
+    assert "search" in compared.stdout
+
+    module = sys.modules[engine]
+    guard = ContextGuard(
+        module.search, score_kind="ratio", fingerprint={"v": "1"}, profile="p.json", strict=True
+    )
+    context = guard.retrieve("what is the right way to clean my kettle")
+    assert context.kept_ids[0] == "clean-kettle"
+    assert context.flags == ()
+
+
+@pytest.mark.parametrize("name", ["asearch", "Nested.engine", "newer"])
+def test_asynchronous_and_nested_objects_give_the_same_figures(
+    run: Run, engine: str, collection: Path, name: str
+) -> None:
+    def metrics(name: str) -> object:
+        named = ("--retriever", f"{engine}:{name}", "--score-kind", "ratio")
+        result = run("evaluate", *named, "--data", collection, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)["metrics"]
+
+    assert metrics(name) == metrics("search")
+
+
+def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:
+    named = ("--retriever", f"{engine}:unscored")
+    made = run("calibrate", *named, "--data", collection, "--out", "p.json", "--json")
+    assert made.exit_code == 0, made.stderr
+    (route,) = Profile.load(Path("p.json")).routes.values()
+    assert route.score_kind.value == "rank"
+    measured = run("evaluate", *named, "--data", collection, "--profile", "p.json", "--json")
+    assert json.loads(measured.stdout)["metrics"]["kept"]["value"] >= 1.0
+
+
+def test_what_a_module_prints_does_not_spoil_the_json(
+    run: Run, engine: str, collection: Path
+) -> None:
+    result = run(
+        *("evaluate", "--retriever", f"{engine}:newer", "--data", collection, "--json"),
+    )
+    document = json.loads(result.stdout)
+    assert (document["fusion"], document["fingerprint"]) == (None, {"engine": "2"})
+    assert "unknown_passages" not in document
+
+
+def test_a_profile_of_another_retriever_is_a_finding(
+    run: Run, engine: str, collection: Path
+) -> None:
+    data = ("--data", collection)
+    made = run("calibrate", "--retriever", f"{engine}:newer", *data, "--out", "p.json")
+    assert made.exit_code == 0, made.stderr
+    other = run(
+        *("evaluate", "--retriever", f"{engine}:Nested.engine", *data, "--profile", "p.json")
+    )
+    assert other.exit_code == 1
+    assert "engine is '1', was '2'" in other.stderr
+    ranked = run(
+        *("evaluate", "--retriever", f"{engine}:unscored", "--fingerprint", "engine=2", *data),
+        *("--profile", "p.json"),
+    )
+    assert ranked.exit_code == 1
+    assert "score_kind is 'rank', was 'ratio'" in ranked.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("search", "is not MODULE:OBJECT, such as app.search:retriever"),
+        ("nowhere_at_all:search", "the module 'nowhere_at_all' cannot be imported"),
+        ("{engine}:absent", "has no attribute 'absent'"),
+        ("{engine}:plain", "a dict is no retriever"),
+        ("{engine}:Engine", "Engine is a class and no retriever"),
+        ("{engine}:without_depth", "cannot be called with (query, depth=…)"),
+        ("{engine}:texts", "make each item a ctxguard.Hit"),
+        ("{engine}:search", "plain hits need score_kind (--score-kind of a command)"),
+        ("{engine}:broken", "OSError: engine.example refused the connection"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_the_mend(
+    run: Run, engine: str, collection: Path, name: str, message: str
+) -> None:
+    name = name.format(engine=engine)
+    result = run("evaluate", "--retriever", name, "--data", collection)
+    assert result.exit_code in (1, 2)
+    assert message in result.stderr
+    assert "please report" not in result.stderr
+
+
+def test_a_module_that_fails_while_it_is_imported_is_named(
+    run: Run, engine: str, collection: Path
+) -> None:
+    Path("fails_on_import.py").write_text("raise SystemExit('usage: …')\n", encoding="utf-8")
+    result = run("evaluate", "--retriever", "fails_on_import:search", "--data", collection)
+    assert result.exit_code == 2
+    assert "'fails_on_import' cannot be imported (SystemExit: usage: …)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "nothing says where candidates come from"),
+        (("--index", "i", "--retriever", "a:b"), "--index and --retriever says where"),
+        (("--index", "i", "--score-kind", "rank"), "--score-kind has no effect with --index"),
+        (("--retriever", "a:b", "--reranker", "m"), "--reranker has no effect with --retriever"),
+        (("--retriever", "a:b", "--fingerprint", "x"), "--fingerprint 'x' is not KEY=VALUE"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    run: Run, collection: Path, options: tuple[str, ...], message: str
+) -> None:
+    result = run("evaluate", *options, "--data", collection)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: Path) -> None:
+    rows = [
+        {"query_id": f"q{n}", "text": f"clean a kettle {n}", "relevant": ["elsewhere"]}
+        for n in range(4)
+    ]
+    data = tmp_path / "labels.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = run("calibrate", "--retriever", f"{engine}:newer", "--data", data, "--out", "p.json")
+    assert result.exit_code == 1
+    assert "none of the 1 relevant passages, first 'elsewhere', is among" in result.stderr
+
+
+class TestRuns:
+    @pytest.fixture
+    def trec(self, run: Run, engine: str, collection: Path, tmp_path: Path) -> Path:
+        """A run of both splits, written by the command."""
+        files = []
+        for split in ("train", "test"):
+            file = tmp_path / f"{split}.run"
+            result = run(
+                *("evaluate", "--retriever", f"{engine}:newer", "--data", collection),
+                *("--split", split, "--write-run", file),
+            )
+            assert result.exit_code == 0, result.stderr
+            assert f"{split}.run" in result.stdout
+            files.append(file.read_text(encoding="utf-8"))
+        both = tmp_path / "both.run"
+        both.write_text("".join(files), encoding="utf-8")
+        return both
+
+    def test_a_run_gives_the_figures_of_the_retriever_that_it_was_written_from(
+        self, run: Run, engine: str, collection: Path, trec: Path
+    ) -> None:
+        data = ("--data", collection, "--json")
+        live = json.loads(run("evaluate", "--retriever", f"{engine}:newer", *data).stdout)
+        read = json.loads(run("evaluate", "--run", trec, "--score-kind", "ratio", *data).stdout)
+        assert read["metrics"] == live["metrics"]
+
+    def test_a_run_is_calibrated_with_rank_unless_its_scores_are_said(
+        self, run: Run, collection: Path, trec: Path
+    ) -> None:
+        data = ("--data", collection, "--out", "p.json", "--fingerprint", "engine=2")
+        assert run("calibrate", "--run", trec, *data).exit_code == 0
+        (route,) = Profile.load(Path("p.json")).routes.values()
+        assert route.score_kind.value == "rank"
+        assert run("calibrate", "--run", trec, *data, "--score-kind", "ratio").exit_code == 0
+        profile = Profile.load(Path("p.json"))
+        assert [each.score_kind.value for each in profile.routes.values()] == ["ratio"]
+        assert profile.fingerprint == {"engine": "2"}
+
+    def test_runs_and_retrievers_are_compared_side_by_side(
+        self, run: Run, engine: str, collection: Path, trec: Path
+    ) -> None:
+        sources = ("--run", trec, "--retriever", f"{engine}:newer")
+        result = run("compare", *sources, "--data", collection, "-k", "2", "--json")
+        assert result.exit_code == 0, result.stderr
+        document = json.loads(result.stdout)
+        assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
+        assert document["differences"]["both"]["recall"]["value"] == 0.0
+
+    def test_candidates_cut_a_run_by_k_and_ratio(
+        self, run: Run, collection: Path, trec: Path
+    ) -> None:
+        shared = ("--run", trec, "--score-kind", "ratio", "--data", collection)
+        result = run("compare", *shared, "--candidate", "near=k=8,min_ratio=0.7", "--json")
+        assert result.exit_code == 0, result.stderr
+        names = [each["name"] for each in json.loads(result.stdout)["candidates"]]
+        assert names == ["near", "both"]
+        refused = run("compare", *shared, "--candidate", "x=dense")
+        assert refused.exit_code == 2
+        assert "have no stages to choose" in refused.stderr
+
+    def test_queries_that_a_run_leaves_out_are_told(
+        self, run: Run, collection: Path, trec: Path
+    ) -> None:
+        lines = trec.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith("q-clean-piano")]
+        trec.write_text("".join(kept), encoding="utf-8")
+        result = run("evaluate", "--run", trec, "--data", collection)
+        assert "no candidate of 1 queries, first 'q-clean-piano-0'" in result.stdout
+
+    def test_a_bad_line_is_named_with_its_number(
+        self, run: Run, collection: Path, trec: Path
+    ) -> None:
+        with trec.open("a", encoding="utf-8") as file:
+            file.write("q Q0 p one 0.5 tag\n")
+        number = len(trec.read_text(encoding="utf-8").splitlines())
+        result = run("evaluate", "--run", trec, "--data", collection)
+        assert result.exit_code == 2
+        assert f"both.run, line {number}: rank 'one'" in result.stderr
+
+    def test_a_run_of_other_queries_is_refused(self, run: Run, tmp_path: Path, trec: Path) -> None:
+        other = write_collection(tmp_path / "other")
+        queries = (other / "queries.jsonl").read_text(encoding="utf-8")
+        (other / "queries.jsonl").write_text(queries.replace('"q-', '"x-'), encoding="utf-8")
+        for qrels in (other / "qrels").iterdir():
+            qrels.write_text(qrels.read_text().replace("q-", "x-"))
+        result = run("evaluate", "--run", trec, "--data", other)
+        assert result.exit_code == 2
+        assert "the run holds none of the 13 queries" in result.stderr
