@@ -1,5 +1,6 @@
 """Every snippet of the README and of docs/ runs as shown, and every link leads somewhere."""
 
+import ast
 import os
 import re
 import subprocess
@@ -95,6 +96,14 @@ def test_commands_run_in_the_order_of_the_page(page: Path, beir: Path, tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_an_external_callable_is_calibrated_measured_and_served_in_15_lines() -> None:
+    text = (ROOT / "examples" / "calibrate_a_callable.py").read_text(encoding="utf-8")
+    docstring = ast.parse(text).body[0]
+    code = "\n".join(filter(str.strip, text.splitlines()[docstring.end_lineno :]))
+    assert len(code.splitlines()) <= 15
+    assert all(word in code for word in ("calibrate(", "held_out", "ContextGuard("))
 
 
 @pytest.mark.parametrize(
