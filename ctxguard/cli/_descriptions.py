@@ -46,8 +46,8 @@ def threshold_in_words(threshold: Threshold) -> str:
         case "min_ratio" | "min_probability":
             # Rounded down, so that the value shown would keep it.
             return f"{threshold.setting} ≤ {math.floor(value * 1000) / 1000:.3f}"
-        case "max_tokens":
-            return f"max_tokens ≥ {value:.0f}"
+        case "max_tokens" | "max_passage_chars":
+            return f"{threshold.setting} ≥ {value:.0f}"
         case "drop_duplicates":
             return "duplicates are kept"
         case setting:

@@ -39,7 +39,8 @@ def run_compare() -> Compare:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "Missing option '--index'"),
+        ((), "Missing option '--data'"),
+        (("--data", "d"), "give --index, --retriever or --run"),
         (("--index", "i", "--data", "d", "--candidate", "x=lexicla"), "'lexicla' in the"),
         (
             ("--index", "i", "--data", "d", "--regression-metric", "kept"),

@@ -122,6 +122,18 @@ class TestCallable(RetrieverContract):
         return search
 
 
+class TestCallableWithoutScores(TestCallable):
+    """Hits without scores, whose kind need not be said."""
+
+    score_kind = None
+
+    def retriever(self, passages: Sequence[Passage]) -> Any:
+        fake = FakeRetriever(passages)
+        return lambda query, depth: [
+            replace(hit, score=None) for hit in hits_of(fake.retrieve(query, depth=depth))
+        ]
+
+
 class TestAsyncCallable(RetrieverContract):
     """A coroutine function that gives hits, and takes a filter."""
 
