@@ -11,7 +11,6 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
-    NO_DATA,
     Output,
     check_writable,
     print_json,
@@ -281,7 +280,7 @@ def _print(
         [
             ("queries", queries),
             ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
-            ("fusion", profile.fingerprint.get("fusion", NO_DATA)),
+            *[("fusion", name) for name in [profile.fingerprint.get("fusion")] if name],
             (
                 "utilities",
                 describe_utilities(profile.utilities, profile.provenance.utilities_source),
