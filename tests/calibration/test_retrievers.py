@@ -244,7 +244,7 @@ class TestRecordedRankings:
         queries = tuple(Query(f"q{number}", f"question {number}") for number in range(40))
         dataset = Dataset("trec", queries, read_trec_qrels(qrels))
         recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
-        found = calibrate(recorded, dataset, Settings(depth=10))
+        found = calibrate(recorded, dataset, Settings(depth=10, objective="utility"))
         route = found.profile.routes[Route.EXTERNAL]
         assert isinstance(route.policy, RatioPolicy)
         assert route.held_out is not None
