@@ -16,7 +16,7 @@ from calibration.calibrate_route import RouteOutcome, Settings, ordering_and_tes
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query, same_text
 from ctxguard.core.fusion import Fusion, fuse
-from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
@@ -29,8 +29,9 @@ def outcome_of(result: Calibration) -> RouteOutcome:
 
 class TestBadLabels:
     def test_no_relevant_passage_at_all(self) -> None:
-        with pytest.raises(CalibrationError, match="none of the 20 queries to choose on"):
-            calibrated(40, unanswerable=1.0)
+        for held_out, chosen_on in ((0.5, 20), (None, 40)):
+            with pytest.raises(CalibrationError, match=f"none of the {chosen_on} queries to choo"):
+                calibrated(40, unanswerable=1.0, held_out=held_out)
 
     def test_every_candidate_relevant(self) -> None:
         retriever, dataset = simulate(60, depth=5, relevant=5)
@@ -49,17 +50,18 @@ class TestBadLabels:
     def test_they_make_the_choice_more_careful(self) -> None:
         kept = []
         for unanswerable in (0.0, 0.6):
-            route = outcome_of(calibrated(300, noise=0.3, unanswerable=unanswerable)).profile
+            asked = {"unanswerable": unanswerable, "objective": "utility"}
+            route = outcome_of(calibrated(300, noise=0.3, **asked)).profile
             assert route.chosen_on is not None
             kept.append(route.chosen_on.metrics["kept"].value)
         assert kept[1] < kept[0]
 
     def test_one_query_cannot_be_split(self) -> None:
         with pytest.raises(CalibrationError, match="1 queries in 1 groups cannot fill 2 parts"):
-            calibrated(1)
+            calibrated(1, held_out=0.5)
 
     def test_one_query_that_is_all_there_is_makes_an_uncertified_profile(self) -> None:
-        route = outcome_of(calibrated(1, held_out=0.0, allow_uncertified=True)).profile
+        route = outcome_of(calibrated(1)).profile
         assert route.certificate is None
         assert route.chosen_on is not None
         assert route.chosen_on.queries == 1
@@ -108,7 +110,10 @@ class TestBadLabels:
             {"held_out": 1.0},
             {"held_out": -0.1},
             {"depth": 0},
-            {"baseline_k": 0},
+            {"serving_k": 0},
+            {"tolerance": -0.1},
+            {"tolerance": 1.0},
+            {"objective": "recall"},
             {"policy": "boosted"},
             {"delta": 0.0},
         ],
@@ -128,7 +133,7 @@ class TestEvidence:
 
     def test_held_out_labels_do_not_move_the_choice(self) -> None:
         retriever, dataset = simulate(80)
-        asked = Settings(depth=DEPTH, allow_uncertified=True)
+        asked = Settings(depth=DEPTH)
         result = calibrate(retriever, dataset, asked)
         assert result.held_out is not None
         emptied = {q.query_id: {} for q in result.held_out.queries}
@@ -190,13 +195,18 @@ class Switchable:
         return replace(full, scores=fuse(full.legs, self.fusion).tolist(), kind=self.fusion.kind)
 
 
-def switchable() -> tuple[Switchable, Dataset]:
-    """A retriever with routes, and labels that its dense leg alone can find."""
+def switchable(*, reversed_lexical: bool = False) -> tuple[Switchable, Dataset]:
+    """A retriever with routes, and labels that its dense leg alone can find.
+
+    Its lexical leg is noise, or ranks every relevant passage last.
+    """
     retriever, dataset = simulate(80)
     random = np.random.default_rng(0)
     rankings = {}
     for text, ranking in retriever.rankings.items():
         noise = Leg(random.exponential(3.0, DEPTH), ScoreKind.RATIO)
+        if reversed_lexical:
+            noise = Leg(1.0 - ranking.legs["dense"].scores, ScoreKind.RATIO)
         rankings[text] = replace(ranking, legs={**ranking.legs, "lexical": noise})
     return Switchable(rankings), dataset
 
@@ -226,7 +236,7 @@ class TestRoutes:
 
     def test_the_queries_that_certify_take_no_part_in_fitting_the_fusion(self) -> None:
         retriever, dataset = switchable()
-        asked = Settings(depth=DEPTH, promise=Promise(), allow_uncertified=True)
+        asked = Settings(depth=DEPTH, promise=Promise())
         fitted = calibrate(retriever, dataset, asked)
         _, testing = ordering_and_test_parts(fitted.chosen_on, asked.seed)
         # For the queries that certify, what the lexical leg ranks first becomes relevant.
@@ -237,6 +247,16 @@ class TestRoutes:
             relabelled[query.query_id] = {best: 1}
         other = calibrate(retriever, replace(dataset, qrels=relabelled), asked)
         assert other.profile.fusion == fitted.profile.fusion
+
+    def test_a_route_that_cannot_be_certified_keeps_the_first_k_and_fails_no_other(self) -> None:
+        retriever, dataset = switchable(reversed_lexical=True)
+        found = calibrate(retriever, dataset, Settings(depth=DEPTH, promise=Promise(alpha=0.3)))
+        hybrid, lexical = (found.profile.routes[r] for r in (Route.HYBRID, Route.LEXICAL))
+        assert lexical.policy == RatioPolicy(k=5)
+        assert "the first 5 as today" in lexical.why
+        assert lexical.certificate is None
+        assert hybrid.certificate is not None
+        assert hybrid.certificate.p_value <= 0.1
 
     def test_a_query_that_cannot_be_encoded_is_skipped_on_every_route(
         self, result: Calibration
@@ -266,7 +286,7 @@ from calibration.certify import Promise
 
 retriever, dataset = simulate(100)
 for promise in (None, Promise()):
-    settings = Settings(depth=20, promise=promise, allow_uncertified=True)
+    settings = Settings(objective="utility", depth=20, promise=promise)
     print(calibrate(retriever, dataset, settings).profile.to_json())
 """
 

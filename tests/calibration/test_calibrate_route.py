@@ -1,21 +1,28 @@
 """One route: the family of policies, the best of them, and what is certified of it."""
 
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated_pools import DEPTH, Recorded, calibrated, labelled, ranking_of, simulate
 
+from calibration import risk
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import RouteOutcome, Settings
+from calibration.calibrate_route import FEWEST_LABELS, RouteOutcome, Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
-from calibration.grid import ratio_grid
+from calibration.grid import Grid, plain_grid, ratio_grid
 from calibration.pool_labels import label
+from calibration.replay import replay
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Leg, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.profile.schema import Profile
 
 PROMISE = Promise(alpha=0.1, delta=0.1)
 
@@ -27,15 +34,16 @@ def outcome_of(result: Calibration) -> RouteOutcome:
 class TestChoice:
     @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
     def test_the_policy_is_the_best_of_the_grid_on_the_choosing_queries(self, family: str) -> None:
-        outcome = outcome_of(calibrated(120, policy=family))
+        outcome = outcome_of(calibrated(120, policy=family, objective="utility"))
         utility = outcome.chosen_grid.means.udcg_strict
         row, column = outcome.chosen_grid.means.best()
         assert utility[row, column] == utility.max()
         assert outcome.profile.policy == outcome.chosen_grid.policy((row, column))
         assert outcome.profile.policy.kind == family
+        assert outcome.highest_utility.policy == outcome.profile.policy
 
     def test_it_is_the_best_by_decisions_one_at_a_time_as_well(self) -> None:
-        result = calibrated(60, policy="ratio")
+        result = calibrated(60, policy="ratio", objective="utility")
         pools = result.pools[Route.HYBRID].subset([q.query_id for q in result.chosen_on.queries])
         labels = label(pools, result.dataset)
 
@@ -54,7 +62,7 @@ class TestChoice:
         assert grid.policy(grid.means.best()) == RatioPolicy(k=1, min_ratio=0.0)
 
     def test_expected_utility_beats_five_passages_on_queries_held_out(self) -> None:
-        result = calibrated(200)
+        result = calibrated(200, objective="utility")
         pools = result.pools[Route.HYBRID].subset([q.query_id for q in result.held_out.queries])  # type: ignore[union-attr]
         labels = label(pools, result.dataset)
         five = per_query(pools, labels, RatioPolicy(k=5)).evidence().metrics["udcg_strict"]
@@ -75,7 +83,8 @@ class TestChoice:
             text: replace(ranking, kind=ScoreKind.RANK, legs={})
             for text, ranking in retriever.rankings.items()
         }
-        result = calibrate(Recorded(fused), dataset, Settings(depth=DEPTH))
+        asked = Settings(objective="utility", depth=DEPTH)
+        result = calibrate(Recorded(fused), dataset, asked)
         policy = result.profile.routes[Route.HYBRID].policy
         assert isinstance(policy, RatioPolicy)
         assert policy.min_ratio == 0.0
@@ -84,12 +93,12 @@ class TestChoice:
 
 class TestFamily:
     def test_below_twenty_labels_no_probability_is_fitted(self) -> None:
-        route = outcome_of(calibrated(30)).profile
+        route = outcome_of(calibrated(30, held_out=0.5)).profile
         assert route.policy.kind == "ratio"
         assert "15 answerable queries to choose on, and a probability needs 20" in route.why
 
     def test_from_twenty_on_two_scorers_give_one(self) -> None:
-        route = outcome_of(calibrated(40)).profile
+        route = outcome_of(calibrated(40, objective="utility")).profile
         assert route.policy.kind == "expected_utility"
         assert "2 scorers" in route.why
 
@@ -106,9 +115,8 @@ class TestFamily:
         assert "a single scorer" in route.why
 
     def test_what_was_asked_for_is_done(self) -> None:
-        assert outcome_of(calibrated(30, policy="expected_utility")).profile.why == (
-            "expected_utility was asked for"
-        )
+        route = outcome_of(calibrated(30, policy="expected_utility")).profile
+        assert route.why.startswith("expected_utility was asked for")
 
     def test_a_probability_without_any_leg_is_refused(self) -> None:
         retriever, dataset = simulate(30)
@@ -125,84 +133,205 @@ class TestFamily:
         holed_retriever = Recorded({**retriever.rankings, text: holed})
         with pytest.raises(CalibrationError, match=r"lacks a leg's score.*--policy ratio"):
             calibrate(holed_retriever, dataset, Settings(depth=DEPTH, held_out=0.0))
-        asked = Settings("ratio", depth=DEPTH, held_out=0.0, allow_uncertified=True)
+        asked = Settings("ratio", depth=DEPTH, held_out=0.0)
         calibrate(holed_retriever, dataset, asked)
 
 
-class TestSafePolicy:
-    """What is served when the certificate fails gives up no recall against its baseline."""
+class TestToday:
+    """What is served today is what recall is compared with, and what can always be kept."""
 
-    @pytest.mark.parametrize("baseline_k", [3, 10])
+    @pytest.mark.parametrize("serving_k", [1, 3, 10])
     @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
-    def test_it_loses_nothing_of_the_baseline(self, family: str, baseline_k: int) -> None:
-        result = calibrated(60, policy=family, baseline_k=baseline_k)
+    def test_the_safe_policy_loses_nothing_of_it(self, family: str, serving_k: int) -> None:
+        result = calibrated(60, policy=family, serving_k=serving_k)
         policy = outcome_of(result).profile.safe_policy
-        assert policy == RatioPolicy(k=baseline_k)
+        assert policy == outcome_of(result).today.policy == RatioPolicy(k=serving_k)
         pools = result.pools[Route.HYBRID]
-        labels = label(pools, result.dataset, baseline_k=baseline_k)
+        labels = label(pools, result.dataset, baseline_k=serving_k)
         assert np.nanmax(per_query(pools, labels, policy).values["recall_loss"]) == 0.0
 
-    def test_against_the_whole_pool_no_policy_that_was_weighed_loses_less(self) -> None:
-        outcome = outcome_of(calibrated(60, policy="ratio", baseline_k=None))
-        policy = outcome.profile.safe_policy
-        assert policy == RatioPolicy(k=DEPTH)
-        assert outcome.chosen_grid.means.recall_loss[-1, 0] == np.nanmin(
-            outcome.chosen_grid.means.recall_loss
-        )
+    @pytest.mark.parametrize("noise", [0.1, 0.2, 0.3])
+    @pytest.mark.parametrize("family", ["ratio", "expected_utility"])
+    def test_on_the_queries_that_choose_the_default_keeps_its_recall_and_harms_no_more(
+        self, family: str, noise: float
+    ) -> None:
+        outcome = outcome_of(calibrated(200, noise=noise, policy=family))
+        grid, indices = outcome.place
+        today = plain_of(calibrated(200, noise=noise, policy=family)).means
+        chosen = grid.at(indices)
+        assert np.nanmean(chosen.recall_difference) >= -0.01 - 1e-12
+        assert chosen.harm.mean() <= today.harm[0, 0] + 1e-12
+        assert chosen.udcg_strict.mean() >= today.udcg_strict[0, 0] - 1e-12
+
+    def test_many_clear_labels_keep_less_at_the_same_recall(self) -> None:
+        route = outcome_of(calibrated(200, noise=0.1)).profile
+        assert route.held_out is not None
+        assert (route.held_out.metrics["kept"].value or 5.0) < 4.0
+        assert (route.held_out.metrics["recall"].value or 0.0) > 0.98
+
+    def test_where_the_scores_say_nothing_it_is_kept(self) -> None:
+        outcome = outcome_of(calibrated(100, noise=5.0))
+        assert outcome.profile.policy == RatioPolicy(k=5)
+        assert outcome.profile.certificate is None
+        assert "the first 5 as today" in outcome.profile.why
+        assert outcome.place[0].policy(outcome.place[1][0]) == RatioPolicy(k=5)
+
+    def test_it_stands_first_among_the_options_all_on_the_same_queries(self) -> None:
+        result = calibrated(200)
+        outcome = outcome_of(result)
+        assert result.held_out is not None
+        held_out = [query.query_id for query in result.held_out.queries]
+        names = [option.name for option in outcome.options]
+        assert names[:2] == ["first 5, as today", "chosen"]
+        assert names[-1] == "highest utility"
+        assert all(list(o.metrics.query_ids) == held_out for o in outcome.options)
+        assert outcome.chosen.policy == outcome.profile.policy
+
+    def test_a_larger_tolerance_harms_no_more(self) -> None:
+        harms = []
+        for tolerance in (0.0, 0.01, 0.1, 0.5):
+            route = outcome_of(calibrated(200, noise=0.25, tolerance=tolerance)).profile
+            assert route.chosen_on is not None
+            harms.append(route.chosen_on.metrics["harm"].value or 0.0)
+        # A probability is out of fold where it chooses, and in force where it is measured.
+        assert all(after <= before + 0.05 for before, after in pairwise(harms))
+        assert harms[-1] < harms[0]
+
+    def test_a_retriever_that_returns_fewer_passages_is_served_as_it_is(self) -> None:
+        retriever, dataset = simulate(60, depth=3)
+        route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile
+        assert route.chosen_on is not None
+        assert route.held_out is not None
+        assert route.policy.k <= 5
+
+
+def plain_of(result: Calibration) -> Grid:
+    """The first k served today, over the queries that choose."""
+    pools = result.pools[Route.HYBRID].subset([q.query_id for q in result.chosen_on.queries])
+    k = result.settings.serving_k
+    return plain_grid(pools, label(pools, result.dataset, baseline_k=k), k)
+
+
+class TestFewLabels:
+    @pytest.mark.parametrize(
+        ("answerable", "share"), [(1, 0.0), (24, 0.0), (25, 0.2), (39, 19 / 39), (40, 0.5)]
+    )
+    def test_what_is_held_out_leaves_enough_to_choose_on(
+        self, answerable: int, share: float
+    ) -> None:
+        assert Settings().held_out_share(answerable) == pytest.approx(share)
+        assert Settings(held_out=0.3).held_out_share(answerable) == 0.3
+
+    @given(st.integers(0, 1_000))
+    def test_enough_to_choose_on_are_never_given_up(self, answerable: int) -> None:
+        share = Settings().held_out_share(answerable)
+        assert 0.0 <= share <= 0.5
+        assert answerable * (1.0 - share) >= min(answerable, FEWEST_LABELS) - 1e-9
+
+    @pytest.mark.parametrize("n", [1, 5, 20, 24])
+    def test_few_labels_make_a_profile_and_certify_nothing(self, n: int, tmp_path: Path) -> None:
+        result = calibrated(n)
+        assert result.held_out is None
+        result.profile.save(tmp_path / "profile.json")
+        route = Profile.load(tmp_path / "profile.json").routes[Route.HYBRID]
+        assert route.certificate is None
+        assert route.held_out is None
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_42_sparse_labels_lose_no_recall_worth_naming(self, seed: int) -> None:
+        """One relevant passage per query, as where a person labels what answered."""
+        retriever, dataset = simulate(42, relevant=1, noise=0.25, seed=seed)
+        truth_retriever, truth = simulate(600, relevant=1, noise=0.25, seed=seed + 100)
+        route = outcome_of(calibrate(retriever, dataset, Settings(depth=DEPTH))).profile
+        pools = replay(truth_retriever, truth.queries, depth=DEPTH)
+        labels = label(pools, truth, baseline_k=5)
+        recall = [
+            np.nanmean(per_query(pools, labels, policy).values["recall"])
+            for policy in (RatioPolicy(k=5), route.policy)
+        ]
+        assert recall[1] - recall[0] > -0.04
 
 
 class TestCostOfTheChoice:
     """Without a promise, the certificate says what the chosen policy costs in recall."""
 
     def test_it_bounds_the_loss_on_queries_that_took_no_part_in_the_choice(self) -> None:
-        result = calibrated(200, unanswerable=0.2)
+        result = calibrated(200, unanswerable=0.2, objective="utility")
         assert result.held_out is not None
         certificate = outcome_of(result).profile.certificate
         assert certificate is not None
         assert certificate.recall_loss < certificate.alpha < 0.3
         assert certificate.beta is None
-        assert certificate.baseline == "k=10"
+        assert certificate.baseline == "k=5"
         assert certificate.n_queries == len(result.held_out) == 100
         assert certificate.n_recall <= len(result.held_out.answerable) < 100
 
-    def test_more_labels_give_a_tighter_bound(self) -> None:
-        few, many = (outcome_of(calibrated(n)).profile.certificate for n in (60, 600))
-        assert few is not None
-        assert many is not None
-        assert many.alpha - many.recall_loss < few.alpha - few.recall_loss
+    def test_it_bounds_the_difference_in_recall_gains_included(self) -> None:
+        result = calibrated(200, unanswerable=0.2, objective="utility")
+        outcome = outcome_of(result)
+        assert outcome.profile.certificate is not None
+        found = outcome.profile.certificate.recall_difference
+        assert found is not None
+        assert result.held_out is not None
+        assert found.n == len(result.held_out.answerable)
+        paired = outcome.chosen.metrics.values["recall"] - outcome.today.metrics.values["recall"]
+        paired = paired[~np.isnan(paired)]
+        assert found.value == pytest.approx(paired.mean(), abs=1e-6)
+        shuffled = paired[np.random.default_rng(0).permutation(paired.size)]
+        bound = risk.betting_lower_bound(shuffled, 0.1)
+        assert bound - 1e-4 <= found.lower <= bound
 
-    def test_the_baseline_can_be_the_whole_pool(self) -> None:
-        certificate = outcome_of(calibrated(60, baseline_k=None)).profile.certificate
-        assert certificate is not None
-        assert certificate.baseline == "pool"
+    def test_more_labels_give_a_tighter_bound(self) -> None:
+        widths = []
+        for n in (60, 600):
+            route = outcome_of(calibrated(n, objective="utility")).profile
+            assert route.certificate is not None
+            found = route.certificate.recall_difference
+            assert found is not None
+            widths.append(found.value - found.lower)
+        assert widths[1] < widths[0]
+
+    def test_it_says_how_many_labels_would_make_it_tight(self) -> None:
+        # Below the mean lost nothing is loose: the first k itself needs some queries as well.
+        outcome = outcome_of(calibrated(200, noise=0.1))
+        assert outcome.labels_needed is not None
+        assert 0 < outcome.labels_needed < 1_000
 
     def test_a_choice_that_loses_everything_is_certified_to_lose_at_most_everything(self) -> None:
-        # One passage of ten is relevant and is ranked last: keeping the first alone harms least.
+        # One passage of five is relevant and is ranked last: keeping the first alone harms least.
         queries = tuple(Query(f"q{i}", f"question {i}") for i in range(40))
         ranking = ranking_of([10.0 - rank for rank in range(10)])
-        dataset = Dataset("last", queries, {query.query_id: {"p9": 1} for query in queries})
+        dataset = Dataset("last", queries, {query.query_id: {"p4": 1} for query in queries})
         retriever = Recorded({query.text: ranking for query in queries})
-        route = outcome_of(calibrate(retriever, dataset, Settings("ratio", depth=10))).profile
+        asked = Settings("ratio", objective="utility", depth=10)
+        outcome = outcome_of(calibrate(retriever, dataset, asked))
+        route = outcome.profile
         assert route.policy.k == 1
         assert route.certificate is not None
         assert (route.certificate.alpha, route.certificate.recall_loss) == (1.0, 1.0)
+        assert route.certificate.recall_difference is not None
+        assert route.certificate.recall_difference.lower == -1.0
+        assert route.certificate.promises_nothing
+        assert outcome.labels_needed is None
+        # The default gives up none of it.
+        kept = outcome_of(calibrate(retriever, dataset, Settings("ratio", depth=10))).profile
+        assert kept.policy == RatioPolicy(k=5)
 
-    def test_where_nothing_is_held_out_an_uncertified_profile_must_be_asked_for(self) -> None:
-        with pytest.raises(CalibrationError, match=r"held out.*--allow-uncertified"):
-            calibrated(60, held_out=0.0)
-        route = outcome_of(calibrated(60, held_out=0.0, allow_uncertified=True)).profile
+    def test_where_nothing_is_held_out_nothing_is_certified(self) -> None:
+        route = outcome_of(calibrated(60, held_out=0.0, objective="utility")).profile
         assert route.certificate is None
         assert route.held_out is None
 
     def test_where_no_held_out_query_is_answerable_nothing_is_claimed(self) -> None:
         retriever, dataset = simulate(40)
-        asked = Settings("ratio", depth=DEPTH, allow_uncertified=True)
+        asked = Settings("ratio", objective="utility", depth=DEPTH, held_out=0.5)
         probe = calibrate(retriever, dataset, asked)
         answerable = {q.query_id for q in probe.chosen_on.queries}
         qrels = {q: grades for q, grades in dataset.qrels.items() if q in answerable}
-        result = calibrate(retriever, replace(dataset, qrels=qrels), asked)
-        route = outcome_of(result).profile
+        outcome = outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
+        route = outcome.profile
         assert route.certificate is None
+        assert outcome.labels_needed is None
         assert route.held_out is not None
         assert route.held_out.metrics["recall"].n == 0
         assert route.held_out.metrics["harm"].n == 20
@@ -247,22 +376,43 @@ class TestPromise:
         assert uncorrected is not None
         assert uncorrected["recall_loss"] <= 0.1
 
-    def test_few_labels_are_refused_with_the_number_that_would_do(self) -> None:
-        with pytest.raises(CalibrationError, match=r"from 15 answerable test.*about \d+ answer"):
-            calibrated(50, promise=PROMISE, policy="ratio")
-
-    def test_a_promise_that_no_policy_keeps_says_to_relax_it(self) -> None:
-        impossible = Promise(alpha=0.5, beta=0.01)
-        with pytest.raises(CalibrationError, match=r"harm ≤ 0\.01.*relax the promise"):
-            calibrated(200, noise=0.8, promise=impossible)
-
-    def test_an_uncertified_policy_is_taken_only_where_allowed_and_says_so(self) -> None:
+    def test_few_labels_keep_what_is_served_today_and_say_what_would_do(self) -> None:
         outcome = outcome_of(
-            calibrated(50, promise=PROMISE, policy="ratio", allow_uncertified=True)
+            calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
         )
+        assert outcome.certification is not None
+        assert outcome.certification.grid_index is None
+        assert outcome.profile.policy == RatioPolicy(k=5)
+        assert "no other policy that gains utility is certified" in outcome.profile.why
+
+    def test_what_is_served_today_keeps_every_promise_of_recall_by_definition(self) -> None:
+        outcome = outcome_of(
+            calibrated(60, noise=0.25, promise=Promise(alpha=0.02), policy="ratio")
+        )
+        certificate = outcome.profile.certificate
+        assert certificate is not None
+        assert (certificate.recall_loss, certificate.test) == (0.0, "by definition")
+        assert certificate.alpha == 0.02
+
+    def test_a_promise_of_harm_that_no_policy_keeps_is_not_made(self) -> None:
+        impossible = Promise(alpha=0.5, beta=0.01)
+        outcome = outcome_of(calibrated(200, noise=0.8, promise=impossible))
+        assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
-        assert outcome.profile.policy == outcome.uncertified
-        assert "uncertified" in outcome.profile.why
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("alpha", [0.1, 0.3])
+    def test_the_choice_never_has_less_utility_than_what_is_served_today(
+        self, alpha: float, seed: int
+    ) -> None:
+        for noise in (0.15, 0.3):
+            asked = {"promise": Promise(alpha=alpha), "policy": "ratio", "seed": seed}
+            result = calibrated(120, noise=noise, **asked)
+            chosen_on = outcome_of(result).profile.chosen_on
+            assert chosen_on is not None
+            chosen = chosen_on.metrics["udcg_strict"].value
+            assert chosen is not None
+            assert chosen >= plain_of(result).means.udcg_strict[0, 0] - 1e-9
 
     @pytest.mark.parametrize(
         "settings", [{"alpha": 0.0}, {"alpha": 1.0}, {"delta": 1.5}, {"beta": 0.0}, {"beta": -1.0}]

@@ -78,10 +78,12 @@ def cases(
 
 
 def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, list[float]]:
-    """Strict UDCG, harm, recall loss and kept count of every query, one decision at a time."""
+    """The figures of every query, one decision at a time."""
     pools, labels = case
     policy = grid.policy(index)
-    found: dict[str, list[float]] = {name: [] for name in ("udcg_strict", "harm", "loss", "kept")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("udcg_strict", "harm", "loss", "difference", "kept")
+    }
     for row, ranking in enumerate(pools.rankings()):
         kept = list(decide(ranking, policy).kept)
         grades = [int(labels.grades[row, position]) for position in kept]
@@ -100,6 +102,9 @@ def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, list[float]]:
         found["loss"].append(
             1.0 - len(set(relevant) & set(kept)) / len(relevant) if relevant else math.nan
         )
+        total = sum(grade > 0 for grade in labels.query_grades[row])
+        gained = sum(grade > 0 for grade in grades) - len(relevant)
+        found["difference"].append(gained / total if total else math.nan)
     return found
 
 
@@ -112,11 +117,16 @@ def assert_equals_the_naive_loop(case: Case, grid: Grid) -> None:
         assert means.udcg_strict[index] == pytest.approx(np.mean(expected["udcg_strict"]), abs=1e-9)
         assert means.harm[index] == pytest.approx(np.mean(expected["harm"]), abs=1e-9)
         assert means.kept[index] == pytest.approx(np.mean(expected["kept"]), abs=1e-9)
-        defined = [loss for loss in expected["loss"] if not math.isnan(loss)]
-        mean_loss = np.mean(defined) if defined else math.nan
-        assert means.recall_loss[index] == pytest.approx(mean_loss, abs=1e-9, nan_ok=True)
+        for values, name in (
+            (means.recall_loss, "loss"),
+            (means.recall_difference, "difference"),
+        ):
+            defined = [value for value in expected[name] if not math.isnan(value)]
+            mean = np.mean(defined) if defined else math.nan
+            assert values[index] == pytest.approx(mean, abs=1e-9, nan_ok=True)
         for values, name in (
             (by_query.recall_loss, "loss"),
+            (by_query.recall_difference, "difference"),
             (by_query.harm, "harm"),
             (by_query.udcg_strict, "udcg_strict"),
             (by_query.kept, "kept"),
