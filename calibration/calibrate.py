@@ -23,6 +23,7 @@ from calibration.replay import (
     replay,
 )
 from calibration.retrievers import Replayable, WrappedRetriever, wrapped
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 VERSIONED = ("ctxguard", "numpy", "bm25s", "faiss-cpu", "scikit-learn", "sentence-transformers")
 """Distributions whose versions a profile records."""
+
+_UNVERIFIED = (
+    "unverified: the retriever gives no fingerprint, so that the profile cannot be told from one "
+    "of another system; give it fingerprint(), or calibrate with fingerprint=…"
+)
 
 Passes = Callable[[str, int], Progress]
 """Called with the name and size of each pass over the queries; returns its progress callback."""
@@ -84,6 +90,7 @@ def calibrate(
     fusion: Fusion | Literal["fit"] = "fit",
     score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
+    corpus_sketch: CorpusSketch | None = None,
     passes: Passes | None = None,
     cache: Path | None = None,
 ) -> Calibration:
@@ -96,7 +103,9 @@ def calibrate(
         settings: How to choose and certify.
         fusion: How the legs are fused; fitted unless given.
         score_kind: What the scores of plain hits mean; see ``ContextGuard``.
-        fingerprint: Identity of a retriever that has no ``fingerprint()``.
+        fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
+            profile is unverified: it cannot be told from a profile of another system.
+        corpus_sketch: Of a retriever that has no ``corpus_sketch()``.
         passes: Reports progress.
         cache: Folder for replayed pools; None keeps none.
 
@@ -158,10 +167,16 @@ def calibrate(
         fusion=used,
         utilities=settings.utilities,
         fingerprint=dict(identity),
+        corpus=_corpus_sketch(retriever) if corpus_sketch is None else corpus_sketch,
         segment_by=settings.segment_by,
-        provenance=_provenance(dataset, settings, pools),
+        provenance=_provenance(dataset, settings, pools, identity),
     )
     return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out, settings)
+
+
+def _corpus_sketch(retriever: object) -> CorpusSketch | None:
+    own = getattr(retriever, "corpus_sketch", None)
+    return cast(CorpusSketch, own()) if callable(own) else None
 
 
 def _parts(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
@@ -209,7 +224,12 @@ def _fit_fusion(
     return fit_fusion(pools, label(pools, dataset, settings.utilities))
 
 
-def _provenance(dataset: Dataset, settings: Settings, pools: Mapping[Route, Pools]) -> Provenance:
+def _provenance(
+    dataset: Dataset,
+    settings: Settings,
+    pools: Mapping[Route, Pools],
+    identity: Mapping[str, str],
+) -> Provenance:
     versions = {}
     for name in VERSIONED:
         try:
@@ -225,7 +245,12 @@ def _provenance(dataset: Dataset, settings: Settings, pools: Mapping[Route, Pool
         depth=settings.depth,
         versions=versions,
         utilities_source=settings.utilities_source,
-        notes=(*dataset.notes, unlabelled_note(dataset, settings.utilities), *skipped),
+        notes=(
+            *dataset.notes,
+            unlabelled_note(dataset, settings.utilities),
+            *skipped,
+            *(() if identity else (_UNVERIFIED,)),
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from calibration.data.dataset import Query
 from calibration.data.readers import RunEntry
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -91,6 +92,12 @@ class WrappedRetriever:
             return dict(self._fingerprint)
         own = getattr(self._retriever, "fingerprint", None)
         return dict(own()) if callable(own) else {}
+
+    def corpus_sketch(self) -> CorpusSketch | None:
+        """The sketch of what the retriever searches; None if it gives none."""
+        own = getattr(self._retriever, "corpus_sketch", None)
+        sketch: CorpusSketch | None = own() if callable(own) else None
+        return sketch
 
     def with_fusion(self, fusion: Fusion) -> "WrappedRetriever":
         """The retriever under another fusion if it can be set, else itself; as the guard does."""

@@ -27,6 +27,7 @@ from ctxguard.core.types import (
     member_of,
 )
 from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE, SystemComparison
 from ctxguard.profile.schema import Profile
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
 from ctxguard.request.build_context import build_context
@@ -37,6 +38,7 @@ from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
 
 if TYPE_CHECKING:
+    from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.retrieval.protocols import AnyRetriever, AsyncRetrieverFunction, Retrieval
 
 __all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler"]
@@ -67,8 +69,13 @@ class ContextGuard:
             hits without scores. With ``rank``, or without scores, only k applies.
         fingerprint: Identifies a wrapped system that has no ``fingerprint()`` of its own. It is
             compared with the profile's.
-        strict: Raise if the profile was made for another system, instead of serving the top k
-            with every answer flagged.
+        corpus_sketch: Of a wrapped system that has no ``corpus_sketch()`` of its own; None where
+            nothing says how much of its corpus has changed.
+        max_corpus_change: The share of the corpus, in [0, 1], that may have changed since
+            calibration; beyond it the profile still applies and every answer is flagged
+            ``corpus_changed``.
+        strict: Raise if the profile was made for another system, on a corpus that has changed by
+            more than ``max_corpus_change``, or is unverified, instead of flagging every answer.
         assembly: Order, token budget, duplicates, sanitising and template of a context.
         max_query_chars: Longer queries are refused before they are searched or sampled. A retriever
             that has a limit of its own is given this one; None leaves it its own, and is 10,000 for
@@ -85,7 +92,7 @@ class ContextGuard:
     Raises:
         ConfigurationError: a setting is out of range, or two contradict each other.
         ProfileFormatError: ``profile`` is the path of a file that is no profile.
-        ProfileMismatchError: the profile was made for another system, and ``strict`` is set.
+        ProfileMismatchError: ``strict`` is set, and anything differs or cannot be compared.
     """
 
     def __init__(
@@ -100,6 +107,8 @@ class ContextGuard:
         depth: int = DEFAULT_DEPTH,
         score_kind: ScoreKind | ScoreKindName | None = None,
         fingerprint: Mapping[str, str] | None = None,
+        corpus_sketch: "CorpusSketch | None" = None,
+        max_corpus_change: float = DEFAULT_MAX_CORPUS_CHANGE,
         strict: bool = False,
         assembly: Assembly | None = None,
         max_query_chars: int | None = None,
@@ -114,6 +123,10 @@ class ContextGuard:
             raise ConfigurationError(f"depth {depth!r} must be at least 1")
         if max_query_chars is not None and max_query_chars < 1:
             raise ConfigurationError(f"max_query_chars {max_query_chars!r} must be at least 1")
+        if not 0.0 <= max_corpus_change <= 1.0:
+            raise ConfigurationError(
+                f"max_corpus_change {max_corpus_change!r} must lie in [0, 1]: a share"
+            )
         self._mode = member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (
@@ -139,6 +152,9 @@ class ContextGuard:
         self._wrapped = retriever
         self._aretriever = aretriever
         self._fingerprint = fingerprint
+        self._corpus_sketch = corpus_sketch
+        self._max_corpus_change = max_corpus_change
+        self._strict = strict
         self._policy = policy
         self._bare = RatioPolicy(k=k)
         self._bound = self._bind(
@@ -196,7 +212,12 @@ class ContextGuard:
     @property
     def differences(self) -> tuple[str, ...]:
         """What differs between the profile's system and this one, one readable line each."""
-        return self._current().differences
+        return self.comparison.differences
+
+    @property
+    def comparison(self) -> SystemComparison:
+        """The profile's system compared with this one, also how much of the corpus has changed."""
+        return self._current().comparison
 
     @property
     def retriever(self) -> Any:
@@ -215,7 +236,8 @@ class ContextGuard:
         Raises:
             ConfigurationError: the guard has a policy set by hand.
             ProfileFormatError: the path is of a file that is no profile.
-            ProfileMismatchError: the profile was made for another system.
+            ProfileMismatchError: the profile was made for another system, or in strict mode on a
+                corpus that has changed since, or it is unverified.
         """
         if self._policy is not None:
             raise ConfigurationError(
@@ -225,8 +247,10 @@ class ContextGuard:
         loaded = Profile.load(profile) if isinstance(profile, str | Path) else profile
         with self._rebinding:
             bound = self._bind(loaded)
-            if bound.differences:
-                raise ProfileMismatchError(bound.differences)
+            comparison = bound.comparison
+            refused = comparison.differences if self._strict else comparison.mismatches
+            if refused:
+                raise ProfileMismatchError(refused)
             self._bound = bound
 
     def retrieve(
@@ -372,11 +396,11 @@ class ContextGuard:
             if self._bound is not bound:  # another request was quicker
                 return self._bound
             rebound = self._bound = self._bind(bound.profile, lenient=True)
-        if bool(rebound.differences) != bool(bound.differences):
+        if rebound.comparison.flags != bound.comparison.flags:
             _log.warning(
                 "the index was swapped: the profile in force %s (%d differences)",
-                "is not for this one, top k is served" if rebound.differences else "holds again",
-                len(rebound.differences),
+                _standing(rebound.comparison),
+                len(rebound.comparison.differences),
             )
         return rebound
 
@@ -418,5 +442,14 @@ class ContextGuard:
             bare=self._bare,
             fingerprint=self._fingerprint,
             aretriever=self._aretriever,
+            corpus_sketch=self._corpus_sketch,
+            max_corpus_change=self._max_corpus_change,
             lenient=lenient,
         )
+
+
+def _standing(comparison: SystemComparison) -> str:
+    """Whether a profile applies to the index that is searched now, for the log."""
+    if comparison.mismatches:
+        return "is not for this one, top k is served"
+    return "applies, but calibrate again" if comparison.reservations else "holds again"

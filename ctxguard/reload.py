@@ -281,7 +281,7 @@ class ProfileWatcher(_Watcher):
         if self.file.exists() and not self.file.is_file():
             raise OSError("not a regular file")
         profile = Profile.load(self.file)
-        if profile == self._guard.profile and not self._guard.differences:
+        if profile == self._guard.profile and not self._guard.comparison.mismatches:
             return False
         self._guard.use_profile(profile)
         return True

@@ -18,6 +18,9 @@ REASONS = {
 FLAGS = {
     Flag.UNCALIBRATED: "no profile, so the retriever's first k passages are kept",
     Flag.PROFILE_MISMATCH: "the profile was calibrated on another system, so only its k applies",
+    Flag.CORPUS_CHANGED: "much of the corpus has changed since calibration; the profile applies, "
+    "but calibrate again",
+    Flag.UNVERIFIED: "nothing shows whether the profile was calibrated on this system; it applies",
     Flag.ROUTE_UNCALIBRATED: "the profile has no policy for the stages that answered, so "
     "only k applies",
     Flag.DOMAIN_VIOLATION: "a score is outside the range of its kind, so only k applies",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.retrievers import WrappedRetriever
     from ctxguard.core.metrics import Utilities
+    from ctxguard.profile.comparison import SystemComparison
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
@@ -227,14 +228,14 @@ def open_index(folder: Path, reranker: str | None) -> "HybridRetriever":
     )
 
 
-def differences(
+def compared(
     profile: "Profile", retriever: "HybridRetriever | WrappedRetriever"
-) -> tuple[str, ...]:
-    """The differences between the profile's system and this retriever with the profile's fusion."""
-    from ctxguard.profile.schema import fingerprint_differences
+) -> "SystemComparison":
+    """The profile's system compared with this retriever under the profile's fusion."""
+    from ctxguard.profile.comparison import compare_systems
 
     fused = retriever.with_fusion(profile.fusion)
-    return fingerprint_differences(profile.fingerprint, fused.fingerprint())
+    return compare_systems(profile, fused.fingerprint(), fused.corpus_sketch())
 
 
 def fitted(
@@ -245,7 +246,7 @@ def fitted(
     Raises:
         ProfileMismatchError: the profile was calibrated on another system.
     """
-    mismatches = differences(profile, retriever)
+    mismatches = compared(profile, retriever).mismatches
     if mismatches:
         raise ProfileMismatchError(mismatches)
     return retriever.with_fusion(profile.fusion)

@@ -21,6 +21,7 @@ from ctxguard.cli._console import (
 from ctxguard.cli._inputs import (
     DEFAULT_BASELINE,
     baseline_k,
+    compared,
     fitted,
     read_labelled,
     seen_in_calibration,
@@ -167,7 +168,8 @@ def evaluate(
         if loaded is not None and k is not None:
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
     notes = [*labelled.notes, *notes_on_pools(pools, route, run)]
-    notes += [] if loaded is None else seen_in_calibration(labelled, loaded)
+    if loaded is not None:
+        notes += [*seen_in_calibration(labelled, loaded), *compared(loaded, source).reservations]
     notes += _notes(metrics) + beyond_index(source, most) + write_pools(pools, write_run)
     profile_id = None if loaded is None else loaded.profile_id
     if as_json:

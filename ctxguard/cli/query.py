@@ -9,7 +9,6 @@ from rich.text import Text
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._descriptions import FLAGS, REASONS, threshold_in_words
-from ctxguard.cli._inputs import differences
 from ctxguard.cli._retriever import beyond_index, on_route, open_retriever, terms_of
 from ctxguard.cli._snippets import snippet
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
@@ -90,7 +89,6 @@ def query(
             score_kind=score_kind,
             fingerprint=fingerprint,
         )
-        mismatches = () if loaded is None else differences(loaded, source)
         guard = ContextGuard(
             source if route is None else on_route(source, route),
             profile=loaded,
@@ -100,18 +98,21 @@ def query(
         )
     with output.doing("searching"):
         context = guard.retrieve(question)
+    comparison = guard.comparison
     notes = beyond_index(source, k) + _notes(context)
+    notes += [f"the profile: {line}" for line in comparison.reservations]
     if as_json:
-        print_json({**context.to_dict(), "differences": list(mismatches), "notes": notes})
+        differences = list(comparison.differences)
+        print_json({**context.to_dict(), "differences": differences, "notes": notes})
     elif as_text:
         typer.echo(context.text)
     else:
         _print(context, source, output, show_all=show_all)
     for note in notes:
         output.note(note)
-    for line in mismatches:
+    for line in comparison.mismatches:
         output.err.print(Text(f"finding: the profile does not fit this index: {one_line(line)}"))
-    if mismatches:
+    if comparison.mismatches:
         raise typer.Exit(FINDING)
 
 

@@ -53,6 +53,8 @@ class Context:
         segment: The segment of the query; None if the request named none.
         session_id: The session of the request; None if it named none.
         profile_id: Of the profile that decided; None without a profile.
+        differences: How the system that answered differs from the one that the profile was
+            calibrated on, one readable line each.
     """
 
     request_id: str
@@ -68,6 +70,7 @@ class Context:
     segment: str | None = None
     session_id: str | None = None
     profile_id: str | None = None
+    differences: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -143,6 +146,7 @@ class Context:
             "mode": self.mode.value,
             "profile_id": self.profile_id,
             "flags": [flag.value for flag in self.flags],
+            "differences": [_json_ready(line) for line in self.differences],
             "failures": [
                 {
                     "stage": failure.stage,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
@@ -32,7 +33,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 # The core's data classes know nothing of pydantic, whose defaults would let a misspelt setting
 # of a policy pass unread.
-for _core in (RatioPolicy, ExpectedUtilityPolicy, RelevanceModel, Fusion, Utilities):
+for _core in (RatioPolicy, ExpectedUtilityPolicy, RelevanceModel, Fusion, Utilities, CorpusSketch):
     with_config(_STRICT)(_core)
 
 AnyPolicy = Annotated[RatioPolicy | ExpectedUtilityPolicy, Field(discriminator="kind")]
@@ -196,7 +197,10 @@ class Profile(_Frozen):
         routes: The policy and its evidence for each calibrated route.
         fusion: How the legs were fused; the guard sets it on a retriever that can.
         utilities: What a passage was taken to be worth.
-        fingerprint: What identifies the system: embedder, analyser, reranker, corpus, …
+        fingerprint: What identifies the system: embedder, analyser, reranker, corpus, … Empty for
+            a retriever that gave none: the profile is then unverified.
+        corpus: A sketch of the passages that were searched, to say how much of them has changed;
+            None where the retriever gave none.
         provenance: How it was made; no date, so that the same labels give the same bytes.
         segment_by: The column of the queries that names their segment, if any.
     """
@@ -206,6 +210,7 @@ class Profile(_Frozen):
     fusion: Fusion = Fusion()
     utilities: Utilities = Utilities()
     fingerprint: dict[str, str] = Field(default_factory=dict)
+    corpus: CorpusSketch | None = None
     provenance: Provenance
     segment_by: str | None = None
 
@@ -213,6 +218,11 @@ class Profile(_Frozen):
     def profile_id(self) -> str:
         """The first 12 hex digits of the digest of its canonical JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    @property
+    def unverified(self) -> bool:
+        """Whether nothing identifies the system that it was calibrated on."""
+        return not self.fingerprint
 
     def to_json(self) -> str:
         """Canonical JSON: the same profile gives the same bytes."""
@@ -229,6 +239,8 @@ class Profile(_Frozen):
             del data["utilities"]["unjudged"]
         if self.provenance.utilities_source is None:
             del data["provenance"]["utilities_source"]
+        if self.corpus is None:
+            del data["corpus"]
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":

@@ -7,16 +7,18 @@ reference, so that one request sees one profile and one generation from retrieva
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Flag, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
-from ctxguard.profile.schema import Profile, fingerprint_differences
+from ctxguard.profile.comparison import SystemComparison, compare_systems
+from ctxguard.profile.schema import Profile
 from ctxguard.request.wrapped_retriever import calls_of
 
 if TYPE_CHECKING:
+    from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
 
 _ABSENT = object()
@@ -32,6 +34,8 @@ class RoutePolicy:
         flags: What every answer by it is flagged with.
         top_k: The policy's k alone, for scores that it cannot be applied to.
         compares_scores: Whether it needs scores that say more than an order.
+        differences: What differs from the system that the profile was calibrated on, as every
+            answer by it says.
     """
 
     policy: Policy
@@ -39,11 +43,19 @@ class RoutePolicy:
     flags: tuple[Flag, ...]
     top_k: RatioPolicy
     compares_scores: bool
+    differences: tuple[str, ...]
 
     @classmethod
-    def of(cls, policy: Policy, *flags: Flag, score_kind: ScoreKind | None = None) -> "RoutePolicy":
+    def of(
+        cls,
+        policy: Policy,
+        *flags: Flag,
+        score_kind: ScoreKind | None = None,
+        differences: tuple[str, ...] = (),
+    ) -> "RoutePolicy":
         """A policy with what follows from it."""
-        return cls(policy, score_kind, flags, RatioPolicy(k=policy.k), policy.compares_scores)
+        top_k = RatioPolicy(k=policy.k)
+        return cls(policy, score_kind, flags, top_k, policy.compares_scores, differences)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +65,7 @@ class BoundProfile:
     Attributes:
         profile: The calibration in force; None without one.
         profile_id: Its id; None without one.
-        differences: What differs between the profile's system and this one.
+        comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
         swaps: Whether the retriever may swap what it searches.
         generation: What the calls below search, if it may; else None.
@@ -66,7 +78,7 @@ class BoundProfile:
 
     profile: Profile | None
     profile_id: str | None
-    differences: tuple[str, ...]
+    comparison: SystemComparison
     retriever: Any
     swaps: bool
     generation: object
@@ -84,6 +96,8 @@ def bind_profile(
     policy: Policy | None,
     bare: RatioPolicy,
     fingerprint: Mapping[str, str] | None,
+    corpus_sketch: "CorpusSketch | None",
+    max_corpus_change: float,
     aretriever: object = None,
     lenient: bool = False,
 ) -> BoundProfile:
@@ -95,8 +109,11 @@ def bind_profile(
         policy: The policy set by hand for every route; None without one.
         bare: The policy while nothing is calibrated.
         fingerprint: Identifies a system that has no ``fingerprint()`` of its own.
+        corpus_sketch: Of a system that has no ``corpus_sketch()`` of its own.
+        max_corpus_change: The share of the corpus that may have changed since calibration.
         aretriever: The retriever's asynchronous function, if that is another object.
-        lenient: Treat a fingerprint that cannot be read as another system's, instead of raising.
+        lenient: Treat a fingerprint or a sketch that cannot be read as another system's, instead
+            of raising.
 
     Raises:
         ConfigurationError: ``wrapped`` is no retriever.
@@ -107,24 +124,25 @@ def bind_profile(
     swaps = _declares(retriever, "pinned") and _declares(retriever, "generation")
     pinned: Any = retriever.pinned() if swaps else retriever
     try:
-        differences = _differences(profile, pinned, fingerprint)
+        comparison = _compared(profile, pinned, fingerprint, corpus_sketch, max_corpus_change)
     except Exception as error:
         if not lenient:
             raise
-        differences = (f"the fingerprint cannot be read ({type(error).__name__})",)
+        line = f"the fingerprint cannot be read ({type(error).__name__})"
+        comparison = SystemComparison((line,), (), (Flag.PROFILE_MISMATCH,))
     calls = calls_of(_no_retriever if pinned is None else pinned, aretriever)
     return BoundProfile(
         profile=profile,
         profile_id=None if profile is None else profile.profile_id,
-        differences=differences,
+        comparison=comparison,
         retriever=retriever,
         swaps=swaps,
         generation=pinned.generation if swaps else None,
         call=calls.call,
         acall=calls.acall,
         can_filter=calls.can_filter,
-        route_policies=_route_policies(profile, differences, bare, policy),
-        segment_policies=_segment_policies(profile, differences),
+        route_policies=_route_policies(profile, comparison, bare, policy),
+        segment_policies=_segment_policies(profile, comparison),
     )
 
 
@@ -133,32 +151,49 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
 
 
 def _route_policies(
-    profile: Profile | None, differences: tuple[str, ...], bare: RatioPolicy, policy: Policy | None
+    profile: Profile | None, comparison: SystemComparison, bare: RatioPolicy, policy: Policy | None
 ) -> dict[Route, RoutePolicy]:
     """A policy for every route: the profile's where it knows route and system, else top k."""
     if policy is not None or profile is None:
         uncalibrated = RoutePolicy.of(bare if policy is None else policy, Flag.UNCALIBRATED)
         return dict.fromkeys(Route, uncalibrated)
-    if differences:
-        policies = dict.fromkeys(Route, RoutePolicy.of(bare, Flag.PROFILE_MISMATCH))
+    flags, lines = comparison.flags, comparison.differences
+    if comparison.mismatches:
+        policies = dict.fromkeys(Route, RoutePolicy.of(bare, *flags, differences=lines))
         for route, calibrated in profile.routes.items():
             top_k = RatioPolicy(k=calibrated.policy.k)
-            policies[route] = RoutePolicy.of(top_k, Flag.PROFILE_MISMATCH)
+            policies[route] = RoutePolicy.of(top_k, *flags, differences=lines)
         return policies
-    return dict.fromkeys(Route, RoutePolicy.of(bare, Flag.ROUTE_UNCALIBRATED)) | {
-        route: RoutePolicy.of(calibrated.policy, score_kind=calibrated.score_kind)
+    known = f"it has {', '.join(sorted(profile.routes)) or 'none'}"
+    return {
+        route: RoutePolicy.of(
+            bare,
+            *flags,
+            Flag.ROUTE_UNCALIBRATED,
+            differences=(*lines, f"the profile has no policy of the route {route.value}, {known}"),
+        )
+        for route in Route
+    } | {
+        route: RoutePolicy.of(
+            calibrated.policy, *flags, score_kind=calibrated.score_kind, differences=lines
+        )
         for route, calibrated in profile.routes.items()
     }
 
 
 def _segment_policies(
-    profile: Profile | None, differences: tuple[str, ...]
+    profile: Profile | None, comparison: SystemComparison
 ) -> dict[tuple[Route, str | None], RoutePolicy]:
     """The policies of the segments that the profile certifies; none for another system."""
-    if profile is None or differences:
+    if profile is None or comparison.mismatches:
         return {}
     return {
-        (route, segment): RoutePolicy.of(own.policy, score_kind=calibrated.score_kind)
+        (route, segment): RoutePolicy.of(
+            own.policy,
+            *comparison.flags,
+            score_kind=calibrated.score_kind,
+            differences=comparison.differences,
+        )
         for route, calibrated in profile.routes.items()
         for segment, own in calibrated.segments.items()
     }
@@ -173,12 +208,23 @@ def _declares(retriever: object, name: str) -> bool:
     return inspect.getattr_static(retriever, name, _ABSENT) is not _ABSENT
 
 
-def _differences(
-    profile: Profile | None, retriever: object, fingerprint: Mapping[str, str] | None
-) -> tuple[str, ...]:
+def _compared(
+    profile: Profile | None,
+    retriever: object,
+    fingerprint: Mapping[str, str] | None,
+    corpus_sketch: "CorpusSketch | None",
+    max_corpus_change: float,
+) -> SystemComparison:
     if profile is None:
-        return ()
+        return SystemComparison()
     if fingerprint is None:
-        own = getattr(retriever, "fingerprint", None)
-        fingerprint = own() if callable(own) else {}
-    return fingerprint_differences(profile.fingerprint, cast("dict[str, str]", fingerprint))
+        fingerprint = _own(retriever, "fingerprint") or {}
+    if corpus_sketch is None and profile.corpus is not None:
+        corpus_sketch = _own(retriever, "corpus_sketch")
+    return compare_systems(profile, fingerprint, corpus_sketch, max_corpus_change)
+
+
+def _own(retriever: object, name: str) -> Any:
+    """What a method of a retriever returns; None if it has no such method."""
+    method = getattr(retriever, name, None)
+    return method() if callable(method) else None

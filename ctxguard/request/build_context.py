@@ -10,7 +10,7 @@ from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.context import Assembled, Assembly, Context, assemble, bare_passages
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
-from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
@@ -45,7 +45,7 @@ def build_context(
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
-    decision, flags = _decide(request, ranking, bare)
+    decision, flags, differences = _decide(request, ranking, bare)
     assembled = Assembled() if request.mode is Mode.OFF else assemble(decision, assembly)
     passages = assembled.passages
     if assembled.dropped and not passages and _none_readable(assembled):
@@ -81,6 +81,7 @@ def build_context(
         segment=given.segment,
         session_id=given.session_id,
         profile_id=request.bound.profile_id,
+        differences=differences,
     )
 
 
@@ -90,23 +91,38 @@ def _none_readable(assembled: Assembled) -> bool:
 
 def _decide(
     request: Request, ranking: Ranking, bare: RatioPolicy
-) -> tuple[Decision, tuple[Flag, ...]]:
-    """The decision by the policy that applies, with the flags of the policy and of the scores."""
+) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...]]:
+    """The decision by the policy that applies, with its flags, and what differs from the profile's.
+
+    The flags are those of the policy and of the scores.
+    """
     if request.mode is Mode.OFF:
         n = len(ranking.passage_ids)
-        return Decision(ranking, bare, range(n), min(bare.k, n)), ()
+        return Decision(ranking, bare, range(n), min(bare.k, n)), (), ()
     bound, route = request.bound, ranking.route
     applies = bound.route_policies[route]
     if bound.segment_policies:
         applies = bound.segment_policies.get((route, request.input.segment), applies)
-    policy, flags = applies.policy, applies.flags
+    policy, flags, differences = applies.policy, applies.flags, applies.differences
     if applies.score_kind is not None and applies.score_kind is not ranking.kind:
         # The profile knows this route, but its scores have another meaning here.
         policy, flags = applies.top_k, (*flags, Flag.PROFILE_MISMATCH)
+        kinds = f"{ranking.kind.value!r}, was {applies.score_kind.value!r}"
+        differences = (*differences, f"score kind of the route {route.value} is {kinds}")
     elif ranking.kind is ScoreKind.RANK and applies.compares_scores:
         policy, flags = applies.top_k, (*flags, Flag.RANK_ONLY)
+        differences = (*differences, f"scores of the route {route.value} carry rank only")
     if policy.min_keep == 0 and ranking.failures:
         # Without a stage, that nothing looks relevant is no ground to abstain.
         policy = replace(policy, min_keep=1)
     decision = decide(ranking, policy)
-    return decision, (*flags, *decision.flags)
+    if Flag.MISSING_SIGNALS in decision.flags:
+        differences = (*differences, _missing_signals(ranking, policy))
+    return decision, (*flags, *decision.flags), differences
+
+
+def _missing_signals(ranking: Ranking, policy: Policy) -> str:
+    """What a policy with a model needs, and what it has."""
+    needed = policy.model.legs if policy.kind == "expected_utility" else ()
+    has = ", ".join(sorted(ranking.legs)) or "none"
+    return f"the policy needs scores of {', '.join(needed)}, the answer has those of {has}"

@@ -29,7 +29,8 @@ class Retriever(Protocol):
     """Finds candidates for a query. Safe to call from several threads at once.
 
     Where they exist, the guard also uses ``fingerprint() -> Mapping[str, str]``, which identifies
-    the system for profiles, and ``with_fusion(fusion)``, the same retriever under another fusion.
+    the system for profiles, ``corpus_sketch() -> CorpusSketch``, by which a profile tells how much
+    of the corpus has changed, and ``with_fusion(fusion)``, the same retriever under another fusion.
     """
 
     def retrieve(self, query: str, /, *, depth: int) -> Retrieval:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 from prometheus_client import CollectorRegistry
 
+from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.scores import is_valid, within_domain
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, ScoreKind
@@ -195,6 +196,12 @@ class RetrieverContract(ABC):
             assert all(isinstance(text, str) for item in fingerprint.items() for text in item)
             self._search(retriever, list(self.BEST))
             assert identify() == fingerprint
+
+    def test_a_sketch_of_the_corpus_is_of_these_passages(self) -> None:
+        retriever = self.retriever(self.PASSAGES)
+        sketch: Any = getattr(retriever, "corpus_sketch", None)
+        if sketch is not None:
+            assert sketch() == CorpusSketch.of(map(passage_digest, self.PASSAGES))
 
     def _search(
         self,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import RouteOutcome, Settings, ordering_and_test_parts
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query, same_text
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Leg, Ranking, Route, ScoreKind
@@ -217,6 +219,35 @@ def result() -> Calibration:
     retriever, dataset = switchable()
     unknown = replace(dataset, queries=(*dataset.queries, Query("odd", "never seen")))
     return calibrate(retriever, unknown, Settings(depth=DEPTH))
+
+
+class TestWhatTheProfileIsFor:
+    @dataclass
+    class Anonymous:
+        """A retriever that says nothing of itself."""
+
+        inner: Any
+
+        def retrieve(self, query: str, *, depth: int = 100) -> Ranking:
+            return self.inner.retrieve(query, depth=depth)
+
+    def made(self, **given: object) -> Profile:
+        retriever, dataset = simulate(60)
+        settings = Settings(policy="ratio", depth=DEPTH)
+        return calibrate(self.Anonymous(retriever), dataset, settings, **given).profile
+
+    def test_a_system_without_a_fingerprint_gives_an_unverified_profile_that_says_so(self) -> None:
+        profile = self.made()
+        assert profile.unverified
+        assert profile.corpus is None
+        assert any(note.startswith("unverified: ") for note in profile.provenance.notes)
+
+    def test_fingerprint_and_sketch_can_be_given_by_hand(self) -> None:
+        sketch = CorpusSketch.of(range(10))
+        profile = self.made(fingerprint={"index": "v3"}, corpus_sketch=sketch)
+        assert not profile.unverified
+        assert profile.corpus == sketch
+        assert not any(note.startswith("unverified: ") for note in profile.provenance.notes)
 
 
 class TestRoutes:

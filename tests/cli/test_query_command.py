@@ -92,7 +92,7 @@ def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
     result = run("query", "--index", tmp_path / "i", "--profile", profile, QUESTION, "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["flags"] == ["profile_mismatch"]
-    assert "corpus_size is '1', was '36'" in result.stderr
+    assert "corpus: none of the 36 passages is here" in result.stderr
 
 
 def test_shadow_shows_the_decision_and_says_what_is_served(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import ctxguard
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
@@ -414,6 +415,36 @@ class TestSchema:
         for name, definition in objects.items():
             assert definition.get("additionalProperties") is False, name
         assert "RatioPolicy" in objects
+
+
+class TestCorpusSketch:
+    SKETCHED = PROFILE.model_copy(update={"corpus": CorpusSketch.of(range(5000))})
+
+    def test_a_sketch_survives(self, tmp_path: Path) -> None:
+        path = tmp_path / "profile.json"
+        self.SKETCHED.save(path)
+        loaded = Profile.load(path)
+        assert loaded == self.SKETCHED
+        assert loaded.corpus is not None
+        assert loaded.corpus.changed_share(CorpusSketch.of(range(10_000))) == pytest.approx(0.5)
+        assert path.stat().st_size < len(PROFILE.to_json()) + 12_000
+
+    def test_a_profile_without_one_has_the_bytes_of_older_releases(self) -> None:
+        assert '"corpus"' not in PROFILE.to_json()
+        assert '"corpus"' in self.SKETCHED.to_json()
+        assert self.SKETCHED.profile_id != PROFILE.profile_id
+
+    def test_its_safe_policy_is_of_the_same_corpus(self) -> None:
+        sketched = ALL_SAFE.model_copy(update={"corpus": self.SKETCHED.corpus})
+        assert sketched.safe().corpus == self.SKETCHED.corpus
+
+    @pytest.mark.parametrize("digests", ["", "AAAA", "%", 3])
+    def test_one_that_is_damaged_is_refused(self, tmp_path: Path, digests: object) -> None:
+        path = tmp_path / "profile.json"
+        self.SKETCHED.save(path)
+        changed(path, lambda data: data["corpus"].update(digests=digests))
+        with pytest.raises(ProfileFormatError, match="corpus"):
+            Profile.load(path)
 
 
 class TestCertificate:

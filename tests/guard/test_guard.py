@@ -579,7 +579,9 @@ class TestCalibration:
         guard = guard_of(profile=profile_of(route=Route.HYBRID), k=2)
         context = guard.retrieve("q?")
         assert served(context) == ["a", "b"]
-        assert context.flags == (Flag.ROUTE_UNCALIBRATED,)
+        assert context.flags == (Flag.UNVERIFIED, Flag.ROUTE_UNCALIBRATED)
+        line = "the profile has no policy of the route external, it has hybrid"
+        assert line in context.differences
 
     def test_each_route_has_its_own_policy(self) -> None:
         routes = {
@@ -594,13 +596,14 @@ class TestCalibration:
         profile = profile_of(RatioPolicy(k=4, min_ratio=0.7), kind=ScoreKind.LOGIT)
         context = guard_of(profile=profile).retrieve("q?")
         assert served(context) == ["a", "b", "c", "d"]
-        assert context.flags == (Flag.PROFILE_MISMATCH,)
+        assert context.flags == (Flag.UNVERIFIED, Flag.PROFILE_MISMATCH)
+        assert "score kind of the route external is 'ratio', was 'logit'" in context.differences
 
     def test_a_ranking_whose_kind_is_given_by_name_matches_the_profiles_kind(self) -> None:
         named = Ranking.from_hits(HITS, "ratio", "external")
         context = guard_of(Answering(named), profile=profile_of()).retrieve("q?")
         assert served(context) == ["a", "b", "c"]
-        assert context.flags == ()
+        assert context.flags == (Flag.UNVERIFIED,)
 
     def test_the_profiles_fusion_is_set_on_a_retriever_that_can(self) -> None:
         @dataclass
@@ -634,7 +637,9 @@ class TestCalibration:
         assert served(context) == ["b", "c"]
         missing = guard_of(profile=profile).retrieve("q?")
         assert served(missing) == ["a", "b", "c", "d", "e"]
-        assert missing.flags == (Flag.MISSING_SIGNALS,)
+        assert missing.flags == (Flag.UNVERIFIED, Flag.MISSING_SIGNALS)
+        line = "the policy needs scores of dense, the answer has those of none"
+        assert line in missing.differences
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
@@ -377,7 +378,8 @@ class HybridRetriever:
     def fingerprint(self) -> dict[str, str]:
         """Everything that the scores depend on, by name.
 
-        A profile holds for a retriever whose fingerprint equals that of its own.
+        A profile holds for a retriever whose fingerprint equals that of its own, apart from the
+        corpus, of which ``corpus_sketch`` says how much has changed.
         """
         index, settings = self.generation, self._settings
         fusion, reranker = settings.fusion, settings.reranker
@@ -392,6 +394,10 @@ class HybridRetriever:
             "corpus_size": str(len(index.passages)),
             "corpus_digest": index.corpus_digest,
         }
+
+    def corpus_sketch(self) -> CorpusSketch:
+        """A sketch of all passages, by which a profile tells how much of them has changed."""
+        return self.generation.passages.sketch
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
         """Load the models and compile the loops, so that the first query does not wait.

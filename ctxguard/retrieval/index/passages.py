@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_digest
 from ctxguard.core.types import Passage
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index.filters import EditedMetadataRows, FilteredRows, MetadataRows
@@ -29,8 +30,6 @@ PASSAGES = "passages.jsonl"
 OFFSETS = "passages.offsets.npy"
 IDS = "passages.ids.json"
 DIGESTS = "passages.digests.npy"
-
-DigestArray = NDArray[np.uint64]
 
 _METADATA_KEY = b', "metadata": '
 
@@ -200,7 +199,7 @@ class PassageTable(PassageLines):
         """
         lines = [passage_line(passage) for passage in passages]
         ids = [passage.passage_id for passage in passages]
-        return cls._packed(lines, ids, [_digest(passage) for passage in passages])
+        return cls._packed(lines, ids, [passage_digest(passage) for passage in passages])
 
     @classmethod
     def joined(cls, tables: Sequence["PassageTable"], rows: Sequence[RowArray]) -> "PassageTable":
@@ -258,6 +257,11 @@ class PassageTable(PassageLines):
                 yield json.loads(line[at + len(_METADATA_KEY) : -2]) if at >= 0 else None
             except (ValueError, RecursionError):
                 yield None
+
+    @cached_property
+    def sketch(self) -> CorpusSketch:
+        """The sketch of all passages."""
+        return CorpusSketch.of(self.digests)
 
     @cached_property
     def digest(self) -> str:
@@ -324,11 +328,6 @@ class _TwoBlocks:
         if part.start < self._n_bytes:
             return self._first[part]
         return self._second[part.start - self._n_bytes : part.stop - self._n_bytes]
-
-
-def _digest(passage: Passage) -> int:
-    content = json.dumps([passage.passage_id, passage.title, passage.text])
-    return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest())
 
 
 def passage_line(passage: Passage) -> bytes:

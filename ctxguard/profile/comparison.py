@@ -1,0 +1,110 @@
+"""Whether a system is the one that a profile was calibrated on, and what differs (DESIGN.md §6)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.types import Flag
+from ctxguard.profile.schema import Profile, fingerprint_differences
+
+DEFAULT_MAX_CORPUS_CHANGE = 0.3
+"""The share of the corpus that may have changed since calibration."""
+
+_OF_THE_CORPUS = frozenset({"corpus_size", "corpus_digest"})
+"""Entries of a fingerprint that any change of the corpus changes."""
+
+_CORPUS_DIGEST = "corpus_digest"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemComparison:
+    """A system compared with the one that a profile was calibrated on.
+
+    Attributes:
+        mismatches: What makes it another system, one readable line each. The profile's thresholds
+            do not apply to another system.
+        reservations: Why the profile may no longer hold though it applies, one readable line each.
+        flags: What every answer by the profile is flagged with.
+        corpus_change: The share of the corpus that has changed since calibration, in [0, 1]; None
+            where it is not known.
+    """
+
+    mismatches: tuple[str, ...] = ()
+    reservations: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    corpus_change: float | None = None
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """All that differs or cannot be compared; strict mode refuses any."""
+        return self.mismatches + self.reservations
+
+
+def compare_systems(
+    profile: Profile,
+    fingerprint: Mapping[str, str],
+    corpus: CorpusSketch | None,
+    max_corpus_change: float = DEFAULT_MAX_CORPUS_CHANGE,
+) -> SystemComparison:
+    """Compare a system with the one that a profile was calibrated on.
+
+    Fingerprints must be equal. Where both systems have a sketch of their corpus, it replaces the
+    entries of the fingerprint that any change of the corpus changes: the profile holds up to a
+    share of change, applies with a flag beyond it, and is another system's where no passage is the
+    same. A profile without a sketch holds for exactly the corpus that its fingerprint names. A
+    profile that names no system applies, flagged ``unverified``, to one that names none either.
+
+    Args:
+        profile: The calibration.
+        fingerprint: Identifies the system at hand; empty where nothing does.
+        corpus: What the system searches; None where it does not say.
+        max_corpus_change: The share of change up to which the profile holds.
+    """
+    if profile.corpus is None or corpus is None:
+        return _compared_exactly(profile, fingerprint)
+    mismatches = fingerprint_differences(
+        _without_corpus(profile.fingerprint), _without_corpus(fingerprint)
+    )
+    change = profile.corpus.changed_share(corpus)
+    if change == 1.0:
+        mismatches += (f"corpus: none of the {profile.corpus.passages:,} passages is here",)
+    if mismatches:
+        return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,), change)
+    lines, flags = _unverified(profile)
+    if change > max_corpus_change:
+        lines += (corpus_change_in_words(profile.corpus, corpus, max_corpus_change),)
+        flags += (Flag.CORPUS_CHANGED,)
+    return SystemComparison((), lines, flags, change)
+
+
+def corpus_change_in_words(
+    former: CorpusSketch, present: CorpusSketch, max_corpus_change: float
+) -> str:
+    """How much of a corpus has changed, beside the share that is allowed."""
+    return (
+        f"corpus: {former.changed_share(present):.0%} has changed since calibration, a profile "
+        f"holds up to {max_corpus_change:.0%} ({present.passages:,} passages, were "
+        f"{former.passages:,})"
+    )
+
+
+def _compared_exactly(profile: Profile, fingerprint: Mapping[str, str]) -> SystemComparison:
+    mismatches = fingerprint_differences(profile.fingerprint, fingerprint)
+    if mismatches:
+        return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,))
+    lines, flags = _unverified(profile)
+    if profile.corpus is not None and _CORPUS_DIGEST not in fingerprint:
+        lines += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
+        flags = (Flag.UNVERIFIED,)
+    return SystemComparison((), lines, flags)
+
+
+def _unverified(profile: Profile) -> tuple[tuple[str, ...], tuple[Flag, ...]]:
+    if not profile.unverified:
+        return (), ()
+    line = "system: it cannot be compared, the profile was calibrated without a fingerprint"
+    return (line,), (Flag.UNVERIFIED,)
+
+
+def _without_corpus(fingerprint: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in fingerprint.items() if key not in _OF_THE_CORPUS}

@@ -1,0 +1,250 @@
+"""A profile lives with its corpus: it applies while that changes, and every answer says how much.
+
+From passages that are added to what a person sees: the flag, what differs, the metric.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ctxguard import (
+    ContextGuard,
+    CorpusSketch,
+    Flag,
+    Hit,
+    Passage,
+    Profile,
+    ProfileMismatchError,
+    RatioPolicy,
+    Route,
+    ScoreKind,
+    passage_digest,
+)
+from ctxguard.errors import ConfigurationError
+from ctxguard.profile.schema import RouteProfile, SegmentProfile
+from ctxguard.reload import ProfileWatcher
+from ctxguard.request.telemetry import Telemetry
+from tests.profiles import CERTIFICATE, profile_with
+
+SEVENTY = RatioPolicy(k=4, min_ratio=0.7)
+HITS = [Hit(f"p{n}", 1.0 - n / 10, f"text {n}") for n in range(6)]
+
+
+def corpus(*numbers: range) -> tuple[Passage, ...]:
+    return tuple(Passage(f"p{n}", f"text {n}") for part in numbers for n in part)
+
+
+@dataclass
+class Engine:
+    """A wrapped engine whose corpus changes while it serves."""
+
+    passages: tuple[Passage, ...]
+    embedder: str = "mini"
+    generation: object = field(default_factory=object)
+
+    def retrieve(self, query: str, *, depth: int = 100) -> list[Hit]:
+        return HITS
+
+    def fingerprint(self) -> dict[str, str]:
+        return {
+            "embedder": self.embedder,
+            "corpus_size": str(len(self.passages)),
+            "corpus_digest": str(hash(self.passages)),
+        }
+
+    def corpus_sketch(self) -> CorpusSketch:
+        return CorpusSketch.of(map(passage_digest, self.passages))
+
+    def pinned(self) -> "Engine":
+        return replace(self)
+
+    def swap(self, passages: tuple[Passage, ...]) -> None:
+        self.passages, self.generation = passages, object()
+
+
+def profile_of(engine: Engine, *, sketch: bool = True) -> Profile:
+    routes = {
+        Route.EXTERNAL: RouteProfile(
+            policy=SEVENTY,
+            score_kind=ScoreKind.RATIO,
+            safe_policy=RatioPolicy(k=6),
+            segments={"s": SegmentProfile(policy=RatioPolicy(k=1), certificate=CERTIFICATE)},
+        )
+    }
+    made = profile_with(routes, fingerprint=engine.fingerprint())
+    return made.model_copy(update={"corpus": engine.corpus_sketch() if sketch else None})
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(corpus(range(100)))
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def guard_of(engine: object, profile: Profile | None, **settings: object) -> ContextGuard:
+    settings.setdefault("telemetry", Telemetry(CollectorRegistry()))
+    settings.setdefault("score_kind", "ratio")
+    return ContextGuard(engine, profile=profile, **settings)  # type: ignore[arg-type]
+
+
+class TestWithinTheShare:
+    def test_one_passage_added_leaves_the_profile_in_force(self, engine: Engine) -> None:
+        guard = guard_of(engine, profile_of(engine))
+        engine.swap(corpus(range(101)))
+        context = guard.retrieve("q?")
+        assert context.flags == ()
+        assert context.differences == ()
+        assert context.decision.policy == SEVENTY
+        assert guard.comparison.corpus_change == pytest.approx(1 / 101)
+
+    def test_strict_mode_serves_by_it_too(self, engine: Engine) -> None:
+        profile = profile_of(engine)
+        engine.swap(corpus(range(1, 101)))
+        assert guard_of(engine, profile, strict=True).retrieve("q?").flags == ()
+
+
+class TestBeyondTheShare:
+    @pytest.fixture
+    def profile(self, engine: Engine) -> Profile:
+        return profile_of(engine)
+
+    def test_every_answer_is_flagged_and_the_calibrated_policy_still_decides(
+        self,
+        engine: Engine,
+        profile: Profile,
+        registry: CollectorRegistry,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        guard = guard_of(engine, profile, telemetry=Telemetry(registry))
+        assert guard.retrieve("q?").flags == ()
+        with caplog.at_level(logging.WARNING, "ctxguard"):
+            engine.swap(corpus(range(250)))
+            contexts = [guard.retrieve("q?"), guard.retrieve("q?", segment="s")]
+        assert [context.flags for context in contexts] == [(Flag.CORPUS_CHANGED,)] * 2
+        assert [context.decision.policy for context in contexts] == [SEVENTY, RatioPolicy(k=1)]
+        assert "calibrate again" in caplog.text
+        scraped = generate_latest(registry).decode()
+        assert 'ctxguard_flags_total{flag="corpus_changed"} 2.0' in scraped
+
+    def test_the_answer_says_how_much_has_changed(self, engine: Engine, profile: Profile) -> None:
+        engine.swap(corpus(range(250)))
+        context = guard_of(engine, profile, max_corpus_change=0.5).retrieve("q?")
+        line = (
+            "corpus: 60% has changed since calibration, a profile holds up to 50% "
+            "(250 passages, were 100)"
+        )
+        assert context.differences == (line,)
+        assert context.to_dict()["differences"] == [line]
+
+    def test_the_share_is_a_setting(self, engine: Engine, profile: Profile) -> None:
+        engine.swap(corpus(range(250)))
+        assert guard_of(engine, profile, max_corpus_change=0.6).retrieve("q?").flags == ()
+        with pytest.raises(ConfigurationError, match="max_corpus_change 60 must lie in"):
+            guard_of(engine, profile, max_corpus_change=60)
+
+    def test_strict_mode_refuses_at_the_start_and_on_reload(
+        self, engine: Engine, profile: Profile
+    ) -> None:
+        strict = guard_of(engine, profile, strict=True)
+        engine.swap(corpus(range(250)))
+        for refused in (
+            lambda: guard_of(engine, profile, strict=True),
+            lambda: strict.use_profile(profile),
+        ):
+            with pytest.raises(ProfileMismatchError, match="60% has changed"):
+                refused()
+
+    def test_otherwise_a_profile_can_be_loaded_and_switched_to_its_safe_policy(
+        self, engine: Engine, profile: Profile
+    ) -> None:
+        engine.swap(corpus(range(250)))
+        guard = guard_of(engine, None)
+        guard.use_profile(profile)
+        assert guard.retrieve("q?").flags == (Flag.CORPUS_CHANGED,)
+        guard.use_profile(profile.safe())
+        context = guard.retrieve("q?")
+        assert (context.flags, len(context)) == ((Flag.CORPUS_CHANGED,), 6)
+
+    def test_a_watched_file_is_not_loaded_again_for_it(
+        self, engine: Engine, profile: Profile, tmp_path: Path
+    ) -> None:
+        engine.swap(corpus(range(250)))
+        file = tmp_path / "profile.json"
+        profile.save(file)
+        telemetry = Telemetry(CollectorRegistry())
+        watcher = ProfileWatcher(guard_of(engine, profile), file, telemetry=telemetry)
+        assert watcher.check(force=True) is None
+
+    def test_a_new_calibration_ends_it(self, engine: Engine, profile: Profile) -> None:
+        engine.swap(corpus(range(250)))
+        guard = guard_of(engine, profile)
+        guard.use_profile(profile_of(engine))
+        assert guard.retrieve("q?").flags == ()
+
+
+class TestAnotherSystem:
+    def test_a_corpus_with_nothing_in_common_is_another(self, engine: Engine) -> None:
+        profile = profile_of(engine)
+        engine.swap(corpus(range(500, 600)))
+        context = guard_of(engine, profile).retrieve("q?")
+        assert context.flags == (Flag.PROFILE_MISMATCH,)
+        assert context.decision.policy == RatioPolicy(k=SEVENTY.k)
+        assert context.differences == ("corpus: none of the 100 passages is here",)
+
+    def test_another_embedder_is_named_in_the_answer(self, engine: Engine) -> None:
+        profile = profile_of(engine)
+        engine.embedder = "large"
+        context = guard_of(engine, profile).retrieve("q?")
+        assert context.flags == (Flag.PROFILE_MISMATCH,)
+        assert context.differences == ("embedder is 'large', was 'mini'",)
+
+    def test_a_profile_without_a_sketch_holds_for_exactly_its_corpus(self, engine: Engine) -> None:
+        profile = profile_of(engine, sketch=False)
+        assert guard_of(engine, profile, strict=True).retrieve("q?").flags == ()
+        engine.swap(corpus(range(101)))
+        context = guard_of(engine, profile).retrieve("q?")
+        assert context.flags == (Flag.PROFILE_MISMATCH,)
+        assert "corpus_size is '101', was '100'" in context.differences
+
+
+def search(query: str, *, depth: int) -> list[Hit]:
+    return HITS
+
+
+class TestUnverified:
+    def test_a_profile_of_one_callable_is_not_silently_taken_by_another(self) -> None:
+        routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
+        profile = profile_with(routes)
+        assert profile.unverified
+        guard = guard_of(search, profile)
+        context = guard.retrieve("q?")
+        assert context.flags == (Flag.UNVERIFIED,)
+        assert context.decision.policy == SEVENTY
+        assert "calibrated without a fingerprint" in context.differences[0]
+        with pytest.raises(ProfileMismatchError, match="calibrated without a fingerprint"):
+            guard_of(search, profile, strict=True)
+
+    def test_a_fingerprint_given_by_hand_verifies_it(self) -> None:
+        routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
+        profile = profile_with(routes, fingerprint={"index": "v3"})
+        assert not profile.unverified
+        guard = guard_of(search, profile, fingerprint={"index": "v3"}, strict=True)
+        assert guard.retrieve("q?").flags == ()
+
+    def test_a_corpus_that_cannot_be_compared_is_said(self) -> None:
+        routes = {Route.EXTERNAL: RouteProfile(policy=SEVENTY, score_kind=ScoreKind.RATIO)}
+        sketch = CorpusSketch.of(range(50))
+        profile = profile_with(routes, fingerprint={"index": "v3"}).model_copy(
+            update={"corpus": sketch}
+        )
+        given = {"fingerprint": {"index": "v3"}}
+        assert guard_of(search, profile, **given).retrieve("q?").flags == (Flag.UNVERIFIED,)
+        verified = guard_of(search, profile, corpus_sketch=sketch, strict=True, **given)
+        assert verified.retrieve("q?").flags == ()
