@@ -19,6 +19,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import QueryMetrics, per_query
 from calibration.pool_labels import label
 from calibration.retrievers import RecordedRankings
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import Ranking, Route
@@ -184,6 +185,7 @@ def recalibrate(
     profile: Profile,
     settings: Settings,
     passes: Passes | None = None,
+    corpus_sketch: CorpusSketch | None = None,
 ) -> Recalibration:
     """Choose a policy on one part of judged traffic, and compare it with the old on the other.
 
@@ -194,6 +196,8 @@ def recalibrate(
         profile: The profile in force; it must have a policy for the route of the traffic.
         settings: How to choose; some queries must be held out.
         passes: Reports progress.
+        corpus_sketch: Of the corpus that the traffic was answered from; None for that of the
+            profile in force.
 
     Raises:
         CalibrationError: the profile has no policy for the route, the labels do not support a
@@ -233,6 +237,7 @@ def recalibrate(
         profile=profile.model_copy(
             update={
                 "routes": {**profile.routes, route: after},
+                "corpus": profile.corpus if corpus_sketch is None else corpus_sketch,
                 "provenance": calibration.profile.provenance.model_copy(
                     update={
                         "notes": (

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
@@ -20,9 +21,10 @@ from ctxguard.cli._store import (
     open_store,
     print_estimates,
 )
-from ctxguard.errors import ConfigurationError, StoreError
+from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 
 if TYPE_CHECKING:
+    from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.monitor.alarms import AlarmReport
     from ctxguard.monitor.estimation.live import Estimates, Window
     from ctxguard.monitor.judging.audit import Audit
@@ -113,7 +115,8 @@ def monitor(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Index of the guard, for texts that were not stored and for --audit.",
+            help="Index of the guard, for texts that were not stored, for --audit, and to warn "
+            "when its corpus has changed since calibration.",
         ),
     ] = None,
     reranker: Annotated[
@@ -229,6 +232,7 @@ def monitor(
         audit=_audit(retriever, audit),
         utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
         alarms=None if loaded is None else AlarmState(loaded),
+        corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
         switch_path=profile if switch else None,
         counts_folder=counts_folder(store),
     )
@@ -240,6 +244,13 @@ def monitor(
             _serve(running, host, port, refresh, output)
     finally:
         _close(running)
+
+
+def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
+    """The sketch of the index as its folder holds it now, or last held one that could be opened."""
+    with suppress(CtxguardError):
+        retriever.reload()
+    return retriever.corpus_sketch()
 
 
 def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":

@@ -46,6 +46,14 @@ def recalibrate(
             show_default="the most frequent",
         ),
     ] = None,
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Index that answered; the new profile is for its corpus.",
+            show_default="the corpus of the profile in force",
+        ),
+    ] = None,
     held_out: Annotated[
         float,
         typer.Option(
@@ -65,6 +73,7 @@ def recalibrate(
     from calibration.from_traffic import judged_traffic
     from calibration.from_traffic import recalibrate as run
     from ctxguard.profile.schema import Profile
+    from ctxguard.retrieval.index.hybrid_index import HybridIndex
 
     check_writable(out, "--out")
     if out.exists() and profile.exists() and out.samefile(profile):
@@ -75,6 +84,7 @@ def recalibrate(
     before = Profile.load(profile)
     with open_store(from_samples) as store, output.doing("reading judged requests"):
         traffic = judged_traffic(store, named_series(store, judge), route=route)
+    sketch = None if index is None else HybridIndex.load(index).passages.sketch
     settings = Settings(
         held_out=held_out,
         seed=seed,
@@ -82,7 +92,7 @@ def recalibrate(
         utilities_source=before.provenance.utilities_source,
     )
     with output.passes() as begin:
-        recalibration = run(traffic, before, settings, passes=begin)
+        recalibration = run(traffic, before, settings, passes=begin, corpus_sketch=sketch)
     recalibration.profile.save(out)
     if as_json:
         print_json(_document(recalibration, traffic, before, out))

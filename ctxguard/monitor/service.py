@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import AlarmState
@@ -102,6 +103,8 @@ class Monitor:
         audit: Estimates what the retriever missed; None for no audit.
         alarms: The alarms of one profile; None for none. They see only what this process judges,
             so give them to one of the monitors that share a store.
+        corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
+            that of the alarms' profile; None compares nothing.
         switch_path: The profile file to switch to its safe policy when recall loss raises an
             alarm; None never switches.
         counts_folder: Where serving processes on this host keep their counts, to account for
@@ -124,6 +127,7 @@ class Monitor:
         lookup: PassageLookup | None = None,
         audit: Audit | None = None,
         alarms: AlarmState | None = None,
+        corpus_sketch: Callable[[], CorpusSketch] | None = None,
         switch_path: Path | None = None,
         counts_folder: Path | str | None = None,
         clock: Callable[[], float] = time.time,
@@ -138,6 +142,7 @@ class Monitor:
         self.utilities = utilities
         self.precision = precision
         self._limits = budget
+        self._corpus_sketch = corpus_sketch
         self._counts_folder = counts_folder
         self._clock = clock
         self._sample_judge = SampleJudge(judge, utilities=utilities, lookup=lookup, audit=audit)
@@ -239,6 +244,8 @@ class Monitor:
             if self._alarms is not None:
                 self._alarms.check_store()
         if self._alarms is not None:
+            if self._corpus_sketch is not None:
+                self._alarms.check_corpus(self._corpus_sketch())
             self._alarms.save()
         return self.report()
 

@@ -17,7 +17,9 @@ from household import write_jsonl
 from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
 from running import Result, Run
 
+from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore, State
@@ -410,6 +412,24 @@ class TestBadInput:
         assert result.exit_code == 2
         assert "schema version 99" in result.stderr
         assert traffic.file.read_bytes() == before
+
+    def test_a_corpus_that_has_changed_is_a_warning_to_calibrate_again(
+        self, run: Run, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        passages = [{"_id": f"p{n}", "text": f"text {n}"} for n in range(20)]
+        corpus = write_jsonl(tmp_path / "corpus.jsonl", passages)
+        run("index", corpus, "--out", tmp_path / "i")
+        former = CorpusSketch.of(
+            passage_digest(Passage(f"p{n}", f"text {n}")) for n in range(10, 24)
+        )
+        profile = profile_of(RatioPolicy(k=3)).model_copy(update={"corpus": former})
+        profile.save(tmp_path / "p.json")
+        options = ("--profile", tmp_path / "p.json", "--index", tmp_path / "i")
+        result = once(serve(tmp_path, 2), *options)
+        assert result.exit_code == 0, result.stderr
+        said = " ".join(result.stdout.split())
+        assert f"50% of the corpus has changed since profile {profile.profile_id}" in said
+        assert "Calibrate again" in said
 
     def test_a_damaged_store_is_moved_aside_and_that_is_said_until_someone_looked(
         self, once: Callable[..., Result], tmp_path: Path

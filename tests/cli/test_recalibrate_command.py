@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from household import write_jsonl
 from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
 from running import Result, Run
 from simulated_pools import calibrated, simulate
 from watching import Watching
 
-from ctxguard.core.types import Route
+from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
+from ctxguard.core.types import Passage, Route
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile
@@ -70,6 +72,23 @@ def test_a_person_reads_what_would_change_and_what_to_do(
         "until you copy the new one over it",
     ):
         assert part in words
+
+
+def test_the_new_profile_is_for_the_corpus_of_the_index_that_answered(
+    run: Run, store: str, in_force: Path, tmp_path: Path
+) -> None:
+    passages = [Passage(f"p{n}", f"text {n}") for n in range(3)]
+    corpus = [{"_id": each.passage_id, "text": each.text} for each in passages]
+    run("index", write_jsonl(tmp_path / "corpus.jsonl", corpus), "--out", tmp_path / "i")
+    former, out = CorpusSketch.of(range(10)), tmp_path / "new.json"
+    Profile.load(in_force).model_copy(update={"corpus": former}).save(in_force)
+    for options, sketch in (
+        ((), former),
+        (("--index", tmp_path / "i"), CorpusSketch.of(map(passage_digest, passages))),
+    ):
+        result = recalibrate(run, store, in_force, out, *options)
+        assert result.exit_code == 0, result.stderr
+        assert Profile.load(out).corpus == sketch
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])

@@ -8,9 +8,10 @@ import pytest
 from watching import Watching
 
 from ctxguard.core.context import Context
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Mode, Route, ScoreKind
-from ctxguard.monitor.alarms import AlarmKind, AlarmState
+from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
@@ -136,6 +137,24 @@ def test_a_damaged_store_is_an_alarm_until_its_file_is_moved_away(tmp_path: Path
     live.monitor.maintain()
     assert kinds(live) == [AlarmKind.STORE_QUARANTINED]
     damaged.unlink()
+    live.monitor.maintain()
+    assert kinds(live) == []
+
+
+def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
+    former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
+    live = Watching(
+        LabelJudge(LOST),
+        alarms=AlarmState(PROFILE.model_copy(update={"corpus": former}), drift=False),
+        corpus_sketch=lambda: present[-1],
+    )
+    for _ in range(2):
+        live.monitor.maintain()
+        (alarm,) = live.monitor.alarms.active()
+        assert (alarm.kind, alarm.severity) == (AlarmKind.CORPUS_CHANGED, Severity.WARNING)
+        assert (alarm.value, alarm.message[:21]) == (0.5, "50% of the corpus has")
+    assert live.monitor.alarms.report().raised[AlarmKind.CORPUS_CHANGED] == 1
+    present.append(CorpusSketch.of(range(101)))
     live.monitor.maintain()
     assert kinds(live) == []
 

@@ -20,6 +20,8 @@ class AlarmKind(StrEnum):
     """Judged harm is above what the certificate promises, or the held-out evidence showed."""
     DRIFT = "drift"
     """A signal that needs no label has changed: an early warning."""
+    CORPUS_CHANGED = "corpus_changed"
+    """More of the corpus has changed since calibration than a profile holds for."""
     STORE_QUARANTINED = "store_quarantined"
     """The sample store was damaged, moved aside, and begun anew."""
     JUDGE_DOWN = "judge_down"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Mode, Route
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms.actions import act_on
@@ -15,6 +16,7 @@ from ctxguard.monitor.alarms.state import AlarmState
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +105,29 @@ class AlarmMonitor:
                 f"The sample store was damaged; it was moved aside to {aside.name} and begun anew. "
                 "Its samples are missing from the estimates",
             )
+
+    def check_corpus(self, present: CorpusSketch) -> None:
+        """Warn while more of the corpus has changed since calibration than a profile holds for."""
+        former, profile_id = self.state.profile.corpus, self.state.profile_id
+        if former is None:
+            return
+        change = former.changed_share(present)
+        if change <= DEFAULT_MAX_CORPUS_CHANGE:
+            self.clear(AlarmKind.CORPUS_CHANGED)
+            return
+        alarm = Alarm(
+            AlarmKind.CORPUS_CHANGED,
+            Severity.WARNING,
+            f"{change:.0%} of the corpus has changed since profile {profile_id} was calibrated "
+            f"({present.passages:,} passages, were {former.passages:,}); a profile holds up to "
+            f"{DEFAULT_MAX_CORPUS_CHANGE:.0%}. Calibrate again",
+            self._clock(),
+            value=change,
+            target=DEFAULT_MAX_CORPUS_CHANGE,
+            profile_id=profile_id,
+        )
+        if self.state.add(alarm):
+            self._act_on(alarm)
 
     def restore(self) -> None:
         """Continue from the state that another monitor of this store saved."""
