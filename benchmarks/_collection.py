@@ -84,8 +84,8 @@ class Collection:
         self.dataset = all_splits(folder)
         self.depth = depth
         self._views: dict[float, View] = {}
-        self._retriever = _indexed(folder, cache, embedder)
-        self._vectors = _encoded(self.dataset, self._retriever, cache, embedder)
+        self._retriever = indexed(folder, cache, embedder)
+        self._vectors = encoded_queries(self.dataset, self._retriever, cache, embedder)
 
     @cached_property
     def _for_fusion(self) -> tuple[Pools, PoolLabels]:
@@ -145,7 +145,8 @@ def all_splits(folder: Path) -> Dataset:
     )
 
 
-def _indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> HybridRetriever:
+def indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> HybridRetriever:
+    """The index of a folder's whole corpus, from the cache if it is there."""
     with (folder / "corpus.jsonl").open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
     digest.update(f"{embedder.fingerprint()}\0{ENGLISH.fingerprint}".encode())
@@ -158,12 +159,13 @@ def _indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -
     return retriever
 
 
-def _encoded(
+def encoded_queries(
     dataset: Dataset,
     retriever: HybridRetriever,
     cache: Path,
     embedder: SentenceTransformerEmbedder,
 ) -> dict[str, Any]:
+    """The vector of every query by its id, from the cache if it is there."""
     texts = sorted({query.text for query in dataset.queries})
     digest = hashlib.sha256("\0".join([embedder.fingerprint(), *texts]).encode())
     file = cache / f"queries-{digest.hexdigest()[:16]}.npy"
