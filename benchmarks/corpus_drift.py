@@ -151,9 +151,10 @@ class Drifting:
         """Read a BEIR folder, at most so many of its queries; vectors are kept in the cache."""
         dataset, whole = all_splits(folder), indexed(folder, cache, embedder)
         index = whole.generation
+        vectors_of_all = index.dense.vectors_at(np.arange(len(index.passages)))
         known = {
             searchable_text(passage): vector
-            for passage, vector in zip(index.passages, index.dense.vectors, strict=True)
+            for passage, vector in zip(index.passages, vectors_of_all, strict=True)
         }
         vectors = encoded_queries(dataset, whole, cache, embedder)
         known |= {query.text: vectors[query.query_id] for query in dataset.queries}

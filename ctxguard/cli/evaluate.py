@@ -47,8 +47,10 @@ from ctxguard.profile.describe import describe_policy
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
     from calibration.evaluate import QueryMetrics
+    from ctxguard.cli._inputs import Labelled
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Interval, Profile
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _BEFORE_THE_POLICY = ("recall_at_depth", "ndcg_at_10")
 _WIDE = 100
@@ -167,9 +169,11 @@ def evaluate(
         first_k = None
         if loaded is not None and k is not None:
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
-    notes = [*labelled.notes, *notes_on_pools(pools, route, run)]
-    if loaded is not None:
-        notes += [*seen_in_calibration(labelled, loaded), *compared(loaded, source).reservations]
+    notes = [
+        *labelled.notes,
+        *notes_on_pools(pools, route, run),
+        *_reservations(loaded, labelled, source),
+    ]
     notes += _notes(metrics) + beyond_index(source, most) + write_pools(pools, write_run)
     profile_id = None if loaded is None else loaded.profile_id
     if as_json:
@@ -234,6 +238,15 @@ class _FirstK:
             "metrics": {name: estimate.model_dump() for name, estimate in self.metrics.items()},
             "differences": {name: asdict(each) for name, each in self.differences.items()},
         }
+
+
+def _reservations(
+    profile: "Profile | None", labelled: "Labelled", retriever: "HybridRetriever"
+) -> tuple[str, ...]:
+    """Why the figures of a profile may not be what they will be in production."""
+    if profile is None:
+        return ()
+    return (*seen_in_calibration(labelled, profile), *compared(profile, retriever).reservations)
 
 
 def _first_k(k: int, of_policy: "QueryMetrics", of_first: "QueryMetrics", seed: int) -> _FirstK:
