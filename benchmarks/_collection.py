@@ -25,6 +25,7 @@ from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Route
 from ctxguard.errors import DataError
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 
@@ -149,7 +150,8 @@ def indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) ->
     """The index of a folder's whole corpus, from the cache if it is there."""
     with (folder / "corpus.jsonl").open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
-    digest.update(f"{embedder.fingerprint()}\0{ENGLISH.fingerprint}".encode())
+    made_by = (embedder.fingerprint(), ENGLISH.fingerprint, storage.SCHEMA_VERSION)
+    digest.update("\0".join(map(str, made_by)).encode())
     saved = cache / f"index-{digest.hexdigest()[:16]}"
     if saved.exists():
         return HybridRetriever.load(saved, embedder=embedder)

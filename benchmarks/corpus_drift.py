@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks._collection import all_splits, default_cache, encoded_queries, indexed
 from benchmarks.policies import environment, gain
 from calibration.calibrate import calibrate
-from calibration.calibrate_route import Settings
+from calibration.calibrate_route import Objective, Settings
 from calibration.data.dataset import Dataset, split_by_query
 from calibration.evaluate import per_query
 from calibration.pool_labels import label
@@ -236,7 +236,9 @@ class Measured:
         return means
 
 
-def measure(collection: Drifting, change: Change, repeats: int, seed: int) -> Measured:
+def measure(
+    collection: Drifting, change: Change, repeats: int, seed: int, objective: Objective
+) -> Measured:
     """Every step of one collection under one kind of change."""
     row_of = {query.query_id: row for row, query in enumerate(collection.dataset.queries)}
     measured = Measured({}, {})
@@ -248,7 +250,7 @@ def measure(collection: Drifting, change: Change, repeats: int, seed: int) -> Me
         for share, passage_ids in collection.parts(change, seed + repeat).items():
             retriever, dataset, sketch = collection.at(passage_ids)
             ids = [query.query_id for query in dataset.queries]
-            anew = profile_of(retriever, dataset.subset(fit_ids.intersection(ids)), seed)
+            anew = profile_of(retriever, dataset.subset(fit_ids.intersection(ids)), seed, objective)
             kept = (anew, sketch) if kept is None else kept
             observed.setdefault(share, []).append(kept[1].changed_share(sketch))
             rows, figures = outcomes(
@@ -268,9 +270,11 @@ def measure(collection: Drifting, change: Change, repeats: int, seed: int) -> Me
     return measured
 
 
-def profile_of(retriever: HybridRetriever, dataset: Dataset, seed: int) -> Profile:
-    """What ``calibrate`` chooses by default, on all of these queries."""
-    settings = Settings(held_out=0.0, seed=seed)
+def profile_of(
+    retriever: HybridRetriever, dataset: Dataset, seed: int, objective: Objective
+) -> Profile:
+    """What ``calibrate`` chooses on all of these queries."""
+    settings = Settings(objective=objective, held_out=0.0, seed=seed)
     return calibrate(HybridOnly(retriever), dataset, settings).profile
 
 
@@ -362,6 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--queries", type=int, default=300, help="most queries of a collection (default 300)"
     )
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
+    parser.add_argument("--objective", choices=get_args(Objective), default="keep-recall")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
@@ -376,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for change, sets in measured.items():
             try:
                 sets[collection.dataset.name] = measure(
-                    collection, change, options.repeats, options.seed
+                    collection, change, options.repeats, options.seed, options.objective
                 )
             except CalibrationError as error:
                 parser.error(f"{folder}: {error}")
@@ -384,6 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"[dim]{folder.name}, {change}: {time.perf_counter() - start:.0f} s[/dim]"
             )
     results: dict[str, Any] = {
+        "objective": options.objective,
         "repeats": options.repeats,
         "queries": options.queries,
         "seed": options.seed,
