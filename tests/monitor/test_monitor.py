@@ -73,13 +73,19 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
 def test_live_harm_of_an_unlabelled_passage_is_that_of_calibration(
     make_context: MakeContext,
 ) -> None:
-    """Of the three served, one is relevant and one labelled not relevant."""
-    some = Watching(LabelJudge({"q": {"p0": 1, "p1": 0}}), rates=EVERYTHING)
-    positives = Watching(LabelJudge({"q": {"p0": 1}}), rates=EVERYTHING)
-    for live, unlabelled in ((some, -0.2), (positives, -0.5)):
-        live.watch(*[make_context(POOL, 3, query="q", request_id=f"r{i}") for i in range(4)])
+    """Three are served to each of four requests; two have labels to one, and none to another."""
+    some = {"one": {"p0": 1, "p1": 0}, "none": {"p9": 1}}
+    positives = {"one": {"p0": 1}, "none": {"p9": 1}}
+    for qrels, of_one, of_none in (
+        (some, [1.0, -0.5, -0.2], [-0.2] * 3),
+        (positives, [1.0, -0.5, -0.5], [-0.5] * 3),
+    ):
+        live = Watching(LabelJudge(qrels), rates=EVERYTHING)
+        queries = ["one", "none", "one", "none"]
+        live.watch(*[make_context(POOL, 3, query=query) for query in queries])
+        expected = (udcg(of_one).harm + udcg(of_none).harm) / 2
         harm = live.monitor.estimates()[Metric.HARM].value
-        assert harm == pytest.approx(udcg([1.0, -0.5, unlabelled]).harm, rel=1e-6)
+        assert harm == pytest.approx(expected, rel=1e-6)
 
 
 def test_all_that_was_served_is_judged_and_of_the_rest_about_the_share_asked_for(
