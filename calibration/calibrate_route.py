@@ -38,8 +38,9 @@ from ctxguard.profile.schema import (
 FEWEST_LABELS = 20
 """With fewer answerable queries to choose on, no probability is fitted (DESIGN.md §5)."""
 
-ENOUGH_TO_HALVE = 2 * FEWEST_LABELS
-"""Answerable queries from which half is held out, unless a share is given."""
+FEWEST_TO_CHOOSE = 30
+"""Answerable queries that are left to choose on before any are held out, unless a share is given.
+Below 25 of them the default objective accepts no policy, unless one finds more than today's."""
 
 FEWEST_HELD_OUT = 5
 """Fewer are not held out unless a share is given: they would prove nothing."""
@@ -74,8 +75,8 @@ class Settings:
         delta: Without a promise, the probability that the certificate is false, in (0, 1).
         segment_by: Metadata column of the queries; its values get policies of their own.
         held_out: Share of the queries that takes no part in any choice, in [0, 1). None for half
-            of them, or fewer where that would leave less than ``FEWEST_LABELS`` answerable ones
-            to choose on.
+            of them, or fewer where that would leave less than ``FEWEST_TO_CHOOSE`` answerable
+            ones to choose on.
         depth: Candidates per query.
         min_keep: The fewest passages that every policy keeps.
         utilities: What a passage is worth.
@@ -126,14 +127,14 @@ class Settings:
         """The share of the queries to hold out.
 
         >>> settings = Settings()
-        >>> [round(settings.held_out_share(n), 2) for n in (20, 22, 30, 40, 400)]
-        [0.0, 0.0, 0.33, 0.5, 0.5]
+        >>> [round(settings.held_out_share(n), 2) for n in (20, 34, 42, 60, 400)]
+        [0.0, 0.0, 0.29, 0.5, 0.5]
         """
         if self.held_out is not None:
             return self.held_out
-        if answerable >= ENOUGH_TO_HALVE:
+        if answerable >= 2 * FEWEST_TO_CHOOSE:
             return 0.5
-        spare = answerable - FEWEST_LABELS
+        spare = answerable - FEWEST_TO_CHOOSE
         return spare / answerable if spare >= FEWEST_HELD_OUT else 0.0
 
 

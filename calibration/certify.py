@@ -248,5 +248,5 @@ def _needed(
     if for_harm is None:
         return None
     # Harm is defined on every query: of those that it needs, so many define recall loss as well.
-    defined = recall_loss.shape[0] / harm_share.shape[0]
+    defined: float = recall_loss.shape[0] / harm_share.shape[0]
     return max(needed, math.ceil(for_harm * defined))

@@ -6,7 +6,13 @@ the report begins with it.
 
 import numpy as np
 
-from calibration.calibrate_route import FEWEST_LABELS, TIGHT, RouteOutcome, Settings
+from calibration.calibrate_route import (
+    FEWEST_HELD_OUT,
+    FEWEST_TO_CHOOSE,
+    TIGHT,
+    RouteOutcome,
+    Settings,
+)
 from calibration.compare.paired_differences import paired_difference
 from calibration.evaluate import bootstrap_interval
 from calibration.report.data import OptionRow, Summary, SummaryRow
@@ -90,8 +96,8 @@ def _warnings(
     if not held_out and not is_today:
         lines.append(
             "no query was held out, so the figures are those of the queries that chose, which is "
-            f"optimistic, and nothing is certified; {FEWEST_LABELS} more answerable queries would "
-            "change that"
+            f"optimistic, and nothing is certified; label {FEWEST_TO_CHOOSE + FEWEST_HELD_OUT} "
+            "answerable queries or more"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:
         noise = recall.upper is None or recall.upper >= 0.0

@@ -109,7 +109,7 @@ def calibrate(
         typer.Option(
             metavar="SHARE",
             help="Share of the queries that are held out to measure the policy on, in [0, 1).",
-            show_default="half, or less of fewer than 40",
+            show_default="half, or less of fewer than 60",
         ),
     ] = None,
     depth: Annotated[

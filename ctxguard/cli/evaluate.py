@@ -47,6 +47,7 @@ from ctxguard.profile.describe import describe_policy
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
     from calibration.evaluate import QueryMetrics
+    from calibration.retrievers import WrappedRetriever
     from ctxguard.cli._inputs import Labelled
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Interval, Profile
@@ -241,7 +242,9 @@ class _FirstK:
 
 
 def _reservations(
-    profile: "Profile | None", labelled: "Labelled", retriever: "HybridRetriever"
+    profile: "Profile | None",
+    labelled: "Labelled",
+    retriever: "HybridRetriever | WrappedRetriever",
 ) -> tuple[str, ...]:
     """Why the figures of a profile may not be what they will be in production."""
     if profile is None:
