@@ -94,10 +94,12 @@ def _warnings(
             "precision are mostly a guess; label the passages that are served today"
         )
     if not held_out and not is_today:
+        mend = f"label {FEWEST_TO_CHOOSE + FEWEST_HELD_OUT} answerable queries or more"
+        if settings.held_out is not None:
+            mend = "hold out a share of them"
         lines.append(
             "no query was held out, so the figures are those of the queries that chose, which is "
-            f"optimistic, and nothing is certified; label {FEWEST_TO_CHOOSE + FEWEST_HELD_OUT} "
-            "answerable queries or more"
+            f"optimistic, and nothing is certified by them; {mend}"
         )
     if recall.value is not None and recall.value < -NOTABLE_LOSS:
         noise = recall.upper is None or recall.upper >= 0.0
@@ -105,7 +107,7 @@ def _warnings(
             f"mean recall is {-recall.value:.3f} lower than that of the first {k}"
             + (", which may be noise" if noise else "")
         )
-    if certificate is not None and certificate.promises_nothing:
+    if certificate is not None and not is_today and certificate.promises_nothing:
         lines.append(
             f"the certificate promises nothing: {certificate.n_recall} held-out queries allow a "
             "loss of more than half of the recall"

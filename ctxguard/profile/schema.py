@@ -115,9 +115,10 @@ class Certificate(_Frozen):
         """The certificate in words."""
         if self.recall_difference is not None:
             difference, k = self.recall_difference, self.baseline.removeprefix("k=")
-            least = f"at most {-difference.lower:.3f} below"
+            # In full: rounded to nearest, the words could claim more than the bound.
+            least = f"at most {abs(difference.lower):g} below"
             if difference.lower > 0.0:
-                least = f"at least {difference.lower:.3f} above"
+                least = f"at least {difference.lower:g} above"
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
                 f"queries that have a relevant passage, mean recall is {least} that of the "

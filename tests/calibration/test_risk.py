@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from calibration.risk import (
     TRUNCATION,
+    betting_lower_bound,
     betting_p_value,
     betting_upper_bound,
+    differences_needed,
     fixed_sequence,
     joint_p_value,
     labels_needed,
@@ -103,6 +105,76 @@ def test_where_every_loss_is_1_so_is_the_upper_bound() -> None:
 def test_an_upper_bound_is_of_one_setting() -> None:
     with pytest.raises(CalibrationError, match="one setting at a time"):
         betting_upper_bound([[0.0, 1.0]])
+
+
+def differences_of(name: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Losses:
+    """Differences in recall of a shape that occurs, with the mean in ``TRUE_DIFFERENCE``."""
+    chance = rng.random(shape)
+    if name == "5% lose everything":
+        return np.where(chance < 0.05, -1.0, 0.0)
+    if name == "small gains, rare total losses":
+        return np.where(chance < 0.02, -1.0, 0.05)
+    if name == "half a loss, half a gain":
+        return np.where(chance < 0.5, -1.0, 1.0)
+    if name == "all gain":
+        return rng.beta(2.0, 5.0, shape)
+    if name == "mostly lost":
+        return np.where(chance < 0.9, -1.0, 0.5)
+    return np.zeros(shape)
+
+
+TRUE_DIFFERENCE = {
+    "5% lose everything": -0.05,
+    "small gains, rare total losses": -0.02 + 0.98 * 0.05,
+    "half a loss, half a gain": 0.0,
+    "all gain": 2.0 / 7.0,
+    "mostly lost": -0.85,
+    "nothing changes": 0.0,
+}
+
+
+@pytest.mark.parametrize("n", [10, 50, 400])
+@pytest.mark.parametrize("name", TRUE_DIFFERENCE)
+def test_the_bound_of_the_recall_difference_is_false_at_most_delta_of_the_time(
+    name: str, n: int
+) -> None:
+    """A thousand certificates of one truth; the bound exceeds a truth that its test rejects."""
+    repeats, truth = 1_000, TRUE_DIFFERENCE[name]
+    samples = differences_of(name, np.random.default_rng(n), (n, repeats))
+    at_truth = betting_p_value((1.0 - samples) / 2.0, (1.0 - truth) / 2.0, target_delta=DELTA)
+    false = at_truth <= DELTA
+    assert false.mean() <= allowed(DELTA, repeats)
+    for column in range(0, repeats, 100):
+        bound = betting_lower_bound(samples[:, column], DELTA)
+        assert (bound > truth + 1e-6) == false[column] or abs(bound - truth) < 1e-6
+
+
+@given(arrays(np.float64, st.integers(1, 40), elements=st.floats(-1.0, 1.0)))
+def test_the_lower_bound_lies_between_minus_1_and_the_mean(differences: Losses) -> None:
+    assert -1.0 <= betting_lower_bound(differences) <= differences.mean() + 1e-9
+
+
+def test_gains_on_some_queries_count_against_losses_on_others() -> None:
+    losing, mixed = [-0.2, 0.0] * 100, [-0.2, 0.2] * 100
+    assert betting_lower_bound(mixed) > betting_lower_bound(losing)
+    assert betting_lower_bound([0.5] * 100) > 0.0
+
+
+def test_a_difference_outside_its_range_is_refused() -> None:
+    with pytest.raises(CalibrationError, match="loss"):
+        betting_lower_bound([0.0, -1.5])
+
+
+def test_as_many_differences_as_are_needed_show_the_limit() -> None:
+    seen = np.array([0.0] * 19 + [-0.2])
+    needed = differences_needed(seen, 0.05)
+    assert needed is not None
+    shown = [
+        betting_lower_bound(np.random.default_rng(seed).choice(seen, needed)) >= -0.05
+        for seed in range(40)
+    ]
+    assert np.mean(shown) >= 0.6
+    assert differences_needed([-0.1] * 20, 0.05) is None
 
 
 def test_candidates_tested_together_get_what_each_gets_alone() -> None:

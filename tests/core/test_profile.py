@@ -28,6 +28,7 @@ from ctxguard.profile.schema import (
     Interval,
     Profile,
     Provenance,
+    RecallDifference,
     RouteProfile,
     SegmentProfile,
     fingerprint_differences,
@@ -52,6 +53,13 @@ CERTIFICATE = Certificate(
     harm=0.4,
     n_recall=120,
     n_queries=150,
+)
+DIFFERENCE = CERTIFICATE.model_copy(
+    update={
+        "baseline": "k=5",
+        "test": "betting bound",
+        "recall_difference": RecallDifference(value=-0.004, lower=-0.0306, n=140),
+    }
 )
 PROFILE = Profile(
     routes={
@@ -191,6 +199,20 @@ class TestRoundTrip:
         assert '"unjudged": -0.1' in changed.to_json()
         changed.save(file)
         assert Profile.load(file).utilities.unjudged == -0.1
+
+    def test_a_profile_of_a_release_without_recall_differences_keeps_its_bytes(
+        self, file: Path
+    ) -> None:
+        text = file.read_text(encoding="utf-8")
+        assert "recall_difference" not in text
+        assert Profile.load(file).to_json() == text
+        route = PROFILE.routes[Route.HYBRID]
+        certified = route.model_copy(update={"certificate": DIFFERENCE})
+        changed = PROFILE.model_copy(update={"routes": {Route.HYBRID: certified}})
+        changed.save(file)
+        assert Profile.load(file).routes[Route.HYBRID].certificate == DIFFERENCE
+        # That of a segment has none still.
+        assert changed.to_json().count("recall_difference") == 1
 
     def test_a_profile_cannot_be_changed(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):
@@ -461,6 +483,38 @@ class TestCertificate:
             "the whole pool holds a relevant passage, mean recall loss is at most 0.1, and over "
             "all queries mean harm at most 0.5" in both.statement
         )
+
+    def test_it_states_a_decrease_in_recall(self) -> None:
+        assert DIFFERENCE.statement == (
+            "For this route by itself, with probability at least 0.9: over queries that have a "
+            "relevant passage, mean recall is at most 0.0306 below that of the retriever's first "
+            "5 (betting bound; 140 such test queries, observed -0.004)."
+        )
+
+    def test_it_states_an_increase_in_recall(self) -> None:
+        gained = RecallDifference(value=0.08, lower=0.0213, n=140)
+        certificate = DIFFERENCE.model_copy(update={"recall_difference": gained})
+        assert "mean recall is at least 0.0213 above that of" in certificate.statement
+        assert "observed +0.080" in certificate.statement
+
+    @pytest.mark.parametrize("lower", [0.0, -0.0])
+    def test_no_decrease_is_none_below(self, lower: float) -> None:
+        none = RecallDifference(value=0.01, lower=lower, n=140)
+        certificate = DIFFERENCE.model_copy(update={"recall_difference": none})
+        assert "mean recall is at most 0 below" in certificate.statement
+
+    @pytest.mark.parametrize(
+        ("alpha", "lower", "nothing"),
+        [(0.1, -0.1, False), (0.5, -0.5, False), (0.6, -0.1, True), (0.1, -0.6, True)],
+    )
+    def test_more_than_half_of_the_recall_is_no_promise(
+        self, alpha: float, lower: float, *, nothing: bool
+    ) -> None:
+        found = RecallDifference(value=0.0, lower=lower, n=140)
+        update = {"alpha": alpha, "recall_difference": found}
+        assert DIFFERENCE.model_copy(update=update).promises_nothing == nothing
+        assert not CERTIFICATE.promises_nothing
+        assert CERTIFICATE.model_copy(update={"alpha": 0.51}).promises_nothing
 
 
 class TestFingerprints:
