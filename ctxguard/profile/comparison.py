@@ -13,8 +13,8 @@ DEFAULT_MAX_CORPUS_CHANGE = 0.3
 The largest step of ``benchmarks.corpus_drift`` at which a profile made anew had no higher strict
 UDCG for any kind of change, whichever objective chose; and at which, under the objective that keeps
 recall, recall less that of the first 5 stayed within about 0.01 of what it was at calibration. At
-0.5 and 0.7 some had. Even there the former profile had more strict UDCG than the first 5, so it still
-applies beyond this share, flagged.
+0.5 and 0.7 some had. Even there the former profile had more strict UDCG than the first 5, so it
+still applies beyond this share, flagged.
 """
 
 _OF_THE_CORPUS = frozenset({"corpus_size", "corpus_digest"})

@@ -216,3 +216,25 @@ def test_what_can_be_read_is_said_in_help_and_errors(run: Run, tmp_path: Path) -
     result = run("index", tmp_path / "page.html", "--out", tmp_path / "i")
     assert result.exit_code == 2
     assert "JSONL is read" in " ".join(result.stderr.split())
+
+
+def test_labels_of_documents_count_over_an_index_of_chunks(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("semantic_text_splitter")
+    rows = [
+        {"_id": "long", "title": "Kettles", "text": LONG},
+        {"_id": "violin", "text": "tune a violin"},
+        {"_id": "drum", "text": "beat a drum"},
+    ]
+    (tmp_path / "qrels").mkdir()
+    write_jsonl(tmp_path / "corpus.jsonl", rows)
+    queries = [
+        {"_id": "q1", "text": "how to clean a kettle"},
+        {"_id": "q2", "text": "tune a violin"},
+    ]
+    write_jsonl(tmp_path / "queries.jsonl", queries)
+    (tmp_path / "qrels" / "test.tsv").write_text("q1\tlong\t1\nq2\tviolin\t1\n")
+    assert run("index", tmp_path, "--out", tmp_path / "i", "--chunk").exit_code == 0
+    result = run("evaluate", "--index", tmp_path / "i", "--data", tmp_path, "-k", "2", "--json")
+    assert result.exit_code == 0, result.stderr
+    metrics = json.loads(result.stdout)["metrics"]
+    assert metrics["recall"]["value"] == 1.0
