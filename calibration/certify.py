@@ -16,6 +16,9 @@ from calibration.pool_labels import IntArray, discounts
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 
+_TIE = 1e-12
+"""Policies that keep the same passages differ by rounding only."""
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -178,7 +181,7 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
 
     gain = _gain(grids, indices, tested)
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
-    if chosen >= 0 and gain[chosen] <= 0.0:
+    if chosen >= 0 and gain[chosen] <= _TIE:
         chosen = -1
     riskiest = int(np.flatnonzero(kept_promise)[-1]) if kept_promise.any() else -1
     rule_choices = (choice("betting", chosen), choice("uncorrected", riskiest))
@@ -222,7 +225,8 @@ def _sequence(grids: GridPair, promise: Promise) -> list[GridIndex]:
     share_used = means.recall_loss / promise.alpha
     if promise.beta is not None:
         share_used = np.maximum(share_used, means.harm / promise.beta)
-    better = np.argwhere(means.udcg_strict > grids.plain_ordering.means.udcg_strict[0, 0])
+    today = grids.plain_ordering.means.udcg_strict[0, 0]
+    better = np.argwhere(means.udcg_strict > today + _TIE)
     if better.size == 0:
         return []
     cells = tuple(better.T)

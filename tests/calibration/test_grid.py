@@ -92,6 +92,7 @@ def naive(case: Case, grid: Grid, index: GridIndex) -> dict[str, list[float]]:
                 grades,
                 top_grade=labels.top_grade,
                 negatives=[labels.negatives[row][position] for position in kept],
+                judged=labels.known(row, kept),
             )
         )
         counted = [p for p in range(len(ranking)) if labels.in_baseline[row, p]]

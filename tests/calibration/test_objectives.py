@@ -62,7 +62,6 @@ class TestKeepRecall:
         unanswerable: float,
         tolerance: float,
     ) -> None:
-        # A first query with an answer, since labels without any are refused.
         pools, labels = simulated(
             n, k, seed=seed, noise=noise, relevant=relevant, unanswerable=unanswerable
         )
@@ -87,13 +86,13 @@ class TestKeepRecall:
         assert chosen(pools, labels, 5)[1] is None
 
     def test_a_larger_context_is_taken_where_it_pays_for_what_a_threshold_drops(self) -> None:
-        """The second relevant passage is sixth, and what stands between scores less."""
-        high = ranking_of([1.0, *[0.9] * 4, 0.85, *[0.1] * 4])
-        early = ranking_of([1.0, 0.9, *[0.1] * 8])
-        n = 60
+        """Most queries have a sixth relevant passage; some end with one below three others."""
+        long = ranking_of([1.0, *[0.9] * 4, 0.85, *[0.1] * 4])
+        short = ranking_of([1.0, *[0.35] * 3, 0.3, *[0.1] * 5])
+        n = 30
         pools, labels = labelled(
-            [high] * n + [early] * n,
-            [{f"p{i}": 1 for i in range(6)}] * n + [{"p0": 1, "p1": 1}] * n,
+            [long] * 4 * n + [short] * n,
+            [{f"p{i}": 1 for i in range(6)}] * 4 * n + [{"p0": 1, "p4": 1}] * n,
             baseline_k=5,
         )
         grid, index = chosen(pools, labels, 5)
@@ -147,4 +146,4 @@ class TestKeepRecall:
             lost.append(0.0 if index is None else -grid.means.recall_difference[index])
             harm.append(0.0 if index is None else today.harm[0, 0] - grid.means.harm[index])
         assert np.mean(lost) <= 0.015
-        assert min(harm) >= -1e-9
+        assert np.mean(harm) > 0.1

@@ -1,5 +1,6 @@
 """The report of a calibration: its figures, its statistics, its page, in a browser as well."""
 
+import html
 import json
 import re
 import shutil
@@ -18,7 +19,9 @@ from simulated_pools import DEPTH, calibrated, simulate
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
 from calibration.certify import Promise
-from calibration.report import ReportData, report, write_html, write_json
+from calibration.data.dataset import Dataset
+from calibration.report import ReportData, report, summarise, write_html, write_json
+from calibration.report.data import Summary
 from calibration.report.page import page
 from calibration.report.reliability import (
     clustered_share,
@@ -26,6 +29,8 @@ from calibration.report.reliability import (
     ratio_interval,
     reliability_bins,
 )
+from calibration.report.summary import SUMMARY_METRICS
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.profile.schema import Interval
@@ -40,7 +45,8 @@ def hostile_passage(passage_id: str) -> Passage:
 
 @cache
 def reported(n: int = 120, promise: Promise | None = None, **asked: Any) -> ReportData:
-    asked = {"allow_uncertified": True, **asked}
+    """Of the policy of highest utility, which drops something of every sort, unless asked."""
+    asked = {"objective": "utility", **asked}
     found = calibrated(n, noise=0.25, unanswerable=0.1, promise=promise, **asked)
     return report(found, hostile_passage)
 
@@ -55,12 +61,13 @@ def hostile_calibration() -> Calibration:
     )
     rankings = {f"{text} {HOSTILE}": ranking for text, ranking in retriever.rankings.items()}
     dataset = replace(dataset, name=f"set {HOSTILE}", queries=hostile, notes=(HOSTILE,))
-    return calibrate(replace(retriever, rankings=rankings), dataset, Settings(depth=DEPTH))
+    asked = Settings(objective="utility", depth=DEPTH)
+    return calibrate(replace(retriever, rankings=rankings), dataset, asked)
 
 
 class TestFigures:
     def test_every_figure_after_the_choice_is_measured_on_queries_held_out(self) -> None:
-        found = calibrated(120, noise=0.25, unanswerable=0.1, allow_uncertified=True, promise=None)
+        found = calibrated(120, noise=0.25, unanswerable=0.1, objective="utility", promise=None)
         route = reported().routes[0]
         evidence = found.outcomes[Route.HYBRID].profile.held_out
         assert evidence is not None
@@ -116,7 +123,8 @@ class TestFigures:
         rules = {rule.rule: rule for rule in route.price.rules}
         assert set(rules) == {"none", "betting", "uncorrected"}
         assert [rule.rule for rule in route.price.rules if rule.chosen] == ["betting"]
-        assert rules["none"].policy == route.without_promise
+        assert rules["none"].policy is not None
+        assert rules["none"].policy.words == route.summary.options[-1].words
         assert rules["none"].price == Interval(value=0.0, lower=0.0, upper=0.0, n=200)
         chosen = rules["betting"]
         assert chosen.udcg_strict is not None
@@ -126,6 +134,7 @@ class TestFigures:
     def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
         route = reported(60, Promise(0.02, 0.5, 0.1)).routes[0]
         assert route.certificate is None
+        assert "The first 5 are kept." in (route.no_certificate or "")
         assert route.no_certificate is not None
         assert (
             "mean recall loss ≤ 0.02 and mean harm ≤ 0.5 with probability 0.9"
@@ -133,7 +142,7 @@ class TestFigures:
         )
         assert re.search(r"About \d+ answerable test queries|No number", route.no_certificate)
         assert route.price is not None
-        assert [rule.rule for rule in route.price.rules if rule.chosen] == ["none"]
+        assert not [rule.rule for rule in route.price.rules if rule.chosen]
 
     def test_without_queries_held_out_it_says_that_the_figures_are_optimistic(self) -> None:
         data = reported(60, held_out=0.0)
@@ -143,16 +152,18 @@ class TestFigures:
         assert route.price is None
         assert "no query was held out" in (route.no_certificate or "")
         assert "is optimistic" in page(data)
+        assert any("no query was held out" in line for line in route.summary.warnings)
 
     def test_a_policy_without_a_model_has_no_reliability_and_says_why(self) -> None:
         route = reported(120, policy="ratio").routes[0]
         assert route.reliability is None
         assert "has no probability" in (route.no_reliability or "")
 
-    def test_the_baseline_of_recall_loss_is_the_one_that_was_asked_for(self) -> None:
-        assert reported().baseline == "k=10"
-        assert reported(120, baseline_k=None).baseline == "pool"
-        assert reported(60, baseline_k=7, held_out=0.0).baseline == "k=7"
+    def test_the_figures_are_beside_those_of_what_is_served_today(self) -> None:
+        assert reported().serving_k == 5
+        data = reported(60, serving_k=7, held_out=0.0)
+        assert data.serving_k == data.routes[0].summary.serving_k == 7
+        assert data.routes[0].summary.options[0].name == "first 7, as today"
 
     def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
         promise = Promise(0.3, None, 0.1)
@@ -225,7 +236,7 @@ class TestDropped:
         def gone(passage_id: str) -> Passage:
             raise KeyError(passage_id)
 
-        found = calibrated(120, noise=0.25, unanswerable=0.1, allow_uncertified=True, promise=None)
+        found = calibrated(120, noise=0.25, unanswerable=0.1, objective="utility", promise=None)
         example = report(found, gone).routes[0].dropped_irrelevant.shown[0]
         assert example.passage_id
         assert example.snippet is None
@@ -307,6 +318,120 @@ class Page(HTMLParser):
             self.links.append(str(found["href"]))
 
 
+class TestSummary:
+    """What a person sees first, and what they are warned of."""
+
+    @staticmethod
+    def of(found: Calibration) -> Summary:
+        held_out = found.held_out is not None
+        return summarise(found.outcomes[Route.HYBRID], found.settings, held_out=held_out)
+
+    def test_today_and_the_choice_are_measured_on_the_same_queries(self) -> None:
+        found = calibrated(200)
+        outcome, summary = found.outcomes[Route.HYBRID], self.of(found)
+        assert [row.metric for row in summary.rows] == list(SUMMARY_METRICS)
+        assert summary.queries == 100
+        evidence = outcome.profile.held_out
+        assert evidence is not None
+        for row in summary.rows:
+            if row.metric == "tokens":  # the simulated passages have no text
+                assert row.chosen.value is None
+                continue
+            assert row.chosen.value == pytest.approx(evidence.metrics[row.metric].value)
+            if row.today.n == row.chosen.n == row.difference.n:
+                assert row.difference.value == pytest.approx(
+                    (row.chosen.value or 0.0) - (row.today.value or 0.0)
+                )
+
+    def test_where_today_is_kept_nothing_differs_and_nothing_is_warned_of(self) -> None:
+        retriever, dataset = simulate(100, noise=5.0, relevant=1)
+        found = calibrate(retriever, negatives_labelled(dataset), Settings(depth=DEPTH))
+        assert found.outcomes[Route.HYBRID].profile.policy == RatioPolicy(k=5)
+        summary = self.of(found)
+        assert all(row.difference.value in (0.0, None) for row in summary.rows)
+        assert summary.judged.value == 1.0
+        assert summary.warnings == ()
+
+    def test_few_labels_among_what_is_served_make_the_figures_a_guess(self) -> None:
+        retriever, dataset = simulate(100, relevant=1)
+        sparse = self.of(calibrate(retriever, dataset, Settings(depth=DEPTH)))
+        assert sparse.judged.value == pytest.approx(0.2, abs=0.05)
+        assert any("of the first 5 passages were ever labelled" in w for w in sparse.warnings)
+        labelled = self.of(calibrate(retriever, negatives_labelled(dataset), Settings(depth=DEPTH)))
+        assert not any("ever labelled" in line for line in labelled.warnings)
+
+    def test_a_fall_of_recall_is_said_with_how_much(self) -> None:
+        summary = self.of(calibrated(120, noise=0.25, objective="utility"))
+        recall = summary.rows[0].difference
+        assert recall.value is not None
+        assert recall.value < -0.05
+        (line,) = [w for w in summary.warnings if w.startswith("mean recall is")]
+        assert f"{-recall.value:.3f} lower than that of the first 5" in line
+        assert ("may be noise" in line) == (recall.upper is None or recall.upper >= 0.0)
+
+    def test_a_bound_of_more_than_half_promises_nothing(self) -> None:
+        few = calibrated(46, noise=0.4, objective="utility", held_out=0.1)
+        certificate = few.outcomes[Route.HYBRID].profile.certificate
+        assert certificate is not None
+        assert certificate.promises_nothing
+        assert any("the certificate promises nothing" in w for w in self.of(few).warnings)
+        many = self.of(calibrated(600, objective="utility"))
+        assert not any("promises nothing" in line for line in many.warnings)
+
+    def test_it_says_how_many_labels_would_make_a_loose_bound_tight(self) -> None:
+        found = calibrated(60)
+        needed = found.outcomes[Route.HYBRID].labels_needed
+        assert needed is not None
+        assert needed > 30
+        assert any(
+            line.startswith(f"about {needed} held-out queries like these would show")
+            and line.endswith("30 were at hand")
+            for line in self.of(found).warnings
+        )
+
+    def test_where_nothing_is_held_out_the_mend_fits_the_cause(self) -> None:
+        asked = {"objective": "utility", "policy": "ratio"}
+        few = self.of(calibrated(20, **asked)).warnings
+        assert any("label 20 more answerable queries" in line for line in few)
+        by_hand = self.of(calibrated(60, held_out=0.0, **asked)).warnings
+        assert any("hold out a share of them" in line for line in by_hand)
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"noise": 5.0},  # the first k is kept
+            {},
+            {"objective": "utility"},
+            {"promise": Promise(0.2, None, 0.1)},
+            {"promise": Promise(0.02, 0.5, 0.1), "noise": 0.25},  # cannot be kept
+            {"held_out": 0.0},
+            {"serving_k": 1},
+            {"serving_k": 30},  # more than there are candidates
+        ],
+        ids=str,
+    )
+    def test_the_page_begins_with_today_beside_the_choice(self, asked: dict[str, Any]) -> None:
+        pytest.importorskip("plotly")
+        found = calibrated(60, **asked)
+        written = page(report(found))
+        start = written.index("<h1")
+        table = written[start : written.index("<nav")]
+        assert f"first {found.settings.serving_k}, as today" in table
+        for words in ("chosen", "difference", "recall", "harm", "kept", "judged", "highest"):
+            assert words in table
+        for line in self.of(found).warnings:
+            assert html.escape(line[1:]) in table
+
+
+def negatives_labelled(dataset: Dataset) -> Dataset:
+    """The same labels, and 0 for every other candidate of a simulated query."""
+    qrels = {
+        query: {f"{query}-{position}": 0 for position in range(DEPTH)} | dict(grades)
+        for query, grades in dataset.qrels.items()
+    }
+    return replace(dataset, qrels=qrels)
+
+
 @pytest.fixture(scope="module")
 def text() -> str:
     """A page with a promise that is kept."""
@@ -367,7 +492,7 @@ class TestPage:
         plain, hostile = (
             Page(page(report(found, hostile_passage)))
             for found in (
-                calibrated(80, noise=0.25),
+                calibrated(80, noise=0.25, objective="utility"),
                 hostile_calibration(),
             )
         )

@@ -146,7 +146,8 @@ def test_the_bound_of_the_recall_difference_is_false_at_most_delta_of_the_time(
     assert false.mean() <= allowed(DELTA, repeats)
     for column in range(0, repeats, 100):
         bound = betting_lower_bound(samples[:, column], DELTA)
-        assert (bound > truth + 1e-6) == false[column] or abs(bound - truth) < 1e-6
+        # The bound never exceeds the mean of its sample, so the test may reject more.
+        assert bound <= truth + 1e-6 or false[column]
 
 
 @given(arrays(np.float64, st.integers(1, 40), elements=st.floats(-1.0, 1.0)))
