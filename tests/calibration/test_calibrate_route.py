@@ -12,7 +12,7 @@ from simulated_pools import DEPTH, Recorded, calibrated, labelled, ranking_of, s
 
 from calibration import risk
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import FEWEST_LABELS, RouteOutcome, Settings
+from calibration.calibrate_route import FEWEST_TO_CHOOSE, RouteOutcome, Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
@@ -214,7 +214,8 @@ def plain_of(result: Calibration) -> Grid:
 
 class TestFewLabels:
     @pytest.mark.parametrize(
-        ("answerable", "share"), [(1, 0.0), (24, 0.0), (25, 0.2), (39, 19 / 39), (40, 0.5)]
+        ("answerable", "share"),
+        [(1, 0.0), (34, 0.0), (35, 1 / 7), (42, 2 / 7), (59, 29 / 59), (60, 0.5)],
     )
     def test_what_is_held_out_leaves_enough_to_choose_on(
         self, answerable: int, share: float
@@ -226,9 +227,9 @@ class TestFewLabels:
     def test_enough_to_choose_on_are_never_given_up(self, answerable: int) -> None:
         share = Settings().held_out_share(answerable)
         assert 0.0 <= share <= 0.5
-        assert answerable * (1.0 - share) >= min(answerable, FEWEST_LABELS) - 1e-9
+        assert answerable * (1.0 - share) >= min(answerable, FEWEST_TO_CHOOSE) - 1e-9
 
-    @pytest.mark.parametrize("n", [1, 5, 20, 24])
+    @pytest.mark.parametrize("n", [1, 5, 20, 34])
     def test_few_labels_make_a_profile_and_certify_nothing(self, n: int, tmp_path: Path) -> None:
         result = calibrated(n)
         assert result.held_out is None

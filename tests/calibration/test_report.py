@@ -74,12 +74,16 @@ class TestFigures:
         assert route.held_out
         assert route.queries == 60
         for row in route.comparison:
-            assert row.chosen.value == pytest.approx(evidence.metrics[row.metric].value, rel=1e-5)
-            assert row.chosen.n == evidence.metrics[row.metric].n
+            expected = evidence.metrics[row.metric]
+            assert row.chosen.n == expected.n
+            if expected.value is None:  # the simulated passages have no text to count tokens of
+                assert row.chosen.value is None
+            else:
+                assert row.chosen.value == pytest.approx(expected.value, rel=1e-5)
 
     def test_differences_are_paired(self) -> None:
         for row in reported().routes[0].comparison:
-            if row.first_k.n == row.chosen.n:
+            if row.first_k.n == row.chosen.n > 0:
                 assert row.against_first_k.value == pytest.approx(
                     (row.chosen.value or 0.0) - (row.first_k.value or 0.0), abs=1e-5
                 )
@@ -392,7 +396,7 @@ class TestSummary:
     def test_where_nothing_is_held_out_the_mend_fits_the_cause(self) -> None:
         asked = {"objective": "utility", "policy": "ratio"}
         few = self.of(calibrated(20, **asked)).warnings
-        assert any("label 20 more answerable queries" in line for line in few)
+        assert any("label 35 answerable queries or more" in line for line in few)
         by_hand = self.of(calibrated(60, held_out=0.0, **asked)).warnings
         assert any("hold out a share of them" in line for line in by_hand)
 
