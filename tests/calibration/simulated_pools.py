@@ -119,6 +119,17 @@ def simulate(
     return Recorded(rankings, {"simulated": str(seed)}), Dataset("simulated", tuple(queries), qrels)
 
 
+def indistinct(n_queries: int) -> tuple[Recorded, Dataset]:
+    """Every candidate scores the same, all are labelled, and the fifth is the relevant one."""
+    queries = tuple(Query(f"q{i}", f"question {i}") for i in range(n_queries))
+    grades = {f"p{rank}": int(rank == 4) for rank in range(DEPTH)}
+    ranking = ranking_of([1.0] * DEPTH)
+    return (
+        Recorded({query.text: ranking for query in queries}),
+        Dataset("indistinct", queries, {query.query_id: grades for query in queries}),
+    )
+
+
 @cache
 def calibrated(
     n: int, *, noise: float = 0.15, unanswerable: float = 0.0, **asked: Any

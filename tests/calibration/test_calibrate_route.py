@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_pools import DEPTH, Recorded, calibrated, labelled, ranking_of, simulate
+from simulated_pools import (
+    DEPTH,
+    Recorded,
+    calibrated,
+    indistinct,
+    labelled,
+    ranking_of,
+    simulate,
+)
 
 from calibration import risk
 from calibration.calibrate import Calibration, calibrate
@@ -170,7 +178,7 @@ class TestToday:
         assert (route.held_out.metrics["recall"].value or 0.0) > 0.98
 
     def test_where_the_scores_say_nothing_it_is_kept(self) -> None:
-        outcome = outcome_of(calibrated(100, noise=5.0))
+        outcome = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH)))
         assert outcome.profile.policy == RatioPolicy(k=5)
         assert outcome.profile.certificate is None
         assert "the first 5 as today" in outcome.profile.why

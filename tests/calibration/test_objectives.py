@@ -146,4 +146,4 @@ class TestKeepRecall:
             lost.append(0.0 if index is None else -grid.means.recall_difference[index])
             harm.append(0.0 if index is None else today.harm[0, 0] - grid.means.harm[index])
         assert np.mean(lost) <= 0.015
-        assert np.mean(harm) > 0.1
+        assert np.mean(harm) > 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, calibrated, simulate
+from simulated_pools import DEPTH, calibrated, indistinct, simulate
 
 from calibration.calibrate import Calibration, calibrate
 from calibration.calibrate_route import Settings
@@ -348,8 +348,7 @@ class TestSummary:
                 )
 
     def test_where_today_is_kept_nothing_differs_and_nothing_is_warned_of(self) -> None:
-        retriever, dataset = simulate(100, noise=5.0, relevant=1)
-        found = calibrate(retriever, negatives_labelled(dataset), Settings(depth=DEPTH))
+        found = calibrate(*indistinct(100), Settings(depth=DEPTH))
         assert found.outcomes[Route.HYBRID].profile.policy == RatioPolicy(k=5)
         summary = self.of(found)
         assert all(row.difference.value in (0.0, None) for row in summary.rows)
@@ -403,7 +402,6 @@ class TestSummary:
     @pytest.mark.parametrize(
         "asked",
         [
-            {"noise": 5.0},  # the first k is kept
             {},
             {"objective": "utility"},
             {"promise": Promise(0.2, None, 0.1)},
@@ -415,8 +413,13 @@ class TestSummary:
         ids=str,
     )
     def test_the_page_begins_with_today_beside_the_choice(self, asked: dict[str, Any]) -> None:
+        self.check_page(calibrated(60, **asked))
+
+    def test_so_it_does_where_today_is_kept(self) -> None:
+        self.check_page(calibrate(*indistinct(60), Settings(depth=DEPTH)))
+
+    def check_page(self, found: Calibration) -> None:
         pytest.importorskip("plotly")
-        found = calibrated(60, **asked)
         written = page(report(found))
         start = written.index("<h1")
         table = written[start : written.index("<nav")]

@@ -59,7 +59,7 @@ def test_what_is_served_today_stands_first_beside_the_choice(
     document = json.loads(run(*asked, "--serving-k", "4", "--cache", cache, "--json").stdout)
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
-    assert [row["metric"] for row in summary["rows"]][0] == "recall"
+    assert summary["rows"][0]["metric"] == "recall"
     tokens = next(row for row in summary["rows"] if row["metric"] == "tokens")
     assert tokens["today"]["value"] > tokens["chosen"]["value"] > 0.0
     assert [option["name"] for option in summary["options"]][:2] == ["first 4, as today", "chosen"]
