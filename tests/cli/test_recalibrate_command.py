@@ -200,7 +200,7 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
     ("options", "said"),
     [
         (("--held-out", "1"), "held_out 1.0"),
-        (("--held-out", "0"), "held_out 0.0 must be above 0"),
+        (("--held-out", "0"), "no query would be held out"),
         (("--route", "magic"), "magic"),
         (("--seed", "-1"), "--seed"),
         (("--judge", "nobody"), "the store has no judge 'nobody'"),

@@ -19,7 +19,7 @@ from tests.profiles import CERTIFICATE, profile_with
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
-LOST = {"q": {"p9": 1}, "found": {"p0": 1}}
+LOST = {"q": {"p4": 1}, "found": {"p0": 1}}
 """Of the first query, the only relevant passage is never served."""
 
 PROFILE = profile_with(
@@ -107,7 +107,7 @@ def test_what_was_served_in_shadow_does_not_count(make_context: MakeContext) -> 
 
 
 def test_a_loss_against_another_baseline_does_not_count(make_context: MakeContext) -> None:
-    live = watching(rates=JudgingRates(baseline_rate=1.0, baseline_k=5))
+    live = watching(rates=JudgingRates(baseline_rate=1.0, baseline_k=10))
     live.watch(*served(make_context, 60))
     assert AlarmKind.RECALL_LOSS not in kinds(live)
 

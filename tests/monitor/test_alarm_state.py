@@ -188,7 +188,7 @@ class TestRaising:
     def test_the_message_tells_an_operator_what_to_do(self) -> None:
         (alarm,) = lose(state_of(), 0.5, 60)
         assert alarm.message == (
-            f"Route hybrid: judged recall loss against the retriever's first 10 was about 0.5 over "
+            f"Route hybrid: judged recall loss against the retriever's first 5 was about 0.5 over "
             f"the last {alarm.n} judged requests; the certificate promises at most 0.12. "
             "Recalibrate on judged traffic; meanwhile the safe policy, the retriever's first 10, "
             "loses the least recall. If the judge was changed recently, check it first."
