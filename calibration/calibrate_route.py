@@ -22,6 +22,7 @@ from calibration.grid import MAX_K, Grid, GridIndex, plain_grid, ratio_grid, uti
 from calibration.objectives import LOST_QUERIES, TOLERANCE, PolicyKind, keep_recall
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
+from calibration.sufficiency import DEFAULT_FALSE_ALARMS, calibrate_sufficiency
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
@@ -82,6 +83,8 @@ class Settings:
         utilities: What a passage is worth.
         utilities_source: Where the utilities come from, in words; None for the preset.
         seed: Random seed of the splits, the order of tests, and the bootstrap.
+        false_alarms: The largest share of contexts with a relevant passage that may be called
+            insufficient, in (0, 1); certified with probability 1 − delta.
     """
 
     policy: Family = "auto"
@@ -97,12 +100,16 @@ class Settings:
     utilities: Utilities = DEFAULT_UTILITIES
     utilities_source: str | None = None
     seed: int = 0
+    false_alarms: float = DEFAULT_FALSE_ALARMS
 
     def __post_init__(self) -> None:
         if self.held_out is not None and not 0.0 <= self.held_out < 1.0:
             raise ConfigurationError(f"held_out {self.held_out!r} must lie in [0, 1): a share")
-        if not 0.0 < self.delta < 1.0:
-            raise ConfigurationError(f"delta {self.delta!r} must lie strictly between 0 and 1")
+        for name in ("delta", "false_alarms"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                raise ConfigurationError(
+                    f"{name} {getattr(self, name)!r} must lie strictly between 0 and 1"
+                )
         if self.depth < 1:
             raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
         if self.serving_k < 1:
@@ -280,6 +287,13 @@ def calibrate_route(
         held_out=None if held_out is None else _evidence(options[1].metrics, settings),
         reference=_reference(chosen_part[0], policy),
         safe_policy=today,
+        sufficiency=calibrate_sufficiency(
+            policy,
+            chosen_part,
+            None if held_out is None else measured_part,
+            false_alarms=settings.false_alarms,
+            delta=settings.delta if settings.promise is None else settings.promise.delta,
+        ),
     )
     needed = None
     if held_out is not None and differences.size:

@@ -3,8 +3,15 @@
 from collections.abc import Mapping
 
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.sufficiency import RANKING, SufficiencyModel
 from ctxguard.core.types import Route
-from ctxguard.profile.schema import Certificate, Profile, Provenance, RouteProfile
+from ctxguard.profile.schema import (
+    Certificate,
+    Profile,
+    Provenance,
+    RouteProfile,
+    SufficiencyProfile,
+)
 
 CERTIFICATE = Certificate(
     alpha=0.12,
@@ -19,6 +26,23 @@ CERTIFICATE = Certificate(
     n_queries=250,
 )
 """A promise of recall alone, without one of harm."""
+
+
+def sufficiency_with(*, threshold: float | None) -> SufficiencyProfile:
+    """P(sufficient) that rises with the best score of a ranking without legs."""
+    return SufficiencyProfile(
+        model=SufficiencyModel(
+            (RANKING,), (0.0, 1.0, 0.0, 0.0), (0.0,) * 4, (1.0,) * 4, 0.0, threshold
+        ),
+        alpha=0.05,
+        delta=0.1,
+        n_sufficient=100,
+        n_insufficient=50,
+        false_alarms=None if threshold is None else 2,
+        detected=None if threshold is None else 20,
+        auroc=0.8,
+        needed=45,
+    )
 
 
 def profile_with(

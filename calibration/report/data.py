@@ -312,6 +312,7 @@ class RouteReport(_Frozen):
         no_certificate: Why there is no certificate; None if there is one.
         held_out: Whether the figures below were measured on held-out queries. Otherwise they
             were measured on the choosing queries, and are optimistic.
+        sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
         queries: Number of queries measured on.
         answerable: Number of those with a relevant passage.
         no_reliability: Why ``reliability`` is None.
@@ -330,6 +331,7 @@ class RouteReport(_Frozen):
     why: str
     certificate: Certificate | None
     no_certificate: str | None
+    sufficiency: str
     held_out: bool
     queries: Count
     answerable: Count

@@ -44,6 +44,7 @@ from calibration.report.reliability import (
 )
 from calibration.report.summary import summarise
 from calibration.report.tradeoffs import by_k, frontier, price, settings_of
+from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_relative
@@ -180,6 +181,7 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
         no_certificate=None
         if chosen.certificate is not None
         else certificate_words(outcome, settings),
+        sufficiency=sufficiency_words(chosen.sufficiency),
         held_out=calibration.held_out is not None,
         queries=len(pools),
         answerable=labels.n_answerable,

@@ -13,6 +13,7 @@ REASONS = {
     DropReason.DUPLICATE_TEXT: "a duplicate by text",
     DropReason.OVER_BUDGET: "over the token budget",
     DropReason.UNREADABLE: "its text could not be read",
+    DropReason.INSUFFICIENT: "the context was called insufficient, and assembly abstains then",
 }
 
 FLAGS = {
@@ -33,6 +34,7 @@ FLAGS = {
     Flag.TRUNCATED: "no passage fits the budget, so the best one is cut",
     Flag.OVER_BUDGET: "no passage fits the budget, so the context is empty",
     Flag.UNREADABLE: "no passage that was kept could be read, so the next one is served",
+    Flag.INSUFFICIENT: "probably no passage that was kept is relevant",
 }
 
 
@@ -53,5 +55,7 @@ def threshold_in_words(threshold: Threshold) -> str:
             return f"{threshold.setting} ≥ {value:.0f}"
         case "drop_duplicates":
             return "duplicates are kept"
+        case "abstain":
+            return "abstain is off"
         case setting:
             return f"{setting} = {value:g}"

@@ -96,6 +96,14 @@ def calibrate(
         float,
         typer.Option(metavar="P", help="Probability that the certificate is false, in (0, 1)."),
     ] = 0.1,
+    false_alarms: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Largest share of contexts with a relevant passage that may be called "
+            "insufficient, in (0, 1).",
+        ),
+    ] = 0.05,
     segment_by: Annotated[
         str | None,
         typer.Option(
@@ -169,6 +177,7 @@ def calibrate(
             tolerance=tolerance,
             promise=None if alpha is None else Promise(alpha, beta, delta),
             delta=delta,
+            false_alarms=false_alarms,
             segment_by=segment_by,
             held_out=held_out,
             depth=depth,
@@ -288,7 +297,12 @@ def _print(
         ]
     )
     routes = iter(calibration.outcomes)
-    print_summary(next(routes), calibration, output)
+    from calibration.sufficiency import sufficiency_words
+
+    first = next(routes)
+    print_summary(first, calibration, output)
+    sufficiency = calibration.outcomes[first].profile.sufficiency
+    output.facts([("sufficiency", sufficiency_words(sufficiency))])
     others = list(routes)
     if others:
         output.heading("when a stage is down")
@@ -322,6 +336,7 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
         "summary": summarise(
             outcome, calibration.settings, held_out=calibration.held_out is not None
         ).model_dump(),
+        "sufficiency": None if chosen.sufficiency is None else chosen.sufficiency.model_dump(),
         "segments": {
             name: {
                 "policy": describe_policy(segment.policy),

@@ -137,6 +137,8 @@ def _print(
         ("keeps", describe_policy(context.decision.policy)),
         ("kept", f"{len(kept)} of {context.candidates} candidates"),
     ]
+    if context.p_sufficient is not None:
+        facts.append(("sufficient", _sufficiency(context)))
     if context.mode is not Mode.ENFORCE:
         served = f"the model gets the retriever's first {len(context)} instead"
         facts.append(("mode", f"{context.mode.value}: {served}"))
@@ -148,6 +150,11 @@ def _print(
             output.out.print(_candidate(verdict, context, retriever, output.out.width, lines))
     if len(shown) < len(dropped):
         output.out.print(f"{len(dropped) - len(shown)} more dropped; --all shows them")
+
+
+def _sufficiency(context: "Context") -> str:
+    answer = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
+    return f"{answer}: P(a kept passage is relevant) = {context.p_sufficient:.3g}"
 
 
 def _candidate(

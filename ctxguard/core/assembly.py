@@ -73,6 +73,10 @@ class Assembly:
         sanitise: Remove hidden characters and escape delimiters when rendering.
         template: The text of one passage, with fields; see ``ctxguard.core.render.Template``.
         separator: The text between two rendered passages.
+        insufficient_text: What the model reads first where ``Context.sufficient`` is False or
+            no passage is served, word for word; None for nothing. ``max_tokens`` does not count
+            it.
+        abstain: Serve no passage where ``Context.sufficient`` is False.
 
     Raises:
         ConfigurationError: at construction, for a setting that cannot work.
@@ -87,6 +91,8 @@ class Assembly:
     sanitise: bool = True
     template: str = DEFAULT_TEMPLATE
     separator: str = DEFAULT_SEPARATOR
+    insufficient_text: str | None = None
+    abstain: bool = False
     compiled: Template = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,9 +113,17 @@ class Assembly:
         # Through object.__setattr__, because the settings are frozen and compiled only once.
         object.__setattr__(self, "compiled", Template(self.template, self.separator))
 
-    def render(self, passages: Sequence[Passage]) -> str:
-        """The text of these passages, in the order given."""
-        return self.compiled.render(passages, clean=self.sanitise)
+    def render(self, passages: Sequence[Passage], *, insufficient: bool = False) -> str:
+        """The text of these passages, in the order given.
+
+        Args:
+            passages: In presentation order.
+            insufficient: Put ``insufficient_text`` before them.
+        """
+        rendered = self.compiled.render(passages, clean=self.sanitise)
+        if not insufficient or self.insufficient_text is None:
+            return rendered
+        return self.separator.join([self.insufficient_text, *([rendered] if passages else [])])
 
 
 DEFAULT_ASSEMBLY = Assembly()
@@ -120,7 +134,7 @@ class AssemblyDrop(NamedTuple):
 
     Attributes:
         position: In the ranking, from 0.
-        reason: ``duplicate_text``, ``over_budget`` or ``unreadable``.
+        reason: ``duplicate_text``, ``over_budget``, ``unreadable`` or ``insufficient``.
         kept_if: The setting and value that would have kept it; empty if none would.
     """
 
@@ -146,7 +160,9 @@ class Assembled(NamedTuple):
     flags: tuple[Flag, ...] = ()
 
 
-def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assembled:
+def assemble(
+    decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY, *, insufficient: bool = False
+) -> Assembled:
     """Choose and order the passages that are served.
 
     Passages that cannot be read or are too large are left out; of duplicates the better one stays;
@@ -160,6 +176,8 @@ def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assem
     Args:
         decision: Its kept prefix is assembled.
         assembly: The settings.
+        insufficient: Whether what is kept was called insufficient: with ``abstain`` every passage
+            is left out then.
 
     >>> from ctxguard.core.decision import decide
     >>> from ctxguard.core.policies import RatioPolicy
@@ -170,6 +188,13 @@ def assemble(decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY) -> Assem
     >>> [passage.passage_id for passage in assembled.passages], assembled.dropped[0].position
     (['a', 'c'], 1)
     """
+    if insufficient and assembly.abstain:
+        switch = (Threshold("abstain", 0.0),)
+        return Assembled(
+            dropped=tuple(
+                [AssemblyDrop(at, DropReason.INSUFFICIENT, switch) for at in decision.kept]
+            )
+        )
     dropped: list[AssemblyDrop] = []
     failures: list[StageFailure] = []
     flags: list[Flag] = []

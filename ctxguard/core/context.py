@@ -55,6 +55,10 @@ class Context:
         profile_id: Of the profile that decided; None without a profile.
         differences: How the system that answered differs from the one that the profile was
             calibrated on, one readable line each.
+        p_sufficient: The calibrated probability that what the decision kept holds at least one
+            relevant passage; 0.0 if it kept none. None if this was not calibrated for the policy
+            that decided, or could not be computed.
+        sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.
     """
 
     request_id: str
@@ -71,6 +75,8 @@ class Context:
     session_id: str | None = None
     profile_id: str | None = None
     differences: tuple[str, ...] = ()
+    p_sufficient: float | None = None
+    sufficient: bool | None = None
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -95,7 +101,8 @@ class Context:
     @cached_property
     def text(self) -> str:
         """What to give the model: rendered, sanitised, delimiters escaped."""
-        return self.assembly.render(self.passages)
+        insufficient = self.mode is Mode.ENFORCE and (self.sufficient is False or self.empty)
+        return self.assembly.render(self.passages, insufficient=insufficient)
 
     @cached_property
     def kept_ids(self) -> tuple[str, ...]:
@@ -145,6 +152,8 @@ class Context:
             "route": self.route.value,
             "mode": self.mode.value,
             "profile_id": self.profile_id,
+            "sufficient": self.sufficient,
+            "p_sufficient": self.p_sufficient,
             "flags": [flag.value for flag in self.flags],
             "differences": [_json_ready(line) for line in self.differences],
             "failures": [

@@ -108,6 +108,8 @@ class DropReason(StrEnum):
     OVER_BUDGET = "over_budget"
     UNREADABLE = "unreadable"
     """Its text could not be read; the others are served without it."""
+    INSUFFICIENT = "insufficient"
+    """The whole context was called insufficient, and assembly was asked to abstain then."""
 
 
 class Flag(StrEnum):
@@ -141,6 +143,8 @@ class Flag(StrEnum):
     """No passage that was kept is within the limits of assembly, and none was cut: it is empty."""
     UNREADABLE = "unreadable"
     """No passage that was kept could be read; the next that could be was served."""
+    INSUFFICIENT = "insufficient"
+    """Probably nothing that was kept is relevant; see ``Context.sufficient``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 
@@ -33,7 +34,15 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 # The core's data classes know nothing of pydantic, whose defaults would let a misspelt setting
 # of a policy pass unread.
-for _core in (RatioPolicy, ExpectedUtilityPolicy, RelevanceModel, Fusion, Utilities, CorpusSketch):
+for _core in (
+    RatioPolicy,
+    ExpectedUtilityPolicy,
+    RelevanceModel,
+    SufficiencyModel,
+    Fusion,
+    Utilities,
+    CorpusSketch,
+):
     with_config(_STRICT)(_core)
 
 AnyPolicy = Annotated[RatioPolicy | ExpectedUtilityPolicy, Field(discriminator="kind")]
@@ -146,6 +155,52 @@ class SegmentProfile(_Frozen):
     certificate: Certificate
 
 
+class SufficiencyProfile(_Frozen):
+    """How a route tells that nothing relevant was kept, and how often it is wrong.
+
+    With probability at least 1 − delta over the held-out queries, of contexts that hold a relevant
+    passage at most a share alpha is called insufficient. Each route is certified by itself.
+
+    Attributes:
+        model: P(at least one kept passage is relevant), with the threshold below which a context
+            is called insufficient.
+        alpha: The largest share of false alarms.
+        delta: The probability that the promise is false.
+        n_sufficient: Held-out contexts that hold a relevant passage.
+        n_insufficient: Held-out contexts that hold none.
+        false_alarms: How many of the former fall below the threshold; None without one.
+        detected: How many of the latter do; None without a threshold.
+        auroc: Of the probability on the held-out contexts; None if they are of one kind.
+        needed: The fewest held-out contexts with a relevant passage that give a threshold.
+    """
+
+    model: SufficiencyModel
+    alpha: float
+    delta: float
+    n_sufficient: Annotated[int, Field(ge=0)]
+    n_insufficient: Annotated[int, Field(ge=0)]
+    false_alarms: int | None
+    detected: int | None
+    auroc: float | None
+    needed: Annotated[int, Field(ge=1)]
+
+    @property
+    def statement(self) -> str:
+        """The certificate in words, or why there is none."""
+        if self.model.threshold is None:
+            return (
+                f"No context is called insufficient: a threshold needs {self.needed} held-out "
+                f"queries whose context holds a relevant passage, and there were "
+                f"{self.n_sufficient}."
+            )
+        return (
+            f"For this route by itself, with probability at least {1 - self.delta:g}: of contexts "
+            f"that hold a relevant passage, at most {self.alpha:.3g} are called insufficient "
+            f"(exact binomial; {self.false_alarms} of {self.n_sufficient} held-out ones were). Of "
+            f"{self.n_insufficient} that hold none, {self.detected} were."
+        )
+
+
 class RouteProfile(_Frozen):
     """The policy of one route, and what is known of it.
 
@@ -160,6 +215,8 @@ class RouteProfile(_Frozen):
         reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
         safe_policy: What gives up the least recall against the certificate's baseline, to serve
             when that certificate no longer holds; None in profiles of releases that wrote none.
+        sufficiency: How to tell that the policy kept nothing relevant; None where that could not
+            be fitted, and in profiles of releases that wrote none.
     """
 
     policy: AnyPolicy
@@ -171,6 +228,7 @@ class RouteProfile(_Frozen):
     held_out: Evidence | None = None
     reference: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
+    sufficiency: SufficiencyProfile | None = None
 
 
 class Provenance(_Frozen):
@@ -230,8 +288,9 @@ class Profile(_Frozen):
         data = self.model_dump(mode="json")
         # Left out, so that a profile of an older release keeps its bytes and its id.
         for route in data["routes"].values():
-            if route["safe_policy"] is None:
-                del route["safe_policy"]
+            for field in ("safe_policy", "sufficiency"):
+                if route[field] is None:
+                    del route[field]
             own = [segment["certificate"] for segment in route["segments"].values()]
             for certificate in filter(None, (route["certificate"], *own)):
                 if certificate["recall_difference"] is None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import Flag, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
-from ctxguard.profile.schema import Profile
+from ctxguard.profile.schema import Profile, SufficiencyProfile
 from ctxguard.request.wrapped_retriever import calls_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class RoutePolicy:
         compares_scores: Whether it needs scores that say more than an order.
         differences: What differs from the system that the profile was calibrated on, as every
             answer by it says.
+        sufficiency: Tells whether what it keeps suffices; None if not calibrated.
     """
 
     policy: Policy
@@ -44,6 +46,7 @@ class RoutePolicy:
     top_k: RatioPolicy
     compares_scores: bool
     differences: tuple[str, ...]
+    sufficiency: SufficiencyModel | None = None
 
     @classmethod
     def of(
@@ -52,10 +55,18 @@ class RoutePolicy:
         *flags: Flag,
         score_kind: ScoreKind | None = None,
         differences: tuple[str, ...] = (),
+        sufficiency: SufficiencyProfile | None = None,
     ) -> "RoutePolicy":
         """A policy with what follows from it."""
-        top_k = RatioPolicy(k=policy.k)
-        return cls(policy, score_kind, flags, top_k, policy.compares_scores, differences)
+        return cls(
+            policy,
+            score_kind,
+            flags,
+            RatioPolicy(k=policy.k),
+            policy.compares_scores,
+            differences,
+            None if sufficiency is None else sufficiency.model,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,7 +186,11 @@ def _route_policies(
         for route in Route
     } | {
         route: RoutePolicy.of(
-            calibrated.policy, *flags, score_kind=calibrated.score_kind, differences=lines
+            calibrated.policy,
+            *flags,
+            score_kind=calibrated.score_kind,
+            differences=lines,
+            sufficiency=calibrated.sufficiency,
         )
         for route, calibrated in profile.routes.items()
     }

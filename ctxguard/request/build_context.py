@@ -11,6 +11,7 @@ from ctxguard.core.context import Assembled, Assembly, Context, assemble, bare_p
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
@@ -45,8 +46,14 @@ def build_context(
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
-    decision, flags, differences = _decide(request, ranking, bare)
-    assembled = Assembled() if request.mode is Mode.OFF else assemble(decision, assembly)
+    decision, flags, differences, sufficiency = _decide(request, ranking, bare)
+    p_sufficient = None if sufficiency is None else sufficiency.probability(decision)
+    sufficient = None if sufficiency is None else sufficiency.suffices(p_sufficient)
+    assembled = (
+        Assembled()
+        if request.mode is Mode.OFF
+        else assemble(decision, assembly, insufficient=sufficient is False)
+    )
     passages = assembled.passages
     if assembled.dropped and not passages and _none_readable(assembled):
         # Nothing that was kept can be read, and that must not look like nothing relevant.
@@ -56,6 +63,8 @@ def build_context(
             decision = replace(decision, n_kept=decision.n_kept + beyond.index(position) + 1)
             assembled = assemble(decision, assembly)
             passages, flags = assembled.passages, (*flags, Flag.UNREADABLE)
+            # Both speak of passages that are not served.
+            p_sufficient = sufficient = None
         elif request.mode is Mode.ENFORCE:
             raise nothing_readable(assembled.failures)
     if assembled.flags:
@@ -67,6 +76,8 @@ def build_context(
         flags = (*flags, Flag.DEGRADED)
     if not decision.order:
         flags = (*flags, Flag.EMPTY_RETRIEVAL)
+    if sufficient is False:
+        flags = (*flags, Flag.INSUFFICIENT)
     return Context(
         request_id=request.request_id,
         query=given.query,
@@ -82,6 +93,8 @@ def build_context(
         session_id=given.session_id,
         profile_id=request.bound.profile_id,
         differences=differences,
+        p_sufficient=p_sufficient,
+        sufficient=sufficient,
     )
 
 
@@ -91,26 +104,29 @@ def _none_readable(assembled: Assembled) -> bool:
 
 def _decide(
     request: Request, ranking: Ranking, bare: RatioPolicy
-) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...]]:
+) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...], SufficiencyModel | None]:
     """The decision by the policy that applies, with its flags, and what differs from the profile's.
 
-    The flags are those of the policy and of the scores.
+    The flags are those of the policy and of the scores. Last, what tells whether it suffices.
     """
     if request.mode is Mode.OFF:
         n = len(ranking.passage_ids)
-        return Decision(ranking, bare, range(n), min(bare.k, n)), (), ()
+        return Decision(ranking, bare, range(n), min(bare.k, n)), (), (), None
     bound, route = request.bound, ranking.route
     applies = bound.route_policies[route]
     if bound.segment_policies:
         applies = bound.segment_policies.get((route, request.input.segment), applies)
     policy, flags, differences = applies.policy, applies.flags, applies.differences
+    sufficiency = applies.sufficiency
     if applies.score_kind is not None and applies.score_kind is not ranking.kind:
         # The profile knows this route, but its scores have another meaning here.
         policy, flags = applies.top_k, (*flags, Flag.PROFILE_MISMATCH)
+        sufficiency = None
         kinds = f"{ranking.kind.value!r}, was {applies.score_kind.value!r}"
         differences = (*differences, f"score kind of the route {route.value} is {kinds}")
     elif ranking.kind is ScoreKind.RANK and applies.compares_scores:
         policy, flags = applies.top_k, (*flags, Flag.RANK_ONLY)
+        sufficiency = None
         differences = (*differences, f"scores of the route {route.value} carry rank only")
     if policy.min_keep == 0 and ranking.failures:
         # Without a stage, that nothing looks relevant is no ground to abstain.
@@ -118,7 +134,7 @@ def _decide(
     decision = decide(ranking, policy)
     if Flag.MISSING_SIGNALS in decision.flags:
         differences = (*differences, _missing_signals(ranking, policy))
-    return decision, (*flags, *decision.flags), differences
+    return decision, (*flags, *decision.flags), differences, sufficiency
 
 
 def _missing_signals(ranking: Ranking, policy: Policy) -> str:

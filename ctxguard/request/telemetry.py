@@ -115,6 +115,20 @@ class Telemetry:
             "ctxguard_flags", "Answers with a flag, by flag.", ["flag"], registry=registry
         )
         self._flags = {flag: flags.labels(flag.value) for flag in Flag}
+        sufficiency = Counter(
+            "ctxguard_context_sufficiency",
+            "Answers whose policy has a certified threshold of sufficiency, by route and verdict "
+            "(sufficient, or insufficient: probably nothing that was kept is relevant).",
+            ["route", "verdict"],
+            registry=registry,
+        )
+        self._sufficiency = {
+            (route, sufficient): sufficiency.labels(
+                route.value, "sufficient" if sufficient else "insufficient"
+            )
+            for route in Route
+            for sufficient in (True, False)
+        }
         stage_failures = Counter(
             "ctxguard_stage_failures",
             "Stages missing from an answer, and failures in assembly, by stage and cause.",
@@ -220,6 +234,8 @@ class Telemetry:
             self._dropped[drop.reason].inc()
         for flag in context.flags:
             self._flags[flag].inc()
+        if context.sufficient is not None:
+            self._sufficiency[context.route, context.sufficient].inc()
         for failure in context.failures:
             self._stage_failures[_stage_label(failure.stage), failure.kind].inc()
         self._context_size.observe(len(context.passages))

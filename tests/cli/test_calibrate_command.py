@@ -367,3 +367,16 @@ class TestUtilities:
             result.stderr.split()
         )
         assert not (tmp_path / "p.json").exists()
+
+
+def test_it_says_whether_contexts_can_be_called_insufficient(
+    run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
+) -> None:
+    calibrate = ("calibrate", "--index", index, "--data", collection, "--cache", cache)
+    result = run(*calibrate, "--out", tmp_path / "p.json", "--false-alarms", "0.2")
+    assert result.exit_code == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    assert "sufficiency Not fitted: it needs at least 5" in words or "AUROC" in words
+    refused = run(*calibrate, "--out", tmp_path / "p.json", "--false-alarms", "1")
+    assert refused.exit_code == 2
+    assert "false_alarms 1.0 must lie strictly between 0 and 1" in refused.stderr

@@ -7,6 +7,11 @@ import pytest
 from household import write_jsonl
 from running import Run
 
+from ctxguard.core.sufficiency import SufficiencyModel
+from ctxguard.core.types import Route
+from ctxguard.profile.schema import Profile
+from tests.profiles import sufficiency_with
+
 pytestmark = pytest.mark.model
 
 QUESTION = "how do I clean a violin"
@@ -150,3 +155,23 @@ def test_text_and_json_contradict_each_other(run: Run, index: Path) -> None:
     result = run("query", "--index", index, "--text", "--json", QUESTION)
     assert result.exit_code == 2
     assert "not both" in result.stderr
+
+
+def test_a_context_that_is_called_insufficient_is_said_to_be(
+    run: Run, index: Path, profile: Path, tmp_path: Path
+) -> None:
+    calibrated = Profile.load(profile)
+    route = calibrated.routes[Route.HYBRID]
+    model = SufficiencyModel(("dense", "lexical"), (0.0,) * 7, (0.0,) * 7, (1.0,) * 7, -2.0, 0.5)
+    fitted = sufficiency_with(threshold=0.5).model_copy(update={"model": model})
+    doubting = route.model_copy(update={"sufficiency": fitted})
+    file = tmp_path / "doubting.json"
+    calibrated.model_copy(update={"routes": {Route.HYBRID: doubting}}).save(file)
+    result = run("query", "--index", index, "--profile", file, QUESTION)
+    words = " ".join(result.stdout.split())
+    assert "sufficient no: P(a kept passage is relevant) = 0.119" in words
+    assert "note: insufficient: probably no passage that was kept is relevant" in words
+    document = json.loads(
+        run("query", "--index", index, "--profile", file, QUESTION, "--json").stdout
+    )
+    assert document["sufficient"] is False

@@ -22,7 +22,7 @@ from ctxguard.monitor.alarms import (
 )
 from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, REMEMBERED, drift_detectors
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
-from tests.profiles import profile_with
+from tests.profiles import profile_with, sufficiency_with
 
 DECILES = np.linspace(0.0, 1.0, 11)
 
@@ -210,6 +210,25 @@ class TestInTheState:
     def test_a_signal_without_reference_has_no_detector(self) -> None:
         detectors = drift_detectors(route_of(np.random.default_rng(10)))
         assert set(detectors) == {Signal.TOP_SCORE, Signal.KEPT, Signal.EMPTY}
+
+    def test_a_share_of_insufficient_contexts_that_rises_is_an_alarm(self) -> None:
+        route = route_of(np.random.default_rng(13))
+        assert Signal.INSUFFICIENT not in drift_detectors(route)
+        sufficiency = sufficiency_with(threshold=0.2)
+        state = AlarmState(profile_of(route.model_copy(update={"sufficiency": sufficiency})))
+        random = np.random.default_rng(14)
+        for share in (0.1, 0.5):
+            assert "insufficient" not in [alarm.signal for alarm in state.active()]
+            for insufficient in random.random(600) < share:
+                signals = Signals.of([], kept=1, insufficient=bool(insufficient))
+                state.add_signals(Route.HYBRID, signals, time_seconds=1.0)
+        (alarm,) = [each for each in state.active() if each.signal == "insufficient"]
+        assert "insufficient has changed: its share of requests went from 0." in alarm.message
+
+    def test_without_a_threshold_insufficient_contexts_are_not_watched(self) -> None:
+        route = route_of(np.random.default_rng(15))
+        unsure = route.model_copy(update={"sufficiency": sufficiency_with(threshold=None)})
+        assert Signal.INSUFFICIENT not in drift_detectors(unsure)
 
     def test_a_route_that_was_not_calibrated_gives_no_warning(self) -> None:
         state = AlarmState(profile_of(route_of(np.random.default_rng(11))))

@@ -24,8 +24,8 @@ CONTEXT = Row(
         shape=Shape.STACKED,
     ),
     Panel(
-        "Empty contexts",
-        "Share of answers without a passage: abstentions and empty retrievals.",
+        "Empty and insufficient contexts",
+        "Empty: abstentions and empty retrievals. Insufficient: probably nothing kept is relevant.",
         {
             "empty": share(
                 rate("ctxguard_context_passages_bucket", GUARD, selector='le="0.0"'),
@@ -33,6 +33,12 @@ CONTEXT = Row(
             ),
             "the retriever found nothing": share(
                 rate("ctxguard_flags_total", GUARD, selector='flag="empty_retrieval"'), _REQUESTS
+            ),
+            "insufficient": share(
+                rate(
+                    "ctxguard_context_sufficiency_total", GUARD, selector='verdict="insufficient"'
+                ),
+                rate("ctxguard_context_sufficiency_total", GUARD),
             ),
         },
         unit="percentunit",

@@ -46,6 +46,12 @@ class Signal(StrEnum):
     KEPT = "kept"
     EMPTY = "empty"
     """Whether no passage was kept: 0 or 1."""
+    INSUFFICIENT = "insufficient"
+    """Whether what was kept was called insufficient: 0 or 1."""
+
+
+_SHARES = frozenset({Signal.EMPTY, Signal.INSUFFICIENT})
+"""Signals that are 0 or 1 by themselves, without a reference."""
 
 
 class Signals(NamedTuple):
@@ -55,22 +61,26 @@ class Signals(NamedTuple):
         top_score: The best score; None where the retriever returned nothing.
         score_gap: The best score minus the second best; None below two candidates.
         kept: How many passages the policy kept.
+        insufficient: Whether they were called insufficient.
     """
 
     top_score: float | None
     score_gap: float | None
     kept: int
+    insufficient: bool = False
 
     @classmethod
-    def of(cls, scores: Iterable[float | None], kept: int) -> "Signals":
+    def of(
+        cls, scores: Iterable[float | None], kept: int, *, insufficient: bool = False
+    ) -> "Signals":
         """The signals of a ranking's scores, in any order; invalid scores are ignored.
 
         >>> Signals.of([0.5, None, 2.0, float("nan")], kept=1)
-        Signals(top_score=2.0, score_gap=1.5, kept=1)
+        Signals(top_score=2.0, score_gap=1.5, kept=1, insufficient=False)
         """
         best = nlargest(2, [float(score) for score in scores if is_valid(score)])  # type: ignore[arg-type]
         top = best[0] if best else None
-        return cls(top, best[0] - best[1] if len(best) == 2 else None, kept)
+        return cls(top, best[0] - best[1] if len(best) == 2 else None, kept, insufficient)
 
     def values(self) -> dict[Signal, float | None]:
         """By signal; None where undefined."""
@@ -79,6 +89,7 @@ class Signals(NamedTuple):
             Signal.SCORE_GAP: self.score_gap,
             Signal.KEPT: float(self.kept),
             Signal.EMPTY: float(self.kept == 0),
+            Signal.INSUFFICIENT: float(self.insufficient),
         }
 
 
@@ -137,7 +148,7 @@ class DriftWarning(NamedTuple):
         else:
             scale = (
                 "share of requests"
-                if signal is Signal.EMPTY
+                if signal in _SHARES
                 else "mean position among the calibration's values"
             )
             change = (
@@ -282,7 +293,7 @@ class DriftDetector:
 
 
 def drift_detectors(calibrated: RouteProfile) -> dict[Signal, DriftDetector]:
-    """The detectors of one route: for empty contexts, and for every signal with a reference."""
+    """The detectors of one route: of empty and insufficient contexts, and of its references."""
     n = None if calibrated.chosen_on is None else calibrated.chosen_on.queries
     references: dict[Signal, Reference | None] = {
         signal: Reference(calibrated.reference[signal.value], n)
@@ -290,6 +301,8 @@ def drift_detectors(calibrated: RouteProfile) -> dict[Signal, DriftDetector]:
         if signal.value in calibrated.reference
     }
     references[Signal.EMPTY] = None
+    if calibrated.sufficiency is not None and calibrated.sufficiency.model.threshold is not None:
+        references[Signal.INSUFFICIENT] = None
     share = 1.0 / len(references)
     return {
         signal: DriftDetector(reference, share=share) for signal, reference in references.items()

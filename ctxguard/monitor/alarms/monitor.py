@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.types import Mode, Route
+from ctxguard.core.types import Flag, Mode, Route
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms.actions import act_on
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
@@ -78,7 +78,11 @@ class AlarmMonitor:
         """Add the signals of a sample, judged or not."""
         if not self._is_of_profile(record):
             return
-        signals = Signals.of(record.scores.tolist(), kept=record.kept)
+        signals = Signals.of(
+            record.scores.tolist(),
+            kept=record.kept,
+            insufficient=Flag.INSUFFICIENT.value in record.flags,
+        )
         for alarm in self.state.add_signals(
             record.route, signals, time_seconds=record.time_seconds
         ):

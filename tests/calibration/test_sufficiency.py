@@ -1,0 +1,158 @@
+"""P(sufficient): what is fitted, the certified threshold, and when there is none."""
+
+import math
+
+import numpy as np
+import pytest
+from simulated_pools import DEPTH, calibrated, labelled, ranking_of, simulate
+
+from calibration.calibrate import calibrate
+from calibration.calibrate_route import Settings
+from calibration.pool_labels import label
+from calibration.report import report
+from calibration.sufficiency import (
+    calibrate_sufficiency,
+    certified_threshold,
+    fewest_for_threshold,
+    sufficiency_words,
+)
+from ctxguard.core.decision import decide
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.errors import ConfigurationError
+from ctxguard.profile.schema import SufficiencyProfile
+
+ALPHA, DELTA = 0.05, 0.1
+
+
+def fitted(**asked: object) -> SufficiencyProfile:
+    calibration = calibrated(600, noise=0.2, unanswerable=0.4, **asked)
+    own = calibration.profile.routes[Route.HYBRID].sufficiency
+    assert own is not None
+    return own
+
+
+class TestThreshold:
+    @pytest.mark.parametrize("n", [45, 60, 200])
+    def test_more_false_alarms_than_promised_are_as_rare_as_stated(self, n: int) -> None:
+        random = np.random.default_rng(n)
+        repeats = 2_000
+        # Of uniform probabilities, exactly the share t lies below t.
+        thresholds = [certified_threshold(random.random(n), ALPHA, DELTA) for _ in range(repeats)]
+        violations = np.mean([threshold > ALPHA for threshold in thresholds if threshold])
+        assert violations <= DELTA + 3 * math.sqrt(DELTA * (1 - DELTA) / repeats)
+
+    def test_it_is_not_lower_than_it_must_be(self) -> None:
+        # With 77 labels the second smallest would do in 90.2% of samples: P(Binomial < 2) ≤ 0.1.
+        values = np.linspace(0.01, 0.77, 77)
+        assert certified_threshold(values, ALPHA, DELTA) == pytest.approx(0.02)
+        assert certified_threshold(values[:76], ALPHA, DELTA) == pytest.approx(0.01)
+
+    def test_ties_are_not_counted_below_it(self) -> None:
+        assert certified_threshold([0.3] * 200, ALPHA, DELTA) == 0.3
+
+    def test_too_few_labels_give_none_and_one_more_gives_one(self) -> None:
+        n = fewest_for_threshold(ALPHA, DELTA)
+        assert certified_threshold([0.5] * (n - 1), ALPHA, DELTA) is None
+        assert certified_threshold([0.5] * n, ALPHA, DELTA) == 0.5
+        assert 0.95**n <= 0.1 < 0.95 ** (n - 1)
+
+    @pytest.mark.parametrize(("alpha", "delta"), [(0.0, 0.1), (1.0, 0.1), (0.05, 0.0)])
+    def test_shares_outside_0_and_1_are_refused(self, alpha: float, delta: float) -> None:
+        with pytest.raises(ConfigurationError, match="strictly between 0 and 1"):
+            certified_threshold([0.5], alpha, delta)
+
+
+class TestCalibration:
+    @pytest.mark.parametrize("policy", ["ratio", "expected_utility"])
+    def test_it_tells_contexts_apart_and_keeps_its_promise_on_new_queries(
+        self, policy: str
+    ) -> None:
+        own = fitted(policy=policy)
+        assert own.auroc is not None
+        assert own.auroc > 0.8
+        assert own.model.legs == ("dense", "lexical")
+        assert own.false_alarms is not None
+        assert own.false_alarms <= ALPHA * own.n_sufficient
+        assert own.detected is not None
+        assert own.detected > 0.2 * own.n_insufficient
+        calibration = calibrated(600, noise=0.2, unanswerable=0.4, policy=policy)
+        route = calibration.profile.routes[Route.HYBRID]
+        retriever, dataset = simulate(1_000, seed=1, noise=0.2, unanswerable=0.4)
+        alarms = []
+        for query in dataset.queries:
+            decision = decide(retriever.retrieve(query.text), route.policy)
+            if set(decision.kept_ids) & dataset.qrels[query.query_id].keys():
+                alarms.append(own.model.suffices(own.model.probability(decision)) is False)
+        # The promise itself fails in one calibration of ten; this one must be near it.
+        assert np.mean(alarms) <= 1.5 * ALPHA
+
+    def test_too_few_held_out_queries_give_a_probability_and_say_what_would_do(self) -> None:
+        calibration = calibrated(60, noise=0.25, unanswerable=0.5)
+        own = calibration.profile.routes[Route.HYBRID].sufficiency
+        assert own is not None
+        assert own.model.threshold is None
+        assert own.n_sufficient < own.needed == 45
+        assert "needs 45 held-out queries" in own.statement
+        assert f"there were {own.n_sufficient}." in own.statement
+
+    def test_without_held_out_queries_there_is_no_threshold(self) -> None:
+        retriever, dataset = simulate(100, noise=0.25, unanswerable=0.5)
+        settings = Settings(depth=DEPTH, held_out=0.0)
+        own = calibrate(retriever, dataset, settings).profile.routes[Route.HYBRID].sufficiency
+        assert own is not None
+        assert (own.model.threshold, own.n_sufficient, own.auroc) == (None, 0, None)
+
+    def test_where_every_context_holds_a_relevant_passage_nothing_is_fitted(self) -> None:
+        calibration = calibrated(120)
+        route = calibration.profile.routes[Route.HYBRID]
+        assert route.sufficiency is None
+        assert '"sufficiency"' not in calibration.profile.to_json()
+        assert sufficiency_words(None).startswith("Not fitted: it needs at least 5 queries")
+
+    def test_scores_that_carry_rank_only_tell_nothing(self) -> None:
+        rankings = [ranking_of([0.03, 0.02], kind=ScoreKind.RANK) for _ in range(40)]
+        pools, labels = labelled(rankings, [{"p0": number % 2} for number in range(40)])
+        assert calibrate_sufficiency(RatioPolicy(k=1), (pools, labels), None) is None
+
+    def test_the_same_labels_give_the_same_numbers(self) -> None:
+        retriever, dataset = simulate(120, noise=0.25, unanswerable=0.5)
+        again = [calibrate(retriever, dataset, Settings(depth=DEPTH)).profile for _ in range(2)]
+        assert again[0].to_json() == again[1].to_json()
+
+    def test_a_larger_share_of_false_alarms_detects_more(self) -> None:
+        strict, lax = fitted(policy="ratio"), fitted(policy="ratio", false_alarms=0.2)
+        assert (strict.model.threshold or 1.0) < (lax.model.threshold or 0.0)
+        assert "at most 0.2 are called insufficient" in lax.statement
+
+    def test_the_safe_profile_has_none(self) -> None:
+        calibration = calibrated(600, noise=0.2, unanswerable=0.4)
+        assert calibration.profile.safe().routes[Route.HYBRID].sufficiency is None
+
+    def test_the_report_says_it(self) -> None:
+        calibration = calibrated(600, noise=0.2, unanswerable=0.4)
+        own = calibration.profile.routes[Route.HYBRID].sufficiency
+        words = report(calibration).routes[0].sufficiency
+        assert words == sufficiency_words(own)
+        assert "AUROC on held-out queries 0." in words
+
+    def test_labels_of_the_kept_passages_decide_and_no_others(self) -> None:
+        # The second passage is relevant and never kept: no context is sufficient.
+        rankings = [ranking_of([0.9, 0.8], kind=ScoreKind.COSINE) for _ in range(40)]
+        pools, labels = labelled(rankings, [{"p1": 1}] * 40)
+        assert calibrate_sufficiency(RatioPolicy(k=1), (pools, labels), None) is None
+
+
+def test_pools_of_the_whole_calibration_are_labelled_once_more_alike() -> None:
+    calibration = calibrated(600, noise=0.2, unanswerable=0.4, policy="ratio")
+    assert calibration.held_out is not None
+    route = calibration.profile.routes[Route.HYBRID]
+    pools = calibration.pools[Route.HYBRID].subset(
+        [query.query_id for query in calibration.held_out.queries]
+    )
+    labels = label(pools, calibration.dataset)
+    kept = [decide(ranking, route.policy).n_kept for ranking in pools.rankings()]
+    holds = [bool(labels.relevant[row, :n].any()) for row, n in enumerate(kept)]
+    assert route.sufficiency is not None
+    assert route.sufficiency.n_sufficient == sum(holds)
+    assert route.sufficiency.n_insufficient == len(holds) - sum(holds)

@@ -1,0 +1,181 @@
+"""From a calibrated profile file through the guard: is what was kept enough, and who is told."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from simulated_pools import Recorded, calibrated, simulate
+
+from ctxguard.core.context import Assembly, Context
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import DropReason, Flag, Mode, Route
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import Profile, SegmentProfile
+from ctxguard.request.telemetry import Telemetry
+from tests.profiles import CERTIFICATE
+
+NOTICE = "Nothing that answers the question was found."
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return calibrated(600, noise=0.2, unanswerable=0.4).profile
+
+
+@pytest.fixture
+def file(profile: Profile, tmp_path: Path) -> Path:
+    profile.save(tmp_path / "profile.json")
+    return tmp_path / "profile.json"
+
+
+@pytest.fixture(scope="module")
+def retriever() -> Recorded:
+    """The system that was calibrated, over queries that the calibration has not seen."""
+    own, _ = simulate(200, seed=1, noise=0.2, unanswerable=0.4)
+    return Recorded(own.rankings, {"simulated": "0"})
+
+
+def guard_of(retriever: Recorded, profile: Path | Profile, **settings: Any) -> ContextGuard:
+    return ContextGuard(
+        retriever, profile=profile, telemetry=Telemetry(CollectorRegistry()), **settings
+    )
+
+
+def answers(guard: ContextGuard, retriever: Recorded, **asked: Any) -> Iterator[Context]:
+    return (guard.retrieve(query, **asked) for query in retriever.rankings)
+
+
+def first(guard: ContextGuard, retriever: Recorded, *, sufficient: bool) -> Context:
+    return next(each for each in answers(guard, retriever) if each.sufficient is sufficient)
+
+
+def test_most_contexts_with_a_relevant_passage_are_sufficient_and_many_others_are_not(
+    file: Path,
+) -> None:
+    own, dataset = simulate(200, seed=1, noise=0.2, unanswerable=0.4)
+    guard = guard_of(Recorded(own.rankings, {"simulated": "0"}), file)
+    verdicts: dict[bool, list[bool | None]] = {True: [], False: []}
+    for query in dataset.queries:
+        context = guard.retrieve(query.text)
+        holds = bool(set(context.kept_ids) & dataset.qrels[query.query_id].keys())
+        verdicts[holds].append(context.sufficient)
+        assert (Flag.INSUFFICIENT in context.flags) is (context.sufficient is False)
+    assert verdicts[True].count(False) <= 0.1 * len(verdicts[True])
+    assert verdicts[False].count(False) >= 0.2 * len(verdicts[False])
+
+
+def test_the_document_says_it(file: Path, retriever: Recorded) -> None:
+    context = first(guard_of(retriever, file), retriever, sufficient=False)
+    document = json.loads(json.dumps(context.to_dict()))
+    assert document["sufficient"] is False
+    assert 0.0 < document["p_sufficient"] == context.p_sufficient
+    assert document["flags"] == ["insufficient"]
+
+
+def test_it_is_counted_by_route(file: Path, retriever: Recorded) -> None:
+    registry = CollectorRegistry()
+    guard = ContextGuard(retriever, profile=file, telemetry=Telemetry(registry))
+    contexts = list(answers(guard, retriever))
+    insufficient = sum(context.sufficient is False for context in contexts)
+    assert insufficient > 0
+    metrics = generate_latest(registry).decode()
+    counted = 'ctxguard_context_sufficiency_total{route="hybrid",verdict='
+    assert f'{counted}"insufficient"}} {insufficient}.0' in metrics
+    assert f'{counted}"sufficient"}} {len(contexts) - insufficient}.0' in metrics
+    assert f'ctxguard_flags_total{{flag="insufficient"}} {insufficient}.0' in metrics
+
+
+class TestText:
+    def test_by_default_the_model_is_told_nothing(self, file: Path, retriever: Recorded) -> None:
+        context = first(guard_of(retriever, file), retriever, sufficient=False)
+        assert len(context) > 0
+        assert context.text == Assembly().render(context.passages)
+
+    def test_the_text_stands_before_the_passages(self, file: Path, retriever: Recorded) -> None:
+        guard = guard_of(retriever, file, assembly=Assembly(insufficient_text=NOTICE))
+        context = first(guard, retriever, sufficient=False)
+        assert context.text == f"{NOTICE}\n{Assembly().render(context.passages)}"
+        assert NOTICE not in first(guard, retriever, sufficient=True).text
+
+    def test_with_abstention_it_stands_alone_and_the_accounts_hold(
+        self, file: Path, retriever: Recorded
+    ) -> None:
+        assembly = Assembly(insufficient_text=NOTICE, abstain=True)
+        guard = guard_of(retriever, file, assembly=assembly)
+        context = first(guard, retriever, sufficient=False)
+        assert (context.text, context.passages, context.kept_ids) == (NOTICE, (), ())
+        dropped = context.dropped_by_reason
+        assert dropped[DropReason.INSUFFICIENT] == context.decision.n_kept > 0
+        assert sum(dropped.values()) == context.candidates
+        verdict = next(each for each in context.verdicts if each.reason is DropReason.INSUFFICIENT)
+        assert verdict.kept_if[0].setting == "abstain"
+        assert len(first(guard, retriever, sufficient=True)) > 0
+
+    def test_it_stands_where_nothing_was_retrieved_calibrated_or_not(self) -> None:
+        guard = ContextGuard(
+            lambda query, depth: [],
+            score_kind="cosine",
+            assembly=Assembly(insufficient_text=NOTICE),
+            telemetry=Telemetry(CollectorRegistry()),
+        )
+        context = guard.retrieve("anything")
+        assert (context.text, context.sufficient) == (NOTICE, None)
+
+    def test_shadow_records_the_verdict_and_serves_the_bare_passages(
+        self, file: Path, retriever: Recorded
+    ) -> None:
+        assembly = Assembly(insufficient_text=NOTICE, abstain=True)
+        guard = guard_of(retriever, file, assembly=assembly, mode=Mode.SHADOW)
+        context = first(guard, retriever, sufficient=False)
+        assert len(context) == 5
+        assert NOTICE not in context.text
+
+
+class TestUnknown:
+    def test_off_decides_nothing(self, file: Path, retriever: Recorded) -> None:
+        context = next(answers(guard_of(retriever, file, mode="off"), retriever))
+        assert (context.sufficient, context.p_sufficient) == (None, None)
+
+    def test_without_a_threshold_there_is_a_probability_alone(
+        self, profile: Profile, retriever: Recorded
+    ) -> None:
+        route = profile.routes[Route.HYBRID]
+        assert route.sufficiency is not None
+        model = replace(route.sufficiency.model, threshold=None)
+        fitted = route.sufficiency.model_copy(update={"model": model})
+        routes = {Route.HYBRID: route.model_copy(update={"sufficiency": fitted})}
+        guard = guard_of(retriever, profile.model_copy(update={"routes": routes}))
+        for context in answers(guard, retriever):
+            assert context.sufficient is None
+            assert context.p_sufficient is not None
+            assert context.flags == ()
+
+    def test_another_system_another_policy_and_a_segment_of_its_own_have_none(
+        self, file: Path, profile: Profile, retriever: Recorded
+    ) -> None:
+        other = Recorded(retriever.rankings, {"simulated": "other"})
+        own = SegmentProfile(policy=RatioPolicy(k=2), certificate=CERTIFICATE)
+        route = profile.routes[Route.HYBRID].model_copy(update={"segments": {"a": own}})
+        segmented = profile.model_copy(update={"routes": {Route.HYBRID: route}})
+        by_hand = ContextGuard(
+            retriever, policy=RatioPolicy(), telemetry=Telemetry(CollectorRegistry())
+        )
+        contexts = [
+            next(answers(guard_of(other, file), retriever)),
+            next(answers(by_hand, retriever)),
+            next(answers(guard_of(retriever, segmented), retriever, segment="a")),
+        ]
+        assert [context.p_sufficient for context in contexts] == [None, None, None]
+        context = next(answers(guard_of(retriever, segmented), retriever, segment="b"))
+        assert context.p_sufficient is not None
+
+
+def test_a_profile_read_from_its_file_is_the_one_that_was_written(
+    file: Path, profile: Profile
+) -> None:
+    assert Profile.load(file) == profile
+    assert Profile.load(file).profile_id == profile.profile_id
