@@ -177,7 +177,7 @@ class TestRecallLoss:
         rates = JudgingRates(
             dropped_rate=0.0, full_pool_rate=1.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
         )
-        assert self.loss(make_context, rates) == 2 / 3
+        assert self.loss(make_context, rates) == 1 / 2
 
     def test_a_pool_judged_because_nothing_served_was_relevant_has_none(
         self, make_context: MakeContext
@@ -216,7 +216,11 @@ class TestRecallLoss:
         """Also where some pools are judged only because nothing relevant was served."""
         rng = random.Random(4)
         rates = JudgingRates(
-            dropped_rate=0.1, full_pool_rate=0.1, full_pool_rate_if_no_hit=1.0, baseline_rate=0.2
+            dropped_rate=0.1,
+            full_pool_rate=0.1,
+            full_pool_rate_if_no_hit=1.0,
+            baseline_rate=0.2,
+            baseline_k=10,
         )
         design, context = InclusionDesign(rates), make_context(POOL, 3)
         truth, found = [], []
