@@ -135,7 +135,7 @@ class TestEvidence:
 
     def test_held_out_labels_do_not_move_the_choice(self) -> None:
         retriever, dataset = simulate(80)
-        asked = Settings(depth=DEPTH)
+        asked = Settings(depth=DEPTH, held_out=0.5)
         result = calibrate(retriever, dataset, asked)
         assert result.held_out is not None
         emptied = {q.query_id: {} for q in result.held_out.queries}
