@@ -279,7 +279,8 @@ def candidate_order(
     if by_rank and all(score is None for score in scores):
         return (*_upstream_order(ranking), None)
     set_aside: tuple[tuple[int, DropReason], ...] = ()
-    positions = _strict_order(scores) if _plain(distinct, n) else ()
+    are_plain = len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS)
+    positions = _strict_order(scores) if are_plain else ()
     if not positions:
         positions, set_aside = _sorted_candidates(ranking)
         if not positions:
@@ -291,11 +292,6 @@ def candidate_order(
     if ranking.kind is ScoreKind.DISTANCE:
         positions, set_aside = _sorted_candidates(ranking, by_score=False)
     return positions, set_aside, Flag.DOMAIN_VIOLATION
-
-
-def _plain(distinct: set[str], n: int) -> bool:
-    """Whether n candidates have these ids each once, and none of them is padding."""
-    return len(distinct) == n and distinct.isdisjoint(_FAISS_PADDING_IDS)
 
 
 def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:

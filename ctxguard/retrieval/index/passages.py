@@ -153,7 +153,7 @@ class PassageLines:
         return len(self._starts)
 
     def __getitem__(self, position: int, /) -> Passage:
-        record = json.loads(self.line(position))
+        record = json.loads(self._lines[self._starts[position] : self._ends[position]])
         return Passage(
             record["_id"], record["text"], record.get("title", ""), record.get("metadata")
         )
