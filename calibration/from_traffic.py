@@ -23,7 +23,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import Ranking, Route
-from ctxguard.errors import CalibrationError
+from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -200,9 +200,15 @@ def recalibrate(
             profile in force.
 
     Raises:
+        ConfigurationError: the settings hold nothing out.
         CalibrationError: the profile has no policy for the route, the labels do not support a
             choice, or no query would be held out.
     """
+    if settings.held_out == 0.0:
+        raise ConfigurationError(
+            "no query would be held out with held_out 0: old and new are compared on queries held "
+            "out, so give a share above 0"
+        )
     if settings.held_out_share(len(traffic.dataset.answerable)) == 0.0:
         raise CalibrationError(
             f"no query would be held out of {len(traffic.dataset.answerable)} that have a "

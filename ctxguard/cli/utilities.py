@@ -77,7 +77,7 @@ def fit_utilities(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
-        print_json(document)
+        print_json({**document, "notes": list(fit.notes)})
     else:
         _print(fit, metrics, Output(), out)
 

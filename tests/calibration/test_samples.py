@@ -16,7 +16,7 @@ from calibration.from_traffic import (
     recalibrate,
 )
 from ctxguard.core.types import Passage, Route
-from ctxguard.errors import CalibrationError
+from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
@@ -285,5 +285,5 @@ class TestRecalibrating:
     def test_without_held_out_queries_there_is_no_comparison(
         self, traffic: JudgedTraffic, in_force: Profile
     ) -> None:
-        with pytest.raises(CalibrationError, match="no query would be held out of 160"):
+        with pytest.raises(ConfigurationError, match="no query would be held out"):
             recalibrate(traffic, in_force, Settings(depth=DEPTH, held_out=0.0))

@@ -253,7 +253,7 @@ class TestAlarms:
         for _ in range(2):
             result = once(traffic, "--profile", file)
             assert result.exit_code == 1
-            assert "judged recall loss against the retriever's first 10" in " ".join(
+            assert "judged recall loss against the retriever's first 5" in " ".join(
                 result.stdout.split()
             )
         profile_of(RatioPolicy(k=10)).save(file)

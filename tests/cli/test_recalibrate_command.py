@@ -107,7 +107,7 @@ def test_no_row_of_the_comparison_is_broken(
     lines = [line.split() for line in result.stdout.splitlines()]
     (head,) = [place for place, words in enumerate(lines) if words[:1] == ["metric"]]
     table = lines[head + 2 : lines.index([], head)]
-    assert len(table) == 10
+    assert len(table) == 12
     assert all(row[-1] in ("better", "worse", "higher", "lower", "noise", "data") for row in table)
 
 
