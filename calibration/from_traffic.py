@@ -9,7 +9,7 @@ replaces the judge's.
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calibration.calibrate import Calibration, Passes, calibrate
@@ -21,7 +21,7 @@ from calibration.pool_labels import label
 from calibration.retrievers import RecordedRankings
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import Negative
-from ctxguard.core.policies import Policy
+from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.judges import Judgment
@@ -194,7 +194,8 @@ def recalibrate(
     Args:
         traffic: From ``judged_traffic``.
         profile: The profile in force; it must have a policy for the route of the traffic.
-        settings: How to choose; some queries must be held out.
+        settings: How to choose; some queries must be held out. The serving k is that of the
+            profile in force.
         passes: Reports progress.
         corpus_sketch: Of the corpus that the traffic was answered from; None for that of the
             profile in force.
@@ -222,6 +223,9 @@ def recalibrate(
             f"the profile in force has no policy for route {route.value}, which answered; "
             f"it has {', '.join(sorted(each.value for each in profile.routes))}"
         )
+    if isinstance(before.safe_policy, RatioPolicy):
+        # What was served when the profile was made, which the guard falls back to.
+        settings = replace(settings, serving_k=before.safe_policy.k)
     calibration = calibrate(
         RecordedRankings(traffic.rankings),
         traffic.dataset,

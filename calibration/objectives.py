@@ -78,7 +78,7 @@ def keep_recall(
 
 
 def _sizes(grid: Grid, serving_k: int) -> list[int]:
-    """Indices of the sizes of context to try, ascending; the largest of the grid at most."""
+    """Indices of the sizes of context to try, ascending, as far as the grid has them."""
     ks = grid.keep_table.ks
     wanted = {round(serving_k * factor) for factor in _WIDER}
     return [index for index, k in enumerate(ks.tolist()) if k in wanted]

@@ -120,7 +120,7 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     output.facts([("corpus", corpus), ("questions", questions)])
     for note in dataset.notes:
         output.note(note)
-    output.heading("2. Calibration: the same recall with fewer passages")
+    output.heading("2. Calibration: keep the recall of the first 5, with less harm")
     print_summary(Route.HYBRID, calibration, output)
     others = [route for route in routes if route is not Route.HYBRID]
     output.heading("when a stage is down")

@@ -9,6 +9,7 @@ import typer
 
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
+from ctxguard.cli._inputs import read_labelled
 
 if TYPE_CHECKING:
     from calibration.reader.predictive_auc import PredictiveAuc
@@ -33,7 +34,7 @@ def fit_utilities(
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="BEIR folder with the labels of the queries.")
     ],
-    split: Annotated[str, _options.split("test")] = "test",
+    split: Annotated[str | None, _options.split("test")] = None,
     reader: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +59,6 @@ def fit_utilities(
     contexts. Shows which costs the answers identify, and how often each metric gives the right one
     of two answers the higher value.
     """
-    from calibration.data.readers import read_beir
     from calibration.reader.answers import of_reader, read_answers
     from calibration.reader.predictive_auc import predictive_aucs
     from calibration.reader.saved_utilities import utilities_document
@@ -66,7 +66,8 @@ def fit_utilities(
 
     if out is not None:
         check_writable(out, "--out")
-    marked, dataset = of_reader(read_answers(answers), reader), read_beir(data, split)
+    marked, labelled = of_reader(read_answers(answers), reader), read_labelled(data, split, "test")
+    dataset = labelled.dataset
     fit = fit_reader(marked, dataset)
     metrics = predictive_aucs(marked, dataset, fit, seed=seed)
     document = {
@@ -77,9 +78,12 @@ def fit_utilities(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if as_json:
-        print_json({**document, "notes": list(fit.notes)})
+        print_json({**document, "notes": [*labelled.notes, *fit.notes]})
     else:
-        _print(fit, metrics, Output(), out)
+        output = Output()
+        for note in labelled.notes:
+            output.note(note)
+        _print(fit, metrics, output, out)
 
 
 def _print(
