@@ -85,7 +85,7 @@ def naive(relative: FloatArray, labels: PoolLabels) -> Means:
     n_queries, depth = relative.shape
     sums = {
         name: np.zeros((len(KS), RATIOS.size))
-        for name in ("udcg_strict", "harm", "recall_loss", "kept")
+        for name in ("udcg_strict", "harm", "recall_loss", "recall_difference", "kept")
     }
     discount = [1.0 / np.log2(rank + 1.0) for rank in range(1, depth + 1)]
     defined = 0
@@ -109,8 +109,10 @@ def naive(relative: FloatArray, labels: PoolLabels) -> Means:
                 sums["kept"][row, column] += kept
                 if n_relevant:
                     sums["recall_loss"][row, column] += 1.0 - found / n_relevant
+                    # The baseline is the whole pool, whose recall is 1.
+                    sums["recall_difference"][row, column] += found / n_relevant - 1.0
     return {
-        name: values / (defined if name == "recall_loss" else n_queries)
+        name: values / (defined if name.startswith("recall") else n_queries)
         for name, values in sums.items()
     }
 
