@@ -188,7 +188,7 @@ def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -
     )
     profile = profile_with({Route.EXTERNAL: calibrated})
     live = Watching(
-        LabelJudge(QRELS),
+        LabelJudge({"one": {"p0": 1, "p4": 1}}),
         rates=JudgingRates(baseline_rate=1.0),
         alarms=AlarmState(profile, drift=False),
     )
