@@ -1,4 +1,4 @@
-"""Calibrate a search function of your own, measure the choice, and serve by it.
+"""Calibrate a search function of your own, see what the choice achieves on its labels, serve by it.
 
 python examples/calibrate_a_callable.py
 """
