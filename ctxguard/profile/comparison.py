@@ -12,8 +12,8 @@ DEFAULT_MAX_CORPUS_CHANGE = 0.3
 
 In ``benchmarks.corpus_drift`` a profile made anew was better at 0.7: in strict UDCG where passages
 were added around the relevant ones, in recall where they were added at random. At 0.5 nothing was
-shown, with few repeats; 0.3 leaves a margin. Even at 0.7 the former profile had more strict UDCG than
-the first 5, so it still applies beyond this share, flagged.
+shown, with few repeats; 0.3 leaves a margin. Even at 0.7 the former profile had more strict UDCG
+than the first 5, so it still applies beyond this share, flagged.
 """
 
 _OF_THE_CORPUS = frozenset({"corpus_size", "corpus_digest"})
