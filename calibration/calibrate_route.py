@@ -247,7 +247,9 @@ def calibrate_route(
     certification: Certification | None = None
     segments: dict[str, SegmentProfile] = {}
     if settings.promise is not None:
-        policy, certification, segments = _promised(part, chosen_on, make, settings)
+        policy, certification, segments = _promised(
+            part, chosen_on, make, settings.promise, settings
+        )
         index = certification.grid_index
     else:
         index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
@@ -273,8 +275,10 @@ def calibrate_route(
     ]
     differences = _recall_differences(options[0].metrics, options[1].metrics, settings.seed)
     certificate = None
-    if certification is not None:
-        certificate = _promise_kept(certification, settings, is_today=index is None)
+    if certification is not None and settings.promise is not None:
+        certificate = _promise_kept(
+            certification, settings.promise, settings, is_today=index is None
+        )
     elif held_out is not None and index is not None:
         certificate = _cost_certificate(options[1].metrics, differences, settings)
     profile = RouteProfile(
@@ -305,11 +309,11 @@ def calibrate_route(
 def _promised(
     part: Callable[[Dataset], tuple[Pools, PoolLabels]],
     chosen_on: Dataset,
-    make: Callable[[Pools, PoolLabels, Settings], "_Candidates"],
+    make: Callable[[Pools, PoolLabels, Settings], _Candidates],
+    promise: Promise,
     settings: Settings,
 ) -> tuple[Policy, Certification, dict[str, SegmentProfile]]:
     """The policy that keeps the promise, how it was tested, and the segments' own policies."""
-    promise = settings.promise or Promise()
     fit_part, test_part = ordering_and_test_parts(chosen_on, settings.seed)
     ordering, testing = part(fit_part), part(test_part)
     candidates = make(*ordering, settings)
@@ -418,10 +422,9 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
 
 
 def _promise_kept(
-    certification: Certification, settings: Settings, *, is_today: bool
+    certification: Certification, promise: Promise, settings: Settings, *, is_today: bool
 ) -> Certificate | None:
     """The certificate of a promise; None where the baseline is kept and harm was promised too."""
-    promise = settings.promise or Promise()
     if is_today and (promise.beta is not None or certification.n_recall == 0):
         return None
     certificate = _certificate(certification, promise, settings)

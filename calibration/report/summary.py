@@ -16,6 +16,7 @@ from calibration.calibrate_route import (
 from calibration.compare.paired_differences import paired_difference
 from calibration.evaluate import bootstrap_interval
 from calibration.report.data import OptionRow, Summary, SummaryRow
+from ctxguard.core.types import FloatArray
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import Interval
 
@@ -72,7 +73,7 @@ def summarise(outcome: RouteOutcome, settings: Settings, *, held_out: bool) -> S
     )
 
 
-def _mean(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float | None:
+def _mean(values: FloatArray) -> float | None:
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if defined.size else None
 
