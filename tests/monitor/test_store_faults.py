@@ -317,7 +317,7 @@ class TestForeign:
     def test_a_newer_schema_is_refused_with_both_versions_and_not_touched(self, file: Path) -> None:
         self.newer(file)
         before = file.read_bytes()
-        with pytest.raises(StoreSchemaError, match="version 7, this release reads 1") as caught:
+        with pytest.raises(StoreSchemaError, match="version 7, this release reads 2") as caught:
             SampleStore.open(f"sqlite:///{file}")
         assert (caught.value.found, caught.value.known) == (7, 1)
         assert file.read_bytes() == before
@@ -331,7 +331,7 @@ class TestForeign:
         open_store(postgresql_url)
         with psycopg.connect(postgresql_url) as connection:
             connection.execute("UPDATE ctxguard_schema SET version = 7")
-        with pytest.raises(StoreSchemaError, match="version 7, this release reads 1"):
+        with pytest.raises(StoreSchemaError, match="version 7, this release reads 2"):
             SampleStore.open(postgresql_url)
 
     def test_a_release_that_was_overtaken_stops_writing_when_it_connects(

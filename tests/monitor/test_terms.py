@@ -66,7 +66,8 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
         missed, probability = request.missed_relevant, request.audit_probability
         if missed is None or dropped is None or probability == 0.0:
             return None
-        return missed / probability, (missed + dropped + kept) / probability, 1.0
+        share = request.audited_share
+        return missed / probability, (missed + dropped + kept) / probability, share
     value = {
         Metric.UDCG: udcg(request.utilities).value,
         Metric.GAIN: udcg(request.utilities).gain,

@@ -82,6 +82,7 @@ class JudgedRequest:
     missed_relevant: float | None = None
     audit_probability: float = 0.0
     partial_pool_relevant: int | None = None
+    audited_share: float = 0.0
 
     @property
     def kept_relevant(self) -> int:
@@ -108,6 +109,7 @@ class JudgedRequest:
             self.missed_relevant,
             self.audit_probability,
             self.partial_pool_relevant,
+            self.audited_share,
         )
         return _PACKED.pack(
             *[_NAN if number is None else float(number) for number in numbers],
@@ -132,6 +134,7 @@ _NUMBERS = (
     "missed_relevant",
     "audit_probability",
     "partial_pool_relevant",
+    "audited_share",
 )
 ROW = np.dtype([*((name, "<f8") for name in _NUMBERS), ("session", "<i8")])
 """One judged request; NaN is None. ``session`` is a hash, 0 for a request by itself."""
@@ -246,7 +249,7 @@ def _retriever_miss(table: Table) -> _Columns:
     probability = np.where(table["audit_probability"] > 0.0, table["audit_probability"], np.nan)
     missed = table["missed_relevant"]
     in_pool = table["dropped_relevant"] + table["kept_relevant"]
-    return missed / probability, (missed + in_pool) / probability, np.ones(len(table))
+    return missed / probability, (missed + in_pool) / probability, table["audited_share"]
 
 
 _TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {

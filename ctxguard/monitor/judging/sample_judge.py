@@ -94,6 +94,7 @@ class SampleJudge:
                 request,
                 missed_relevant=self._audit.missed(len(beyond), list(of_beyond.values())),
                 audit_probability=self._audit.probability,
+                audited_share=self._audit.judged,
             )
         return SampleVerdicts(request, verdicts, n_wanted, n_wanted - n_valid)
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store.types import State
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = sa.MetaData()
 
@@ -102,6 +102,12 @@ workers = sa.Table(
     sa.Column("sampled", sa.BigInteger, nullable=False),
     sa.Column("stored", sa.BigInteger, nullable=False),
     sa.Column("lost", sa.Text, nullable=False),
+    # In the process's memory when it last wrote: neither stored nor lost.
+    sa.Column("pending", sa.BigInteger, nullable=False, server_default="0"),
+    # Number of the batch stored last: one that is sent again is stored once.
+    sa.Column("batch", sa.BigInteger, nullable=False, server_default="0"),
+    # When it last wrote, by the clock of leases.
+    sa.Column("heard_at", sa.Double),
     sa.Column("closed", sa.Boolean, nullable=False),
 )
 
@@ -125,6 +131,55 @@ label_queue = sa.Table(
     sa.Column("place", _Id, primary_key=True),
     sa.Column("sample_id", _Id, nullable=False, unique=True),
     sa.Column("reason", sa.Text, nullable=False),
+)
+
+# An export of samples for people to grade: all eligible ones whose number, divided by its weight,
+# was below the threshold.
+label_picks = sa.Table(
+    "ctxguard_label_picks",
+    metadata,
+    sa.Column("pick_id", _Id, primary_key=True),
+    sa.Column("series_id", _Id, nullable=False),
+    sa.Column("time_seconds", sa.Double, nullable=False),
+    sa.Column("depth", sa.Text, nullable=False),
+    sa.Column("is_weighted", sa.Boolean, nullable=False),
+    sa.Column("threshold", sa.Double, nullable=False),
+)
+
+# The samples that were picked at random, and with what probability by all picks together.
+picked = sa.Table(
+    "ctxguard_picked",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("depth", sa.Text, primary_key=True),
+    sa.Column("pick_id", _Id, nullable=False),
+    sa.Column("probability", sa.Double, nullable=False),
+)
+
+# What estimates need of a sample that people graded completely; it outlives the sample.
+graded = sa.Table(
+    "ctxguard_graded",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("series_id", _Id, nullable=False, index=True),
+    sa.Column("time_seconds", sa.Double, nullable=False),
+    sa.Column("route", sa.Text, nullable=False),
+    sa.Column("depth", sa.Text, nullable=False),
+    # Rows of estimates: by the grades of people, and by the judge's.
+    sa.Column("human", sa.LargeBinary, nullable=False),
+    sa.Column("judge", sa.LargeBinary, nullable=False),
+    # The newest label in it: with a newer one the row is made again.
+    sa.Column("last_label_id", sa.BigInteger, nullable=False),
+)
+
+# What judging has spent or reserved in one hour or day.
+budgets = sa.Table(
+    "ctxguard_budgets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("period", sa.Text, primary_key=True),
+    sa.Column("calls", sa.Double, nullable=False),
+    sa.Column("cost", sa.Double, nullable=False),
 )
 
 feedback = sa.Table(

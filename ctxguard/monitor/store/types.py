@@ -45,6 +45,17 @@ WEIGHTED = "weighted"
 PICK_REASONS = (RANDOM, WEIGHTED)
 """Any other reason targets a sample, such as the alarm that it is evidence of."""
 
+
+class LabelDepth(StrEnum):
+    """How much of a sample people grade."""
+
+    SERVED = "served"
+    """What was served; where none of it is relevant, also whether the pool holds a relevant
+    passage. Enough for precision, MRR and UDCG."""
+    POOL = "pool"
+    """Also the dropped passages that the sample chose for judging. Recall needs these."""
+
+
 FINAL_STATES = frozenset({State.JUDGED, State.INCOMPLETE, State.FAILED, State.SKIPPED})
 
 
