@@ -145,11 +145,14 @@ def _incomplete(
     """Samples with labels that still lack others."""
     from ctxguard.monitor.labels.human import positions_to_label
     from ctxguard.monitor.sampling.record import SampleRecord
+    from ctxguard.monitor.store import LabelDepth
 
     return [
         sample_id
         for sample_id, payload in store.payloads(list(verdicts)).items()
-        if positions_to_label(SampleRecord.from_bytes(payload), verdicts[sample_id])
+        if positions_to_label(
+            SampleRecord.from_bytes(payload), verdicts[sample_id], LabelDepth.POOL, ()
+        )
     ]
 
 

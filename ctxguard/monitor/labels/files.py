@@ -20,7 +20,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import positions_to_label
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelRow
+from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelDepth, LabelRow
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 """The beginning of a cell that a spreadsheet takes for a formula, or of one that was escaped."""
@@ -59,7 +59,7 @@ def rows_to_label(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> lis
         record: The sample.
         verdicts: Those of people so far, by passage id.
     """
-    positions = positions_to_label(record, verdicts)
+    positions = positions_to_label(record, verdicts, LabelDepth.POOL, ())
     shuffle = HashSampler("label rows")
     passages = [record.passage(position) for position in positions]
     passages.sort(key=lambda passage: shuffle.uniform(f"{record.request_id}\0{passage.passage_id}"))

@@ -1,18 +1,25 @@
 """The labels of people on sampled passages: which passages they grade, and their verdicts.
 
-Human labels correct the judge, so people grade a random part of the samples, and of each sample
-the same passages as the judge. Where annotators disagree, ``core.adjudication`` decides. Pure: no
-I/O, no clock, no logging.
+Human labels correct the judge, so people grade a random part of the samples, and of each sample as
+few passages as the estimates need. Where annotators disagree, ``core.adjudication`` decides. Pure:
+no I/O, no clock, no logging.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ctxguard.core.adjudication import Vote, adjudicate
 from ctxguard.core.metrics import Negative
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelRow
+from ctxguard.monitor.store import LabelDepth, LabelRow
+
+WHOLE_POOL_RATE = 0.2
+"""Share of the requests, of those in which neither the judge nor people saw a relevant passage,
+whose whole pool people grade."""
+
+_WHOLE_POOL = HashSampler("label whole pool")
 
 _SOURCE = "human"
 """Other sources, such as users' reactions, see only what was served."""
@@ -64,21 +71,102 @@ def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanVerdicts:
     )
 
 
-def positions_to_label(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> list[int]:
-    """Positions of the passages that people still have to grade, best first.
+def positions_to_label(
+    record: SampleRecord,
+    verdicts: Mapping[str, Judgment],
+    depth: LabelDepth,
+    judged: Collection[str],
+) -> list[int]:
+    """Positions of the passages that people may still have to grade; none once all is graded.
 
-    These are all served passages, and the dropped ones that were chosen when the sample was taken.
-    Whether that is the full pool can depend on whether a served passage is relevant, so the full
-    pool is included only once all served passages are graded.
+    First what is needed in any case, best first. Then, where nothing relevant was served, the
+    passages of the search (see ``search``) one after the other: it ends at the first that is
+    relevant, and the rest need no grade.
 
     Args:
         record: The sample.
         verdicts: Those of people so far, by passage id.
+        depth: How much of the sample people grade.
+        judged: Ids of the dropped passages that the judge called relevant.
     """
     ids = record.passage_ids
-    missing = [position for position in record.served if ids[position] not in verdicts]
-    of_served = [verdicts[ids[position]] for position in record.served if ids[position] in verdicts]
-    has_hit = any(verdict.grade > 0 for verdict in of_served)
-    # Until all of the served are graded, only what is needed in either case.
-    to_judge = record.to_judge(has_hit=has_hit or bool(missing))
-    return missing + [position for position in to_judge if ids[position] not in verdicts]
+    needed = [
+        position for position in needed_positions(record, depth) if ids[position] not in verdicts
+    ]
+    if has_hit(record, verdicts) or first_found(record, verdicts, depth, judged) is not None:
+        return needed
+    likely, rest = search(record, depth, judged)
+    return needed + [
+        position
+        for position in (*likely, *(rest if searches_whole_pool(record) else ()))
+        if ids[position] not in verdicts and position not in needed
+    ]
+
+
+def needed_positions(record: SampleRecord, depth: LabelDepth) -> tuple[int, ...]:
+    """Positions of the passages that people grade whatever they find, best first.
+
+    All that was served; with ``LabelDepth.POOL`` also the dropped ones that were chosen when the
+    sample was taken, whatever was served.
+    """
+    if depth is LabelDepth.SERVED:
+        return record.served
+    return (*record.served, *record.to_judge(has_hit=True))
+
+
+def has_hit(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> bool:
+    """Whether a served passage is relevant, as far as people have graded."""
+    return any(_is_relevant(record, verdicts, position) for position in record.served)
+
+
+def search(
+    record: SampleRecord, depth: LabelDepth, judged: Collection[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where people look for a relevant passage if nothing relevant was served.
+
+    Whether such a request counts in MRR depends on whether its pool holds a relevant passage.
+    The judge says where one is likely. If people confirm none of these, the rest of the pool is
+    graded for a random part of the requests only (``searches_whole_pool``), each of which stands
+    for 1 / ``WHOLE_POOL_RATE``.
+
+    Returns:
+        Positions of the dropped passages that are looked at first, those needed anyway included,
+        and of the others; each best first.
+    """
+    ids, needed = record.passage_ids, set(needed_positions(record, depth))
+    likely = tuple([one for one in record.dropped if one in needed or ids[one] in judged])
+    rest = tuple([one for one in record.dropped if one not in likely])
+    return likely, rest
+
+
+def searches_whole_pool(record: SampleRecord) -> bool:
+    """Whether the rest of the pool is searched too, if the likely passages are not relevant."""
+    return _WHOLE_POOL.selects(record.request_id, WHOLE_POOL_RATE)
+
+
+def first_found(
+    record: SampleRecord,
+    verdicts: Mapping[str, Judgment],
+    depth: LabelDepth,
+    judged: Collection[str],
+) -> float | None:
+    """The probability with which a relevant passage that people found by the search was found.
+
+    Returns:
+        1.0 where it is among the likely ones; ``WHOLE_POOL_RATE`` where it is among the rest, and
+        none of the likely ones is relevant; None where none was found yet.
+    """
+    likely, rest = search(record, depth, judged)
+    if any(_is_relevant(record, verdicts, position) for position in likely):
+        return 1.0
+    if not searches_whole_pool(record):
+        return None
+    if any(record.passage_ids[position] not in verdicts for position in likely):
+        return None
+    found = any(_is_relevant(record, verdicts, position) for position in rest)
+    return WHOLE_POOL_RATE if found else None
+
+
+def _is_relevant(record: SampleRecord, verdicts: Mapping[str, Judgment], position: int) -> bool:
+    verdict = verdicts.get(record.passage_ids[position])
+    return verdict is not None and verdict.grade > 0

@@ -168,6 +168,8 @@ graded = sa.Table(
     # Rows of estimates: by the grades of people, and by the judge's.
     sa.Column("human", sa.LargeBinary, nullable=False),
     sa.Column("judge", sa.LargeBinary, nullable=False),
+    # Passages on whose relevance annotators disagree.
+    sa.Column("disagreements", sa.Integer, nullable=False),
     # The newest label in it: with a newer one the row is made again.
     sa.Column("last_label_id", sa.BigInteger, nullable=False),
 )

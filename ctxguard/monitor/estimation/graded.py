@@ -1,0 +1,90 @@
+"""Samples that people have graded completely, as the rows that estimates need.
+
+The rows are made while the text is at hand and outlive it. Labels that arrive later replace them.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from ctxguard.core.metrics import Utilities
+from ctxguard.monitor.estimation.reduce import judged_request
+from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.human import (
+    WHOLE_POOL_RATE,
+    first_found,
+    has_hit,
+    needed_positions,
+    positions_to_label,
+)
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import LabelDepth
+
+
+def depth_graded(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> LabelDepth | None:
+    """How much of a sample people have graded; None where not even all that was served.
+
+    The search that follows where nothing relevant was served may be open.
+    """
+    for depth in (LabelDepth.POOL, LabelDepth.SERVED):
+        needed = needed_positions(record, depth)
+        if all(record.passage_ids[position] in verdicts for position in needed):
+            return depth
+    return None
+
+
+def graded_request(
+    record: SampleRecord,
+    verdicts: Mapping[str, Judgment],
+    depth: LabelDepth,
+    judged: Collection[str],
+    *,
+    utilities: Utilities,
+    max_grade: int,
+    probability: float,
+) -> JudgedRequest:
+    """A graded sample by the grades of people.
+
+    Its probabilities are those of what people grade, which is less than what the judge does (see
+    ``labels.human``): what they happened to grade besides is left out. Where nothing relevant was
+    served, ``pool_relevant`` is 1 where the search found one, 0 where it ended without, and None
+    while it is open.
+
+    Args:
+        record: The sample.
+        verdicts: Those of people, by passage id.
+        depth: As ``depth_graded`` returned it.
+        judged: Ids of the dropped passages that the judge called relevant.
+        utilities: What a passage is worth.
+        max_grade: The highest grade of the scale.
+        probability: With which it was sampled and then taken up for judging.
+    """
+    needed = {record.passage_ids[position] for position in needed_positions(record, depth)}
+    by_chance = replace(
+        record,
+        full_pool_if_no_hit=record.full_pool,
+        rates=replace(record.rates, full_pool_rate_if_no_hit=record.rates.full_pool_rate),
+    )
+    highest = max([max_grade, *(verdict.grade for verdict in verdicts.values())])
+    request = judged_request(
+        by_chance,
+        {name: verdict for name, verdict in verdicts.items() if name in needed},
+        utilities=utilities,
+        max_grade=highest,
+        probability=probability,
+    )
+    if depth is LabelDepth.SERVED:
+        request = replace(request, dropped_relevant=None, pool_relevant=None, recall_loss=None)
+    if has_hit(record, verdicts):
+        return request
+    found = first_found(record, verdicts, depth, judged)
+    chance = WHOLE_POOL_RATE if found is None else found
+    is_open = bool(positions_to_label(record, verdicts, depth, judged))
+    return replace(
+        request,
+        # Its recall and its reciprocal rank are 0 if there is any.
+        pool_relevant=None if is_open else 0 if found is None else 1,
+        partial_pool_relevant=None,
+        full_pool_probability=chance,
+        full_pool_probability_if_no_hit=chance,
+    )
