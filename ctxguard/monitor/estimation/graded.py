@@ -8,17 +8,71 @@ from dataclasses import replace
 
 from ctxguard.core.metrics import Utilities
 from ctxguard.monitor.estimation.reduce import judged_request
-from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import (
     WHOLE_POOL_RATE,
     first_found,
     has_hit,
+    human_verdicts,
     needed_positions,
     positions_to_label,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelDepth
+from ctxguard.monitor.store import GradedRow, LabelDepth, SampleStore
+
+
+def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_grade: int) -> None:
+    """Make the rows of samples that have labels which their rows lack.
+
+    To be called before text is deleted.
+
+    Args:
+        store: Where labels and judgments are.
+        series: The series of judgments that the labels correct.
+        utilities: What a passage is worth.
+        max_grade: The judge's highest grade.
+    """
+    newest_label = store.to_grade(series)
+    if not newest_label:
+        return
+    ids = list(newest_label)
+    judged, payloads = store.judged_samples(series, ids), store.payloads(ids)
+    verdicts, people = store.verdicts(series, ids), human_verdicts(store.labels(ids))
+    rows = []
+    for place, sample_id in enumerate(judged.sample_ids.tolist()):
+        if sample_id not in payloads or sample_id not in people:
+            continue
+        record = SampleRecord.from_bytes(payloads[sample_id])
+        by_people = people[sample_id].by_passage
+        judge = judged.summaries[place * ROW.itemsize : (place + 1) * ROW.itemsize]
+        depth = depth_graded(record, by_people)
+        human = b""
+        if depth is not None:
+            by_judge = verdicts_from_json(verdicts.get(sample_id, ""))
+            human = graded_request(
+                record,
+                by_people,
+                depth,
+                {name for name, verdict in by_judge.items() if verdict.grade > 0},
+                utilities=utilities,
+                max_grade=max_grade,
+                probability=float(table_of(judge)["probability"][0]),
+            ).to_row()
+        rows.append(
+            GradedRow(
+                sample_id=sample_id,
+                time_seconds=float(judged.time_seconds[place]),
+                route=record.route.value,
+                depth=depth,
+                human=human,
+                judge=judge if depth is not None else b"",
+                disagreements=people[sample_id].disagreements,
+                last_label_id=newest_label[sample_id],
+            )
+        )
+    store.save_graded(series, rows)
 
 
 def depth_graded(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> LabelDepth | None:

@@ -4,18 +4,17 @@ Each sample is judged once, whichever monitor of the store claims it. A sample o
 fails does not keep the others from being judged.
 """
 
-import json
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.terms import table_of
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
 from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
@@ -253,21 +252,7 @@ def _finished(
         sample_id=sample.sample_id,
         time_seconds=sample.time_seconds,
         state=_STATES[outcome],
-        verdicts="" if verdicts is None else _verdicts_to_json(verdicts.verdicts),
+        verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts),
         summary=b"" if request is None else request.to_row(),
         rejected=rejected,
-    )
-
-
-def _verdicts_to_json(verdicts: Mapping[str, Judgment]) -> str:
-    """Grades by passage id, and how those of grade 0 mislead, for people and recalibration.
-
-    A third element, false, follows where the grade stands for a missing label.
-    """
-    return json.dumps(
-        {
-            passage_id: [verdict.grade, verdict.negative, *([] if verdict.judged else [False])]
-            for passage_id, verdict in verdicts.items()
-        },
-        separators=(",", ":"),
     )

@@ -7,6 +7,7 @@
     forking       no connection crosses a fork      part       methods that are transactions
     workers       the writers' counts               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
+    graded        what people have graded, for estimates
     retention     deletion
     sample_store  SampleStore, which does all of it
 
@@ -28,6 +29,8 @@ from ctxguard.monitor.store.types import (
     FeedbackRow,
     Finished,
     FinishResult,
+    GradedRow,
+    GradedRows,
     JudgedRows,
     LabelDepth,
     LabelRow,
@@ -53,6 +56,8 @@ __all__ = [
     "FeedbackRow",
     "FinishResult",
     "Finished",
+    "GradedRow",
+    "GradedRows",
     "JudgedRows",
     "LabelDepth",
     "LabelRow",

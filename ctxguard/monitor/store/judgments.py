@@ -66,7 +66,7 @@ class Judgments(StorePart):
         """The first rows after the one with this time and sample id; None for the first of all."""
         query = (
             sa.select(_judged.sample_id, _judged.time_seconds, _judged.summary)
-            .where(_judged.series_id == _series_id(connection, series))
+            .where(_judged.series_id == series_id(connection, series))
             .order_by(_judged.time_seconds, _judged.sample_id)
             .limit(PAGE_ROWS)
         )
@@ -95,7 +95,7 @@ class Judgments(StorePart):
         """Verdicts by sample, without those that were deleted or never given."""
         table = schema.verdicts.c
         query = sa.select(table.sample_id, table.verdicts).where(
-            table.series_id == _series_id(connection, series)
+            table.series_id == series_id(connection, series)
         )
         rows = rows_with(connection, query, table.sample_id, sample_ids)
         return {row.sample_id: row.verdicts for row in rows}
@@ -155,7 +155,7 @@ class Judgments(StorePart):
         query = (
             sa.select(_judged.sample_id)
             .where(
-                _judged.series_id == _series_id(connection, series),
+                _judged.series_id == series_id(connection, series),
                 _judged.sample_id.not_in(labelled),
                 sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id),
             )
@@ -177,9 +177,9 @@ def _cursor(connection: sa.Connection, query: sa.Select[Any]) -> Any:
     return driver.cursor(binary=True).execute(str(compiled), compiled.params)
 
 
-def _series_id(connection: sa.Connection, series: str) -> int:
+def series_id(connection: sa.Connection, series: str) -> int:
     """The id of a series; -1, which no row has, for one that has not begun."""
     table = schema.series.c
     query = sa.select(table.series_id).where(table.name == storable(series))
-    series_id = connection.execute(query).scalar()
-    return -1 if series_id is None else series_id
+    found = connection.execute(query).scalar()
+    return -1 if found is None else found

@@ -1,7 +1,7 @@
 """The sample store: what writers, monitors, people and exports do with it.
 
 Its methods are grouped by who uses them: ``workers``, ``queue``, ``judgments``, ``labelling``,
-``retention``. Each is one transaction, unless its docstring says otherwise, and may be called
+``graded``, ``retention``. Each is one transaction, unless its docstring says otherwise, and may be called
 from any thread of any process. Errors and logs never hold a payload.
 """
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store import files, schema
 from ctxguard.monitor.store.database import Database, storable
+from ctxguard.monitor.store.graded import Graded
 from ctxguard.monitor.store.judgments import Judgments
 from ctxguard.monitor.store.labelling import Labelling
 from ctxguard.monitor.store.part import reads, writes
@@ -22,7 +23,7 @@ from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 from ctxguard.monitor.store.workers import Workers
 
 
-class SampleStore(Workers, SampleQueue, Judgments, Labelling, Retention):
+class SampleStore(Workers, SampleQueue, Judgments, Labelling, Graded, Retention):
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. A

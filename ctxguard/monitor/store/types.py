@@ -213,6 +213,58 @@ class JudgedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class GradedRow:
+    """What estimates need of a sample that has labels of people.
+
+    Attributes:
+        time_seconds: When the request was answered.
+        route: The stages that answered.
+        depth: How much of it people have graded; None where not even all that was served, and
+            then ``human`` and ``judge`` are empty.
+        human: The request by the grades of people.
+        judge: The same by the grades of the judge.
+        disagreements: Passages on whose relevance annotators disagree.
+        last_label_id: The newest label in it.
+    """
+
+    sample_id: int
+    time_seconds: float
+    route: str
+    depth: LabelDepth | None
+    human: bytes
+    judge: bytes
+    disagreements: int
+    last_label_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GradedRows:
+    """Samples of a series that people have graded, by ascending id; n of them.
+
+    Attributes:
+        sample_ids: Shape (n,), int64.
+        time_seconds: Shape (n,), when the requests were answered.
+        routes: The stages that answered each.
+        is_pool: Shape (n,), whether it is graded to ``LabelDepth.POOL``.
+        human, judge: All n rows by the grades of people and of the judge, of one size.
+        served_probability: Shape (n,), the probability with which each was picked for grading and
+            graded at least to ``LabelDepth.SERVED``; NaN where it was not picked at random.
+        pool_probability: The same for ``LabelDepth.POOL``.
+        disagreements: Passages on whose relevance annotators disagree.
+    """
+
+    sample_ids: NDArray[np.int64]
+    time_seconds: NDArray[np.float64]
+    routes: tuple[str, ...]
+    is_pool: NDArray[np.bool_]
+    human: bytes
+    judge: bytes
+    served_probability: NDArray[np.float64]
+    pool_probability: NDArray[np.float64]
+    disagreements: int
+
+
+@dataclass(frozen=True, slots=True)
 class LabelRow:
     """One person's label of one passage for one request.
 

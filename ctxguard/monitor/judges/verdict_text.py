@@ -1,0 +1,36 @@
+"""The verdicts on one sample as JSON: what the store keeps of them.
+
+For each passage a list of its grade and of how one of grade 0 misleads; a third element, false,
+follows where the grade stands for a missing label.
+"""
+
+import json
+from collections.abc import Mapping
+
+from ctxguard.core.metrics import Negative
+from ctxguard.monitor.judges.protocol import Judgment
+
+
+def verdicts_to_json(verdicts: Mapping[str, Judgment]) -> str:
+    """Verdicts by passage id, for ``verdicts_from_json``.
+
+    >>> verdicts_to_json({"a": Judgment("a", 2)})
+    '{"a":[2,null]}'
+    """
+    return json.dumps(
+        {
+            passage_id: [verdict.grade, verdict.negative, *([] if verdict.judged else [False])]
+            for passage_id, verdict in verdicts.items()
+        },
+        separators=(",", ":"),
+    )
+
+
+def verdicts_from_json(text: str) -> dict[str, Judgment]:
+    """The verdicts of which ``verdicts_to_json`` returned ``text``; none for an empty text."""
+    return {
+        passage_id: Judgment(
+            passage_id, int(grade), None if negative is None else Negative(negative), *judged
+        )
+        for passage_id, (grade, negative, *judged) in json.loads(text or "{}").items()
+    }
