@@ -154,13 +154,22 @@ def _label_judge(labels: Path, split: str | None, output: Output) -> "Judge":
 
 def print_estimates(title: str, estimates: "Mapping[Metric, Estimate]", output: Output) -> None:
     """Print one window's estimates; where there is none, about how many requests it needs."""
-    rows = table("metric", "estimate>", "95% interval>", "n>", "n needed>", title=title)
+    rows = table(
+        "metric", "estimate>", "95% interval>", "n>", "effective>", "n needed>", title=title
+    )
     for metric, estimate in estimates.items():
+        mark = " *" if estimate.is_borrowed else ""
         rows.add_row(
-            IN_WORDS.get(metric.value, metric.value),
+            IN_WORDS.get(metric.value, metric.value) + mark,
             number(estimate.value),
             interval(estimate),
             f"{estimate.n:,}",
+            "" if estimate.n_effective is None else f"{estimate.n_effective:,.0f}",
             "" if estimate.n_needed is None else f"{estimate.n_needed:,}",
         )
     output.out.print(rows)
+    if any(estimate.is_borrowed for estimate in estimates.values()):
+        output.note(
+            "* from the judge's verdicts on these requests, with its errors as labels of other "
+            "requests show them: right only if the judge errs as often now as then"
+        )

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -359,7 +360,9 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         "outcomes": {outcome.value: count for outcome, count in report.outcomes.items()},
         "waiting": report.waiting,
         "labelled": live.labelled,
+        "unpicked": live.unpicked,
         "disagreements": live.disagreements,
+        "windows": {window.value: asdict(about) for window, about in live.populations.items()},
         "verdicts": report.verdicts,
         "invalid_verdicts": report.invalid_verdicts,
         "judging_sampling_probability": report.judging_sampling_probability,
@@ -449,11 +452,27 @@ def _print_estimates(report: "Report", output: Output) -> None:
             f"the judge makes errors; {live.labelled:,} requests with human labels correct it. "
             "Label more with `ctxguard label export`"
         )
+    if live.unpicked:
+        output.note(
+            f"{live.unpicked:,} labelled requests were not picked by `ctxguard label export`: "
+            "nobody knows what they stand for, so they are in no estimate"
+        )
     for window, title in (
         (Window.RECENT, "the recent window"),
         (Window.ALL_RETAINED, "all that is retained"),
     ):
-        print_estimates(f"Live estimates, {title}", live.estimates[window], output)
+        about = live.populations[window]
+        since = (
+            ""
+            if about.since_seconds is None
+            else f" since {datetime.fromtimestamp(about.since_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+        )
+        print_estimates(
+            f"Live estimates, {title}: {about.judged:,} judged requests{since}, "
+            f"{about.labelled:,} of them labelled",
+            live.estimates[window],
+            output,
+        )
         if live.judge_estimates:
             print_estimates(
                 f"The judge's own figures, not corrected, {title}",

@@ -20,6 +20,7 @@ from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
+from ctxguard.monitor.estimation.graded import update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
 from ctxguard.monitor.estimation.sums import RatioSums
@@ -187,14 +188,13 @@ class Monitor:
 
     def report(self) -> Report:
         """Read the store, and make a report of this moment."""
+        self._update_graded()
         live = live_estimates(
             self.store,
             self.series,
             exact=self.exact,
             now_seconds=self._clock(),
             window_seconds=self.window_seconds,
-            utilities=self.utilities,
-            max_grade=self.judge.max_grade,
             precision=self.precision,
         )
         states = self.store.states()
@@ -240,6 +240,8 @@ class Monitor:
         if self._is_leader:
             if self._counts_folder is not None:
                 settle_dead_processes(self.store, self._counts_folder)
+            # While the text that labels are about is at hand.
+            self._update_graded()
             self.store.clean()
             if self._alarms is not None:
                 self._alarms.check_store()
@@ -248,6 +250,16 @@ class Monitor:
                 self._alarms.check_corpus(self._corpus_sketch())
             self._alarms.save()
         return self.report()
+
+    def _update_graded(self) -> None:
+        """Make the rows of what people have graded since."""
+        if not self.exact:
+            update_graded(
+                self.store,
+                self.series,
+                utilities=self.utilities,
+                max_grade=self.judge.max_grade,
+            )
 
     def step_down(self) -> None:
         """Let another monitor of this store lead at once; for a monitor that ends."""

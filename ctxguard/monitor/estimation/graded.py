@@ -13,6 +13,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import (
     WHOLE_POOL_RATE,
+    HumanVerdicts,
     first_found,
     has_hit,
     human_verdicts,
@@ -42,10 +43,12 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     verdicts, people = store.verdicts(series, ids), human_verdicts(store.labels(ids))
     rows = []
     for place, sample_id in enumerate(judged.sample_ids.tolist()):
-        if sample_id not in payloads or sample_id not in people:
+        if sample_id not in payloads:
+            # What was graded of it before its text was deleted stays.
             continue
         record = SampleRecord.from_bytes(payloads[sample_id])
-        by_people = people[sample_id].by_passage
+        found = people.get(sample_id, HumanVerdicts({}, 0))
+        by_people = found.by_passage
         judge = judged.summaries[place * ROW.itemsize : (place + 1) * ROW.itemsize]
         depth = depth_graded(record, by_people)
         human = b""
@@ -68,7 +71,7 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
                 depth=depth,
                 human=human,
                 judge=judge if depth is not None else b"",
-                disagreements=people[sample_id].disagreements,
+                disagreements=found.disagreements,
                 last_label_id=newest_label[sample_id],
             )
         )

@@ -1,11 +1,10 @@
 """The estimates of one moment, from the judgments and labels in the store.
 
-An estimate says what the labels of people would say of all requests: it is of an exact judge, or
-corrected by human labels. The own figures of a judge that errs are published apart, under another
-name.
+An estimate says what the labels of people would say of all requests of its window: it is of an
+exact judge, or corrected by human labels. The own figures of a judge that errs are published
+apart, under another name.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,16 +12,16 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.metrics import Utilities
-from ctxguard.monitor.estimation.ppi import LabelledClusters, label_weights, ppi_estimate
+from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.borrow import borrowed_estimate
+from ctxguard.monitor.estimation.ppi import LabelledClusters, ppi_estimate
 from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate
-from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.sums import Accumulator, TermSums, sums_of
-from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, Metric, Table, table_of
-from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.human import human_verdicts, positions_to_label
-from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import RANDOM, WEIGHTED, SampleStore
+from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
+from ctxguard.monitor.store import GradedRows, LabelDepth, SampleStore
+
+NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_PER_REQUEST, Metric.RECALL_LOSS})
+"""The metrics whose labels are those to ``LabelDepth.POOL``."""
 
 
 class Window(StrEnum):
@@ -38,20 +37,40 @@ Estimates = Mapping[Metric, Estimate]
 
 
 @dataclass(frozen=True, slots=True)
+class Population:
+    """The requests of one window.
+
+    Attributes:
+        judged: How many of the judged samples are in it.
+        labelled: How many of these people have graded, with a known probability.
+        since_seconds: When the first of them was answered, in seconds since the epoch; None
+            where there is none.
+    """
+
+    judged: int
+    labelled: int
+    since_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class LiveEstimates:
     """The estimates that a store's judgments and labels give.
 
     Attributes:
         estimates: By window and metric, of an exact judge or corrected by human labels.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
-        labelled: Sampled requests with complete human labels.
+        populations: The requests that the estimates of each window are about.
+        labelled: Samples that people have graded, also such whose text was deleted since.
+        unpicked: How many of these were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
         age_seconds: Since the newest judged request was answered; None where there is none.
     """
 
     estimates: Mapping[Window, Estimates]
     judge_estimates: Mapping[Window, Estimates]
+    populations: Mapping[Window, Population]
     labelled: int
+    unpicked: int
     disagreements: int
     age_seconds: float | None
 
@@ -63,8 +82,6 @@ def live_estimates(
     exact: bool,
     now_seconds: float,
     window_seconds: float,
-    utilities: Utilities,
-    max_grade: int,
     precision: Precision,
 ) -> LiveEstimates:
     """Estimate every metric over every window, in one pass over the judged requests.
@@ -73,110 +90,106 @@ def live_estimates(
     does not grow with the number of requests.
 
     Args:
-        store: Where judgments and labels are.
+        store: Where judgments and graded samples are.
         series: The series of judgments.
         exact: Whether the judge's verdicts are those of people, and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
-        utilities: What a passage is worth.
-        max_grade: The judge's highest grade.
         precision: What an estimate needs in order to be shown.
     """
-    human = human_labels(store, utilities=utilities, max_grade=max_grade)
+    graded = store.graded(series)
+    labels = Labels.of(graded)
     windows = {
-        Window.RECENT: _Population(now_seconds - window_seconds),
-        Window.ALL_RETAINED: _Population(-np.inf),
+        Window.RECENT: _Judged(now_seconds - window_seconds),
+        Window.ALL_RETAINED: _Judged(-np.inf),
     }
     newest: float | None = None
     for page in store.judged_pages(series):
         table, ids, times = table_of(page.summaries), page.sample_ids, page.time_seconds
-        near_label = np.zeros(len(page), np.bool_) if exact else human.near_label(table, ids)
-        for population in windows.values():
-            population.add(table, ids, times, near_label)
+        near_label = np.zeros(len(page), np.bool_) if exact else labels.near(table, ids)
+        for judged in windows.values():
+            judged.add(table, ids, times, near_label)
         newest = float(times[-1])
-    judged, corrected = {}, {}
-    for window, population in windows.items():
-        far, near, near_ids = population.parts()
-        sums = far + sums_of(near)
-        judged[window] = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
+    judge, corrected = {}, {}
+    for window, judged in windows.items():
+        sums = judged.sums()
+        judge[window] = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
         if not exact:
-            corrected[window] = _corrected(far, near, near_ids, human, precision)
+            corrected[window] = _corrected(judged, sums, labels, precision)
     return LiveEstimates(
-        estimates=judged if exact else corrected,
-        judge_estimates={} if exact else judged,
-        labelled=len(human.sample_ids),
-        disagreements=human.disagreements,
+        estimates=judge if exact else corrected,
+        judge_estimates={} if exact else judge,
+        populations={window: judged.population(labels) for window, judged in windows.items()},
+        labelled=len(graded.sample_ids),
+        unpicked=int(np.count_nonzero(np.isnan(graded.served_probability))),
+        disagreements=graded.disagreements,
         age_seconds=None if newest is None else max(now_seconds - newest, 0.0),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class HumanLabels:
-    """The samples that people have graded completely, and how far they agree.
+class Labels:
+    """The samples that people have graded, n of them by ascending id.
 
     Attributes:
-        sample_ids: Shape (n,), ascending.
-        table: Shape (n,), the requests by the grades of people.
-        are_weighted: Whether they were picked with probabilities in proportion to
-            ``label_weights``, or all with the same.
-        disagreements: Passages on whose relevance annotators disagree.
+        sample_ids: Shape (n,).
+        human: Shape (n,), the requests by the grades of people.
+        judge: Shape (n,), the same by the grades of the judge.
+        probability: By depth, shape (n,): the probability with which each was picked and graded;
+            NaN where it was not picked at random, or not graded to that depth.
     """
 
     sample_ids: NDArray[np.int64]
-    table: Table
-    are_weighted: bool
-    disagreements: int
+    human: Table
+    judge: Table
+    probability: Mapping[LabelDepth, FloatArray]
 
-    def near_label(self, table: Table, sample_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    @classmethod
+    def of(cls, graded: GradedRows) -> "Labels":
+        """The labels that a store holds."""
+        human, judge = table_of(graded.human).copy(), table_of(graded.judge)
+        probability = {
+            LabelDepth.SERVED: graded.served_probability,
+            LabelDepth.POOL: graded.pool_probability,
+        }
+        _weigh_searches(human, graded.served_probability)
+        return cls(graded.sample_ids, human, judge, probability)
+
+    def near(self, table: Table, sample_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which judged requests are labelled, or share their session with one that is."""
-        sessions = self.table["session"]
+        sessions = self.judge["session"]
         is_labelled: NDArray[np.bool_] = np.isin(sample_ids, self.sample_ids)
         return is_labelled | np.isin(table["session"], sessions[sessions != 0])
 
-
-def human_labels(store: SampleStore, *, utilities: Utilities, max_grade: int) -> HumanLabels:
-    """Read the samples that people have graded.
-
-    Samples that an alarm targeted for labelling are no random part of the traffic, and are left
-    out.
-    """
-    reasons = store.label_reasons()
-    labelled = human_verdicts(store.labels())
-    reason_of = {sample_id: reasons.get(sample_id, RANDOM) for sample_id in labelled}
-    kinds = Counter(reason_of.values())
-    # Two ways of picking do not mix: each label's probability would be that of neither.
-    are_weighted = kinds[WEIGHTED] > kinds[RANDOM]
-    used_reason = WEIGHTED if are_weighted else RANDOM
-    used = [sample_id for sample_id, reason in reason_of.items() if reason == used_reason]
-    complete: dict[int, bytes] = {}
-    for sample_id, payload in sorted(store.payloads(used).items()):
-        request = human_request(
-            SampleRecord.from_bytes(payload),
-            labelled[sample_id].by_passage,
-            utilities=utilities,
-            max_grade=max_grade,
+    def clusters(self, depth: LabelDepth, chosen: NDArray[np.bool_]) -> LabelledClusters:
+        """Labelled requests, paired with what the judge says of them."""
+        return LabelledClusters.of(
+            self.human[chosen], self.judge[chosen], self.probability[depth][chosen]
         )
-        if request is not None:
-            complete[sample_id] = request.to_row()
-    return HumanLabels(
-        np.array(list(complete), np.int64),
-        table_of(list(complete.values())),
-        are_weighted,
-        sum(verdicts.disagreements for verdicts in labelled.values()),
-    )
+
+    def elsewhere(self) -> LabelledClusters:
+        """All labels, each request weighing the same: of what the judge's errors are learned."""
+        chosen = ~np.isnan(self.probability[LabelDepth.SERVED])
+        human, judge = self.human[chosen], self.judge[chosen].copy()
+        human["probability"] = judge["probability"] = 1.0
+        return LabelledClusters.of(human, judge, self.probability[LabelDepth.SERVED][chosen])
 
 
-def human_request(
-    record: SampleRecord, verdicts: Mapping[str, Judgment], *, utilities: Utilities, max_grade: int
-) -> JudgedRequest | None:
-    """A sample by the grades of people; None until they have graded all that it needs."""
-    if positions_to_label(record, verdicts):
-        return None
-    highest = max([max_grade, *(verdict.grade for verdict in verdicts.values())])
-    return judged_request(record, verdicts, utilities=utilities, max_grade=highest)
+def _weigh_searches(human: Table, probability: FloatArray) -> None:
+    """Let the searches for a relevant passage that people ended stand for those that are open.
+
+    A request to which nothing relevant was served is graded as far as precision needs it before
+    that search ends.
+    """
+    searched = (human["kept_relevant"] == 0.0) & ~np.isnan(probability)
+    weights = np.where(searched, 1.0 / np.where(searched, probability, 1.0), 0.0)
+    ended = weights[~np.isnan(human["pool_relevant"])].sum()
+    if 0.0 < ended < weights.sum():
+        for column in ("full_pool_probability", "full_pool_probability_if_no_hit"):
+            human[column][searched] *= ended / weights.sum()
 
 
-class _Population:
+class _Judged:
     """The judged requests of one window, added page by page.
 
     Requests near a label, that is labelled ones and those in a session with one, are kept; of all
@@ -191,6 +204,8 @@ class _Population:
         self._far = Accumulator()
         self._near = [np.empty(0, ROW)]
         self._near_ids = [np.empty(0, np.int64)]
+        self._n = 0
+        self._first: float | None = None
 
     def add(
         self,
@@ -199,41 +214,62 @@ class _Population:
         time_seconds: NDArray[np.float64],
         near_label: NDArray[np.bool_],
     ) -> None:
-        """Add a page of requests; all arguments have shape (n,)."""
+        """Add a page of requests, ordered by time; all arguments have shape (n,)."""
         is_inside = time_seconds >= self._since
+        if not is_inside.any():
+            return
         self._far.add(table[is_inside & ~near_label])
         self._near.append(table[is_inside & near_label])
         self._near_ids.append(sample_ids[is_inside & near_label])
+        self._n += int(np.count_nonzero(is_inside))
+        if self._first is None:
+            self._first = float(time_seconds[is_inside][0])
 
-    def parts(self) -> tuple[TermSums, Table, NDArray[np.int64]]:
-        """The sums over the requests far from a label, those near one, and their sample ids."""
-        return self._far.sums(), np.concatenate(self._near), np.concatenate(self._near_ids)
+    def near(self) -> tuple[Table, NDArray[np.int64]]:
+        """The requests near a label, and their sample ids."""
+        return np.concatenate(self._near), np.concatenate(self._near_ids)
+
+    def far(self) -> TermSums:
+        """The sums over the others."""
+        return self._far.sums()
+
+    def sums(self) -> TermSums:
+        """The sums over all of them."""
+        return self.far() + sums_of(self.near()[0])
+
+    def population(self, labels: Labels) -> Population:
+        """What the estimates of this window are about."""
+        picked = labels.sample_ids[~np.isnan(labels.probability[LabelDepth.SERVED])]
+        labelled = int(np.count_nonzero(np.isin(self.near()[1], picked)))
+        return Population(self._n, labelled, self._first)
 
 
 def _corrected(
-    far: TermSums,
-    near: Table,
-    near_ids: NDArray[np.int64],
-    human: HumanLabels,
-    precision: Precision,
+    judged: _Judged, sums: TermSums, labels: Labels, precision: Precision
 ) -> dict[Metric, Estimate]:
     """Every metric as the judge's verdicts give it, corrected by human labels.
 
-    Args:
-        far: Over the requests that are neither labelled nor in a session with one that is.
-        near: Shape (n,), the requests that are.
-        near_ids: Shape (n,), their samples.
-        human: The labels.
-        precision: What an estimate needs in order to be shown.
+    By the labels of the window's own requests; where these are too few, by what all labels show
+    of the judge's errors.
     """
-    is_labelled = np.isin(near_ids, human.sample_ids)
-    judge, rest = near[is_labelled], near[~is_labelled]
-    graded = human.table[np.searchsorted(human.sample_ids, near_ids[is_labelled])]
-    # Only the judge's row knows the probability after the judging budget.
-    graded["probability"] = judge["probability"]
-    labelled = LabelledClusters.of(
-        graded, judge, label_weights(judge) if human.are_weighted else None
-    )
-    # A session counts as labelled as a whole: its requests without labels are left out.
-    unlabelled = far + sums_of(rest[~np.isin(rest["session"], judge["session"])])
-    return {each: ppi_estimate(each, labelled, unlabelled, precision) for each in Metric}
+    far = judged.far()
+    near, near_ids = judged.near()
+    own, rest = {}, {}
+    for depth in LabelDepth:
+        chosen = np.isin(labels.sample_ids, near_ids) & ~np.isnan(labels.probability[depth])
+        is_labelled = np.isin(near_ids, labels.sample_ids[chosen])
+        # A session counts as labelled as a whole: its requests without labels are left out.
+        in_labelled_session = np.isin(near["session"], near["session"][is_labelled])
+        in_labelled_session &= near["session"] != 0
+        own[depth] = labels.clusters(depth, chosen)
+        rest[depth] = far + sums_of(near[~is_labelled & ~in_labelled_session])
+    elsewhere = labels.elsewhere()
+    estimates = {}
+    for metric in Metric:
+        depth = LabelDepth.POOL if metric in NEEDS_POOL else LabelDepth.SERVED
+        found = ppi_estimate(metric, own[depth], rest[depth], precision)
+        if found.method == "none":
+            instead = borrowed_estimate(metric, elsewhere, sums, precision)
+            found = found if instead.method == "none" else instead
+        estimates[metric] = found
+    return estimates

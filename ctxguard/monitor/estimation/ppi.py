@@ -18,7 +18,9 @@ from ctxguard.monitor.estimation.ratio import (
     Estimate,
     Precision,
     logistic,
+    no_estimate,
     t_quantile,
+    unseen_share,
 )
 from ctxguard.monitor.estimation.sums import (
     NO_TERMS,
@@ -50,11 +52,13 @@ class LabelledClusters:
         judge: The same by the grades of the judge.
         weights: Shape (n,), the inverse of the probability with which each was picked for
             labelling.
+        inclusion: Shape (n, 10), as ``ClusterTerms.inclusion``, by the grades of people.
     """
 
     human: FloatArray
     judge: FloatArray
     weights: FloatArray
+    inclusion: FloatArray
 
     @classmethod
     def of(
@@ -82,10 +86,12 @@ class LabelledClusters:
             )
         cluster = clusters(judge["session"])
         sizes = np.bincount(cluster)
+        by_people = by_cluster(request_terms(human), cluster)
         return cls(
-            by_cluster(request_terms(human), cluster).values,
+            by_people.values,
             by_cluster(request_terms(judge), cluster).values,
             np.bincount(cluster, 1.0 / probability) / sizes,
+            by_people.inclusion,
         )
 
 
@@ -136,6 +142,7 @@ def ppi_estimate(
         labelled.judge[:, columns],
         unlabelled.controls(metric),
         labelled.weights,
+        inclusion=labelled.inclusion[:, list(Metric).index(metric)],
         precision=precision,
     )
 
@@ -147,6 +154,7 @@ def estimate_from_clusters(
     unlabelled: ControlSums,
     weights: FloatArray,
     *,
+    inclusion: FloatArray | None = None,
     precision: Precision = DEFAULT_PRECISION,
 ) -> Estimate:
     """A metric from the terms and controls of independent clusters.
@@ -176,14 +184,18 @@ def estimate_from_clusters(
         unlabelled: The sums of the same p columns over the clusters without labels.
         weights: Shape (n,), the inverse of the probability with which each was picked for
             labelling.
+        inclusion: Shape (n,), the probability with which a value unlike the others' would have
+            been observed; None where that is 1.
         precision: What the estimate needs; its n counts labelled clusters.
 
     Returns:
         As ``ppi_estimate``.
     """
     n = int(np.count_nonzero(human[:, 1])) if human.size else 0
-    if n < precision.min_n:
-        return Estimate(None, None, None, n, "none", precision.min_n)
+    influence = weights * human[:, 1]
+    effective = float(influence.sum() ** 2 / np.sum(influence**2)) if n else 0.0
+    if effective < precision.min_n:
+        return no_estimate(n, effective, precision)
     shares = weights / weights.sum()
     means = shares @ human
     # One control for both of the judge's terms, with the value that the labels alone give: where
@@ -202,7 +214,7 @@ def estimate_from_clusters(
     overall = everyone.totals / everyone.n
     corrected = means + (overall @ predictors - shares @ predicted) @ power
     if not corrected[1] > 0.0:
-        return Estimate(None, None, None, n, "none")
+        return Estimate(None, None, None, n, "none", n_effective=effective)
     value = float(corrected[0] / corrected[1])
     linear = np.array([1.0, -value])
     residuals = (centred - deviations @ power) @ linear
@@ -213,10 +225,36 @@ def estimate_from_clusters(
         combined = predictors @ power @ linear
         variance += max(combined @ covariance @ combined, 0.0) / (everyone.n - 1)
     if variance <= 1e-12 * np.sum(shares**2 * (human @ np.abs(linear)) ** 2):
-        return Estimate(None, None, None, n, "none")
-    t = t_quantile((1.0 + precision.confidence) / 2.0, len(human) - 1 - len(chosen))
+        return Estimate(None, None, None, n, "none", n_effective=effective)
+    df = min(effective - 1.0, degrees_of_freedom(shares * residuals)) - len(chosen)
+    t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, 1.0))
     half_width = t * math.sqrt(variance) / float(corrected[1])
-    return precision.checked(metric, _interval(metric, value, half_width, n))
+    seen = n if inclusion is None else float(inclusion[human[:, 1] != 0.0].sum())
+    unseen = unseen_share(seen * effective / n, precision.confidence)
+    lower, upper = interval_of(metric, value, half_width, unseen)
+    value = min(max(value, 0.0), 1.0) if metric in IN_UNIT_INTERVAL else value
+    return precision.checked(
+        metric, Estimate(value, lower, upper, n, "ppi++", n_effective=effective)
+    )
+
+
+def degrees_of_freedom(residuals: FloatArray) -> float:
+    """How many normal residuals would give as certain a sum of squares as these do.
+
+    A sum of squares that rests on a few large residuals is uncertain: with the fourth moment as
+    seen, 2(Σe²)² / (Σe⁴ − (Σe²)²/n), after Satterthwaite ("An approximate distribution of
+    estimates of variance components", Biometrics Bulletin, 1946).
+
+    Args:
+        residuals: Shape (n,), of mean about 0; not all of them 0.
+
+    >>> round(degrees_of_freedom(np.random.default_rng(0).normal(size=100_000)) / 100_000, 1)
+    1.0
+    """
+    squares = residuals**2
+    total = float(squares.sum())
+    spread = float(np.sum(squares**2)) - total**2 / len(squares)
+    return 2.0 * total**2 / spread if spread > 1e-12 * total**2 else math.inf
 
 
 def _independent(columns: FloatArray, constant: FloatArray, most: int) -> list[int]:
@@ -243,12 +281,24 @@ def _independent(columns: FloatArray, constant: FloatArray, most: int) -> list[i
     return chosen
 
 
-def _interval(metric: Metric, value: float, half: float, n: int) -> Estimate:
+def interval_of(
+    metric: Metric, value: float, half: float, unseen: float = 0.0
+) -> tuple[float, float]:
+    """Both ends of an interval; for metrics in [0, 1] on the logit scale.
+
+    Args:
+        metric: What is estimated.
+        value: The estimate.
+        half: Half the width on the metric's own scale.
+        unseen: Share of the traffic that may be of a kind that was never seen.
+    """
     if metric not in IN_UNIT_INTERVAL:
-        return Estimate(value, value - half, value + half, n, "ppi++")
+        return value - half, value + half
     if not 0.0 < value < 1.0:
         # The correction may carry a share near an end of its range beyond it.
         lower, upper = (min(max(end, 0.0), 1.0) for end in (value - half, value + half))
-        return Estimate(min(max(value, 0.0), 1.0), lower, upper, n, "ppi++")
-    logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-    return Estimate(value, logistic(logit - spread), logistic(logit + spread), n, "ppi++")
+        value = min(max(value, 0.0), 1.0)
+    else:
+        logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
+        lower, upper = logistic(logit - spread), logistic(logit + spread)
+    return min(lower, value * (1.0 - unseen)), max(upper, value + (1.0 - value) * unseen)

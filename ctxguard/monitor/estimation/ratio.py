@@ -6,7 +6,7 @@ and one linearised variance serve them all. Pure: no I/O, no clock, no logging.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from ctxguard.errors import ConfigurationError
@@ -16,6 +16,9 @@ from ctxguard.monitor.estimation.terms import Metric
 DEFAULT_CONFIDENCE = 0.95
 DEFAULT_MIN_N = 30
 """With fewer clusters the intervals do not cover what they claim."""
+
+BORROWED = "borrowed"
+"""The method of an estimate whose labels are of other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Estimate:
         upper: Upper end; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
-        method: How the interval was computed; ``none`` without one.
+        method: How the interval was computed; ``none`` without one. ``borrowed``: with the
+            judge's errors as labels of other requests show them.
         n_needed: About how many clusters it would take, where ``value`` is None; None where that
             cannot be told yet.
     """
@@ -39,6 +43,14 @@ class Estimate:
     n: int
     method: str
     n_needed: int | None = None
+    n_effective: float | None = None
+    """That many clusters of equal weight would give as narrow an interval (Kish): at most ``n``,
+    and far fewer where a few stand for much of the traffic. None where there are none."""
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the judge's errors are those in other requests than it is about."""
+        return self.method == BORROWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,8 @@ class Precision:
 
     Attributes:
         confidence: Of the intervals, in (0, 1).
-        min_n: Clusters (sessions, and requests without one) below which there is no estimate, ≥ 2.
+        min_n: Effective number of clusters (sessions, and requests without one) below which there
+            is no estimate, ≥ 2.
         max_width: By metric, the interval width above which there is no estimate, > 0; a metric
             without one may have any width.
 
@@ -85,7 +98,9 @@ class Precision:
             return estimated
         # Widths shrink with the square root of n.
         needed = math.ceil(estimated.n * (width / max_width) ** 2 - 1e-9)
-        return Estimate(None, None, None, estimated.n, estimated.method, max(self.min_n, needed))
+        return replace(
+            estimated, value=None, lower=None, upper=None, n_needed=max(self.min_n, needed)
+        )
 
 
 DEFAULT_PRECISION = Precision()
@@ -99,12 +114,13 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
 
     The variance of a ratio R = Σ a / Σ b is that of its linearisation,
     n/(n−1) · Σ (a_c − R·b_c)² / (Σ b)² over clusters c (Särndal, Swensson and Wretman, "Model
-    Assisted Survey Sampling", 1992, §5.6); the interval takes Student's t with n − 1 degrees of
-    freedom. Metrics in [0, 1] have it on the logit scale, which keeps it inside and follows its
-    skew. It never excludes what a kind of request too rare to have been seen could still do: at
-    the rates at which such requests would have been noticed, a share of up to
-    1 − ((1 − confidence)/2)^(1/n_observable) of the traffic may be of that kind. Where all
-    clusters are alike, the interval rests on this alone.
+    Assisted Survey Sampling", 1992, §5.6). Where weights differ, n clusters tell no more than
+    their effective number (Σ b)² / Σ b² of equal ones (Kish, "Survey Sampling", 1965, §11.7):
+    the interval takes Student's t with that less 1 degrees of freedom. Metrics in [0, 1] have it
+    on the logit scale, which keeps it inside and follows its skew. It never excludes what a kind
+    of request too rare to have been seen could still do: at the rates at which such requests
+    would have been noticed, a share of up to 1 − ((1 − confidence)/2)^(1/n_observable) of the
+    traffic may be of that kind. Where all clusters are alike, the interval rests on this alone.
 
     Args:
         metric: What is estimated.
@@ -123,18 +139,39 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
     30
     """
     n = sums.n
-    if n < precision.min_n:
-        return Estimate(None, None, None, n, "none", precision.min_n)
+    effective = sums.b**2 / sums.bb if n else 0.0
+    if effective < precision.min_n:
+        return no_estimate(n, effective, precision)
     value = sums.a / sums.b
-    interval = _interval(metric, sums, value, (1.0 - precision.confidence) / 2.0)
+    interval = _interval(metric, sums, value, effective, (1.0 - precision.confidence) / 2.0)
     if interval is None:
-        return Estimate(None, None, None, n, "none")
+        return Estimate(None, None, None, n, "none", n_effective=effective)
     lower, upper, method = interval
-    return precision.checked(metric, Estimate(value, lower, upper, n, method))
+    return precision.checked(
+        metric, Estimate(value, lower, upper, n, method, n_effective=effective)
+    )
+
+
+def no_estimate(n: int, effective: float, precision: Precision) -> Estimate:
+    """The statement that there are too few clusters, with about how many it would take."""
+    needed = math.ceil(precision.min_n * n / effective - 1e-9) if effective else precision.min_n
+    return Estimate(None, None, None, n, "none", needed, effective if n else None)
+
+
+def unseen_share(n_observable: float, confidence: float) -> float:
+    """How much of the traffic may be of a kind that was never seen, for one end of an interval.
+
+    >>> round(unseen_share(30, 0.95), 3)
+    0.116
+    """
+    if n_observable <= 0.0:
+        return 1.0
+    share: float = 1.0 - ((1.0 - confidence) / 2.0) ** (1.0 / n_observable)
+    return share
 
 
 def _interval(
-    metric: Metric, sums: RatioSums, value: float, tail: float
+    metric: Metric, sums: RatioSums, value: float, effective: float, tail: float
 ) -> tuple[float, float, str] | None:
     n, bounded = sums.n, metric in IN_UNIT_INTERVAL
     squares = sums.aa - 2.0 * value * sums.ab + value * value * sums.bb
@@ -143,15 +180,16 @@ def _interval(
     if not bounded:
         if alike:
             return None
-        half = t_quantile(1.0 - tail, n - 1) * math.sqrt(n / (n - 1) * squares) / sums.b
+        half = t_quantile(1.0 - tail, effective - 1.0) * math.sqrt(n / (n - 1) * squares) / sums.b
         return value - half, value + half, "normal"
     if sums.n_observable <= 0.0:
         return None
-    unseen = 1.0 - tail ** (1.0 / sums.n_observable)
+    # Unequal weights leave as many requests out as a smaller sample would.
+    unseen = unseen_share(sums.n_observable * effective / n, 1.0 - 2.0 * tail)
     lower, upper = value * (1.0 - unseen), value + (1.0 - value) * unseen
     if alike:
         return lower, upper, "unseen"
-    half = t_quantile(1.0 - tail, n - 1) * math.sqrt(n / (n - 1) * squares) / sums.b
+    half = t_quantile(1.0 - tail, effective - 1.0) * math.sqrt(n / (n - 1) * squares) / sums.b
     logit, half = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
     return min(lower, logistic(logit - half)), max(upper, logistic(logit + half)), "normal-logit"
 
@@ -167,7 +205,7 @@ def logistic(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x))
 
 
-def t_quantile(p: float, df: int) -> float:
+def t_quantile(p: float, df: float) -> float:
     """Quantile of Student's t, by the expansion in 1/df around the normal one.
 
     Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5. Within 0.1% for

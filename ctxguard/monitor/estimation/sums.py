@@ -25,8 +25,13 @@ def control_columns(metric: Metric) -> list[int]:
     These are its numerator and denominator, whether the first served passage is relevant, whether
     any is, and how many are.
     """
-    place = 2 * _METRICS.index(metric)
+    place = numerator_column(metric)
     return [place, place + 1, *_SERVED]
+
+
+def numerator_column(metric: Metric) -> int:
+    """The column of ``ClusterTerms.values`` of a metric's numerator; its denominator follows."""
+    return 2 * _METRICS.index(metric)
 
 
 class ClusterTerms(NamedTuple):

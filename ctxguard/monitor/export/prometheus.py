@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport
-from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.live import LiveEstimates, Window
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import JudgeAccounts
@@ -47,6 +47,11 @@ _PARTS = (
     ("lower", "_lower", "Lower end of the confidence interval of the {}."),
     ("upper", "_upper", "Upper end of the confidence interval of the {}."),
     ("n", "_requests", "Requests (or sessions) behind the {}."),
+    (
+        "n_effective",
+        "_requests_effective",
+        "How many requests (or sessions) of equal weight would support the {} as well.",
+    ),
     (
         "n_needed",
         "_requests_needed",
@@ -88,6 +93,19 @@ class MonitorCollector(Collector):
             "judge's own figure, not corrected by human labels",
             report.live.judge_estimates,
         )
+        yield _gauge(
+            "ctxguard_estimate_borrowed",
+            "1 for each live estimate that takes the judge's errors from labels of other requests "
+            "than it is about, and so assumes that they have not changed.",
+            {
+                (metric, window): 1.0
+                for window, estimates in report.live.estimates.items()
+                for metric, estimate in estimates.items()
+                if estimate.is_borrowed
+            },
+            *("metric", "window"),
+        )
+        yield from _populations(report.live)
         yield from _labels(report)
         yield _gauge(
             "ctxguard_store_quarantined",
@@ -190,6 +208,31 @@ def _estimates(
         )
 
 
+def _populations(live: LiveEstimates) -> _Families:
+    yield _gauge(
+        "ctxguard_window_requests",
+        "Judged requests that the estimates of a window are about.",
+        {window: one.judged for window, one in live.populations.items()},
+        "window",
+    )
+    yield _gauge(
+        "ctxguard_window_labelled_requests",
+        "How many of a window's judged requests people have graded.",
+        {window: one.labelled for window, one in live.populations.items()},
+        "window",
+    )
+    yield _gauge(
+        "ctxguard_window_start_seconds",
+        "When the first judged request of a window was answered, in seconds since the epoch.",
+        {
+            window: one.since_seconds
+            for window, one in live.populations.items()
+            if one.since_seconds is not None
+        },
+        "window",
+    )
+
+
 def _labels(report: Report) -> _Families:
     live = report.live
     yield _gauge(
@@ -198,7 +241,14 @@ def _labels(report: Report) -> _Families:
         live.age_seconds,
     )
     yield _gauge(
-        "ctxguard_labelled_requests", "Judged requests with complete human labels.", live.labelled
+        "ctxguard_labelled_requests",
+        "Requests that people have graded, also such whose text was deleted since.",
+        live.labelled,
+    )
+    yield _gauge(
+        "ctxguard_unpicked_labelled_requests",
+        "How many of these were not picked at random, and so are in no estimate.",
+        live.unpicked,
     )
     yield _gauge(
         "ctxguard_label_disagreements",

@@ -1,15 +1,16 @@
 """Deletion of what is over the limits, in short transactions, so that writers get their turns.
 
-By age a sample is deleted with all that belongs to it; a labelled one keeps its labels and
-its judged row, which hold no text. By size the oldest payloads are deleted, with the verdicts that
-may quote them; what was judged stays for the estimates until its age ends it, and samples that
-were not judged are deleted whole.
+By age a sample is deleted with all that belongs to it, so that the judged rows are those of all
+requests of the time that is kept, labelled or not. What people graded outlives it in rows of its
+own, without text (``graded``). By size the oldest payloads are deleted, with the verdicts that may
+quote them; what was judged stays for the estimates until its age ends it, and samples that were
+not judged are deleted whole.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -17,9 +18,11 @@ from ctxguard.errors import StoreFullError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.part import StorePart, reads
-from ctxguard.monitor.store.types import FINAL_STATES, Cleaned, State
+from ctxguard.monitor.store.types import FINAL_STATES, Cleaned
 
 T = TypeVar("T")
+_Row = sa.Row[int, str, int]
+"""Sample id, state, bytes of payload."""
 
 _BATCH_SAMPLES = 200
 _BATCH_BYTES = 2 * 2**20
@@ -44,11 +47,11 @@ class Retention(StorePart):
     def clean(self) -> Cleaned:
         """Delete what is over the limits, oldest first, in many short transactions.
 
-        By age a sample is deleted whole, unless people labelled it: then its labels and judged
-        row stay, and its text is deleted. By size the oldest payloads and verdicts are
-        deleted: judged rows stay for the estimates, and samples that were not judged are deleted
-        whole. A SQLite file then shrinks, and a full disk is cleaned in the reserved space.
-        PostgreSQL's own vacuum frees its space; a full server is left to its administrator.
+        By age a sample is deleted whole, with its labels; its graded row stays. By size the
+        oldest payloads and verdicts are deleted: judged rows stay for the estimates, and samples
+        that were not judged are deleted whole. A SQLite file then shrinks, and a full disk is
+        cleaned in the reserved space. PostgreSQL's own vacuum frees its space; a full server is
+        left to its administrator.
 
         Raises:
             StoreFullError: the reserved space was not enough, or another process is cleaning.
@@ -126,38 +129,35 @@ class _Cleaning:
         if self._oldest_seconds is None:
             return 0
         oldest = connection.execute(
-            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes, _is_labelled())
-            .where(
-                _samples.time_seconds < self._oldest_seconds,
-                sa.or_(_samples.payload_bytes > 0, sa.not_(_is_labelled())),
-            )
+            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
+            .where(_samples.time_seconds < self._oldest_seconds)
             .order_by(_samples.time_seconds, _samples.sample_id)
             .limit(_BATCH_SAMPLES)
             .with_for_update(skip_locked=True)
         ).all()
         some = _within(oldest, _BATCH_BYTES)
-        self._remove(connection, some, [row for row in some if not row.is_labelled])
+        self._remove(connection, some, some)
         return len(some)
 
     def _shrink(self, connection: sa.Connection, excess: int) -> tuple[int, int]:
         """(samples, bytes) of one batch of the oldest payloads."""
         oldest = connection.execute(
-            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes, _is_labelled())
+            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
             .join(schema.payloads, _payloads.sample_id == _samples.sample_id)
             .order_by(_payloads.sample_id)
             .limit(_BATCH_SAMPLES)
             .with_for_update(skip_locked=True)
         ).all()
         some = _within(oldest, min(_BATCH_BYTES, excess))
-        whole = [row for row in some if row.state not in FINAL_STATES and not row.is_labelled]
+        whole = [row for row in some if row.state not in FINAL_STATES]
         self._remove(connection, some, whole)
         return len(some), sum(row.payload_bytes for row in some)
 
     def _remove(
         self,
         connection: sa.Connection,
-        rows: Sequence[sa.Row[Any]],
-        whole: Sequence[sa.Row[Any]],
+        rows: Sequence[_Row],
+        whole: Sequence[_Row],
     ) -> None:
         """Delete the text of all rows, and everything else of those that are deleted whole."""
         if not rows:
@@ -170,17 +170,8 @@ class _Cleaning:
         if whole_ids:
             _forget(connection, whole_ids)
         if len(whole_ids) < len(ids):
-            # Nobody can judge what has no payload.
             connection.execute(
-                sa.update(schema.samples)
-                .where(_samples.sample_id.in_(ids))
-                .values(
-                    payload_bytes=0,
-                    state=sa.case(
-                        (_samples.state.in_(schema.UNFINISHED), State.FAILED.value),
-                        else_=_samples.state,
-                    ),
-                )
+                sa.update(schema.samples).where(_samples.sample_id.in_(ids)).values(payload_bytes=0)
             )
 
 
@@ -189,18 +180,9 @@ def _size_bytes(connection: sa.Connection) -> int:
     return int(connection.execute(total).scalar_one())
 
 
-def _is_labelled() -> sa.ColumnElement[bool]:
-    return (
-        sa.exists()
-        .where(schema.labels.c.request_id == _samples.request_id)
-        .correlate(schema.samples)
-        .label("is_labelled")
-    )
-
-
-def _within(rows: Sequence[sa.Row[Any]], most_bytes: int) -> list[sa.Row[Any]]:
+def _within(rows: Sequence[_Row], most_bytes: int) -> list[_Row]:
     """As many of the first rows as it takes to reach so many bytes."""
-    some: list[sa.Row[Any]] = []
+    some: list[_Row] = []
     total = 0
     for row in rows:
         some.append(row)
@@ -218,12 +200,14 @@ def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:
     )
     for table in _WITHOUT_TEXT:
         connection.execute(sa.delete(table).where(table.c.sample_id.in_(sample_ids)))
-    feedback = schema.feedback.c.request_id
-    connection.execute(
-        sa.delete(schema.feedback).where(
-            feedback.in_(requests), feedback.not_in(sa.select(_samples.request_id))
+    # Another sample of the request may be younger.
+    for table in (schema.feedback, schema.labels):
+        connection.execute(
+            sa.delete(table).where(
+                table.c.request_id.in_(requests),
+                table.c.request_id.not_in(sa.select(_samples.request_id)),
+            )
         )
-    )
 
 
 def _without_overwriting(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:

@@ -1,8 +1,8 @@
 """The sample store: what writers, monitors, people and exports do with it.
 
 Its methods are grouped by who uses them: ``workers``, ``queue``, ``judgments``, ``labelling``,
-``graded``, ``retention``. Each is one transaction, unless its docstring says otherwise, and may be called
-from any thread of any process. Errors and logs never hold a payload.
+``graded``, ``retention``. Each is one transaction, unless its docstring says otherwise, and may be
+called from any thread of any process. Errors and logs never hold a payload.
 """
 
 import time

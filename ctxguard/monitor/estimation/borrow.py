@@ -1,0 +1,118 @@
+"""An estimate of requests without labels, from the judge's errors in requests that have some.
+
+It takes for granted that the judge is right as often on these requests as on those: that its
+sensitivity and specificity have not changed. What people would say of these requests may have.
+Pure: no I/O, no clock, no logging.
+"""
+
+import math
+
+import numpy as np
+
+from ctxguard.core.types import FloatArray
+from ctxguard.monitor.estimation.ppi import LabelledClusters, interval_of
+from ctxguard.monitor.estimation.ratio import (
+    BORROWED,
+    IN_UNIT_INTERVAL,
+    Estimate,
+    Precision,
+    no_estimate,
+    t_quantile,
+)
+from ctxguard.monitor.estimation.sums import TermSums, numerator_column
+from ctxguard.monitor.estimation.terms import Metric
+
+_TARGETS: dict[Metric, tuple[Metric, tuple[float, float]]] = {
+    Metric.PRECISION: (Metric.PRECISION, (1.0, 0.0)),
+    Metric.GAIN: (Metric.GAIN, (1.0, 0.0)),
+    Metric.HARM: (Metric.GAIN, (0.0, 1.0)),
+    Metric.UDCG: (Metric.GAIN, (1.0, -1.0)),
+}
+"""The metrics that are linear in the relevance of single passages: which pair of means each is
+taken from, and how. The others' errors depend on what else was served."""
+
+_LEAST_POWER = 0.3
+"""How much of a difference between requests the judge must see, of 1 for an exact judge."""
+
+
+def borrowed_estimate(
+    metric: Metric, labelled: LabelledClusters, judged: TermSums, precision: Precision
+) -> Estimate:
+    """A metric of some requests, by the judge's verdicts on them and its errors in others.
+
+    With sensitivity s and specificity c, the judge finds in expectation (1 − c) + (s + c − 1)·y
+    where people find y, so the judge's means are a linear map M of those of people: of (precision,
+    1), or of (gain, harm). M is fitted to labelled requests, the judge's terms on those of people,
+    and inverted (W. J. Rogan and B. Gladen, "Estimating prevalence from the results of a screening
+    test", American Journal of Epidemiology, 1978). The variance adds that of the judge's means
+    over these requests to that of M at the result, both linearised.
+
+    Args:
+        metric: What is estimated.
+        labelled: The labelled requests, each with probability 1 of being sampled.
+        judged: The sums over the requests that the estimate is about.
+        precision: What the estimate needs; its n counts labelled clusters.
+
+    Returns:
+        The estimate; without a value for a metric that is not linear, where there are too few
+        labels or judged requests, or where the judge can hardly tell relevant passages from
+        others.
+    """
+    n = len(labelled.weights)
+    of_window = judged.ratio(metric)
+    if metric not in _TARGETS or not n or of_window.n < precision.min_n:
+        return Estimate(None, None, None, 0, "none", precision.min_n)
+    weights = labelled.weights
+    effective = float(weights.sum() ** 2 / np.sum(weights**2))
+    if effective < precision.min_n:
+        return no_estimate(n, effective, precision)
+    source, contrast = _TARGETS[metric]
+    columns = _columns(source)
+    human, judge = labelled.human[:, columns], labelled.judge[:, columns]
+    second_moments = (human.T * weights) @ human
+    if np.linalg.matrix_rank(second_moments) < 2:
+        return Estimate(None, None, None, n, "none", n_effective=effective)
+    inverse_moments = np.linalg.inv(second_moments)
+    effect = (judge.T * weights) @ human @ inverse_moments
+    if np.linalg.svd(effect, compute_uv=False)[-1] < _LEAST_POWER:
+        return Estimate(None, None, None, n, "none", n_effective=effective)
+    means, covariance = _means(judged, columns)
+    back = np.linalg.inv(effect)
+    result = back @ means
+    residuals = judge - human @ effect.T
+    scores = residuals * (weights * (human @ inverse_moments @ result))[:, None]
+    covariance = covariance + scores.T @ scores * n / (n - 2)
+    direction = np.array(contrast) @ back
+    value = float(np.array(contrast) @ result)
+    t = t_quantile((1.0 + precision.confidence) / 2.0, effective - 2.0)
+    half_width = t * math.sqrt(max(float(direction @ covariance @ direction), 0.0))
+    if half_width <= 0.0:
+        return Estimate(None, None, None, n, "none", n_effective=effective)
+    lower, upper = interval_of(metric, value, half_width)
+    value = min(max(value, 0.0), 1.0) if metric in IN_UNIT_INTERVAL else value
+    return precision.checked(
+        metric, Estimate(value, lower, upper, n, BORROWED, n_effective=effective)
+    )
+
+
+def _columns(source: Metric) -> list[int]:
+    """Of ``ClusterTerms.values``: precision and how many requests, or gain and harm."""
+    if source is Metric.PRECISION:
+        return [numerator_column(source), numerator_column(source) + 1]
+    return [numerator_column(Metric.GAIN), numerator_column(Metric.HARM)]
+
+
+def _means(judged: TermSums, columns: list[int]) -> tuple[FloatArray, FloatArray]:
+    """The judge's means per request, and their covariance by linearisation over clusters."""
+    n, totals, products = judged.values.n, judged.values.totals, judged.values.products
+    requests = numerator_column(Metric.UDCG) + 1
+    count = totals[requests]
+    means = totals[columns] / count
+    with_requests = products[columns, requests]
+    squares = (
+        products[np.ix_(columns, columns)]
+        - np.outer(means, with_requests)
+        - np.outer(with_requests, means)
+        + np.outer(means, means) * products[requests, requests]
+    )
+    return means, squares * n / (n - 1) / count**2
