@@ -62,7 +62,7 @@ def test_a_broken_promise_rings_and_asks_for_labels(make_context: MakeContext) -
     live = watching()
     live.watch(*served(make_context, 60))
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
-    reasons = live.store.label_reasons()
+    reasons = dict(live.store.label_queue())
     assert set(reasons.values()) == {"recall_loss"}
     assert 0 < len(reasons) <= 30
 

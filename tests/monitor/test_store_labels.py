@@ -3,10 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from storing import NOW, OpenStore, entry, fill, judged, label
+from storing import NOW, OpenStore, fill, label
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore, WorkerCounts
+from ctxguard.monitor.store import FeedbackRow, LabelRow, SampleStore
 
 
 class TestPeople:
@@ -66,31 +66,11 @@ class TestPeople:
             added = list(pool.map(lambda store: store.add_labels(rows).added, stores))
         assert sum(added) == len(stores[0].labels()) == 30
 
-    def test_a_random_pick_takes_judged_unlabelled_samples_of_lowest_order(
-        self, store: SampleStore
-    ) -> None:
-        orders = [0.5, 0.1, 0.9, 0.3, 0.2]
-        entries = [
-            entry(n, time_seconds=NOW + n, label_order=order) for n, order in enumerate(orders)
-        ]
-        store.append("w", entries, WorkerCounts(5))
-        ids = [store.find(f"r{n}")[0] for n in range(5)]
-        store.finish("judge", [judged(ids[n], time_seconds=NOW + n) for n in range(4)])
-        store.add_labels([label(1)])
-        assert store.pick_for_labels("judge", 2) == [ids[3], ids[0]]
-        assert store.pick_for_labels("judge", 9) == [ids[3], ids[0], ids[2]]
-        assert store.pick_for_labels("judge", 9, since=NOW + 2.0) == [ids[3], ids[2]]
-        assert store.pick_for_labels("another", 9) == []
-
-    def test_samples_asked_for_wait_in_order_until_they_are_labelled(
-        self, store: SampleStore
-    ) -> None:
+    def test_samples_asked_for_are_listed_in_order(self, store: SampleStore) -> None:
         ids = fill(store, 3)
         assert store.queue_labels([ids[2], ids[0], ids[2], 10**9], reason="alarm") == 2
         assert store.queue_labels([ids[0], ids[1]], reason="later") == 1
         assert store.label_queue() == [(ids[2], "alarm"), (ids[0], "alarm"), (ids[1], "later")]
-        store.add_labels([label(0)])
-        assert store.label_queue() == [(ids[2], "alarm"), (ids[1], "later")]
 
     def test_feedback_is_kept_apart_from_labels(self, store: SampleStore) -> None:
         ids = fill(store, 2)

@@ -7,7 +7,7 @@
     forking       no connection crosses a fork      part       methods that are transactions
     workers       the writers' counts               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
-    graded        what people have graded, for estimates
+    picks         samples picked for labels         graded     what people have graded
     retention     deletion
     sample_store  SampleStore, which does all of it
 

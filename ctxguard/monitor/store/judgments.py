@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
 from ctxguard.monitor.store.part import StorePart, reads, rows_with
-from ctxguard.monitor.store.types import PICK_REASONS, JudgedRows
+from ctxguard.monitor.store.types import JudgedRows
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
@@ -79,8 +79,7 @@ class Judgments(StorePart):
             query = query.where(_judged.time_seconds >= since)
         if until is not None:
             query = query.where(_judged.time_seconds < until)
-        with closing(_cursor(connection, query)) as cursor:
-            rows = cursor.fetchall()
+        rows = driver_rows(connection, query)
         ids, times, summaries = zip(*rows, strict=True) if rows else ((), (), ())
         return JudgedRows(
             np.fromiter(ids, np.int64, len(ids)),
@@ -128,53 +127,19 @@ class Judgments(StorePart):
         rows = rows_with(connection, query, _samples.sample_id, sample_ids)
         return {row.sample_id: row.request_id for row in rows}
 
-    @reads
-    def pick_for_labels(
-        self, connection: sa.Connection, series: str, n: int, *, since: float | None = None
-    ) -> list[int]:
-        """Pick judged samples uniformly at random, of those not picked or labelled at random yet.
 
-        The pick takes the lowest label orders, so it is the same until labels arrive. Samples
-        that were labelled because an alarm requested it are picked like all others, or the
-        random labels would lack them.
-
-        Args:
-            series: The series of the judged samples.
-            n: How many at most.
-            since: Answered from then on, in seconds since the epoch; None for all.
-
-        Returns:
-            Sample ids, lowest label order first; only of samples whose payload is kept.
-        """
-        queue = schema.label_queue.c
-        targeted = sa.select(queue.sample_id).where(queue.reason.not_in(PICK_REASONS))
-        labelled = sa.select(_samples.sample_id).where(
-            _samples.request_id.in_(sa.select(schema.labels.c.request_id)),
-            _samples.sample_id.not_in(targeted),
-        )
-        query = (
-            sa.select(_judged.sample_id)
-            .where(
-                _judged.series_id == series_id(connection, series),
-                _judged.sample_id.not_in(labelled),
-                sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id),
-            )
-            .order_by(_judged.label_order, _judged.sample_id)
-            .limit(n)
-        )
-        if since is not None:
-            query = query.where(_judged.time_seconds >= since)
-        return list(connection.execute(query).scalars())
-
-
-def _cursor(connection: sa.Connection, query: sa.Select[Any]) -> Any:
-    """The driver's own cursor: a million rows take SQLAlchemy longer than the query."""
+def driver_rows(connection: sa.Connection, query: sa.Select[Any]) -> Sequence[Any]:
+    """The rows as the driver has them: a million take SQLAlchemy longer than the query."""
     if connection.dialect.name == "sqlite":
-        return connection.execute(query).cursor
-    driver: Any = connection.connection.driver_connection
-    compiled = query.compile(connection)
-    # Bytes are sent as they are, not as text.
-    return driver.cursor(binary=True).execute(str(compiled), compiled.params)
+        cursor = connection.execute(query).cursor
+    else:
+        driver: Any = connection.connection.driver_connection
+        compiled = query.compile(connection)
+        # Bytes are sent as they are, not as text.
+        cursor = driver.cursor(binary=True).execute(str(compiled), compiled.params)
+    with closing(cursor):
+        rows: Sequence[Any] = cursor.fetchall()
+    return rows
 
 
 def series_id(connection: sa.Connection, series: str) -> int:

@@ -12,9 +12,8 @@ import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
-from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
+from ctxguard.monitor.store.part import StorePart, reads, rows_with, writes
 from ctxguard.monitor.store.types import (
-    PICK_REASONS,
     FeedbackAdded,
     FeedbackRow,
     LabelRow,
@@ -96,22 +95,13 @@ class Labelling(StorePart):
 
         Args:
             sample_ids: Samples that the store does not hold are left out.
-            reason: A sample that is picked by its label order (``random`` or ``weighted``)
-                counts as such from then on, even if it was requested before for another reason:
-                the order does not depend on the reason.
+            reason: Such as the alarm that they are evidence of.
 
         Returns:
             How many were not requested before.
         """
         self._lock_writers(connection, schema.label_queue)
         wanted = list(dict.fromkeys(sample_ids))
-        if reason in PICK_REASONS:
-            for some in chunks(wanted):
-                connection.execute(
-                    sa.update(schema.label_queue)
-                    .where(_queue.sample_id.in_(some), _queue.reason.not_in(PICK_REASONS))
-                    .values(reason=reason)
-                )
         known, requested = (
             {row.sample_id for row in rows_with(connection, sa.select(column), column, wanted)}
             for column in (_samples.sample_id, _queue.sample_id)
@@ -126,20 +116,13 @@ class Labelling(StorePart):
 
     @reads
     def label_queue(self, connection: sa.Connection) -> list[tuple[int, str]]:
-        """(sample id, reason) of samples with requested labels and none yet, in order."""
+        """(sample id, reason) of samples whose labels were requested, in order."""
         rows = connection.execute(
             sa.select(_queue.sample_id, _queue.reason)
             .join(schema.samples, _samples.sample_id == _queue.sample_id)
-            .where(_samples.request_id.not_in(sa.select(_labels.request_id)))
             .order_by(_queue.place)
         )
         return [(row.sample_id, row.reason) for row in rows]
-
-    @reads
-    def label_reasons(self, connection: sa.Connection) -> dict[int, str]:
-        """Why labels of each sample were requested, whether it has labels by now or not."""
-        rows = connection.execute(sa.select(_queue.sample_id, _queue.reason))
-        return {row.sample_id: row.reason for row in rows}
 
     @writes
     def add_feedback(self, connection: sa.Connection, rows: Sequence[FeedbackRow]) -> FeedbackAdded:
@@ -183,12 +166,6 @@ class Labelling(StorePart):
             for row in connection.execute(query)
             if wanted is None or row.sample_id in wanted
         ]
-
-    def _lock_writers(self, connection: sa.Connection, table: sa.Table) -> None:
-        """Exclude other writers, for a transaction that reads before it inserts."""
-        # On SQLite every transaction that writes excludes the others.
-        if not self._database.is_sqlite:
-            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
 
 
 class _LabelledPassage:

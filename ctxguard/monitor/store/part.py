@@ -32,6 +32,12 @@ class StorePart:
         self._clock = clock
         self.limits = limits
 
+    def _lock_writers(self, connection: sa.Connection, table: sa.Table) -> None:
+        """Exclude other writers, for a transaction that reads before it inserts."""
+        # On SQLite every transaction that writes excludes the others.
+        if not self._database.is_sqlite:
+            connection.exec_driver_sql(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE")
+
 
 def reads(
     method: Callable[Concatenate[S, sa.Connection, P], T],

@@ -1,8 +1,8 @@
 """The sample store: what writers, monitors, people and exports do with it.
 
 Its methods are grouped by who uses them: ``workers``, ``queue``, ``judgments``, ``labelling``,
-``graded``, ``retention``. Each is one transaction, unless its docstring says otherwise, and may be
-called from any thread of any process. Errors and logs never hold a payload.
+``picks``, ``graded``, ``retention``. Each is one transaction, unless its docstring says otherwise,
+and may be called from any thread of any process. Errors and logs never hold a payload.
 """
 
 import time
@@ -17,13 +17,14 @@ from ctxguard.monitor.store.graded import Graded
 from ctxguard.monitor.store.judgments import Judgments
 from ctxguard.monitor.store.labelling import Labelling
 from ctxguard.monitor.store.part import reads, writes
+from ctxguard.monitor.store.picks import Picks
 from ctxguard.monitor.store.queue import SampleQueue
 from ctxguard.monitor.store.retention import Retention
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 from ctxguard.monitor.store.workers import Workers
 
 
-class SampleStore(Workers, SampleQueue, Judgments, Labelling, Graded, Retention):
+class SampleStore(Workers, SampleQueue, Judgments, Labelling, Picks, Graded, Retention):
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. A
