@@ -1,0 +1,260 @@
+"""One simulated service from its requests to the figures that Prometheus scrapes.
+
+The sampler, the writer, the store, the monitors and the exporter are the real ones, on a clock that
+the simulation sets; only the traffic, the judge and the people are made up.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks._live_traffic import (
+    DAY_SECONDS,
+    SimulatedJudge,
+    Traffic,
+    context_of,
+    grade,
+    search_beyond,
+)
+from ctxguard.errors import StoreLockedError
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.export.prometheus import MonitorCollector
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judging import budget as budget_module
+from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
+from ctxguard.monitor.labels.human import needed_positions, positions_to_label
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.sampling.privacy import Privacy
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import (
+    RANDOM,
+    WEIGHTED,
+    LabelDepth,
+    LabelRow,
+    Limits,
+    SampleStore,
+    database,
+)
+from ctxguard.redaction import Text
+
+START = 20_000 * DAY_SECONDS
+"""When the traffic begins: at midnight."""
+_PRIVACY = Privacy(redactor=None, passages=Text.OMITTED)
+"""The simulated judge and people know the passages by their ids."""
+_CLAIM = 500
+_LOCKED_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a service is monitored.
+
+    Attributes:
+        rate: Sampling rate.
+        max_per_second: Cap on samples a second; None for none.
+        budget: Of judging.
+        window_seconds: Length of the recent window.
+        monitors: How many share the store.
+        audit_probability: That a judged request is audited; 0 for no audits.
+    """
+
+    rate: float = 0.2
+    max_per_second: float | None = None
+    budget: BudgetLimits = NO_LIMITS
+    window_seconds: float = 2 * DAY_SECONDS
+    monitors: int = 1
+    audit_probability: float = 0.0
+
+
+class Figure(NamedTuple):
+    """An estimate as scraped; value and ends are None where none is shown."""
+
+    value: float | None
+    lower: float | None
+    upper: float | None
+    n: float
+
+
+class Service:
+    """A service and its monitors, at a moment that only goes on.
+
+    Args:
+        url: Of an empty store.
+        traffic: Whose requests are answered.
+        judge: Of the monitors.
+        setting: How it is monitored.
+        seed: Of every random choice by a hash.
+    """
+
+    def __init__(
+        self, url: str, traffic: Traffic, judge: SimulatedJudge, setting: Setting, seed: str
+    ) -> None:
+        self.now = START
+        self.judge = judge
+        self._traffic = traffic
+        self._seed = seed
+        self._served = 0
+        self.sampler = Sampler(
+            setting.rate,
+            max_per_second=setting.max_per_second,
+            capacity=len(traffic.asked),
+            seed=seed,
+            clock=self._clock,
+        )
+        self.store = SampleStore.open(url, limits=Limits(reserve_bytes=0), clock=self._clock)
+        self.writer = SampleWriter(self.sampler, self.store, privacy=_PRIVACY)
+        audit = None
+        if setting.audit_probability:
+            audit = Audit(search_beyond, probability=setting.audit_probability, seed=seed)
+        self.monitors = [
+            Monitor(
+                self.store,
+                judge,
+                window_seconds=setting.window_seconds,
+                budget=setting.budget,
+                audit=audit,
+                clock=self._clock,
+            )
+            for _ in range(setting.monitors)
+        ]
+        self._registries = [CollectorRegistry() for _ in self.monitors]
+        for monitor, registry in zip(self.monitors, self._registries, strict=True):
+            MonitorCollector(monitor, registry)
+        # A queue is measured by a clock that does not pass in a simulation.
+        self._patch = mock.patch.object(
+            budget_module, "time", SimpleNamespace(monotonic=self._clock, time=self._clock)
+        )
+        self._patch.start()
+
+    def _clock(self) -> float:
+        return self.now
+
+    def close(self) -> None:
+        self._patch.stop()
+        self.writer.stop()
+        self.store.close()
+
+    def serve(self, until: float) -> None:
+        """Answer the requests up to a moment, and sample them."""
+        last = int(np.searchsorted(self._traffic.seconds, until, side="right"))
+        for request in range(self._served, last):
+            self.now = START + float(self._traffic.seconds[request])
+            request_id = f"{self._seed}-{request}"
+            probability = self.sampler.draw(request_id)
+            if probability:
+                context = context_of(self._traffic, request, request_id)
+                self.sampler.offer(context, probability, self.now)
+        self._served = last
+        self.now = START + until
+
+    def write(self) -> None:
+        """Store what was sampled."""
+        self.writer.flush()
+
+    def write_while_locked(self) -> None:
+        """Try to store what was sampled while another process holds the store's lock."""
+        file = self.store._database.file
+        other = sqlite3.connect(str(file), isolation_level=None)
+        try:
+            other.execute("BEGIN IMMEDIATE")
+            with mock.patch.object(database, "BUSY_SECONDS", _LOCKED_SECONDS):
+                self.store.close()
+                self.writer.flush(2.0 * _LOCKED_SECONDS)
+        finally:
+            other.execute("ROLLBACK")
+            other.close()
+        self.store.close()
+
+    def judge_waiting(self) -> None:
+        """Judge what waits, all monitors in turns."""
+        while sum(monitor.step(_CLAIM // len(self.monitors)) for monitor in self.monitors):
+            pass
+
+    def maintain(self) -> None:
+        """What a monitor does now and then: clean the store, and report."""
+        for monitor in self.monitors:
+            monitor.maintain()
+
+    def scrape(self, monitor: int = 0) -> dict[tuple[str, ...], float]:
+        """Every sample of a monitor's exposition, by (name, label values in order of names)."""
+        text = generate_latest(self._registries[monitor]).decode()
+        return {
+            (sample.name, *[sample.labels[name] for name in sorted(sample.labels)]): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+def figures(
+    scraped: Mapping[tuple[str, ...], float], name: str = "ctxguard_estimate"
+) -> dict[tuple[Window, Metric], Figure]:
+    """The estimates of a scrape, by window and metric."""
+    return {
+        (window, metric): Figure(
+            *(scraped.get((name + suffix, metric, window)) for suffix in ("", "_lower", "_upper")),
+            scraped.get((f"{name}_requests", metric, window), 0.0),
+        )
+        for window in Window
+        for metric in Metric
+    }
+
+
+def label_some(
+    service: Service, n: int, *, weighted: bool = False, depth: LabelDepth = LabelDepth.POOL
+) -> int:
+    """Pick samples as ``ctxguard label export`` does, and have a person grade all that it asks.
+
+    Returns:
+        How many passages were graded.
+    """
+    store, series = service.store, service.monitors[0].series
+    picked = _pick(store, series, n, weighted=weighted, depth=depth)
+    payloads, judged = store.payloads(picked), store.verdicts(series, picked)
+    rows = list[LabelRow]()
+    for sample_id, payload in payloads.items():
+        verdicts = verdicts_from_json(judged.get(sample_id, ""))
+        relevant = {name for name, verdict in verdicts.items() if verdict.grade > 0}
+        rows += _graded(service, SampleRecord.from_bytes(payload), depth, relevant)
+    store.add_labels(rows)
+    return len(rows)
+
+
+def _pick(
+    store: SampleStore, series: str, n: int, *, weighted: bool, depth: LabelDepth
+) -> list[int]:
+    from ctxguard.cli.label import _weighted
+
+    picked = _weighted(store, series, n) if weighted else store.pick_for_labels(series, n)
+    store.queue_labels(picked, reason=WEIGHTED if weighted else RANDOM)
+    return picked
+
+
+def _graded(
+    service: Service, record: SampleRecord, depth: LabelDepth, judged: set[str]
+) -> Iterator[LabelRow]:
+    """The labels that a person gives to one sample: no more than is asked for."""
+    given = dict[str, Judgment]()
+    needed = len(needed_positions(record, depth))
+    for place, position in enumerate(positions_to_label(record, given, depth, judged)):
+        if place >= needed and any(verdict.grade for verdict in given.values()) and not (
+            positions_to_label(record, given, depth, judged)
+        ):
+            return
+        name = record.passage_ids[position]
+        found, negative = grade(service._traffic, record.query or "", name)
+        given[name] = Judgment(name, found, negative)
+        yield LabelRow(record.request_id, name, found, negative, "ann", service.now)
