@@ -5,10 +5,10 @@ the simulation sets; only the traffic, the judge and the people are made up.
 """
 
 import sqlite3
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
@@ -25,29 +25,30 @@ from benchmarks._live_traffic import (
     grade,
     search_beyond,
 )
-from ctxguard.errors import StoreLockedError
+from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.ppi import label_weights
+from ctxguard.monitor.estimation.terms import Metric, table_of
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.human import needed_positions, positions_to_label
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
-    RANDOM,
-    WEIGHTED,
     LabelDepth,
     LabelRow,
     Limits,
     SampleStore,
     database,
+    schema,
 )
 from ctxguard.redaction import Text
 
@@ -56,6 +57,15 @@ START = 20_000 * DAY_SECONDS
 _PRIVACY = Privacy(redactor=None, passages=Text.OMITTED)
 """The simulated judge and people know the passages by their ids."""
 _CLAIM = 500
+_SAMPLES, _JUDGED = schema.samples.name, schema.judged.name
+_OF_A_SAMPLE = (
+    _SAMPLES,
+    _JUDGED,
+    schema.payloads.name,
+    schema.verdicts.name,
+    schema.rejected.name,
+)
+_OF_A_STORE = (schema.series.name, schema.workers.name)
 _LOCKED_SECONDS = 0.05
 
 
@@ -88,6 +98,14 @@ class Figure(NamedTuple):
     upper: float | None
     n: float
 
+    def holds(self, truth: float) -> bool:
+        """Whether the truth lies between the ends."""
+        return (
+            self.lower is not None
+            and self.upper is not None
+            and (self.lower <= truth <= self.upper)
+        )
+
 
 class Service:
     """A service and its monitors, at a moment that only goes on.
@@ -108,6 +126,7 @@ class Service:
         self._traffic = traffic
         self._seed = seed
         self._served = 0
+        self.labelled = 0
         self.sampler = Sampler(
             setting.rate,
             max_per_second=setting.max_per_second,
@@ -165,18 +184,55 @@ class Service:
         """Store what was sampled."""
         self.writer.flush()
 
+    @property
+    def file(self) -> Path:
+        """The store's SQLite file."""
+        assert self.store._database.file is not None
+        return self.store._database.file
+
+    def take_over(self, other: "Service", since: float, until: float, seed: str) -> None:
+        """Go on from the samples that another service stored and judged in some time.
+
+        As if they had been stored here by a sampler of another seed, which decides who is picked
+        for labelling: many draws of labels from one traffic cost little.
+        """
+        label_order = HashSampler("labels", seed)
+        within, times = "time_seconds > ? AND time_seconds <= ?", (START + since, START + until)
+        with closing(sqlite3.connect(self.file, isolation_level=None)) as here:
+            here.create_function("label_order_of", 1, label_order.uniform, deterministic=True)
+            here.execute("ATTACH ? AS other", [str(other.file)])
+            here.execute("BEGIN IMMEDIATE")
+            for table in _OF_A_STORE:
+                here.execute(
+                    f"INSERT OR REPLACE INTO {table} SELECT * FROM other.{table}"  # noqa: S608
+                )
+            for table in _OF_A_SAMPLE:
+                here.execute(
+                    f"INSERT INTO {table} SELECT * FROM other.{table} WHERE sample_id IN "  # noqa: S608
+                    f"(SELECT sample_id FROM other.{_SAMPLES} WHERE {within})",
+                    times,
+                )
+            here.execute(
+                f"UPDATE {_SAMPLES} SET label_order = "  # noqa: S608
+                f"label_order_of(request_id) WHERE {within}",
+                times,
+            )
+            here.execute(
+                f"UPDATE {_JUDGED} SET label_order = (SELECT label_order FROM {_SAMPLES} "  # noqa: S608
+                f"WHERE {_SAMPLES}.sample_id = {_JUDGED}.sample_id) WHERE {within}",
+                times,
+            )
+            here.execute("COMMIT")
+        self.now = START + until
+
     def write_while_locked(self) -> None:
         """Try to store what was sampled while another process holds the store's lock."""
-        file = self.store._database.file
-        other = sqlite3.connect(str(file), isolation_level=None)
-        try:
+        with closing(sqlite3.connect(self.file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with mock.patch.object(database, "BUSY_SECONDS", _LOCKED_SECONDS):
                 self.store.close()
                 self.writer.flush(2.0 * _LOCKED_SECONDS)
-        finally:
             other.execute("ROLLBACK")
-            other.close()
         self.store.close()
 
     def judge_waiting(self) -> None:
@@ -222,7 +278,7 @@ def label_some(
         How many passages were graded.
     """
     store, series = service.store, service.monitors[0].series
-    picked = _pick(store, series, n, weighted=weighted, depth=depth)
+    picked = store.pick_for_labels(series, n, depth=depth, weigh=_weigh if weighted else None)
     payloads, judged = store.payloads(picked), store.verdicts(series, picked)
     rows = list[LabelRow]()
     for sample_id, payload in payloads.items():
@@ -230,17 +286,12 @@ def label_some(
         relevant = {name for name, verdict in verdicts.items() if verdict.grade > 0}
         rows += _graded(service, SampleRecord.from_bytes(payload), depth, relevant)
     store.add_labels(rows)
+    service.labelled += n
     return len(rows)
 
 
-def _pick(
-    store: SampleStore, series: str, n: int, *, weighted: bool, depth: LabelDepth
-) -> list[int]:
-    from ctxguard.cli.label import _weighted
-
-    picked = _weighted(store, series, n) if weighted else store.pick_for_labels(series, n)
-    store.queue_labels(picked, reason=WEIGHTED if weighted else RANDOM)
-    return picked
+def _weigh(summaries: bytes) -> FloatArray:
+    return label_weights(table_of(summaries))
 
 
 def _graded(
@@ -250,8 +301,10 @@ def _graded(
     given = dict[str, Judgment]()
     needed = len(needed_positions(record, depth))
     for place, position in enumerate(positions_to_label(record, given, depth, judged)):
-        if place >= needed and any(verdict.grade for verdict in given.values()) and not (
-            positions_to_label(record, given, depth, judged)
+        if (
+            place >= needed
+            and any(verdict.grade for verdict in given.values())
+            and not (positions_to_label(record, given, depth, judged))
         ):
             return
         name = record.passage_ids[position]

@@ -1,4 +1,4 @@
-"""Simulated traffic whose true quality is known, a judge that errs on it, and a person who does not.
+"""Simulated traffic whose true quality is known, a judge that errs, and a person who does not.
 
 Every question has a pool of passages of hidden relevance, of which the first five are served. The
 truth of a metric is over all requests of a window, sampled or not, by the definitions of
@@ -55,7 +55,7 @@ class Shape:
         missed: Share of the relevant passages that lie beyond the pool.
     """
 
-    n: int = 6_000
+    n: int = 4_000
     seconds: float = 10 * DAY_SECONDS
     precision: tuple[float, float] = (0.6, 0.6)
     popular: int = 0
@@ -89,12 +89,18 @@ class Traffic:
 
     def truths(self, since: float, until: float) -> dict[Metric, float]:
         """Every metric over the requests with since ≤ seconds ≤ until; at least one."""
-        first, last = np.searchsorted(self.seconds, since), np.searchsorted(
-            self.seconds, until, side="right"
+        first, last = (
+            np.searchsorted(self.seconds, since),
+            np.searchsorted(self.seconds, until, side="right"),
         )
         times_asked = np.bincount(self.asked[first:last], minlength=len(self.relevant))
-        sums = {metric: times_asked @ columns for metric, columns in self._terms().items()}
-        return {metric: float(a / b) for metric, (a, b) in sums.items() if b > 0}
+        found = {}
+        for metric, columns in self._terms().items():
+            a, b = times_asked @ columns
+            # Nobody looks beyond the pool where nothing lies there.
+            if b > 0.0 and (a > 0.0 or metric is not Metric.RETRIEVER_MISS):
+                found[metric] = float(a / b)
+        return found
 
     def _terms(self) -> dict[Metric, FloatArray]:
         """Numerator and denominator that each question adds to each metric, shape (q, 2)."""
@@ -114,7 +120,9 @@ class Traffic:
         with np.errstate(invalid="ignore", divide="ignore"):
             recall = np.where(answerable, kept / pool, 0.0)
             loss = np.where(first > 0, 1.0 - first_kept / first, 0.0)
-        return metric_terms(served, utilities, pool_weight=answerable * 1.0, dropped=pool - kept) | {
+        return metric_terms(
+            served, utilities, pool_weight=answerable * 1.0, dropped=pool - kept
+        ) | {
             Metric.DISTRACTOR_RATE: np.column_stack([1.0 - kept / DEFAULT_K, ones]),
             Metric.RECALL_PER_REQUEST: np.column_stack([recall, answerable]),
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
@@ -285,8 +293,6 @@ def grade(traffic: Traffic, query: str, name: str) -> tuple[int, Negative | None
     return relevant, _negative(traffic.misleading, relevant, question, place)
 
 
-def _negative(
-    misleading: BoolArray, given: int, question: int, place: int
-) -> Negative | None:
+def _negative(misleading: BoolArray, given: int, question: int, place: int) -> Negative | None:
     is_known = not given and place < DEPTH and bool(misleading[question, place])
     return Negative.DISTRACTOR if is_known else None

@@ -14,9 +14,11 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -41,7 +43,8 @@ MAIN_METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.H
 _STEPS = 10
 _LEAST_SHOWN = 20
 """With fewer intervals nothing is said of their coverage."""
-_ROUNDING_SECONDS = 1e-3
+MOST_SECONDS = Limits().max_age_seconds or math.inf
+"""How long a store retains samples."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ class Scenario:
     down: tuple[int, ...] = ()
     locked: tuple[int, ...] = ()
     steps: int = _STEPS
+
+    @property
+    def can_label_anew(self) -> bool:
+        """Whether labels change nothing but the estimates, and nothing else is looked at."""
+        return bool(self.picks) and not self.down and not self.locked and self.setting.monitors == 1
 
 
 EXACT = (1.0, 1.0)
@@ -168,7 +176,7 @@ class Cell:
     Attributes:
         labels: Requests that people had labelled by then.
         truths: Of each run.
-        shown: The figures of the runs that showed one, with the truth.
+        shown: The runs that showed a figure: the traffic's seed, the figure, the truth.
     """
 
     scenario: str
@@ -177,24 +185,35 @@ class Cell:
     window: Window
     metric: Metric
     truths: list[float] = field(default_factory=list)
-    shown: list[tuple[Figure, float]] = field(default_factory=list)
+    shown: list[tuple[int, Figure, float]] = field(default_factory=list)
 
-    def add(self, figure: Figure, truth: float) -> None:
+    def add(self, seed: int, figure: Figure, truth: float) -> None:
         self.truths.append(truth)
         if figure.value is not None:
-            self.shown.append((figure, truth))
+            self.shown.append((seed, figure, truth))
 
     @property
     def coverage(self) -> float | None:
         """Share of the shown intervals that hold the truth; None where too few were shown."""
         if len(self.shown) < _LEAST_SHOWN:
             return None
-        return fmean(figure.lower <= truth <= figure.upper for figure, truth in self.shown)
+        return fmean(figure.holds(truth) for _, figure, truth in self.shown)
 
     @property
     def error(self) -> float:
-        """Standard error of the coverage, were it just at the nearer end of its bar."""
-        return math.sqrt(0.05 * 0.95 / max(len(self.shown), 1))
+        """Standard error of the coverage.
+
+        That of a coverage of 95%, or what the differences between traffics give where it is
+        larger: several labellings of one traffic are not independent.
+        """
+        if not self.shown:
+            return 1.0
+        n, coverage = len(self.shown), self.coverage or 0.0
+        off = defaultdict[int, float](float)
+        for seed, figure, truth in self.shown:
+            off[seed] += figure.holds(truth) - coverage
+        between = math.sqrt(sum(one**2 for one in off.values())) / n
+        return max(math.sqrt(0.05 * 0.95 / n), between)
 
     @property
     def bar(self) -> tuple[float, float]:
@@ -210,7 +229,7 @@ class Cell:
         return coverage is None or low - 2 * self.error <= coverage <= high + 2 * self.error
 
     def to_dict(self) -> dict[str, Any]:
-        shown = [figure for figure, _ in self.shown]
+        shown = [figure for _, figure, _ in self.shown]
         return {
             "scenario": self.scenario,
             "step": self.step,
@@ -222,85 +241,124 @@ class Cell:
             "shown": len(shown) / len(self.truths),
             "coverage": self.coverage,
             "coverage_error": self.error,
-            "bias": fmean(one.value - truth for one, truth in self.shown) if shown else None,
+            "bias": fmean(one.value - truth for _, one, truth in self.shown) if shown else None,
             "width": median(one.upper - one.lower for one in shown) if shown else None,
             "effective_labels": fmean(one.n for one in shown) if shown else None,
             "met": self.is_met,
         }
 
 
-class Run:
-    """One simulated service of a scenario."""
+Look = tuple[int, int, dict[tuple[Window, Metric], tuple[Figure, float]]]
+"""(step, labels so far, the figures with their truth)."""
 
-    def __init__(self, scenario: Scenario, url: str, seed: int) -> None:
+
+class Run:
+    """Services of one scenario that answer the same traffic.
+
+    Args:
+        scenario: What is simulated.
+        urls: Of empty stores.
+        seed: Of all random choices.
+    """
+
+    def __init__(self, scenario: Scenario, urls: Iterator[str], seed: int) -> None:
         self.scenario = scenario
         rng = np.random.default_rng([seed, 1])
         self.traffic = draw_traffic(scenario.shape, rng)
-        judge = SimulatedJudge(self.traffic, *scenario.judge, rng)
-        self.service = Service(url, self.traffic, judge, scenario.setting, f"run {seed}")
-        self.labels = 0
+        self._judge = SimulatedJudge(self.traffic, *scenario.judge, rng)
+        self._urls = urls
+        self._seed = f"run {seed}"
+        parts = np.linspace(0.0, scenario.shape.seconds, scenario.steps + 1).tolist()
+        self._parts = list(enumerate(pairwise(parts), start=1))
 
-    def looks(self) -> Iterator[tuple[int, int, dict[tuple[Window, Metric], tuple[Figure, float]]]]:
-        """(step, labels, figures with their truth) of every look, in the order of time."""
-        scenario, service = self.scenario, self.service
-        try:
-            for step in range(1, scenario.steps + 1):
-                service.serve(scenario.shape.seconds * step / scenario.steps)
-                if step in scenario.locked:
-                    service.write_while_locked()
-                service.write()
-                service.judge.down = step in scenario.down
-                service.judge_waiting()
-                service.maintain()
-                for pick in scenario.picks:
-                    if pick.step == step:
-                        label_some(service, pick.n, weighted=pick.weighted, depth=pick.depth)
-                        self.labels += pick.n
-                        if scenario.look_after_each_pick:
-                            yield step, self.labels, self._look()
-                is_last = step == scenario.steps and not scenario.look_after_each_pick
-                if is_last or step in scenario.looks:
-                    yield step, self.labels, self._look()
-        finally:
-            service.close()
+    def looks(self, labellings: int) -> Iterator[Look]:
+        """What is seen, in the order of time.
 
-    def _look(self) -> dict[tuple[Window, Metric], tuple[Figure, float]]:
-        service = self.service
+        Args:
+            labellings: How often the labels are drawn from what one service judged.
+        """
+        with closing(self._service()) as service:
+            if not self.scenario.can_label_anew:
+                for step, (_, until) in self._parts:
+                    self._answer(service, step, until)
+                    yield from self._after(service, step)
+                return
+            for step, (_, until) in self._parts:
+                self._answer(service, step, until)
+            for labelling in range(labellings):
+                with closing(self._service()) as other:
+                    for step, (since, until) in self._parts:
+                        other.take_over(service, since, until, f"{self._seed}, {labelling}")
+                        yield from self._after(other, step)
+
+    def _service(self) -> Service:
+        url = next(self._urls)
+        return Service(url, self.traffic, self._judge, self.scenario.setting, self._seed)
+
+    def _answer(self, service: Service, step: int, until: float) -> None:
+        """Answer, store and judge the requests of a step, as far as nothing is down."""
+        service.serve(until)
+        if step in self.scenario.locked:
+            service.write_while_locked()
+        service.write()
+        self._judge.down = step in self.scenario.down
+        service.judge_waiting()
+
+    def _after(self, service: Service, step: int) -> Iterator[Look]:
+        """What monitors and people do after a step."""
+        scenario = self.scenario
+        if scenario.shape.seconds > MOST_SECONDS:
+            service.maintain()
+        for pick in scenario.picks:
+            if pick.step == step:
+                label_some(service, pick.n, weighted=pick.weighted, depth=pick.depth)
+                if scenario.look_after_each_pick:
+                    yield self._look(service, step)
+        is_last = step == scenario.steps and not scenario.look_after_each_pick
+        if is_last or step in scenario.looks:
+            yield self._look(service, step)
+
+    def _look(self, service: Service, step: int) -> Look:
         service.maintain()
         scraped = figures(service.scrape())
         until = service.now - START
         lengths = {
             Window.RECENT: self.scenario.setting.window_seconds,
-            Window.ALL_RETAINED: Limits().max_age_seconds or math.inf,
+            Window.ALL_RETAINED: MOST_SECONDS,
         }
-        found = {}
-        for window, length in lengths.items():
-            truths = self.traffic.truths(until - length, until + _ROUNDING_SECONDS)
-            for metric, truth in truths.items():
-                found[window, metric] = scraped[window, metric], truth
-        return found
+        found = {
+            (window, metric): (scraped[window, metric], truth)
+            for window, length in lengths.items()
+            for metric, truth in self.traffic.truths(until - length, until).items()
+        }
+        return step, service.labelled, found
 
 
-def simulate(scenario: Scenario, urls: Iterable[str], seeds: Iterable[int]) -> list[Cell]:
-    """Run a scenario, each time in a store of its own."""
+Stores = Callable[[], AbstractContextManager[Iterator[str]]]
+"""Opens the URLs of empty stores, which are deleted in the end."""
+
+
+def simulate(
+    scenario: Scenario, stores: Stores, seeds: Iterable[int], labellings: int
+) -> list[Cell]:
+    """Run a scenario, once for each seed, with labels drawn several times from each."""
     cells: dict[tuple[int, int, Window, Metric], Cell] = {}
-    for url, seed in zip(urls, seeds, strict=False):
-        for step, labels, found in Run(scenario, url, seed).looks():
-            for (window, metric), (figure, truth) in found.items():
-                key = step, labels, window, metric
-                cell = cells.setdefault(key, Cell(scenario.name, step, labels, window, metric))
-                cell.add(figure, truth)
+    for seed in seeds:
+        with stores() as urls:
+            for step, labels, found in Run(scenario, urls, seed).looks(labellings):
+                for (window, metric), (figure, truth) in found.items():
+                    key = step, labels, window, metric
+                    cell = cells.setdefault(key, Cell(scenario.name, step, labels, window, metric))
+                    cell.add(seed, figure, truth)
     return list(cells.values())
 
 
-def sqlite_urls(folder: Path) -> Iterator[str]:
-    """URLs of empty stores; each is deleted when the next one is asked for."""
-    number = 0
-    while True:
-        for old in folder.glob("*"):
-            old.unlink()
-        number += 1
-        yield f"sqlite:///{folder / f'{number}.db'}"
+@contextmanager
+def sqlite_stores() -> Iterator[Iterator[str]]:
+    """Empty SQLite files, in memory where this machine has a folder for that."""
+    memory = Path("/dev/shm")  # noqa: S108 - a new folder in it
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield (f"sqlite:///{Path(folder) / f'{number}.db'}" for number in count())
 
 
 def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
@@ -331,26 +389,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the simulation; the exit status is 1 where a bar is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.live", description=SUMMARY)
     parser.add_argument("--repeats", type=int, default=200, help="runs of each scenario")
-    parser.add_argument("--quick", action="store_true", help="20 runs of each scenario")
+    parser.add_argument(
+        "--labellings",
+        type=int,
+        default=8,
+        metavar="N",
+        help="how many of them draw other labels from the same traffic, where that is all the same",
+    )
+    parser.add_argument("--quick", action="store_true", help="24 runs of each scenario")
     parser.add_argument("--only", metavar="TEXT", default="", help="scenarios whose name has TEXT")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    repeats = 20 if options.quick else options.repeats
-    if repeats < 1:
-        parser.error("at least 1 repeat is needed")
+    repeats = 24 if options.quick else options.repeats
+    if repeats < 1 or options.labellings < 1:
+        parser.error("at least 1 repeat and 1 labelling are needed")
     chosen = [scenario for scenario in SCENARIOS if options.only in scenario.name]
     if not chosen:
         parser.error(f"no scenario's name has {options.only!r}")
     console = Console(width=80)
-    shared = Path("/dev/shm")  # noqa: S108 - a new folder in it
     cells = []
     start = time.perf_counter()
     for number, scenario in enumerate(chosen, 1):
         began = time.perf_counter()
-        seeds = range(options.seed, options.seed + repeats)
-        with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-            own = simulate(scenario, sqlite_urls(Path(folder)), seeds)
+        labellings = options.labellings if scenario.can_label_anew else 1
+        seeds = range(options.seed, options.seed + math.ceil(repeats / labellings))
+        own = simulate(scenario, sqlite_stores, seeds, labellings)
         cells += own
         sensitivity, specificity = scenario.judge
         seconds = time.perf_counter() - began
