@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count, pairwise
+from itertools import count, groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -362,22 +362,22 @@ def sqlite_stores() -> Iterator[Iterator[str]]:
 
 
 def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
-    """Cells as a person reads them."""
+    """The cells of one look as a person reads them."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("labels", "window", "metric"):
+    for name in ("window", "metric"):
         table.add_column(name, no_wrap=True)
-    for name in ("truth", "shown", "covers", "±", "width", "effective", ""):
+    for name in ("truth", "shown", "covers", "bias", "width", "effective", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in cells:
         one = cell.to_dict()
+        covers = one["coverage"]
         table.add_row(
-            f"{cell.labels} at {cell.step}",
-            {Window.RECENT: "recent", Window.ALL_RETAINED: "all"}[cell.window],
+            "all" if cell.window is Window.ALL_RETAINED else cell.window.value,
             "P@5" if cell.metric is Metric.PRECISION else cell.metric.value,
             f"{one['truth']:.3f}",
             f"{one['shown']:.0%}",
-            "" if one["coverage"] is None else f"{one['coverage']:.1%}",
-            "" if one["coverage"] is None else f"{cell.error:.1%}",
+            "" if covers is None else f"{covers:.1%} ± {cell.error:.1%}",
+            "" if one["bias"] is None else f"{one['bias']:+.3f}",
             "" if one["width"] is None else f"{one['width']:.3f}",
             "" if one["effective_labels"] is None else f"{one['effective_labels']:.0f}",
             "" if cell.is_met else "MISSED",
@@ -418,10 +418,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells += own
         sensitivity, specificity = scenario.judge
         seconds = time.perf_counter() - began
-        title = f"{scenario.name}, judge {sensitivity:g}/{specificity:g}"
-        console.print(cell_table(own, title=title))
-        console.print(f"{number} of {len(chosen)}: {repeats} runs in {seconds:.0f} s\n")
+        console.print(
+            f"{number} of {len(chosen)}: {scenario.name}, judge {sensitivity:g}/{specificity:g}, "
+            f"{repeats} runs in {seconds:.0f} s"
+        )
+        for (step, labels), of_look in groupby(own, lambda cell: (cell.step, cell.labels)):
+            title = f"{labels} labels, after step {step} of {scenario.steps}"
+            console.print(cell_table(list(of_look), title=title))
+        console.print()
     missed = [cell for cell in cells if not cell.is_met]
+    for cell in missed:
+        console.print(
+            f"missed: {cell.scenario}, {cell.labels} labels, step {cell.step}, {cell.window.value} "
+            f"{cell.metric.value}: {cell.coverage:.1%} of {len(cell.shown)}"
+        )
     console.print(f"{len(cells) - len(missed)} of {len(cells)} figures keep their bar")
     seconds = time.perf_counter() - start
     if options.json is not None:
