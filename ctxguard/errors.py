@@ -143,10 +143,10 @@ class StoreCorruptError(StoreError):
 
 
 class StoreSchemaError(StoreError):
-    """The tables were made by a newer release, or the file is another program's: left untouched.
+    """The tables are a newer release's, another program's or not all there: left untouched.
 
     Attributes:
-        found: The schema version of the tables; None if they are not a store's.
+        found: The schema version of the tables; None if they tell none.
         known: The highest schema version that this release reads.
     """
 

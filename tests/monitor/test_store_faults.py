@@ -319,7 +319,7 @@ class TestForeign:
         before = file.read_bytes()
         with pytest.raises(StoreSchemaError, match="version 7, this release reads 2") as caught:
             SampleStore.open(f"sqlite:///{file}")
-        assert (caught.value.found, caught.value.known) == (7, 1)
+        assert (caught.value.found, caught.value.known) == (7, 2)
         assert file.read_bytes() == before
         assert [part.name for part in file.parent.iterdir()] == [file.name]
 

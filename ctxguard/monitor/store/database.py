@@ -41,6 +41,8 @@ BUSY_SECONDS = 5.0
 """How long a transaction waits for others."""
 _ATTEMPTS = 4
 """How often a transaction is tried on a file that is damaged or that others move aside."""
+_CREATION_SECONDS = 60.0
+"""How long the creation of the tables waits for others on PostgreSQL."""
 _CREATION_LOCK = 7_243_118
 """Any number: processes that create the tables in one PostgreSQL database agree on it."""
 
@@ -281,23 +283,53 @@ class Database:
         return engine
 
     def _create_tables(self, engine: sa.Engine) -> None:
+        """Create the tables, or bring those of an older release to this one's schema."""
         with engine.connect() as connection, connection.begin():
-            if self._version(connection) is not None:
+            if self._version(connection) == SCHEMA_VERSION:
                 return
         with engine.connect() as connection:
             connection.execution_options(**{lite.WRITES: True})
             with connection.begin():
                 if not self.is_sqlite:
+                    # Others may have a long table to bring up to date.
+                    patience = f"SET LOCAL lock_timeout = {round(1e3 * _CREATION_SECONDS)}"
+                    connection.exec_driver_sql(patience)
                     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
-                if self._version(connection) is None:
+                version = self._version(connection)
+                if version is None:
                     metadata.create_all(connection, checkfirst=False)
                     connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
+                elif version < SCHEMA_VERSION:
+                    self._migrate(connection, version)
+
+    def _migrate(self, connection: sa.Connection, version: int) -> None:
+        # Imported here alone: it takes as long as all else at the start of a process.
+        from ctxguard.monitor.store.migrations import migrate
+
+        try:
+            migrate(connection, version)
+        except sa.exc.DBAPIError as error:
+            if faults.store_error(error, self.name, self.file) is not None:
+                raise
+            what = f"its schema version {version} cannot be brought to {SCHEMA_VERSION}"
+            raise faults.half_made(self.name, version, what) from error
+        _log.info("%s: schema version %d was brought to %d", self.name, version, SCHEMA_VERSION)
 
     def _version(self, connection: sa.Connection) -> int | None:
-        if not sa.inspect(connection).has_table(schema_version.name):
+        """The schema version of the tables; None where there are none."""
+        tables = metadata.tables.keys() & sa.inspect(connection).get_table_names()
+        if not tables:
             return None
-        version = connection.execute(sa.select(sa.func.max(schema_version.c.version))).scalar()
+        if schema_version.name not in tables:
+            raise faults.half_made(self.name, None, f"it has no table {schema_version.name}")
+        newest = sa.select(sa.func.max(schema_version.c.version))
+        version: int | None = connection.execute(newest).scalar()
         faults.refuse_newer(self.name, version)
+        if version is None or version < 1:
+            raise faults.half_made(self.name, version, f"its schema version is {version}")
+        missing = sorted(metadata.tables.keys() - tables)
+        if version == SCHEMA_VERSION and missing:
+            raise faults.half_made(self.name, version, f"it has no table {missing[0]}")
         return version
 
     def _was_moved(self) -> bool:

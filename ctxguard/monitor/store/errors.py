@@ -89,6 +89,16 @@ def refuse_newer(name: str, version: int | None) -> None:
         )
 
 
+def half_made(name: str, version: int | None, what: str) -> StoreSchemaError:
+    """The error for tables that no release leaves behind, such as those of half a copy."""
+    return StoreSchemaError(
+        f"{name} is not a whole sample store ({what}), and was not changed: restore a whole copy "
+        "of it, or give ctxguard another store",
+        found=version,
+        known=SCHEMA_VERSION,
+    )
+
+
 def is_busy(error: BaseException) -> bool:
     """Whether SQLite says that others hold the database."""
     return _code(error) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

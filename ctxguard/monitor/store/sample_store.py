@@ -35,7 +35,7 @@ class SampleStore(Workers, SampleQueue, Judgments, Labelling, Picks, Graded, Ret
     def open(
         cls, url: str, *, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.time
     ) -> "SampleStore":
-        """Open a store, and create its tables where there are none.
+        """Open a store; create its tables, or bring those of an older release up to date.
 
         Args:
             url: ``sqlite:///path/samples.db`` for the processes of one host, ``sqlite://`` for
@@ -47,7 +47,8 @@ class SampleStore(Workers, SampleQueue, Judgments, Labelling, Picks, Graded, Ret
             ConfigurationError: a URL that cannot be used.
             MissingExtraError: the database's driver is not installed.
             StoreUnavailableError: the folder or the server cannot be reached.
-            StoreSchemaError: it is a newer release's or another program's; it is not changed.
+            StoreSchemaError: it is a newer release's, another program's or not a whole store; it
+                is not changed.
             StoreError: another fault of the database.
         """
         return cls(Database(url, reserve_bytes=limits.reserve_bytes), limits, clock)

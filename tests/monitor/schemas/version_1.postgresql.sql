@@ -1,0 +1,21 @@
+-- The tables of schema version 1, as its release made them on PostgreSQL.
+CREATE TABLE ctxguard_feedback (feedback_id BIGSERIAL NOT NULL, request_id TEXT NOT NULL, kind TEXT NOT NULL, passage_ids TEXT NOT NULL, time_seconds DOUBLE PRECISION NOT NULL, PRIMARY KEY (feedback_id));
+CREATE INDEX ix_ctxguard_feedback_request_id ON ctxguard_feedback (request_id);
+CREATE TABLE ctxguard_judged (series_id BIGINT NOT NULL, time_seconds DOUBLE PRECISION NOT NULL, sample_id BIGINT NOT NULL, label_order DOUBLE PRECISION NOT NULL, summary BYTEA NOT NULL, PRIMARY KEY (series_id, time_seconds, sample_id));
+CREATE INDEX ctxguard_judged_sample ON ctxguard_judged (sample_id);
+CREATE TABLE ctxguard_label_queue (place BIGSERIAL NOT NULL, sample_id BIGINT NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (place), UNIQUE (sample_id));
+CREATE TABLE ctxguard_labels (label_id BIGSERIAL NOT NULL, request_id TEXT NOT NULL, passage_id TEXT NOT NULL, grade INTEGER NOT NULL, negative TEXT, annotator TEXT NOT NULL, time_seconds DOUBLE PRECISION NOT NULL, source TEXT NOT NULL, PRIMARY KEY (label_id));
+CREATE INDEX ctxguard_labels_request ON ctxguard_labels (request_id, passage_id);
+CREATE TABLE ctxguard_leases (name TEXT NOT NULL, holder TEXT NOT NULL, leased_at DOUBLE PRECISION NOT NULL, leased_until DOUBLE PRECISION NOT NULL, PRIMARY KEY (name));
+CREATE TABLE ctxguard_payloads (sample_id BIGINT NOT NULL, payload BYTEA NOT NULL, PRIMARY KEY (sample_id));
+CREATE TABLE ctxguard_rejected (rejected_id BIGSERIAL NOT NULL, sample_id BIGINT NOT NULL, passage_id TEXT NOT NULL, reason TEXT NOT NULL, reply TEXT NOT NULL, PRIMARY KEY (rejected_id));
+CREATE INDEX ix_ctxguard_rejected_sample_id ON ctxguard_rejected (sample_id);
+CREATE TABLE ctxguard_samples (sample_id BIGSERIAL NOT NULL, request_id TEXT NOT NULL, time_seconds DOUBLE PRECISION NOT NULL, probability DOUBLE PRECISION NOT NULL, session_id TEXT, label_order DOUBLE PRECISION NOT NULL, payload_bytes INTEGER NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL, claimant TEXT, leased_at DOUBLE PRECISION, leased_until DOUBLE PRECISION, PRIMARY KEY (sample_id));
+CREATE INDEX ctxguard_samples_queue ON ctxguard_samples (state, sample_id);
+CREATE INDEX ctxguard_samples_request ON ctxguard_samples (request_id);
+CREATE INDEX ctxguard_samples_time ON ctxguard_samples (time_seconds);
+CREATE TABLE ctxguard_schema (version SERIAL NOT NULL, PRIMARY KEY (version));
+CREATE TABLE ctxguard_series (series_id BIGSERIAL NOT NULL, name TEXT NOT NULL, summary_bytes INTEGER, PRIMARY KEY (series_id), UNIQUE (name));
+CREATE TABLE ctxguard_state (key TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (key));
+CREATE TABLE ctxguard_verdicts (sample_id BIGINT NOT NULL, series_id BIGINT NOT NULL, verdicts TEXT NOT NULL, PRIMARY KEY (sample_id));
+CREATE TABLE ctxguard_workers (worker_id TEXT NOT NULL, host TEXT NOT NULL, pid BIGINT NOT NULL, started_seconds DOUBLE PRECISION NOT NULL, seen_seconds DOUBLE PRECISION NOT NULL, sampled BIGINT NOT NULL, stored BIGINT NOT NULL, lost TEXT NOT NULL, closed BOOLEAN NOT NULL, PRIMARY KEY (worker_id));

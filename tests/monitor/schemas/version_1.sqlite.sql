@@ -1,0 +1,21 @@
+-- The tables of schema version 1, as its release made them on SQLite.
+CREATE TABLE ctxguard_feedback (feedback_id INTEGER NOT NULL, request_id TEXT NOT NULL, kind TEXT NOT NULL, passage_ids TEXT NOT NULL, time_seconds DOUBLE NOT NULL, PRIMARY KEY (feedback_id));
+CREATE INDEX ix_ctxguard_feedback_request_id ON ctxguard_feedback (request_id);
+CREATE TABLE ctxguard_judged (series_id INTEGER NOT NULL, time_seconds DOUBLE NOT NULL, sample_id INTEGER NOT NULL, label_order DOUBLE NOT NULL, summary BLOB NOT NULL, PRIMARY KEY (series_id, time_seconds, sample_id)) WITHOUT ROWID;
+CREATE INDEX ctxguard_judged_sample ON ctxguard_judged (sample_id);
+CREATE TABLE ctxguard_label_queue (place INTEGER NOT NULL, sample_id INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY (place), UNIQUE (sample_id));
+CREATE TABLE ctxguard_labels (label_id INTEGER NOT NULL, request_id TEXT NOT NULL, passage_id TEXT NOT NULL, grade INTEGER NOT NULL, negative TEXT, annotator TEXT NOT NULL, time_seconds DOUBLE NOT NULL, source TEXT NOT NULL, PRIMARY KEY (label_id));
+CREATE INDEX ctxguard_labels_request ON ctxguard_labels (request_id, passage_id);
+CREATE TABLE ctxguard_leases (name TEXT NOT NULL, holder TEXT NOT NULL, leased_at DOUBLE NOT NULL, leased_until DOUBLE NOT NULL, PRIMARY KEY (name));
+CREATE TABLE ctxguard_payloads (sample_id INTEGER NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (sample_id));
+CREATE TABLE ctxguard_rejected (rejected_id INTEGER NOT NULL, sample_id INTEGER NOT NULL, passage_id TEXT NOT NULL, reason TEXT NOT NULL, reply TEXT NOT NULL, PRIMARY KEY (rejected_id));
+CREATE INDEX ix_ctxguard_rejected_sample_id ON ctxguard_rejected (sample_id);
+CREATE TABLE ctxguard_samples (sample_id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, request_id TEXT NOT NULL, time_seconds DOUBLE NOT NULL, probability DOUBLE NOT NULL, session_id TEXT, label_order DOUBLE NOT NULL, payload_bytes INTEGER NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL, claimant TEXT, leased_at DOUBLE, leased_until DOUBLE);
+CREATE INDEX ctxguard_samples_queue ON ctxguard_samples (state, sample_id);
+CREATE INDEX ctxguard_samples_request ON ctxguard_samples (request_id);
+CREATE INDEX ctxguard_samples_time ON ctxguard_samples (time_seconds);
+CREATE TABLE ctxguard_schema (version INTEGER NOT NULL, PRIMARY KEY (version));
+CREATE TABLE ctxguard_series (series_id INTEGER NOT NULL, name TEXT NOT NULL, summary_bytes INTEGER, PRIMARY KEY (series_id), UNIQUE (name));
+CREATE TABLE ctxguard_state ("key" TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY ("key"));
+CREATE TABLE ctxguard_verdicts (sample_id INTEGER NOT NULL, series_id INTEGER NOT NULL, verdicts TEXT NOT NULL, PRIMARY KEY (sample_id));
+CREATE TABLE ctxguard_workers (worker_id TEXT NOT NULL, host TEXT NOT NULL, pid BIGINT NOT NULL, started_seconds DOUBLE NOT NULL, seen_seconds DOUBLE NOT NULL, sampled BIGINT NOT NULL, stored BIGINT NOT NULL, lost TEXT NOT NULL, closed BOOLEAN NOT NULL, PRIMARY KEY (worker_id));
