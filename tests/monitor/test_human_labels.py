@@ -2,19 +2,27 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, replace
 
 import pytest
 from watching import Watching
 
 from ctxguard.core.context import Context
+from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import Passage
-from ctxguard.monitor.estimation.live import Window, human_request
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.graded import depth_graded, graded_request
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.human import human_verdicts, positions_to_label
+from ctxguard.monitor.labels.human import (
+    WHOLE_POOL_RATE,
+    human_verdicts,
+    positions_to_label,
+    searches_whole_pool,
+)
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelRow
+from ctxguard.monitor.store import LabelDepth, LabelRow
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
@@ -76,37 +84,110 @@ def record_of(make_context: MakeContext, rates: JudgingRates) -> SampleRecord:
     return SampleRecord.from_bytes(live.store.payloads([1])[1])
 
 
-def test_people_are_asked_about_what_was_served_first(make_context: MakeContext) -> None:
-    record = record_of(
-        make_context, JudgingRates(dropped_rate=0.0, full_pool_rate=0.0, baseline_rate=0.0)
+ONLY_SERVED = JudgingRates(
+    dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+)
+
+
+def searched(record: SampleRecord, *, whole_pool: bool) -> SampleRecord:
+    """The record with a request id whose whole pool people search, or do not."""
+    return next(
+        named
+        for number in range(1_000)
+        if searches_whole_pool(named := replace(record, request_id=f"r{number}")) is whole_pool
     )
-    assert positions_to_label(record, {})[:2] == [0, 1]
 
 
-def test_a_whole_pool_is_asked_for_only_once_nothing_served_was_relevant(
+def to_label(record: SampleRecord, grades: Mapping[str, int], *judged: str) -> list[str]:
+    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
+    positions = positions_to_label(record, verdicts, LabelDepth.SERVED, judged)
+    return [record.passage_ids[position] for position in positions]
+
+
+def test_where_a_served_passage_is_relevant_nothing_else_needs_a_grade(
     make_context: MakeContext,
 ) -> None:
-    rates = JudgingRates(
-        dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
-    )
-    record = record_of(make_context, rates)
-    assert positions_to_label(record, {}) == [0, 1]
-    one_right = {"p0": Judgment("p0", 1), "p1": Judgment("p1", 0)}
-    assert positions_to_label(record, one_right) == []
-    none_right = {"p0": Judgment("p0", 0), "p1": Judgment("p1", 0)}
-    assert positions_to_label(record, none_right) == list(range(2, 10))
+    record = record_of(make_context, ONLY_SERVED)
+    assert to_label(record, {})[:2] == ["p0", "p1"]
+    assert to_label(record, {"p0": 1}, "p5") == ["p1"]
+    assert to_label(record, {"p0": 1, "p1": 0}, "p5") == []
 
 
-def test_a_sample_counts_once_people_have_graded_all_that_it_takes(
+def test_where_nothing_served_is_relevant_people_look_where_the_judge_saw_something(
     make_context: MakeContext,
 ) -> None:
-    live = Watching(ErringJudge({}))
+    record = searched(record_of(make_context, ONLY_SERVED), whole_pool=False)
+    nothing = {"p0": 0, "p1": 0}
+    assert to_label(record, nothing) == []
+    assert to_label(record, nothing, "p7", "p4") == ["p4", "p7"]
+    assert to_label(record, {**nothing, "p4": 1}, "p7", "p4") == []
+    assert to_label(record, {**nothing, "p4": 0, "p7": 0}, "p7", "p4") == []
+
+
+def test_for_some_requests_the_rest_of_the_pool_is_searched_until_one_is_found(
+    make_context: MakeContext,
+) -> None:
+    record = searched(record_of(make_context, ONLY_SERVED), whole_pool=True)
+    nothing = {"p0": 0, "p1": 0, "p4": 0}
+    rest = ["p2", "p3", *POOL[5:]]
+    assert to_label(record, {"p0": 0, "p1": 0}, "p4") == ["p4", *rest]
+    assert to_label(record, nothing, "p4") == rest
+    assert to_label(record, {**nothing, "p2": 0, "p3": 1}, "p4") == []
+    # Before the likely one is graded, it is not known what a find among the others stands for.
+    assert to_label(record, {"p0": 0, "p1": 0, "p3": 1}, "p4")[0] == "p4"
+
+
+def test_what_recall_needs_is_asked_for_to_that_depth(make_context: MakeContext) -> None:
     record = record_of(make_context, JudgingRates(dropped_rate=1.0))
-    settings = {"utilities": live.monitor.utilities, "max_grade": 1}
-    some = [label(name, 1) for name in POOL[:9]]
-    assert human_request(record, verdicts_of(some), **settings) is None
-    found = human_request(record, verdicts_of([*some, label("p9", 0)]), **settings)
-    assert (found.kept_relevant, found.dropped_relevant) == (2, 7.0)
+    right = {"p0": Judgment("p0", 1), "p1": Judgment("p1", 0)}
+    assert positions_to_label(record, right, LabelDepth.SERVED, ()) == []
+    assert positions_to_label(record, right, LabelDepth.POOL, ()) == list(range(2, 10))
+
+
+def graded(record: SampleRecord, grades: Mapping[str, int], *judged: str) -> JudgedRequest:
+    verdicts = {name: Judgment(name, grade) for name, grade in grades.items()}
+    depth = depth_graded(record, verdicts)
+    assert depth is not None
+    return graded_request(
+        record,
+        verdicts,
+        depth,
+        judged,
+        utilities=DEFAULT_UTILITIES,
+        max_grade=1,
+        probability=0.5,
+    )
+
+
+def test_a_sample_counts_once_people_have_graded_what_was_served(
+    make_context: MakeContext,
+) -> None:
+    record = record_of(make_context, JudgingRates(dropped_rate=1.0))
+    assert depth_graded(record, {"p0": Judgment("p0", 1)}) is None
+    of_served = graded(record, {"p0": 1, "p1": 1})
+    assert (of_served.kept_relevant, of_served.dropped_relevant) == (2, None)
+    of_all = graded(record, {**dict.fromkeys(POOL[:9], 1), "p9": 0})
+    assert (of_all.kept_relevant, of_all.dropped_relevant) == (2, 7.0)
+
+
+def test_a_search_stands_for_those_that_were_not_made(make_context: MakeContext) -> None:
+    record = record_of(make_context, ONLY_SERVED)
+    nothing = {"p0": 0, "p1": 0}
+    whole, not_whole = (searched(record, whole_pool=each) for each in (True, False))
+
+    def found(record: SampleRecord, grades: Mapping[str, int]) -> tuple[int | None, float]:
+        request = graded(record, {**nothing, **grades}, "p4")
+        return request.pool_relevant, request.full_pool_probability
+
+    for one in (whole, not_whole):
+        assert found(one, {}) == (None, WHOLE_POOL_RATE)  # the likely one has no grade yet
+        assert found(one, {"p4": 1}) == (1, 1.0)
+    assert found(not_whole, {"p4": 0}) == (0, WHOLE_POOL_RATE)
+    assert found(not_whole, {"p4": 0, "p5": 1}) == (0, WHOLE_POOL_RATE)
+    assert found(whole, {"p4": 0}) == (None, WHOLE_POOL_RATE)
+    assert found(whole, {"p4": 0, "p5": 1}) == (1, WHOLE_POOL_RATE)
+    everything = dict.fromkeys(POOL, 0)
+    assert found(whole, everything) == (0, WHOLE_POOL_RATE)
 
 
 def live_with_labels(
@@ -119,7 +200,8 @@ def live_with_labels(
     }
     live = Watching(ErringJudge(truth), rates=JudgingRates(dropped_rate=1.0), min_n=30)
     live.watch(*[make_context(POOL, 5, query=name, request_id=name) for name in truth])
-    for sample_id in live.store.pick_for_labels(live.monitor.series, n_labelled):
+    picked = live.store.pick_for_labels(live.monitor.series, n_labelled) if n_labelled else []
+    for sample_id in picked:
         record = SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
         right = truth[record.query]
         live.store.add_labels(
@@ -152,16 +234,22 @@ def test_human_labels_correct_the_judge(make_context: MakeContext) -> None:
     assert not alone.lower <= precision <= alone.upper
 
 
-def test_labels_asked_for_after_an_alarm_correct_nothing(make_context: MakeContext) -> None:
+def test_labels_that_nobody_picked_at_random_correct_nothing(make_context: MakeContext) -> None:
+    """Such as those asked for after an alarm."""
     live, _ = live_with_labels(make_context, 60)
-    targeted = live.store.pick_for_labels(live.monitor.series, 40)
-    live.store.queue_labels(targeted, reason="recall_loss")
+    before = live.monitor.estimates(Window.ALL_RETAINED)
+    labelled = {sample_id for sample_id, _ in live.store.labels()}
+    targeted = [number for number in range(1, 601) if number not in labelled][:40]
     for sample_id in targeted:
         record = SampleRecord.from_bytes(live.store.payloads([sample_id])[sample_id])
         live.store.add_labels(
             [label(name, 0, request_id=record.request_id) for name in record.passage_ids]
         )
-    assert live.monitor.report().live.labelled == 60
+    report = live.monitor.report()
+    assert (report.live.labelled, report.live.unpicked) == (100, 40)
+    assert report.live.populations[Window.ALL_RETAINED].labelled == 60
+    for metric, estimate in report.estimates[Window.ALL_RETAINED].items():
+        assert astuple(estimate) == pytest.approx(astuple(before[metric]))
 
 
 def test_disagreements_are_reported(make_context: MakeContext) -> None:

@@ -7,7 +7,15 @@ import pytest
 from storing import DAY, NOW, Clock, OpenStore, entry, fill, judge_all, judged, label
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import FeedbackRow, Limits, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import (
+    FeedbackRow,
+    GradedRow,
+    LabelDepth,
+    Limits,
+    SampleStore,
+    State,
+    WorkerCounts,
+)
 
 
 class TestRetention:
@@ -38,30 +46,27 @@ class TestRetention:
         assert store.feedback(ids) == store.label_queue() == []
         assert store.feedback(young) != []  # the same request was sampled again
 
-    def test_labelled_samples_lose_their_text_and_keep_what_was_paid_for(
+    def test_labelled_samples_go_as_well_and_leave_their_graded_row(
         self, any_store_url: str, clock: Clock, limited: OpenStore
     ) -> None:
+        """Or the labelled ones alone would stand for a time that is over."""
         store = limited(any_store_url, max_age_seconds=DAY)
         ids = fill(store, 3)
         judge_all(store)
         store.add_labels([label(1)])
+        [(sample_id, newest)] = store.to_grade("judge").items()
+        row = GradedRow(
+            sample_id, NOW, "external", LabelDepth.SERVED, b"by people", b"by judge.", 0, newest
+        )
+        store.save_graded("judge", [row])
         clock.now += 2.0 * DAY
         assert store.clean().expired == 3
         assert store.clean().expired == 0
-        assert store.labels() == [(ids[1], label(1))]
-        assert store.judged("judge").sample_ids.tolist() == [ids[1]]
+        assert store.labels() == []
+        assert len(store.judged("judge")) == 0
         assert store.payloads(ids) == store.verdicts("judge", ids) == store.rejected(ids) == {}
-
-    def test_a_labelled_sample_without_a_payload_is_not_claimed(
-        self, any_store_url: str, clock: Clock, limited: OpenStore
-    ) -> None:
-        store = limited(any_store_url, max_age_seconds=DAY)
-        fill(store, 1)
-        store.add_labels([label(0)])
-        clock.now += 2.0 * DAY
-        assert store.clean().unjudged == 1
-        assert store.claim("m", 1, lease_seconds=60.0) == []
-        assert store.states()[State.FAILED] == 1
+        left = store.graded("judge")
+        assert (left.sample_ids.tolist(), left.human) == ([ids[1]], b"by people")
 
     def test_over_the_size_limit_the_oldest_payloads_go_and_judged_rows_stay(
         self, any_store_url: str, clock: Clock, limited: OpenStore

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,8 +59,9 @@ class Workers(StorePart):
     def workers(self, connection: sa.Connection) -> list[WorkerRow]:
         """Every writing process so far, in the order in which they began."""
         table = schema.workers
+        columns = [table.c[field.name] for field in fields(WorkerRow)]
         rows = connection.execute(
-            sa.select(table).order_by(table.c.started_seconds, table.c.worker_id)
+            sa.select(*columns).order_by(table.c.started_seconds, table.c.worker_id)
         )
         return [WorkerRow(**{**row._mapping, "lost": json.loads(row.lost)}) for row in rows]
 
