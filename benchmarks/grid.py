@@ -70,6 +70,7 @@ def rankings(n_queries: int, depth: int, seed: int) -> tuple[FloatArray, PoolLab
         top_grade=2,
         worst_utility=DEFAULT_UTILITIES.irrelevant,
         positives_only=False,
+        weights=np.ones(n_queries),
     )
     return relative, labels
 

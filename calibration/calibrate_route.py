@@ -23,6 +23,7 @@ from calibration.objectives import LOST_QUERIES, TOLERANCE, PolicyKind, keep_rec
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
 from calibration.sufficiency import DEFAULT_FALSE_ALARMS, calibrate_sufficiency
+from calibration.weights import deciles, n_equivalent, weighted_mean
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
@@ -273,14 +274,16 @@ def calibrate_route(
             "highest utility": grid.policy(best),
         }.items()
     ]
-    differences = _recall_differences(options[0].metrics, options[1].metrics, settings.seed)
+    differences, weights = _recall_differences(
+        options[0].metrics, options[1].metrics, settings.seed
+    )
     certificate = None
     if certification is not None and settings.promise is not None:
         certificate = _promise_kept(
             certification, settings.promise, settings, is_today=index is None
         )
     elif held_out is not None and index is not None:
-        certificate = _cost_certificate(options[1].metrics, differences, settings)
+        certificate = _cost_certificate(options[1].metrics, differences, weights, settings)
     profile = RouteProfile(
         policy=policy,
         score_kind=pools.kind,
@@ -289,7 +292,7 @@ def calibrate_route(
         segments=segments,
         chosen_on=_evidence(per_query(*chosen_part, policy, settings.utilities), settings),
         held_out=None if held_out is None else _evidence(options[1].metrics, settings),
-        reference=_reference(chosen_part[0], policy),
+        reference=_reference(*chosen_part, policy),
         safe_policy=today,
         sufficiency=calibrate_sufficiency(
             policy,
@@ -301,7 +304,7 @@ def calibrate_route(
     )
     needed = None
     if held_out is not None and differences.size:
-        needed = risk.differences_needed(differences, TIGHT, settings.delta)
+        needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
     place = (plain, ((0, 0),)) if index is None else (grid, (index,))
     return RouteOutcome(profile, grid, place, certification, tuple(options), needed)
 
@@ -339,14 +342,24 @@ def _promised(
     return policy, certification, segments
 
 
-def _recall_differences(today: QueryMetrics, chosen: QueryMetrics, seed: int) -> FloatArray:
-    """Recall of the choice less that of today, by query that has a relevant passage, shuffled.
+def _recall_differences(
+    today: QueryMetrics, chosen: QueryMetrics, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """Recall of the choice less that of today, by query that has a relevant passage; and weights.
 
-    Betting needs an order fixed beforehand, and a file may be sorted by topic.
+    Shuffled: betting needs an order fixed beforehand, and a file may be sorted by topic.
     """
-    differences = chosen.values["recall"] - today.values["recall"]
-    defined: FloatArray = differences[~np.isnan(differences)]
-    return defined[np.random.default_rng(seed).permutation(defined.size)]
+    return _shuffled(chosen, chosen.values["recall"] - today.values["recall"], seed)
+
+
+def _shuffled(
+    metrics: QueryMetrics, values: FloatArray, seed: int
+) -> tuple[FloatArray, FloatArray]:
+    """The values that are defined and their queries' weights, in an order fixed beforehand."""
+    weights = np.ones(values.size) if metrics.weights is None else metrics.weights
+    defined = np.flatnonzero(~np.isnan(values))
+    order = defined[np.random.default_rng(seed).permutation(defined.size)]
+    return values[order], weights[order]
 
 
 def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dataset]:
@@ -418,6 +431,7 @@ def _certificate(certification: Certification, promise: Promise, settings: Setti
         harm=_rounded(certification.harm),
         n_recall=certification.n_recall,
         n_queries=certification.n_harm,
+        n_equivalent=certification.n_equivalent,
     )
 
 
@@ -435,28 +449,29 @@ def _promise_kept(
 
 
 def _cost_certificate(
-    chosen: QueryMetrics, differences: FloatArray, settings: Settings
+    chosen: QueryMetrics, differences: FloatArray, weights: FloatArray, settings: Settings
 ) -> Certificate | None:
     """What the chosen policy costs in recall at most, from queries that did not choose it."""
-    losses, harm = chosen.values["recall_loss"], chosen.values["harm"]
-    losses = losses[~np.isnan(losses)]
+    losses, loss_weights = _shuffled(chosen, chosen.values["recall_loss"], settings.seed)
+    harm, harm_weights = _shuffled(chosen, chosen.values["harm"], settings.seed)
     if losses.size == 0:
         return None
-    order = np.random.default_rng(settings.seed).permutation(losses.size)
-    lower = risk.betting_lower_bound(differences, settings.delta)
+    upper = risk.betting_upper_bound(losses, settings.delta, loss_weights)
+    lower = risk.betting_lower_bound(differences, settings.delta, weights)
     return Certificate(
-        alpha=math.ceil(risk.betting_upper_bound(losses[order], settings.delta) * 1e4) / 1e4,
+        alpha=math.ceil(upper * 1e4) / 1e4,
         beta=None,
         delta=settings.delta,
         baseline=settings.baseline,
         test="betting bound",
         p_value=settings.delta,
-        recall_loss=_rounded(float(losses.mean())),
-        harm=_rounded(float(harm.mean())),
+        recall_loss=_rounded(float(weighted_mean(losses, loss_weights))),
+        harm=_rounded(float(weighted_mean(harm, harm_weights))),
         n_recall=int(losses.size),
         n_queries=len(chosen.query_ids),
+        n_equivalent=n_equivalent(loss_weights),
         recall_difference=RecallDifference(
-            value=_rounded(float(differences.mean())),
+            value=_rounded(float(weighted_mean(differences, weights))),
             lower=math.floor(lower * 1e4) / 1e4,
             n=int(differences.size),
         ),
@@ -505,21 +520,18 @@ def _segments(
     return certified
 
 
-def _reference(pools: Pools, policy: Policy) -> dict[str, tuple[float, ...]]:
+def _reference(pools: Pools, labels: PoolLabels, policy: Policy) -> dict[str, tuple[float, ...]]:
     """Deciles of what needs no label, for drift: top score, its gap to the second, kept count."""
-    deciles = np.linspace(0.0, 1.0, 11)
-    answered = pools.lengths > 0
-    signals = {"top_score": pools.scores[answered, 0]}
+    signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
     if pools.scores.shape[1] > 1:
-        gap = pools.scores[answered, 0] - pools.scores[answered, 1]
-        signals["score_gap"] = gap[~np.isnan(gap)]
+        signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]
     signals["kept"] = np.array(
         [decide(ranking, policy).n_kept for ranking in pools.rankings()], dtype=np.float64
     )
     return {
-        name: tuple(_rounded(value) for value in np.quantile(values, deciles).tolist())
+        name: tuple(_rounded(value) for value in deciles(values, labels.weights).tolist())
         for name, values in signals.items()
-        if values.size
+        if not np.isnan(values).all()
     }
 
 

@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 
 from calibration import risk
-from calibration.grid import Grid, GridIndex, GridValues
+from calibration.grid import Grid, GridIndex
 from calibration.pool_labels import IntArray, discounts
+from calibration.weights import n_equivalent, weighted_mean
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 
@@ -71,6 +72,8 @@ class Certification:
         harm: Its mean harm on the test queries.
         n_recall: Test queries on which recall loss is defined.
         n_harm: All test queries.
+        n_equivalent: How many queries of the largest weight the former weigh together; None where
+            all weigh the same.
         tested: Policies in the sequence.
         certified: How many of them passed.
         labels_needed: If nothing is certified, how many test queries like these with a defined
@@ -85,6 +88,7 @@ class Certification:
     harm: float
     n_recall: int
     n_harm: int
+    n_equivalent: float | None
     tested: int
     certified: int
     labels_needed: int | None
@@ -146,6 +150,7 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
         harm=float(grids.plain_testing.means.harm[0, 0]),
         n_recall=int(defined.sum()),
         n_harm=defined.size,
+        n_equivalent=n_equivalent(testing.labels.weights[order][defined]),
         tested=len(indices),
         certified=0,
         labels_needed=None,
@@ -155,16 +160,20 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
         return nothing
     tested = testing.at(indices)
     recall_loss, harm = tested.recall_loss[order][defined], tested.harm[order]
+    for_harm = testing.labels.weights[order]
+    weights = for_harm[defined]
     largest = _largest_harm(testing)
 
-    p_values = risk.betting_p_value(recall_loss, promise.alpha)
-    kept_promise = recall_loss.mean(axis=0) <= promise.alpha
+    p_values = risk.betting_p_value(recall_loss, promise.alpha, weights)
+    mean_loss, mean_harm = weighted_mean(recall_loss, weights), weighted_mean(harm, for_harm)
+    mean_udcg = weighted_mean(tested.udcg_strict, testing.labels.weights)
+    kept_promise = mean_loss <= promise.alpha
     if promise.beta is not None:
-        kept_promise &= harm.mean(axis=0) <= promise.beta
+        kept_promise &= mean_harm <= promise.beta
         limit = promise.beta / largest
         # A harm that cannot exceed the limit keeps the promise without any evidence.
         if limit < 1.0:
-            harm_p_values = risk.betting_p_value(harm / largest, limit)
+            harm_p_values = risk.betting_p_value(harm / largest, limit, for_harm)
             p_values = risk.joint_p_value(p_values, harm_p_values)
     p_values = np.where(kept_promise, p_values, 1.0)
     n_certified = risk.fixed_sequence(p_values, promise.delta)
@@ -173,20 +182,23 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
         if position < 0:
             return RuleChoice(rule, None, None)
         means = {
-            "udcg_strict": float(tested.udcg_strict[:, position].mean()),
-            "recall_loss": float(recall_loss[:, position].mean()),
-            "harm": float(harm[:, position].mean()),
+            "udcg_strict": float(mean_udcg[position]),
+            "recall_loss": float(mean_loss[position]),
+            "harm": float(mean_harm[position]),
         }
         return RuleChoice(rule, indices[position], means)
 
-    gain = _gain(grids, indices, tested)
+    gain = _gain(grids, indices, mean_udcg)
     chosen = int(np.argmax(gain[:n_certified])) if n_certified else -1
     if chosen >= 0 and gain[chosen] <= _TIE:
         chosen = -1
     riskiest = int(np.flatnonzero(kept_promise)[-1]) if kept_promise.any() else -1
     rule_choices = (choice("betting", chosen), choice("uncorrected", riskiest))
     if chosen < 0:
-        needed = None if n_certified else _needed(recall_loss, harm / largest, largest, promise)
+        needed = None
+        if not n_certified:
+            losses = (recall_loss[:, 0], harm[:, 0] / largest)
+            needed = _needed(*losses, largest, promise, (weights, for_harm))
         return replace(
             nothing, certified=n_certified, labels_needed=needed, rule_choices=rule_choices
         )
@@ -194,19 +206,19 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
         nothing,
         grid_index=indices[chosen],
         p_value=float(p_values[chosen]),
-        recall_loss=float(recall_loss[:, chosen].mean()),
-        harm=float(harm[:, chosen].mean()),
+        recall_loss=float(mean_loss[chosen]),
+        harm=float(mean_harm[chosen]),
         certified=n_certified,
         rule_choices=rule_choices,
     )
 
 
-def _gain(grids: GridPair, indices: list[GridIndex], tested: GridValues) -> FloatArray:
+def _gain(grids: GridPair, indices: list[GridIndex], tested_udcg: FloatArray) -> FloatArray:
     """Mean strict UDCG above that of the baseline, over ordering and test queries together."""
-    n_ordering, n_testing = len(grids.ordering.labels), len(grids.testing.labels)
+    n_ordering, n_testing = grids.ordering.labels.weights.sum(), grids.testing.labels.weights.sum()
     ordering = np.array([grids.ordering.means.udcg_strict[index] for index in indices])
     ordering_gain = ordering - grids.plain_ordering.means.udcg_strict[0, 0]
-    testing_gain = tested.udcg_strict.mean(axis=0) - grids.plain_testing.means.udcg_strict[0, 0]
+    testing_gain = tested_udcg - grids.plain_testing.means.udcg_strict[0, 0]
     gain: FloatArray = (ordering_gain * n_ordering + testing_gain * n_testing) / (
         n_ordering + n_testing
     )
@@ -241,14 +253,18 @@ def _largest_harm(grid: Grid) -> float:
 
 
 def _needed(
-    recall_loss: FloatArray, harm_share: FloatArray, largest: float, promise: Promise
+    recall_loss: FloatArray,
+    harm_share: FloatArray,
+    largest: float,
+    promise: Promise,
+    weights: tuple[FloatArray, FloatArray],
 ) -> int | None:
     """Test queries with a defined recall loss for every promise; None if one cannot be kept."""
-    needed = risk.labels_needed(recall_loss[:, 0], promise.alpha, promise.delta)
+    needed = risk.labels_needed(recall_loss, promise.alpha, promise.delta, weights[0])
     if needed is None or promise.beta is None or promise.beta >= largest:
         return needed
     limit = promise.beta / largest
-    for_harm = risk.labels_needed(harm_share[:, 0], limit, promise.delta)
+    for_harm = risk.labels_needed(harm_share, limit, promise.delta, weights[1])
     if for_harm is None:
         return None
     # Harm is defined on every query: of those that it needs, so many define recall loss as well.

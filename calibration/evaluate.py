@@ -13,6 +13,7 @@ from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
 from calibration.pool_labels import PoolLabels, discounts, label
 from calibration.replay import Pools
+from calibration.weights import weighted_mean
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
@@ -87,10 +88,12 @@ class QueryMetrics:
     Attributes:
         query_ids: Length n_q.
         values: Metric name to shape (n_q,).
+        weights: Shape (n_q,), how much each query counts; None where all count the same.
     """
 
     query_ids: tuple[str, ...]
     values: Mapping[str, FloatArray]
+    weights: FloatArray | None = None
 
     def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> Evidence:
         """Means with bootstrap intervals over the queries that define a metric.
@@ -102,7 +105,10 @@ class QueryMetrics:
         names = self.values if metrics is None else metrics
         return Evidence(
             queries=len(self.query_ids),
-            metrics={name: bootstrap_interval(self.values[name], seed=seed) for name in names},
+            metrics={
+                name: bootstrap_interval(self.values[name], self.weights, seed=seed)
+                for name in names
+            },
         )
 
 
@@ -132,7 +138,8 @@ def per_query(
         )
         for row, ranking in enumerate(pools.rankings())
     ]
-    return _columns(pools.query_ids, rows, LABEL_METRICS)
+    columns = _columns(pools.query_ids, rows, LABEL_METRICS)
+    return replace(columns, weights=labels.weights)
 
 
 def per_query_keywords(
@@ -283,24 +290,31 @@ def utilities_by_rank(pools: Pools, labels: PoolLabels, policy: Policy, k: int) 
 
 
 def bootstrap_interval(
-    values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES, confidence: float = CONFIDENCE
+    values: FloatArray,
+    weights: FloatArray | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
 ) -> Interval:
     """The mean over defined values with its percentile bootstrap interval, clustered by query.
 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. One value cannot be
-    resampled: its bounds are None.
+    resampled: its bounds are None. Values of unequal weight are resampled with their weights.
 
     >>> interval = bootstrap_interval(np.array([0.0, 1.0, np.nan, 1.0]))
     >>> round(interval.value, 4), interval.n
     (0.6667, 3)
     """
-    defined = values[~np.isnan(values)]
+    known = ~np.isnan(values)
+    defined = values[known]
+    own = np.ones(defined.size) if weights is None else weights[known]
     if defined.size == 0:
         return Interval(value=None, lower=None, upper=None, n=0)
-    mean = float(defined.mean())
+    mean = float(weighted_mean(defined, own))
     if defined.size == 1:
         return Interval(value=mean, lower=None, upper=None, n=1)
-    means = resampled_means(defined[:, None], seed=seed, resamples=resamples)[:, 0]
+    means = resampled_means(defined[:, None], own, seed=seed, resamples=resamples)[:, 0]
     lower, upper = interval_bounds(means, confidence).tolist()
     return Interval(value=mean, lower=lower, upper=upper, n=int(defined.size))
 
@@ -324,15 +338,24 @@ def interval_bounds(samples: FloatArray, confidence: float = CONFIDENCE) -> Floa
     return bounds
 
 
-def resampled_means(values: FloatArray, *, seed: int = 0, resamples: int = RESAMPLES) -> FloatArray:
+def resampled_means(
+    values: FloatArray,
+    weights: FloatArray | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> FloatArray:
     """Means of columns over resampled rows, shape (resamples, n_columns).
 
-    The columns of a row are resampled together, so that differences between columns are paired.
+    The columns of a row are resampled together, so that differences between columns are paired,
+    and so is its weight.
     """
     n = values.shape[0]
+    own = np.ones(n) if weights is None else weights
     random = np.random.default_rng(seed)
     # Drawing multinomial counts of the rows resamples them. The product is not a matrix product,
     # whose order of sums depends on the number of threads.
     counts = random.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
-    means: FloatArray = np.einsum("rn,nc->rc", counts, values) / n
+    totals = np.einsum("rn,n->r", counts, own)
+    means: FloatArray = np.einsum("rn,nc->rc", counts, own[:, None] * values) / totals[:, None]
     return means

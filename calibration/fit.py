@@ -8,6 +8,7 @@ import numpy as np
 
 from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
+from calibration.weights import counted
 from ctxguard._support.extras import require
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.signals import RelevanceModel, signals
@@ -43,7 +44,7 @@ def fit_fusion(pools: Pools, labels: PoolLabels, weights: Sequence[float] = WEIG
 
 def _mean_ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion) -> float:
     discount = discounts(NDCG_CUTOFF)
-    values = []
+    values, weights = [], []
     for row, n in enumerate(pools.lengths.tolist()):
         ideal = sorted(labels.query_grades[row], reverse=True)[:NDCG_CUTOFF]
         best = float(np.dot(np.maximum(ideal, 0), discount[: len(ideal)]))
@@ -54,12 +55,13 @@ def _mean_ndcg(pools: Pools, labels: PoolLabels, fusion: Fusion) -> float:
         }
         order = np.argsort(-fuse(legs, fusion), kind="stable")[:NDCG_CUTOFF]
         grades = labels.grades[row, order]
-        values.append(float(grades @ discount[: grades.size]) / best)
+        weights.append(float(labels.weights[row]))
+        values.append(weights[-1] * float(grades @ discount[: grades.size]) / best)
     if not values:
         raise CalibrationError(
             "no calibration query has a relevant passage, so no fusion can be fitted"
         )
-    return math.fsum(values) / len(values)
+    return math.fsum(values) / math.fsum(weights)
 
 
 def fit_temperature(pools: Pools) -> float:
@@ -112,7 +114,7 @@ def pool_signals(pools: Pools) -> FloatArray:
 def fit_relevance(
     pools: Pools, labels: PoolLabels, table: FloatArray, rows: IntArray | None = None
 ) -> RelevanceModel:
-    """L2 logistic regression of relevance on the signals (DESIGN.md §5).
+    """L2 logistic regression of relevance on the signals, by weight of the queries (DESIGN.md §5).
 
     Args:
         pools: The replay of one route, with its legs' scores.
@@ -127,6 +129,7 @@ def fit_relevance(
         rows = np.arange(len(pools))
     inside = ~np.isnan(pools.scores[rows])
     features, relevant = table[rows][inside], labels.relevant[rows][inside]
+    weights = np.broadcast_to(counted(labels.weights[rows])[:, None], inside.shape)[inside]
     if np.isnan(features).any():
         raise CalibrationError(
             "a candidate lacks a leg's score, so its signals are undefined: score every "
@@ -143,7 +146,7 @@ def fit_relevance(
     model = linear_model.LogisticRegression(C=_REGULARISATION, max_iter=_MAX_ITERATIONS)
     # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        model.fit((features - means) / scales, relevant)
+        model.fit((features - means) / scales, relevant, sample_weight=weights)
     return RelevanceModel(
         legs=tuple(sorted(pools.legs)),
         coefficients=_rounded(model.coef_[0]),

@@ -79,12 +79,12 @@ class KeepTable:
         index[absent] = -1
         return cls(np.asarray(ks, dtype=np.int64), thresholds, index)
 
-    def mean_of_sums(self, weights: FloatArray, n: int) -> FloatArray:
+    def mean_of_sums(self, weights: FloatArray, n: float) -> FloatArray:
         """Mean over ``n`` queries of the sum of ``weights`` over kept passages, by policy.
 
         Args:
             weights: Shape (n_q, depth); 0 throughout for queries outside the mean.
-            n: How many queries the mean is over, ≥ 1.
+            n: How many queries the mean is over, or the sum of their weights, > 0.
 
         Returns:
             Shape (n_k, n_t).
@@ -112,7 +112,7 @@ class KeepTable:
 class GridValues:
     """Figures of the policies of a grid.
 
-    ``Grid.means`` has means over queries, shape (n_k, n_t) each; ``Grid.at`` has every query's,
+    ``Grid.means`` has weighted means over queries, shape (n_k, n_t); ``Grid.at`` every query's,
     shape (n_q, n_indices) each, with NaN where recall loss is undefined.
 
     Attributes:
@@ -175,27 +175,29 @@ class Grid:
         Raises:
             CalibrationError: there are no queries.
         """
-        n_queries = len(self.labels)
-        if n_queries == 0:
+        if len(self.labels) == 0:
             raise CalibrationError(
                 "there is no query to choose on: the retriever answered none of them; see which "
                 "queries were skipped, and why"
             )
-        mean_of_sums = self.keep_table.mean_of_sums
+        weights = self.labels.weights
         utility, harm, share, defined = self._weights()
-        n_defined = int(defined.sum())
-        recall = mean_of_sums(share, max(n_defined, 1))
         of_all, today = self.labels.recall_of_all()
-        n_answerable = int((~np.isnan(today)).sum())
-        difference = mean_of_sums(of_all, max(n_answerable, 1)) - np.nansum(today) / max(
-            n_answerable, 1
-        )
+        answerable = ~np.isnan(today)
+
+        def mean(values: FloatArray, over: NDArray[np.bool_] | None = None) -> FloatArray:
+            total = float(weights.sum() if over is None else weights[over].sum())
+            return self.keep_table.mean_of_sums(weights[:, None] * values, total or 1.0)
+
+        recall = mean(share, defined)
+        total = float(weights[answerable].sum()) or 1.0
+        difference = mean(of_all, answerable) - np.nansum(weights * today) / total
         return GridValues(
-            mean_of_sums(utility, n_queries),
-            mean_of_sums(harm, n_queries),
-            1.0 - recall if n_defined else np.full_like(recall, np.nan),
-            difference if n_answerable else np.full_like(difference, np.nan),
-            mean_of_sums((self.keep_table.threshold_index >= 0).astype(float), n_queries),
+            mean(utility),
+            mean(harm),
+            1.0 - recall if defined.any() else np.full_like(recall, np.nan),
+            difference if answerable.any() else np.full_like(difference, np.nan),
+            mean((self.keep_table.threshold_index >= 0).astype(float)),
         )
 
     def at(self, indices: Sequence[GridIndex]) -> GridValues:

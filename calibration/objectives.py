@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from calibration.grid import Grid, GridIndex
+from calibration.weights import counted, weighted_mean
 from ctxguard.core.types import FloatArray
 
 PolicyKind = Literal["ratio", "expected_utility"]
@@ -88,20 +89,24 @@ def _accepted(
 ) -> int:
     """How many of these policies are accepted before the first that is not."""
     differences = grid.at(indices).recall_difference
-    differences = differences[~np.isnan(differences[:, 0])]
-    if differences.shape[0] == 0:
+    defined = ~np.isnan(differences[:, 0])
+    if not defined.any():
         return 0
-    kept_recall = (differences.mean(axis=0) >= -tolerance - _TIE) & (
-        _cautious_mean(differences, lost_queries) >= -_CAUTION * tolerance - _TIE
+    differences, weights = differences[defined], counted(grid.labels.weights[defined])
+    kept_recall = (weighted_mean(differences, weights) >= -tolerance - _TIE) & (
+        _cautious_mean(differences, weights, lost_queries) >= -_CAUTION * tolerance - _TIE
     )
     return n_until_false(kept_recall)
 
 
-def _cautious_mean(differences: FloatArray, lost_queries: float) -> FloatArray:
-    """Mean less one standard error, with some lost queries added."""
-    n = differences.shape[0] + lost_queries
-    mean = (differences.sum(axis=0) - lost_queries) / n
-    squares = ((differences - mean) ** 2).sum(axis=0) + lost_queries * (-1.0 - mean) ** 2
+def _cautious_mean(
+    differences: FloatArray, weights: FloatArray, lost_queries: float
+) -> FloatArray:
+    """Mean less one standard error, with some lost queries of weight 1 added."""
+    column = weights[:, None]
+    n = weights.sum() + lost_queries
+    mean = ((column * differences).sum(axis=0) - lost_queries) / n
+    squares = ((column * (differences - mean)) ** 2).sum(axis=0) + lost_queries * (-1.0 - mean) ** 2
     cautious: FloatArray = mean - np.sqrt(squares) / n
     return cautious
 

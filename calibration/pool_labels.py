@@ -34,6 +34,7 @@ class PoolLabels:
         worst_utility: The lowest utility that any passage can have, ≤ 0.
         positives_only: Whether the labels hold relevant passages only; an unlabelled one then
             counts as not relevant, otherwise as not judged.
+        weights: Shape (n_q,), how much each query counts in means; see ``Query``.
     """
 
     grades: IntArray
@@ -46,6 +47,7 @@ class PoolLabels:
     top_grade: int
     worst_utility: float
     positives_only: bool
+    weights: FloatArray
 
     def __len__(self) -> int:
         return len(self.query_grades)
@@ -63,7 +65,8 @@ class PoolLabels:
     def rows(self, rows: IntArray) -> "PoolLabels":
         """The labels of these queries."""
         query_grades = tuple(self.query_grades[row] for row in rows)
-        return self._taken(lambda array: array[rows], query_grades)
+        taken = self._taken(lambda array: array[rows], query_grades)
+        return replace(taken, weights=self.weights[rows])
 
     def reordered(self, order: IntArray) -> "PoolLabels":
         """The labels with candidates in another order: shape (n_q, depth), of columns."""
@@ -87,6 +90,7 @@ class PoolLabels:
             self.top_grade,
             self.worst_utility,
             self.positives_only,
+            self.weights,
         )
 
     def known(self, row: int, columns: Sequence[int]) -> list[bool] | None:
@@ -153,6 +157,7 @@ def label(
     worth = np.zeros(shape)
     negatives = np.full(shape, None, dtype=object)
     query_grades = []
+    weights = {query.query_id: query.weight for query in dataset.queries}
     for row, query_id in enumerate(pools.query_ids):
         qrels = dataset.qrels.get(query_id, {})
         kinds = dataset.distractors.get(query_id, {})
@@ -189,6 +194,7 @@ def label(
         top_grade,
         utilities.worst,
         dataset.positives_only,
+        np.array([weights[query_id] for query_id in pools.query_ids], dtype=np.float64),
     )
 
 

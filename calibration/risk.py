@@ -17,6 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from calibration.weights import weighted_mean
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
@@ -37,19 +38,26 @@ LEAST_MARGIN = 1e-6
 
 
 def betting_p_value(
-    losses: ArrayLike, alpha: float, *, target_delta: float = DEFAULT_DELTA
+    losses: ArrayLike,
+    alpha: float,
+    weights: ArrayLike | None = None,
+    *,
+    target_delta: float = DEFAULT_DELTA,
 ) -> FloatArray:
     """P-value of "the mean loss is at least alpha", by betting against it query by query.
 
     A gambler with wealth 1 stakes ν_s, chosen from the earlier queries alone, on the next loss
-    being below alpha: W_t = Π_{s≤t} (1 − ν_s (L_s − alpha)). If the mean is at least alpha, each
-    factor is positive and has expectation ≤ 1 given the past, since ν_s ≥ 0. W is then a
-    non-negative supermartingale and, by Ville's inequality, ever exceeds 1/p with probability at
-    most p. So p = 1 / max_t W_t is valid at every n, for any distribution.
+    being below alpha: W_t = Π_{s≤t} (1 − ν_s c_s (L_s − alpha)), where c_s is the weight. If the
+    weighted mean E[c L] / E[c] is at least alpha, each factor is positive and has expectation ≤ 1
+    given the past, since ν_s ≥ 0. W is then a non-negative supermartingale and, by Ville's
+    inequality, ever exceeds 1/p with probability at most p. So p = 1 / max_t W_t is valid at
+    every n, for any distribution.
 
     The stake is the predictable plug-in √(2 log(1/target_delta) / (n σ̂²_{s−1})), with the
-    running variance started at 1/4, limited to ``TRUNCATION`` / (1 − alpha). Every factor is
-    therefore at least 1 − ``TRUNCATION``, and the p-value never rises with alpha.
+    running variance of c (L − mean) started at 1/4, limited to ``TRUNCATION`` / (1 − alpha).
+    Since c ≤ 1, every factor is at least 1 − ``TRUNCATION``, and the p-value never rises with
+    alpha. A query of little weight moves the wealth little: what can be proved rests on how many
+    queries weigh about as much as the one that weighs most.
 
     Source: Waudby-Smith and Ramdas, JRSS B 86(1), 2024, §4.2 and Theorem 3, one-sided.
 
@@ -57,6 +65,8 @@ def betting_p_value(
         losses: Shape (n,) or (n, n_candidates), each in [0, 1]; the rows in an order fixed
             beforehand.
         alpha: The limit on the mean loss, in (0, 1).
+        weights: Shape (n,), each query's in (0, 1], in units of a weight that none can exceed,
+            fixed without looking at the losses; None where all weigh the same.
         target_delta: The level that the stakes are tuned for, in (0, 1), fixed beforehand. The
             p-value is valid at every level whatever its value.
 
@@ -64,8 +74,8 @@ def betting_p_value(
         Shape () or (n_candidates,), in [0, 1].
 
     Raises:
-        CalibrationError: no losses, an undefined loss, one outside [0, 1], or a level outside
-            (0, 1).
+        CalibrationError: no losses, an undefined loss, one outside [0, 1], weights that are not
+            one in (0, 1] for each query, or a level outside (0, 1).
 
     >>> betting_p_value([[0.0, 1.0]] * 50, alpha=0.1).round(4).tolist()
     [0.0188, 1.0]
@@ -74,12 +84,14 @@ def betting_p_value(
     _check_share("alpha", alpha)
     _check_share("target_delta", target_delta)
     n = checked.shape[0]
-    counts = np.arange(2.0, n + 2.0).reshape((n,) + (1,) * (checked.ndim - 1))
-    running_mean = (0.5 + np.cumsum(checked, axis=0)) / counts
-    running_variance = (0.25 + np.cumsum((checked - running_mean) ** 2, axis=0)) / counts
+    column = (n,) + (1,) * (checked.ndim - 1)
+    counts = np.arange(2.0, n + 2.0).reshape(column)
+    share = _check_weights(weights, n).reshape(column)
+    running_mean = (0.5 + np.cumsum(share * checked, axis=0)) / (1.0 + np.cumsum(share, axis=0))
+    running_variance = (0.25 + np.cumsum((share * (checked - running_mean)) ** 2, axis=0)) / counts
     known_variance = np.concatenate([np.full_like(checked[:1], 0.25), running_variance[:-1]])
     stakes = _stakes(known_variance, n, alpha, target_delta)
-    log_wealth = np.cumsum(np.log1p(-stakes * (checked - alpha)), axis=0)
+    log_wealth = np.cumsum(np.log1p(-stakes * share * (checked - alpha)), axis=0)
     return np.asarray(np.exp(-np.maximum(log_wealth.max(axis=0), 0.0)))
 
 
@@ -88,7 +100,9 @@ def _stakes(variance: FloatArray, n: int, alpha: float, target_delta: float) -> 
     return np.minimum(stakes, TRUNCATION / (1.0 - alpha))
 
 
-def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
+def betting_upper_bound(
+    losses: ArrayLike, delta: float = DEFAULT_DELTA, weights: ArrayLike | None = None
+) -> float:
     """An upper confidence bound of the mean loss: true with probability at least 1 − delta.
 
     The least alpha that ``betting_p_value`` rejects at level delta. The test is valid for every
@@ -99,6 +113,7 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
     Args:
         losses: Shape (n,), each in [0, 1], in an order fixed beforehand.
         delta: The probability that the bound is false, in (0, 1).
+        weights: As for ``betting_p_value``; the bound is then that of the weighted mean.
 
     Returns:
         In [mean of the losses, 1]. It is 1 where too few queries exclude nothing, and where
@@ -114,17 +129,20 @@ def betting_upper_bound(losses: ArrayLike, delta: float = DEFAULT_DELTA) -> floa
     _check_share("delta", delta)
     if checked.ndim != 1:
         raise CalibrationError(f"losses of shape {checked.shape}: bound one setting at a time")
-    low, high = float(checked.mean()), 1.0
+    low = float(weighted_mean(checked, _check_weights(weights, checked.size)))
+    high = 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         if middle == high:
             break  # the mean is 1: alpha must be below 1, so there is nothing to test
-        rejected = betting_p_value(checked, middle, target_delta=delta) <= delta
+        rejected = betting_p_value(checked, middle, weights, target_delta=delta) <= delta
         low, high = (low, middle) if rejected else (middle, high)
     return high
 
 
-def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) -> float:
+def betting_lower_bound(
+    differences: ArrayLike, delta: float = DEFAULT_DELTA, weights: ArrayLike | None = None
+) -> float:
     """A lower confidence bound of a mean difference: true with probability at least 1 − delta.
 
     A difference D in [−1, 1] is a loss of (1 − D) / 2 in [0, 1], whose mean
@@ -134,6 +152,7 @@ def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) ->
     Args:
         differences: Shape (n,), each in [−1, 1], in an order fixed beforehand.
         delta: The probability that the bound is false, in (0, 1).
+        weights: As for ``betting_p_value``; the bound is then that of the weighted mean.
 
     Returns:
         In [−1, mean of the differences].
@@ -144,11 +163,14 @@ def betting_lower_bound(differences: ArrayLike, delta: float = DEFAULT_DELTA) ->
     >>> round(betting_lower_bound([0.0] * 100), 3), round(betting_lower_bound([0.1] * 100), 3)
     (-0.031, 0.066)
     """
-    return 1.0 - 2.0 * betting_upper_bound(_as_losses(differences), delta)
+    return 1.0 - 2.0 * betting_upper_bound(_as_losses(differences), delta, weights)
 
 
 def differences_needed(
-    differences: ArrayLike, limit: float, delta: float = DEFAULT_DELTA
+    differences: ArrayLike,
+    limit: float,
+    delta: float = DEFAULT_DELTA,
+    weights: ArrayLike | None = None,
 ) -> int | None:
     """How many labelled queries would show that a mean difference is at least ``−limit``.
 
@@ -158,11 +180,12 @@ def differences_needed(
         differences: Shape (n,), each in [−1, 1].
         limit: The largest decrease to be excluded, in (−1, 1).
         delta: The level of the test, in (0, 1).
+        weights: As for ``betting_p_value``.
 
     Returns:
         A number of test queries. None where the mean is not above ``−limit``.
     """
-    return labels_needed(_as_losses(differences), (1.0 + limit) / 2.0, delta)
+    return labels_needed(_as_losses(differences), (1.0 + limit) / 2.0, delta, weights)
 
 
 def _as_losses(differences: ArrayLike) -> FloatArray:
@@ -271,7 +294,12 @@ def fixed_sequence(p_values_in_order: ArrayLike, delta: float) -> int:
 
 
 def labels_needed(
-    losses: ArrayLike, alpha: float, delta: float = DEFAULT_DELTA, *, power: float = 0.8
+    losses: ArrayLike,
+    alpha: float,
+    delta: float = DEFAULT_DELTA,
+    weights: ArrayLike | None = None,
+    *,
+    power: float = 0.8,
 ) -> int | None:
     """How many labelled queries would certify one candidate by betting, if these are typical.
 
@@ -284,6 +312,7 @@ def labels_needed(
         losses: Shape (n,), of one candidate, each in [0, 1].
         alpha: The limit on the mean loss, in (0, 1).
         delta: The level of the test, in (0, 1).
+        weights: As for ``betting_p_value``.
         power: The probability of success to plan for, in (0, 1).
 
     Returns:
@@ -303,15 +332,17 @@ def labels_needed(
         raise CalibrationError(f"losses of shape {checked.shape}: give those of one candidate")
     for name, value in (("alpha", alpha), ("delta", delta), ("power", power)):
         _check_share(name, value)
-    if checked.mean() > alpha - LEAST_MARGIN:
+    share = _check_weights(weights, checked.size)
+    mean = float(weighted_mean(checked, share))
+    if mean > alpha - LEAST_MARGIN:
         return None
     z = NormalDist().inv_cdf(power)
-    sample_variance = checked.var()
+    sample_variance = ((share * (checked - mean)) ** 2).mean()
 
     def suffices(n: int) -> bool:
         variance = (0.25 + n * sample_variance) / (n + 1)  # started at 1/4, as in the test
         stake = _stakes(np.asarray(variance), n, alpha, delta)
-        growth = np.log1p(-stake * (checked - alpha))
+        growth = np.log1p(-stake * share * (checked - alpha))
         return bool(n * growth.mean() - z * sqrt(n) * growth.std() >= -log(delta))
 
     high = 1
@@ -346,6 +377,18 @@ def _check_losses(losses: ArrayLike) -> FloatArray:
             "limit, by the largest loss possible"
         )
     return np.clip(values, 0.0, 1.0)
+
+
+def _check_weights(weights: ArrayLike | None, n: int) -> FloatArray:
+    if weights is None:
+        return np.ones(n)
+    values = np.asarray(weights, dtype=np.float64)
+    if values.shape != (n,) or not ((values > 0.0) & (values <= 1.0)).all():
+        raise CalibrationError(
+            f"weights of shape {values.shape} for {n} queries: give each a weight in (0, 1], in "
+            "units of the largest possible"
+        )
+    return values
 
 
 def _check_p_values(p_values: ArrayLike) -> FloatArray:

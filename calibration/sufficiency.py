@@ -11,9 +11,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calibration import risk
 from calibration.fit import FOLDS, fit_relevance, fold_of, pool_signals
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
+from calibration.weights import counted, n_equivalent
 from ctxguard._support.extras import require
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
@@ -68,6 +70,7 @@ def calibrate_sufficiency(
         return None
     sufficient: list[float] = []
     insufficient: list[float] = []
+    weights: list[float] = []
     if held_out is not None:
         pools, labels = held_out
         for row, ranking in enumerate(pools.rankings()):
@@ -76,7 +79,9 @@ def calibrate_sufficiency(
             if probability is not None:
                 holds = _holds_relevant(decision, labels, row)
                 (sufficient if holds else insufficient).append(probability)
-    threshold = certified_threshold(sufficient, false_alarms, delta)
+                if holds:
+                    weights.append(float(labels.weights[row]))
+    threshold = certified_threshold(sufficient, false_alarms, delta, weights)
     if threshold is not None:
         # Rounded down: a higher threshold would call more contexts insufficient.
         threshold = math.floor(threshold * 10**_DIGITS) / 10**_DIGITS
@@ -90,6 +95,7 @@ def calibrate_sufficiency(
         detected=_n_below(insufficient, threshold),
         auroc=_auroc(sufficient, insufficient),
         needed=fewest_for_threshold(false_alarms, delta),
+        n_equivalent=n_equivalent(np.array(weights)),
     )
 
 
@@ -106,24 +112,28 @@ def sufficiency_words(fitted: SufficiencyProfile | None) -> str:
     return f"{fitted.statement} AUROC on held-out queries {fitted.auroc:.2f}."
 
 
-def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) -> float | None:
+def certified_threshold(
+    probabilities: ArrayLike, alpha: float, delta: float, weights: ArrayLike | None = None
+) -> float | None:
     """The highest threshold that calls at most a share ``alpha`` of such contexts insufficient.
 
     It is the r-th smallest of n independent probabilities. The share of the population strictly
     below it exceeds alpha with probability at most P(Binomial(n, alpha) < r), in any distribution;
-    r is the largest with which that is at most delta.
-
-    Source: Tong, Feng and Li, Neyman-Pearson classification algorithms, Science Advances 4(2),
-    2018, Proposition 1.
+    r is the largest with which that is at most delta (Tong, Feng and Li, Neyman-Pearson
+    classification algorithms, Science Advances 4(2), 2018, Proposition 1). Where weights differ,
+    it is the last before the first whose weighted share below is not shown to be at most alpha by
+    ``risk.betting_p_value``; since shares rise with the threshold, no correction is needed (Bates
+    et al., Distribution-free, risk-controlling prediction sets, JACM 68(6), 2021, Theorem 1).
 
     Args:
         probabilities: Shape (n,), P(sufficient) of contexts that hold a relevant passage, from
             queries that fitted nothing.
         alpha: In (0, 1).
         delta: The probability that the promise is false, in (0, 1).
+        weights: Shape (n,), as for ``risk.betting_p_value``; None where all weigh the same.
 
     Returns:
-        None with fewer than ``fewest_for_threshold``.
+        None with fewer than ``fewest_for_threshold``, or where their weights are too unequal.
 
     >>> certified_threshold([0.1] * 44, alpha=0.05, delta=0.1) is None
     True
@@ -134,11 +144,26 @@ def certified_threshold(probabilities: ArrayLike, alpha: float, delta: float) ->
     n, rank, tail = ascending.size, 0, 0.0
     if n < fewest_for_threshold(alpha, delta):
         return None
+    if weights is not None and n_equivalent(np.asarray(weights)) is not None:
+        return _weighted_threshold(np.asarray(probabilities), alpha, delta, np.asarray(weights))
     while True:
         tail += _binomial(n, rank, alpha)
         if tail > delta:
             return float(ascending[rank - 1])
         rank += 1
+
+
+def _weighted_threshold(
+    probabilities: FloatArray, alpha: float, delta: float, weights: FloatArray
+) -> float | None:
+    order = np.random.default_rng(0).permutation(probabilities.size)  # betting needs a fixed one
+    best = None
+    for threshold in np.unique(probabilities).tolist():
+        called = (probabilities < threshold)[order]
+        if risk.betting_p_value(called, alpha, weights[order], target_delta=delta) > delta:
+            break
+        best = threshold
+    return best
 
 
 def fewest_for_threshold(alpha: float, delta: float) -> int:
@@ -192,11 +217,12 @@ def _fit(
 
     Decisions that keep nothing or lack a signal are left out.
     """
-    rows, holds = [], []
+    rows, holds, used = [], [], []
     for row, decision in enumerate(decisions):
         values = list_signals(decision, legs) if decision.n_kept else None
         if values is not None:
             rows.append(values)
+            used.append(row)
             holds.append(_holds_relevant(decision, labels, row))
     if not FEWEST_OF_EITHER <= sum(holds) <= len(holds) - FEWEST_OF_EITHER:
         return None
@@ -207,7 +233,9 @@ def _fit(
     regression = linear_model.LogisticRegression(C=_REGULARISATION, max_iter=_MAX_ITERATIONS)
     # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        regression.fit((features - means) / scales, holds)
+        regression.fit(
+            (features - means) / scales, holds, sample_weight=counted(labels.weights[used])
+        )
     return SufficiencyModel(
         legs=legs,
         coefficients=_rounded(regression.coef_[0]),

@@ -69,6 +69,7 @@ def differences(
             metric,
             these.values[metric][rows_these],
             those.values[metric][rows_those],
+            None if these.weights is None else these.weights[rows_these],
             seed=seed,
         )
         for metric in BETTER_WHEN
@@ -83,7 +84,12 @@ def _paired_rows(these: Sequence[str], those: Sequence[str]) -> tuple[list[int],
 
 
 def paired_difference(
-    metric: str, these: FloatArray, those: FloatArray, *, seed: int = 0
+    metric: str,
+    these: FloatArray,
+    those: FloatArray,
+    weights: FloatArray | None = None,
+    *,
+    seed: int = 0,
 ) -> Difference:
     """The mean difference of one metric with its bootstrap interval, resampled by query.
 
@@ -91,13 +97,14 @@ def paired_difference(
         metric: A name in ``BETTER_WHEN``.
         these: Shape (n_q,), NaN where undefined.
         those: Shape (n_q,), of the same queries.
+        weights: Shape (n_q,), how much each query counts; None where all count the same.
         seed: Random seed of the bootstrap.
 
     >>> paired_difference("harm", np.array([2.0, 3.0]), np.array([1.0, 2.0])).outcome
     'worse'
     """
     # Rounded, so that another machine's last digit is no difference.
-    interval = bootstrap_interval(np.round(these - those, 12), seed=seed)
+    interval = bootstrap_interval(np.round(these - those, 12), weights, seed=seed)
     outcome: Outcome
     if interval.lower is None or interval.upper is None:
         outcome = "no data"

@@ -19,11 +19,19 @@ DistractorKind = Literal["hard_negative", "distractor"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question with an id; ``metadata`` holds columns by which queries may be segmented."""
+    """A question with an id.
+
+    Attributes:
+        metadata: Columns by which queries may be segmented.
+        weight: How much it counts in the means of a calibration, in (0, 1], in units of the query
+            that counts most: above all how many requests it stands for. Set without looking at
+            the labels. Reports count every query once.
+    """
 
     query_id: str
     text: str
     metadata: Mapping[str, object] | None = field(default=None, hash=False)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,10 @@ class Dataset:
     def digest(self) -> str:
         """SHA-256 of the content in hexadecimal, without name, notes and the order of lines."""
         content = {
-            "queries": {q.query_id: [q.text, q.metadata] for q in self.queries},
+            "queries": {
+                q.query_id: [q.text, q.metadata, *([] if q.weight == 1.0 else [q.weight])]
+                for q in self.queries
+            },
             "qrels": self.qrels,
             "distractors": self.distractors,
             "pools": self.pools,

@@ -99,6 +99,9 @@ class Certificate(_Frozen):
         n_queries: Test queries in all.
         recall_difference: Of recall to that of the baseline, gains included; None where only the
             loss was bounded.
+        n_equivalent: Where test queries stand for different numbers of requests, means are over
+            requests, and the ``n_recall`` queries weigh as much as so many of the largest weight;
+            None where all weigh the same.
     """
 
     alpha: float
@@ -112,6 +115,7 @@ class Certificate(_Frozen):
     n_recall: Annotated[int, Field(ge=1)]
     n_queries: Annotated[int, Field(ge=1)]
     recall_difference: RecallDifference | None = None
+    n_equivalent: float | None = None
 
     @property
     def promises_nothing(self) -> bool:
@@ -122,6 +126,13 @@ class Certificate(_Frozen):
     @property
     def statement(self) -> str:
         """The certificate in words."""
+        over, count = "queries", "queries"
+        if self.n_equivalent is not None:
+            over = "requests"
+            count = (
+                "questions, each weighing as many requests as it stands for, together as much as "
+                f"{self.n_equivalent:.3g} of the most frequent"
+            )
         if self.recall_difference is not None:
             difference, k = self.recall_difference, self.baseline.removeprefix("k=")
             # In full: rounded to nearest, the words could claim more than the bound.
@@ -130,20 +141,20 @@ class Certificate(_Frozen):
                 least = f"at least {difference.lower:g} above"
             return (
                 f"For this route by itself, with probability at least {1 - self.delta:g}: over "
-                f"queries that have a relevant passage, mean recall is {least} that of the "
-                f"retriever's first {k} ({self.test}; {difference.n} such test queries, observed "
+                f"{over} that have a relevant passage, mean recall is {least} that of the "
+                f"retriever's first {k} ({self.test}; {difference.n} such test {count}, observed "
                 f"{difference.value:+.3f})."
             )
         baseline = "whole pool holds"
         if self.baseline != "pool":
             baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
         harm = (
-            "" if self.beta is None else f", and over all queries mean harm at most {self.beta:g}"
+            "" if self.beta is None else f", and over all {over} mean harm at most {self.beta:g}"
         )
         return (
-            f"For this route by itself, with probability at least {1 - self.delta:g}: over queries "
+            f"For this route by itself, with probability at least {1 - self.delta:g}: over {over} "
             f"for which the {baseline} a relevant passage, mean recall loss is at most "
-            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test queries, observed "
+            f"{self.alpha:g}{harm} ({self.test}; {self.n_recall} such test {count}, observed "
             f"{self.recall_loss:.3f})."
         )
 
@@ -172,6 +183,9 @@ class SufficiencyProfile(_Frozen):
         detected: How many of the latter do; None without a threshold.
         auroc: Of the probability on the held-out contexts; None if they are of one kind.
         needed: The fewest held-out contexts with a relevant passage that give a threshold.
+        n_equivalent: Where contexts stand for different numbers of requests, shares are of
+            requests, and the ``n_sufficient`` contexts weigh as much as so many of the largest
+            weight; None where all weigh the same.
     """
 
     model: SufficiencyModel
@@ -183,20 +197,25 @@ class SufficiencyProfile(_Frozen):
     detected: int | None
     auroc: float | None
     needed: Annotated[int, Field(ge=1)]
+    n_equivalent: float | None = None
 
     @property
     def statement(self) -> str:
         """The certificate in words, or why there is none."""
+        test, weight = "exact binomial", ""
+        if self.n_equivalent is not None:
+            test = "betting, over requests"
+            weight = f", which weigh as much as {self.n_equivalent:.3g} of the most frequent"
         if self.model.threshold is None:
             return (
                 f"No context is called insufficient: a threshold needs {self.needed} held-out "
                 f"queries whose context holds a relevant passage, and there were "
-                f"{self.n_sufficient}."
+                f"{self.n_sufficient}{weight}."
             )
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: of contexts "
             f"that hold a relevant passage, at most {self.alpha:.3g} are called insufficient "
-            f"(exact binomial; {self.false_alarms} of {self.n_sufficient} held-out ones were). Of "
+            f"({test}; {self.false_alarms} of {self.n_sufficient} held-out ones{weight}, were). Of "
             f"{self.n_insufficient} that hold none, {self.detected} were."
         )
 
@@ -293,8 +312,12 @@ class Profile(_Frozen):
                     del route[field]
             own = [segment["certificate"] for segment in route["segments"].values()]
             for certificate in filter(None, (route["certificate"], *own)):
-                if certificate["recall_difference"] is None:
-                    del certificate["recall_difference"]
+                for field in ("recall_difference", "n_equivalent"):
+                    if certificate[field] is None:
+                        del certificate[field]
+            fitted = route.get("sufficiency")
+            if fitted is not None and fitted["n_equivalent"] is None:
+                del fitted["n_equivalent"]
         if self.utilities.unjudged == DEFAULT_UTILITIES.unjudged:
             del data["utilities"]["unjudged"]
         if self.provenance.utilities_source is None:

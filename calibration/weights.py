@@ -1,0 +1,60 @@
+"""How much each query counts: means over requests where a query stands for several.
+
+Pure. A weight is in (0, 1], in units of the weight of the query that counts most; where all are 1,
+every figure is that of the plain formula, to the last bit.
+"""
+
+import numpy as np
+
+from ctxguard.core.types import FloatArray
+
+
+def weighted_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """The mean along the first axis, of shape (n,) or (n, n_columns), with n weights, n ≥ 1.
+
+    >>> float(weighted_mean(np.array([0.0, 1.0]), np.array([1.0, 0.5])))
+    0.3333333333333333
+    """
+    column = weights.reshape(-1, *[1] * (values.ndim - 1))
+    mean: FloatArray = (column * values).sum(axis=0) / weights.sum()
+    return mean
+
+
+def effective_number(weights: FloatArray) -> float:
+    """How many of equal weight would give as precise a mean: (Σ w)² / Σ w².
+
+    Source: Kish, Survey Sampling, 1965, §8.2.
+
+    >>> effective_number(np.full(8, 0.5)), effective_number(np.array([1.0, 0.5, 0.5]))
+    (8.0, 2.6666666666666665)
+    """
+    return float(weights.sum() ** 2 / (weights**2).sum()) if weights.size else 0.0
+
+
+def n_equivalent(weights: FloatArray) -> float | None:
+    """How many queries of the largest weight these weigh together; None where all weigh the same.
+
+    A bound by betting is about as wide as one from so many queries of equal weight.
+    """
+    return None if (weights == 1.0).all() else float(f"{weights.sum():.6g}")
+
+
+def counted(weights: FloatArray) -> FloatArray:
+    """Weights that sum to their effective number: each query's share of it."""
+    return weights * (weights.sum() / (weights**2).sum())
+
+
+def deciles(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """The 0, 10, …, 100% quantiles of the values that are defined; at least one is.
+
+    Of unequal weights each is the least value that such a share of the weight does not exceed.
+    """
+    shares = np.linspace(0.0, 1.0, 11)
+    defined = ~np.isnan(values)
+    values, weights = values[defined], weights[defined]
+    if (weights == weights[0]).all():
+        quantiles: FloatArray = np.quantile(values, shares)
+        return quantiles
+    order = np.argsort(values, kind="stable")
+    reached = weights[order].cumsum() / weights.sum()
+    return values[order][np.searchsorted(reached[:-1], shares)]
