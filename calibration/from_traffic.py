@@ -1,29 +1,34 @@
 """Calibrate on judged traffic: from live samples back to a profile.
 
-Only requests whose whole pool was judged are used, and only if the pool was chosen regardless of
-what was served: an unjudged candidate would count as irrelevant, and pools judged because nothing
-relevant was served would make queries look harder than they are. A person's grade of a passage
-replaces the judge's.
+The unit is a request of the traffic. Of the judged requests those are used whose whole pool was
+judged, since an unjudged candidate would count as irrelevant; each weighs 1/π, where π is the
+probability that it was sampled, judged, and its pool judged in full. Requests that ask the same
+question are one query, which weighs as much as all of them, so that no split divides them. A
+person's grade of a passage replaces the judge's.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.calibrate_route import Settings
 from calibration.compare.paired_differences import Difference, differences
-from calibration.data.dataset import Dataset, Query
+from calibration.data.dataset import Dataset, Query, folded
 from calibration.evaluate import QueryMetrics, per_query
 from calibration.pool_labels import label
 from calibration.retrievers import RecordedRankings
+from calibration.weights import effective_number
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import Ranking, Route
+from ctxguard.core.types import FloatArray, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -32,21 +37,38 @@ from ctxguard.profile.schema import Profile
 if TYPE_CHECKING:
     from ctxguard.monitor.store import SampleStore
 
+_IN_PART = "whose pool was judged in part"
+_NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was served"
+
+_MORE_WHOLE_POOLS = 0.5
+"""The share of whole pools whose effect is said where pools were judged in part."""
+
+_FEW_QUESTIONS = 0.1
+"""It is said where so few of the questions make up half of the traffic."""
+
 
 @dataclass(frozen=True)
 class JudgedTraffic:
     """Judged requests that calibration can use.
 
     Attributes:
-        dataset: Their queries, each text once, with the verdicts as labels.
+        dataset: What they ask, each question once, with the verdicts on its latest request as
+            labels. Its weight is that of all its requests, in units of the heaviest question.
         rankings: What was retrieved, by query text.
         route: The stages that answered all of them.
+        requests: How many they are.
+        effective_requests: How many of equal probability would give as precise a mean, had each
+            asked its own question (Kish).
+        effective_questions: The same of questions: how many of equal weight.
         left_out: How many judged requests were not used, by reason in words.
     """
 
     dataset: Dataset
     rankings: Mapping[str, Ranking]
     route: Route
+    requests: int
+    effective_requests: float
+    effective_questions: float
     left_out: Mapping[str, int]
 
 
@@ -64,80 +86,186 @@ def judged_traffic(
         CalibrationError: no request can be used.
     """
     left_out: Counter[str] = Counter()
-    samples = _wholly_judged(store, series, left_out)
+    samples, in_part = _wholly_judged(store, series, left_out)
     if route is None and samples:
         route = Counter(sample.record.route for sample in samples).most_common(1)[0][0]
-    by_text: dict[str, _Graded] = {}
+    by_question: dict[str, list[_Graded]] = {}
     for sample in samples:
-        text = str(sample.record.query)
-        if sample.record.route is not route:
-            left_out[f"of another route ({sample.record.route.value})"] += 1
-        elif text in by_text:
-            left_out["whose question is already used"] += 1
+        if sample.record.route is route:
+            by_question.setdefault(folded(sample.text), []).append(sample)
         else:
-            by_text[text] = sample
-    if not by_text or route is None:
+            left_out[f"of another route ({sample.record.route.value})"] += 1
+    if not by_question or route is None:
         on_route = "" if route is None else f" for route {route.value}"
         reasons = "; ".join([f"{n:,} {reason}" for reason, n in left_out.items()])
         raise CalibrationError(
-            f"no judged request can be calibrated on{on_route}: {reasons or 'none is judged'}"
+            f"no judged request can be calibrated on{on_route}: "
+            + "; ".join([reasons or "none is judged", *_more_whole_pools(in_part)])
         )
-    dataset = Dataset(
+    questions = [_question(asked) for asked in by_question.values()]
+    used = [sample.weight for asked in by_question.values() for sample in asked]
+    totals = np.array([question.weight for question in questions])
+    weights = totals / totals.max()
+    effective = (effective_number(np.array(used)), effective_number(weights))
+    notes = (
+        _count_words(len(used), len(questions), *effective),
+        *_dominance(weights),
+        _judge_words(series),
+        *[f"{n:,} judged requests are left out: {why}" for why, n in left_out.items()],
+        *_more_whole_pools(in_part),
+    )
+    return JudgedTraffic(
+        _dataset(series, questions, weights, notes),
+        {question.text: question.record.ranking() for question in questions},
+        route,
+        len(used),
+        *effective,
+        left_out,
+    )
+
+
+def _dataset(
+    series: str, questions: Sequence["_Graded"], weights: FloatArray, notes: tuple[str, ...]
+) -> Dataset:
+    return Dataset(
         name=f"judged traffic ({series})",
-        queries=tuple([Query(sample.query_id, text) for text, sample in by_text.items()]),
+        queries=tuple(
+            [
+                Query(question.query_id, question.text, weight=weight)
+                for question, weight in zip(questions, weights.tolist(), strict=True)
+            ]
+        ),
         qrels={
-            sample.query_id: {
-                name: verdict.grade for name, verdict in sample.labels.items() if verdict.judged
+            question.query_id: {
+                name: verdict.grade for name, verdict in question.labels.items() if verdict.judged
             }
-            for sample in by_text.values()
+            for question in questions
         },
         distractors={
-            sample.query_id: {
+            question.query_id: {
                 name: verdict.negative.value
-                for name, verdict in sample.labels.items()
+                for name, verdict in question.labels.items()
                 if verdict.negative is not None
             }
-            for sample in by_text.values()
+            for question in questions
         },
-        notes=tuple([f"{n:,} judged requests are left out: {why}" for why, n in left_out.items()]),
+        notes=notes,
     )
-    rankings = {text: sample.record.ranking() for text, sample in by_text.items()}
-    return JudgedTraffic(dataset, rankings, route, left_out)
 
 
 @dataclass(frozen=True)
 class _Graded:
-    """A sample with a verdict on each of its candidates, by passage id."""
+    """A sample with a verdict on each of its candidates, by passage id.
+
+    Attributes:
+        by_people: Those of ``labels`` that people gave.
+        weight: 1/π: how many requests it stands for.
+    """
 
     sample_id: int
     record: SampleRecord
     labels: Mapping[str, Judgment]
+    by_people: Mapping[str, Judgment]
+    weight: float
 
     @property
     def query_id(self) -> str:
         return str(self.sample_id)
 
+    @property
+    def text(self) -> str:
+        return str(self.record.query)
 
-def _wholly_judged(store: "SampleStore", series: str, left_out: Counter[str]) -> list[_Graded]:
-    """The samples whose whole pool has verdicts, newest first."""
-    ids = store.judged(series).sample_ids.tolist()
+
+def _question(asked: list[_Graded]) -> _Graded:
+    """The latest of the requests that ask one question, with the weight of all, newest first.
+
+    What people said of an earlier one's passages holds of the latest one's too.
+    """
+    latest = asked[0]
+    by_people: dict[str, Judgment] = {}
+    for sample in reversed(asked):
+        by_people.update(sample.by_people)
+    known = {name: by_people.get(name, verdict) for name, verdict in latest.labels.items()}
+    return replace(latest, labels=known, weight=sum([sample.weight for sample in asked]))
+
+
+def _wholly_judged(
+    store: "SampleStore", series: str, left_out: Counter[str]
+) -> tuple[list[_Graded], list[SampleRecord]]:
+    """The samples whose whole pool has verdicts, newest first; and those judged in part.
+
+    A pool is judged in full with a higher probability where nothing relevant was served, and so
+    such a request weighs less.
+    """
+    rows = store.judged(series)
+    ids = rows.sample_ids.tolist()
+    table = dict(zip(ids, table_of(rows.summaries), strict=True))
     verdicts = store.verdicts(series, ids)
     by_people = human_verdicts(store.labels())
-    samples = []
+    samples, in_part = [], []
     for sample_id, payload in sorted(store.payloads(ids).items(), reverse=True):
-        record = SampleRecord.from_bytes(payload)
+        record, row = SampleRecord.from_bytes(payload), table[sample_id]
         labels = _read_verdicts(verdicts.get(sample_id, "{}"))
-        if sample_id in by_people:
-            labels.update(by_people[sample_id].by_passage)
+        people = by_people[sample_id].by_passage if sample_id in by_people else {}
+        labels.update(people)
         if record.query is None:
             left_out["without the query's text"] += 1
-        elif not record.full_pool and record.rates.dropped_rate < 1.0:
-            left_out["whose pool was judged in part (raise full_pool_rate)"] += 1
+        elif np.isnan(row["pool_relevant"]) and np.isnan(row["partial_pool_relevant"]):
+            left_out[_IN_PART] += 1
+            in_part.append(record)
+        elif record.dropped and not record.rates.full_pool_probability(has_hit=True):
+            left_out[_NEVER_WHOLE] += 1
+            in_part.append(record)
         elif not _pool(record) <= labels.keys():
             left_out["with passages that have no verdict"] += 1
         else:
-            samples.append(_Graded(sample_id, record, labels))
-    return samples
+            weight = 1.0 / float(row["probability"] * row["full_pool_probability"])
+            samples.append(_Graded(sample_id, record, labels, people, weight))
+    return samples, in_part
+
+
+def _count_words(
+    requests: int, questions: int, effective_requests: float, effective_questions: float
+) -> str:
+    return (
+        f"{requests:,} judged requests ask {questions:,} questions. A question weighs as much as "
+        "its requests, each by 1 / the probability that it was used, and has the answer and "
+        f"verdicts of the latest: in all like {effective_requests:,.0f} requests and "
+        f"{effective_questions:,.0f} questions of equal weight"
+    )
+
+
+def _judge_words(series: str) -> str:
+    return (
+        f"the labels are the grades of judge {series!r}, or of people where they graded: where the "
+        "judge errs, a certificate is about its grades"
+    )
+
+
+def _more_whole_pools(in_part: list[SampleRecord]) -> Iterable[str]:
+    """What to set so that pools like these are judged in full, and what it gives and costs."""
+    if in_part:
+        highest = max(record.rates.full_pool_rate for record in in_part)
+        rate = _MORE_WHOLE_POOLS if highest < _MORE_WHOLE_POOLS else 1.0
+        more = np.mean([len(record.dropped) for record in in_part])
+        yield (
+            f"where requests are sampled, sample_to(…, rates=JudgingRates(full_pool_rate={rate:g}))"
+            f" would make about {rate * len(in_part):,.0f} of {len(in_part):,} such requests "
+            f"usable, each for {more:.0f} dropped passages to judge"
+        )
+
+
+def _dominance(weights: FloatArray) -> Iterable[str]:
+    """What it means that few questions make up much of the traffic, where they do."""
+    shares = np.sort(weights)[::-1].cumsum() / weights.sum()
+    few = int(np.searchsorted(shares, 0.5)) + 1
+    if few < _FEW_QUESTIONS * weights.size:
+        yield (
+            f"{few:,} of {weights.size:,} questions are {shares[few - 1]:.0%} of the traffic. All "
+            f"weigh as much as {weights.sum():.0f} of the most frequent: a bound rests on about so "
+            "many, less those that choose"
+        )
 
 
 def _note(route: Route, before: Profile) -> str:
@@ -169,7 +297,7 @@ class Recalibration:
         calibration: The calibration of that route.
         old, new: Metrics of the old and the new policy on the held-out queries.
         differences: By metric, new less old, paired by query.
-        held_out: How many queries are held out.
+        held_out: How many questions are held out.
     """
 
     profile: Profile

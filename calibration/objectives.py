@@ -99,9 +99,7 @@ def _accepted(
     return n_until_false(kept_recall)
 
 
-def _cautious_mean(
-    differences: FloatArray, weights: FloatArray, lost_queries: float
-) -> FloatArray:
+def _cautious_mean(differences: FloatArray, weights: FloatArray, lost_queries: float) -> FloatArray:
     """Mean less one standard error, with some lost queries of weight 1 added."""
     column = weights[:, None]
     n = weights.sum() + lost_queries

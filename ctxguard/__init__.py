@@ -47,6 +47,7 @@ from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.resilience import Deadlines
 
 if TYPE_CHECKING:
+    from ctxguard.monitor.sampling.inclusion import JudgingRates as JudgingRates
     from ctxguard.monitor.sampling.privacy import Privacy as Privacy
     from ctxguard.monitor.sampling.writer import sample_to as sample_to
     from ctxguard.retrieval import (
@@ -64,6 +65,7 @@ _LAZY_MODULES = {
     "AsyncRetriever": "ctxguard.retrieval",
     "FilteringRetriever": "ctxguard.retrieval",
     "HybridRetriever": "ctxguard.retrieval",
+    "JudgingRates": "ctxguard.monitor.sampling.inclusion",
     "Privacy": "ctxguard.monitor.sampling.privacy",
     "Retriever": "ctxguard.retrieval",
     "RetrieverFunction": "ctxguard.retrieval",
@@ -95,6 +97,7 @@ __all__ = [
     "HybridRetriever",
     "IndexFolderError",
     "IndexWatcher",
+    "JudgingRates",
     "Leg",
     "MissingExtraError",
     "Mode",

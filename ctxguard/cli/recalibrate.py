@@ -14,7 +14,7 @@ from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic, Recalibration
-    from ctxguard.profile.schema import Profile
+    from ctxguard.profile.schema import Profile, RouteProfile
 
 
 def register(app: typer.Typer) -> None:
@@ -112,12 +112,14 @@ def _print(
     recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", output: Output
 ) -> None:
     route = traffic.route
+    after = recalibration.profile.routes[route]
     output.facts(
         [
-            ("requests", f"{len(traffic.dataset):,} distinct queries with wholly judged pools"),
+            ("requests", _requests(traffic)),
             ("route", route.value),
             ("old policy", describe_policy(before.routes[route].policy)),
-            ("new policy", describe_policy(recalibration.profile.routes[route].policy)),
+            ("new policy", describe_policy(after.policy)),
+            ("certificate", _certificate(after)),
         ]
     )
     rows = table(
@@ -127,7 +129,7 @@ def _print(
         "new − old>",
         "95% interval>",
         "outcome",
-        title=f"In shadow, on {recalibration.held_out:,} queries that took no part in the choice",
+        title=f"In shadow, on {recalibration.held_out:,} questions that took no part in the choice",
     )
     old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
     for name, difference in recalibration.differences.items():
@@ -142,20 +144,41 @@ def _print(
     output.out.print(rows)
 
 
+def _requests(traffic: "JudgedTraffic") -> str:
+    return (
+        f"{traffic.requests:,} with wholly judged pools, which ask {len(traffic.dataset):,} "
+        "questions"
+    )
+
+
+def _certificate(after: "RouteProfile") -> str:
+    """What the new profile promises of the route, in words."""
+    if after.certificate is None:
+        return "none: the first k are kept, or no held-out question has a relevant passage"
+    wide = " This bound is too wide to rely on." if after.certificate.promises_nothing else ""
+    return after.certificate.statement + wide
+
+
 def _document(
     recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", out: Path
 ) -> dict[str, object]:
     route = traffic.route
+    after = recalibration.profile.routes[route]
+    certificate = after.certificate
     old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
     return {
         "profile": str(out),
         "profile_id": recalibration.profile.profile_id,
         "route": route.value,
-        "requests": len(traffic.dataset),
+        "requests": traffic.requests,
+        "questions": len(traffic.dataset),
+        "effective_requests": traffic.effective_requests,
+        "effective_questions": traffic.effective_questions,
         "held_out": recalibration.held_out,
         "left_out": dict(traffic.left_out),
         "old_policy": describe_policy(before.routes[route].policy),
-        "new_policy": describe_policy(recalibration.profile.routes[route].policy),
+        "new_policy": describe_policy(after.policy),
+        "certificate": None if certificate is None else certificate.model_dump(),
         "metrics": {
             name: {
                 "old": old[name].model_dump(),

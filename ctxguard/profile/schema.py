@@ -148,9 +148,7 @@ class Certificate(_Frozen):
         baseline = "whole pool holds"
         if self.baseline != "pool":
             baseline = f"retriever's first {self.baseline.removeprefix('k=')} hold"
-        harm = (
-            "" if self.beta is None else f", and over all {over} mean harm at most {self.beta:g}"
-        )
+        harm = "" if self.beta is None else f", and over all {over} mean harm at most {self.beta:g}"
         return (
             f"For this route by itself, with probability at least {1 - self.delta:g}: over {over} "
             f"for which the {baseline} a relevant passage, mean recall loss is at most "

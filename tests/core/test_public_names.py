@@ -29,6 +29,7 @@ NAMES = [
     "HybridRetriever",
     "IndexFolderError",
     "IndexWatcher",
+    "JudgingRates",
     "Leg",
     "MissingExtraError",
     "Mode",

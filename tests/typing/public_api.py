@@ -120,7 +120,10 @@ def accepted(hybrid: HybridRetriever) -> None:
     ContextGuard(asynchronous), ContextGuard(function)
 
     guard = ContextGuard(
-        hybrid, sampler=sample_to("sqlite://", rate=0.1, privacy=Privacy()).sampler
+        hybrid,
+        sampler=sample_to(
+            "sqlite://", rate=0.1, rates=JudgingRates(full_pool_rate=0.5), privacy=Privacy()
+        ).sampler,
     )
     guard.mode = "enforce"
     guard.mode = Mode.SHADOW
