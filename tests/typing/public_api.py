@@ -15,6 +15,7 @@ from ctxguard import (
     Fusion,
     Hit,
     HybridRetriever,
+    JudgingRates,
     Mode,
     Passage,
     Privacy,
