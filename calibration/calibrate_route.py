@@ -469,7 +469,7 @@ def _cost_certificate(
         harm=_rounded(float(weighted_mean(harm, harm_weights))),
         n_recall=int(losses.size),
         n_queries=len(chosen.query_ids),
-        n_equivalent=n_equivalent(loss_weights),
+        n_equivalent=n_equivalent(weights),
         recall_difference=RecallDifference(
             value=_rounded(float(weighted_mean(differences, weights))),
             lower=math.floor(lower * 1e4) / 1e4,

@@ -100,8 +100,8 @@ class Certificate(_Frozen):
         recall_difference: Of recall to that of the baseline, gains included; None where only the
             loss was bounded.
         n_equivalent: Where test queries stand for different numbers of requests, means are over
-            requests, and the ``n_recall`` queries weigh as much as so many of the largest weight;
-            None where all weigh the same.
+            requests, and the queries of the statement weigh as much as so many of the largest
+            weight; None where all weigh the same.
     """
 
     alpha: float

@@ -74,11 +74,37 @@ class TestGathering:
         live = watched(60, rates=rates)
         whole = sum(request_of(live, sample_id).full_pool for sample_id in range(1, 61))
         found = judged_traffic(live.store, SERIES)
-        assert len(found.dataset) == whole
-        (reason,) = found.left_out
-        assert "judged in part" in reason
-        assert found.left_out[reason] == 60 - whole
-        assert any("raise full_pool_rate" in note for note in found.dataset.notes)
+        assert len(found.dataset) == found.requests == whole
+        assert found.left_out == {"whose pool was judged in part": 60 - whole}
+        # Half are whole already: the note says what all of them would give and cost.
+        dropped = DEPTH - 3
+        assert (
+            "where requests are sampled, sample_to(…, rates=JudgingRates(full_pool_rate=1)) would "
+            f"make about {60 - whole} of {60 - whole} such requests usable, each for {dropped} "
+            "dropped passages to judge"
+        ) in found.dataset.notes
+
+    def test_pools_judged_because_nothing_served_was_relevant_weigh_less(self) -> None:
+        rates = JudgingRates(
+            dropped_rate=0.0, full_pool_rate=0.25, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+        )
+        retriever, dataset = simulate(200, noise=0.5, unanswerable=0.3)
+        live = Watching(truth_of(dataset), rates=rates)
+        live.watch(*serve(retriever, [query.text for query in dataset.queries]))
+        found = judged_traffic(live.store, SERIES)
+        relevant = {query.text: dataset.relevant(query.query_id) for query in dataset.queries}
+        for query in found.dataset.queries:
+            first = retriever.rankings[query.text].passage_ids[:3]
+            has_hit = bool(relevant[query.text].keys() & set(first))
+            assert query.weight == (1.0 if has_hit else 0.25)
+        without_hit = sum(
+            not relevant[text].keys() & set(ranking.passage_ids[:3])
+            for text, ranking in retriever.rankings.items()
+        )
+        weights = [query.weight for query in found.dataset.queries]
+        assert weights.count(0.25) == without_hit > weights.count(1.0) > 0
+        assert found.requests > found.effective_requests > 4 * weights.count(1.0) * 0.25
+        assert "make about" in found.dataset.notes[-1]
 
     def test_pools_judged_because_nothing_served_was_relevant_teach_nothing(self) -> None:
         rates = JudgingRates(
@@ -88,7 +114,8 @@ class TestGathering:
         live = Watching(truth_of(dataset), rates=rates)
         live.watch(*serve(retriever, [query.text for query in dataset.queries]))
         assert request_of(live, 1).to_judge(has_hit=False)
-        with pytest.raises(CalibrationError, match="20 whose pool was judged in part"):
+        never = r"20 whose pool is judged in full only where nothing relevant was served"
+        with pytest.raises(CalibrationError, match=rf"{never}; .*full_pool_rate=0.5\)"):
             judged_traffic(live.store, SERIES)
 
     def test_where_every_dropped_passage_is_judged_every_pool_is_whole(self) -> None:
@@ -162,14 +189,60 @@ class TestGathering:
         found = judged_traffic(live.store, SERIES)
         assert [query.query_id for query in found.dataset.queries] == ["1"]
 
-    def test_of_those_who_ask_the_same_the_latest_counts_once(self) -> None:
+    def test_those_who_ask_the_same_are_one_question_that_weighs_as_much_as_all(self) -> None:
         retriever, dataset = simulate(4)
         texts = [query.text for query in dataset.queries]
         live = Watching(truth_of(dataset), rates=WHOLE)
-        live.watch(*serve(retriever, [*texts, texts[0], texts[0]]))
+        live.watch(*serve(retriever, [*texts, texts[0], texts[0], texts[1]]))
         found = judged_traffic(live.store, SERIES)
-        assert {query.query_id for query in found.dataset.queries} == {"2", "3", "4", "6"}
-        assert found.left_out == {"whose question is already used": 2}
+        weights = {query.query_id: query.weight for query in found.dataset.queries}
+        assert weights == pytest.approx({"6": 1.0, "7": 2 / 3, "3": 1 / 3, "4": 1 / 3})
+        assert (found.requests, found.effective_requests, found.left_out) == (7, 7.0, {})
+        assert found.effective_questions == pytest.approx(49 / 15)
+
+    def test_a_request_weighs_1_by_its_probability(self) -> None:
+        retriever, dataset = simulate(3)
+        texts = [query.text for query in dataset.queries]
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        contexts = serve(retriever, [*texts, texts[0]])
+        live.watch(*contexts[:1], probability=0.1)
+        live.watch(*contexts[1:], probability=0.5)
+        found = judged_traffic(live.store, SERIES)
+        weights = {query.text: query.weight for query in found.dataset.queries}
+        assert weights == pytest.approx({texts[0]: 1.0, texts[1]: 2 / 12, texts[2]: 2 / 12})
+        assert found.effective_requests == pytest.approx(16**2 / (100 + 4 + 4 + 4))
+
+    def test_what_people_said_of_an_earlier_request_holds_of_the_latest(self) -> None:
+        retriever, dataset = simulate(2)
+        text = dataset.queries[0].text
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(*serve(retriever, [text, text]))
+        record = request_of(live, 1)
+        first, second = record.passage_ids[:2]
+        live.store.add_labels(
+            [
+                LabelRow("r0", first, 3, None, "ann", 1.0),
+                LabelRow("r0", second, 3, None, "ann", 1.0),
+                LabelRow("r1", second, 0, None, "ann", 2.0),
+            ]
+        )
+        found = judged_traffic(live.store, SERIES).dataset
+        assert (found.qrels["2"][first], found.qrels["2"][second]) == (3, 0)
+
+    def test_that_few_questions_are_most_of_the_traffic_is_said(self) -> None:
+        retriever, dataset = simulate(40)
+        texts = [query.text for query in dataset.queries]
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(*serve(retriever, [*texts, *texts[:2] * 29]))
+        found = judged_traffic(live.store, SERIES)
+        count, dominance, judge = found.dataset.notes
+        assert count.startswith("98 judged requests ask 40 questions.")
+        assert count.endswith("in all like 98 requests and 5 questions of equal weight")
+        assert dominance.startswith("2 of 40 questions are 61% of the traffic. All weigh as much")
+        assert "as 3 of the most frequent" in dominance
+        assert "the labels are the grades of judge 'labels 1'" in judge
+        even = judged_traffic(watched(40).store, SERIES).dataset.notes
+        assert len(even) == 2
 
     @pytest.fixture
     def two_routes(self) -> Watching:

@@ -47,6 +47,8 @@ def test_a_better_policy_is_found_and_nothing_is_put_in_force(
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert (found["route"], found["requests"], found["held_out"]) == ("hybrid", 160, 80)
+    assert (found["questions"], found["effective_requests"]) == (160, 160.0)
+    assert found["certificate"]["n_equivalent"] is None
     assert found["profile_id"] == Profile.load(out).profile_id
     assert found["left_out"] == {}
     assert found["old_policy"] != found["new_policy"]
@@ -66,12 +68,42 @@ def test_a_person_reads_what_would_change_and_what_to_do(
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     for part in (
-        "160 distinct queries with wholly judged pools",
-        "In shadow, on 80 queries that took no part in the choice",
+        "160 with wholly judged pools, which ask 160 questions",
+        "certificate For this route by itself, with probability at least 0.9: over queries",
+        "In shadow, on 80 questions that took no part in the choice",
+        "the labels are the grades of judge 'labels 1'",
         "better",
         "until you copy the new one over it",
     ):
         assert part in words
+
+
+def test_repeats_count_as_the_requests_that_they_are(
+    run: Run, in_force: Path, tmp_path: Path
+) -> None:
+    url, out = f"sqlite:///{tmp_path / 'samples.db'}", tmp_path / "new.json"
+    retriever, dataset = simulate(300)
+    texts = [query.text for query in dataset.queries]
+    live = Watching(truth_of(dataset), rates=WHOLE, url=url)
+    live.watch(*serve(retriever, [*texts, *texts[:25] * 10]))
+    live.store.close()
+    result = recalibrate(run, url, in_force, out)
+    assert result.exit_code == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    made = Profile.load(out)
+    for part in (
+        "550 with wholly judged pools, which ask 300 questions",
+        "over requests that have a relevant passage, mean recall is",
+        "each weighing as many requests as it stands for",
+        "25 of 300 questions are 50% of the traffic. All weigh as much as 50 of the most frequent",
+    ):
+        assert part in words
+    assert any("of the most frequent" in note for note in made.provenance.notes)
+    certificate = made.routes[Route.HYBRID].certificate
+    assert certificate is not None
+    assert certificate.n_equivalent is not None
+    assert certificate.n_equivalent < 50.0
+    assert f"as much as {certificate.n_equivalent:.3g} of the most frequent" in words
 
 
 def test_the_new_profile_is_for_the_corpus_of_the_index_that_answered(
@@ -158,7 +190,8 @@ def test_nothing_usable_is_a_finding_that_names_why_and_writes_nothing(
     assert result.exit_code == 1
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "CalibrationError"
-    assert "20 whose pool was judged in part (raise full_pool_rate)" in error["message"]
+    assert "20 whose pool was judged in part; where requests are sampled" in error["message"]
+    assert "rates=JudgingRates(full_pool_rate=0.5)) would make about 10" in error["message"]
     assert not out.exists()
 
 
