@@ -57,7 +57,7 @@ def recalibrate(
     held_out: Annotated[
         float,
         typer.Option(
-            metavar="SHARE", help="Share of the requests on which the two profiles are compared."
+            metavar="SHARE", help="Share of the questions on which the two profiles are compared."
         ),
     ] = 0.5,
     seed: _options.Seed = 0,
@@ -65,9 +65,10 @@ def recalibrate(
 ) -> None:
     """Calibrate on judged traffic, and compare with the profile in force.
 
-    The new policy runs in shadow on requests that took no part in its
-    choice. Nothing is put in force: copy the new profile over the old one
-    when the comparison convinces.
+    The new policy runs in shadow on questions that took no part in its
+    choice; each counts as often as it was asked. Nothing is put in
+    force: copy the new profile over the old one when the comparison
+    convinces.
     """
     from calibration.calibrate_route import Settings
     from calibration.from_traffic import judged_traffic
