@@ -39,6 +39,7 @@ from ctxguard.monitor.store.types import (
     State,
     WorkerCounts,
     WorkerRow,
+    WorkerTotals,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ __all__ = [
     "State",
     "WorkerCounts",
     "WorkerRow",
+    "WorkerTotals",
 ]
 
 

@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for others."""
+AHEAD_SECONDS = 60.0
+"""A time of the clock of leases may lie this much ahead: another may have read the clock later and
+acted sooner. One further ahead is from before a restart or a change of the clock."""
 _ATTEMPTS = 4
 """How often a transaction is tried on a file that is damaged or that others move aside."""
 _CREATION_SECONDS = 60.0
@@ -151,16 +154,19 @@ class Database:
         if self._engine is not None:
             self._engine.dispose()
 
-    def lease_now(self, connection: sa.Connection) -> float:
+    def lease_clock(self) -> sa.ColumnElement[float]:
         """The time for leases, in seconds; no change of a host's wall clock moves it.
 
         PostgreSQL's own clock, which all monitors share; on SQLite the host's monotonic clock,
-        which all of its processes share.
+        which all of its processes share, and which begins anew when the host does.
         """
         if self.is_sqlite:
-            return time.monotonic()
-        now = sa.func.extract("epoch", sa.func.clock_timestamp())
-        return float(connection.execute(sa.select(sa.cast(now, sa.Double))).scalar_one())
+            return sa.literal(time.monotonic())
+        return sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Double)
+
+    def lease_now(self, connection: sa.Connection) -> float:
+        """``lease_clock`` of this moment."""
+        return float(connection.execute(sa.select(self.lease_clock())).scalar_one())
 
     def new_sample_ids(self, connection: sa.Connection, n: int) -> list[int]:
         """The ids of the next n samples, ascending; never used before."""

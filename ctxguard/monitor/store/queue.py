@@ -10,14 +10,11 @@ import sqlalchemy as sa
 
 from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import storable
+from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
 from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
 from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
 
 _samples = schema.samples.c
-
-_AHEAD_SECONDS = 60.0
-"""A lease may begin this much ahead: another may have read the clock later and acted sooner."""
 
 _LEADER = "leader"
 
@@ -44,7 +41,7 @@ class SampleQueue(StorePart):
         now = self._database.lease_now(connection)
         # A lease counts only between its two ends: one from before a restart or a change of the
         # server's clock seems to begin far ahead, and must not bind until then.
-        has_ended = sa.or_(_samples.leased_until <= now, _samples.leased_at > now + _AHEAD_SECONDS)
+        has_ended = sa.or_(_samples.leased_until <= now, _samples.leased_at > now + AHEAD_SECONDS)
         # One state at a time, which an index holds in order: a long queue costs no more than a
         # short one.
         rows = _oldest(connection, _samples.state == State.CLAIMED.value, has_ended, limit=limit)
@@ -227,7 +224,7 @@ class SampleQueue(StorePart):
         current = connection.execute(
             sa.select(schema.leases).where(table.name == _LEADER).with_for_update()
         ).one()
-        is_held = current.leased_at - _AHEAD_SECONDS <= now < current.leased_until
+        is_held = current.leased_at - AHEAD_SECONDS <= now < current.leased_until
         if current.holder != lease["holder"] and is_held:
             return False
         connection.execute(sa.update(schema.leases).where(table.name == _LEADER).values(lease))

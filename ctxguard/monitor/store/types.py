@@ -87,10 +87,12 @@ class WorkerCounts:
     Attributes:
         sampled: All samples.
         lost: Lost samples, by reason.
+        pending: Samples in its memory, neither stored nor lost.
     """
 
     sampled: int
     lost: Mapping[str, int] = field(default_factory=dict)
+    pending: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class WorkerRow:
         sampled: Samples that it had counted when it last wrote.
         stored: Samples stored for it; exact even if it or the database is killed.
         lost: Lost samples that it had counted when it last wrote, by reason.
+        pending: Samples that were in its memory when it last wrote.
         closed: Whether its counts are final.
     """
 
@@ -117,7 +120,25 @@ class WorkerRow:
     sampled: int
     stored: int
     lost: Mapping[str, int]
+    pending: int
     closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """The counts of all writing processes so far, each as it last reported them.
+
+    Attributes:
+        sampled: All samples.
+        stored: Samples that were stored.
+        lost: Lost samples, by reason.
+        pending: Samples in the memory of processes.
+    """
+
+    sampled: int
+    stored: int
+    lost: Mapping[str, int]
+    pending: int
 
 
 @dataclass(frozen=True, slots=True)
