@@ -10,7 +10,7 @@ import typer
 
 from ctxguard.cli._console import Output, interval, number, table
 from ctxguard.cli._inputs import read_labelled
-from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from ctxguard.monitor.estimation.ratio import Estimate
@@ -52,18 +52,27 @@ class JudgeKind(StrEnum):
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
-    """Open a sample store; a SQLite file that is absent is created in an existing folder.
+    """Open a sample store that is there.
+
+    A SQLite file that is absent is not made: its name is most likely mistyped.
 
     Raises:
         ConfigurationError: a URL that cannot be used.
-        StoreError: the store cannot be opened.
+        StoreError: there is no such store, or it cannot be opened.
     """
     from ctxguard.monitor.store import Limits, SampleStore
+    from ctxguard.monitor.store.database import sqlite_file
 
     if url in ("sqlite://", "sqlite:///:memory:"):
         raise ConfigurationError(
             "a store in memory holds only its own process's samples: name a file, such as "
             "sqlite:///samples.db"
+        )
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        raise StoreUnavailableError(
+            f"there is no sample store {file.absolute()}: name the file that the serving processes "
+            "write to, or start them first (`sample_to` makes it)"
         )
     return SampleStore.open(url, limits=Limits() if limits is None else limits)
 

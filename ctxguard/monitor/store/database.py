@@ -68,11 +68,9 @@ class Database:
     def __init__(self, url: str, *, reserve_bytes: int) -> None:
         self.url = _read(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        name = self.url.database or ""
-        in_memory = self.is_sqlite and name in ("", ":memory:")
-        self.file = Path(name) if self.is_sqlite and not in_memory else None
+        self.file = _file(self.url)
         self.reserve = None if self.file is None else files.Reserve(self.file, reserve_bytes)
-        self._in_memory = in_memory
+        self._in_memory = self.is_sqlite and self.file is None
         self._reset_after_fork()
         reset_in_children(self)
         self.read(lambda _: None)
@@ -374,6 +372,21 @@ def storable(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "\\x00")
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite store; None for one in memory, or on a server.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    return _file(_read(url))
+
+
+def _file(url: sa.URL) -> Path | None:
+    name = url.database or ""
+    is_file = url.get_backend_name() == "sqlite" and name not in ("", ":memory:")
+    return Path(name) if is_file else None
 
 
 def _read(url: str) -> sa.URL:
