@@ -70,7 +70,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # Label: people fill the column "grade" of a file of requests picked at random.
     label("export", "--store", url, "--out", todo, "-n", LABELLED)
-    with todo.open(encoding="utf-8", newline="") as file:
+    with todo.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     for row in rows:
         row["grade"] = str(int(row["passage_id"] in QUESTIONS[row["query"]]))

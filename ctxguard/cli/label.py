@@ -1,26 +1,33 @@
 """``ctxguard label``: export samples for people to label, import labels and user feedback."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, print_json
-from ctxguard.cli._store import StoreUrl, named_series, open_store
+from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json, table
+from ctxguard.cli._store import IN_WORDS, StoreUrl, named_series, open_store
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.judges import Judgment
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ctxguard.monitor.estimation.plan import LabelPlan
     from ctxguard.monitor.labels.files import RowToLabel
-    from ctxguard.monitor.store import SampleStore
+    from ctxguard.monitor.labels.samples import GradedSample
+    from ctxguard.monitor.store import LabelDepth, SampleStore
 
 _label = typer.Typer(
     name="label",
     help="Export samples for people to label; import their labels, and users' feedback.",
     no_args_is_help=True,
 )
+
+MaxGrade = Annotated[int, typer.Option(metavar="N", min=1, help="Highest grade of the scale.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +39,10 @@ def register(app: typer.Typer) -> None:
 def export(
     *,
     store: StoreUrl,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write, .jsonl or .csv.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write, .jsonl or .csv."),
+    ] = None,
     n: Annotated[
         int, typer.Option("--n", "-n", metavar="N", min=1, help="How many requests to export.")
     ] = 50,
@@ -44,11 +54,20 @@ def export(
             show_default="the only one",
         ),
     ] = None,
+    recall: Annotated[
+        bool,
+        typer.Option(
+            "--recall",
+            help="Also export the dropped passages that recall needs; it takes several times as "
+            "many grades.",
+        ),
+    ] = False,
     alarm: Annotated[
         bool,
         typer.Option(
             "--alarm",
-            help="Export the samples that an alarm requested labels of, not a random pick.",
+            help="Export the samples that an alarm requested labels of, to look into it. Their "
+            "labels enter no estimate.",
         ),
     ] = False,
     weighted: Annotated[
@@ -56,104 +75,152 @@ def export(
         typer.Option(
             "--weighted",
             help="Pick requests twice as often where the judge calls the first passage wrong. It "
-            "narrows the interval of an MRR above 0.75. Use one way of picking per store.",
+            "narrows the interval of an MRR above 0.75.",
         ),
+    ] = False,
+    max_grade: MaxGrade = 3,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what the labels would give and cost."),
     ] = False,
     as_json: _options.AsJson = False,
 ) -> None:
     """Write a file of passages for people to grade, of judged requests picked at random.
 
-    Each row is one passage, with an empty grade to fill in. Requests whose
-    labels are incomplete come first: whether the whole pool has to be graded
-    is known only once the served passages are.
-    """
-    from ctxguard.monitor.labels.files import rows_to_label, write_label_file
-    from ctxguard.monitor.labels.human import human_verdicts
-    from ctxguard.monitor.sampling.record import SampleRecord
-    from ctxguard.monitor.store import PICK_REASONS, RANDOM, WEIGHTED
+    Each row is one passage, with an empty grade to fill in. A page beside
+    the file tells people how to grade.
 
+    Requests that were exported before and still lack grades come first.
+    Exports of several days, weighted or not, are one sample: each request
+    keeps the probability with which it was picked.
+    """
+    from ctxguard.monitor.estimation.plan import label_plan
+    from ctxguard.monitor.labels.files import write_label_file
+    from ctxguard.monitor.labels.guide import grading_guide
+    from ctxguard.monitor.store import LabelDepth
+
+    if dry_run == (out is not None):
+        raise typer.BadParameter("give one of --out and --dry-run", param_hint="--out")
     output = Output(as_json=as_json)
-    check_writable(out, "--out")
-    rows = []
+    if out is not None:
+        check_writable(out, "--out")
+    # What an alarm is about is recall as well.
+    depth = LabelDepth.POOL if recall or alarm else LabelDepth.SERVED
     with open_store(store) as opened:
-        labelled = human_verdicts(opened.labels())
-        verdicts = {sample_id: found.by_passage for sample_id, found in labelled.items()}
-        # Samples that an alarm requested are no random pick, and must not become part of one.
-        reasons = opened.label_reasons().items()
-        targeted = {sample_id for sample_id, reason in reasons if reason not in PICK_REASONS}
-        picked = [one for one in _incomplete(opened, verdicts) if (one in targeted) is alarm]
+        series = named_series(opened, judge)
         if alarm:
-            picked += [sample_id for sample_id, _ in opened.label_queue() if sample_id in targeted]
+            samples = _unfinished(
+                opened, series, [one for one, _ in opened.label_queue()], depth, n
+            )
         else:
-            series = named_series(opened, judge)
-            fresh = _weighted(opened, series, n) if weighted else opened.pick_for_labels(series, n)
-            picked = list(dict.fromkeys(picked + fresh))
-        picked = picked[:n]
-        for sample_id, payload in opened.payloads(picked).items():
-            rows += rows_to_label(SampleRecord.from_bytes(payload), verdicts.get(sample_id, {}))
+            samples = _picked(opened, series, depth, n, weighted=weighted, dry_run=dry_run)
+        plan = label_plan(opened, series, samples, depth, time.time())
+    rows = [row for sample in samples for row in sample.rows(depth)]
+    guide = None
+    if out is not None:
         write_label_file(out, rows)
-        if not alarm:
-            opened.queue_labels(picked, reason=WEIGHTED if weighted else RANDOM)
-    n_requests = len({row.request_id for row in rows})
-    notes = _export_notes(rows, alarm=alarm)
+        guide = out.with_name(f"{out.stem}-guide.md")
+        guide.write_text(grading_guide(out.name, max_grade), encoding="utf-8")
+    notes = _export_notes(rows, plan, alarm=alarm, guide=guide)
     if as_json:
         print_json(
             {
-                "out": str(out),
-                "requests": n_requests,
+                "out": None if out is None else str(out),
+                "guide": None if guide is None else str(guide),
+                "requests": len(samples),
                 "passages": len(rows),
+                "expected_passages": plan.expected_passages,
+                "recall_passages": plan.recall_passages,
+                "widths": {
+                    metric.value: {"now": plan.widths_now[metric], "then": width}
+                    for metric, width in plan.widths.items()
+                },
                 "notes": notes,
             }
         )
     else:
-        output.out.print(f"{out}: {n_requests:,} requests, {len(rows):,} passages to grade")
+        _print_plan(plan, output, alarm=alarm)
+        name = "" if out is None else f"{out}: "
+        output.out.print(
+            f"{name}{len(samples):,} requests, about {plan.expected_passages:,} passages to grade, "
+            f"at most {len(rows):,}"
+        )
     for note in notes:
         output.note(note)
 
 
-def _export_notes(rows: "Sequence[RowToLabel]", *, alarm: bool) -> list[str]:
+def _unfinished(
+    store: "SampleStore", series: str, sample_ids: Sequence[int], depth: "LabelDepth", n: int
+) -> "list[GradedSample]":
+    """Those that lack grades, n at most; in random order, as not all may be graded."""
+    from ctxguard.monitor.labels.files import in_file_order
+    from ctxguard.monitor.labels.samples import graded_samples
+
+    samples = [
+        sample
+        for sample in graded_samples(store, series, sample_ids).values()
+        if not sample.is_graded(depth)
+    ]
+    return sorted(samples, key=lambda sample: in_file_order(sample.record.request_id))[:n]
+
+
+def _picked(
+    store: "SampleStore",
+    series: str,
+    depth: "LabelDepth",
+    n: int,
+    *,
+    weighted: bool,
+    dry_run: bool,
+) -> "list[GradedSample]":
+    """Samples that were picked before and lack grades, and new ones up to n."""
+    begun = _unfinished(store, series, list(store.picked(series, depth)), depth, n)
+    pick = store.next_for_labels if dry_run else store.pick_for_labels
+    picked = pick(series, n - len(begun), depth=depth, weigh=_weigh if weighted else None)
+    return begun + _unfinished(store, series, picked, depth, n)
+
+
+def _weigh(summaries: bytes) -> "NDArray[np.float64]":
+    from ctxguard.monitor.estimation.ppi import label_weights
+    from ctxguard.monitor.estimation.terms import table_of
+
+    return label_weights(table_of(summaries))
+
+
+def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
+    if alarm or not plan.widths:
+        return
+    rows = table("metric", "now>", "then>", title="About how wide the 95% intervals are")
+    for metric, width in plan.widths.items():
+        now = plan.widths_now[metric]
+        rows.add_row(IN_WORDS[metric.value].strip(), *map(_width, (now, width)))
+    output.out.print(rows)
+
+
+def _width(width: float | None) -> str:
+    return NO_DATA if width is None else f"{width:.2f}"
+
+
+def _export_notes(
+    rows: "Sequence[RowToLabel]", plan: "LabelPlan", *, alarm: bool, guide: Path | None
+) -> list[str]:
     if not rows:
-        none = "no alarm has requested labels"
+        none = "no alarm has requested labels, or they have them by now"
         return [none if alarm else "every judged request has its labels already"]
-    notes = ["import the graded file with `ctxguard label import`"]
+    notes = []
+    if plan.recall_passages is not None:
+        notes.append(
+            f"recall would take about {plan.recall_passages:,} passages more: export with --recall"
+        )
+    if guide is not None:
+        notes.append(
+            f"{guide} tells people how to grade; import the graded file with "
+            "`ctxguard label import`"
+        )
     bare = sum(not row.text and not row.title for row in rows)
     if bare:
         notes.append(f"{bare:,} passages have no text in the store; look them up by their ids")
     return notes
-
-
-def _weighted(store: "SampleStore", series: str, n: int) -> list[int]:
-    """Pick by lowest label order divided by weight, so that heavier samples come more often."""
-    import numpy as np
-
-    from ctxguard.monitor.estimation.ppi import label_weights
-    from ctxguard.monitor.estimation.terms import table_of
-
-    in_order = store.pick_for_labels(series, 2 * n)
-    weights: dict[int, float] = {}
-    for page in store.judged_pages(series):
-        picked = np.isin(page.sample_ids, in_order)
-        of_page = label_weights(table_of(page.summaries)[picked])
-        weights |= zip(page.sample_ids[picked].tolist(), of_page.tolist(), strict=True)
-    turns = {one: (rank + 1) / weights[one] for rank, one in enumerate(in_order)}
-    return sorted(in_order, key=turns.__getitem__)[:n]
-
-
-def _incomplete(
-    store: "SampleStore", verdicts: "Mapping[int, Mapping[str, Judgment]]"
-) -> list[int]:
-    """Samples with labels that still lack others."""
-    from ctxguard.monitor.labels.human import positions_to_label
-    from ctxguard.monitor.sampling.record import SampleRecord
-    from ctxguard.monitor.store import LabelDepth
-
-    return [
-        sample_id
-        for sample_id, payload in store.payloads(list(verdicts)).items()
-        if positions_to_label(
-            SampleRecord.from_bytes(payload), verdicts[sample_id], LabelDepth.POOL, ()
-        )
-    ]
 
 
 @_label.command("import")
@@ -172,15 +239,15 @@ def import_(
             metavar="NAME", help="Name of the person who graded; labels are kept by name."
         ),
     ],
-    max_grade: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Highest grade of the scale.")
-    ] = 3,
+    max_grade: MaxGrade = 3,
     as_json: _options.AsJson = False,
 ) -> None:
     """Import the labels of one annotator.
 
     All labels are kept. Of several labels of a passage by one annotator the
     last counts, and of several annotators' the lower median.
+
+    It says for how many of the file's requests the grades suffice.
     """
     from ctxguard.monitor.labels.files import read_label_file
 
@@ -188,17 +255,18 @@ def import_(
     read = read_label_file(file, annotator, time.time(), max_grade)
     with open_store(store) as opened:
         added = opened.add_labels(read.rows)
-        of_blank = set(opened.unknown_requests(read.blank))
-    unknown = list(dict.fromkeys([*added.unknown, *filter(of_blank.__contains__, read.blank)]))
-    blank = sum(request_id not in of_blank for request_id in read.blank)
+        requests = list(dict.fromkeys([row.request_id for row in read.rows] + list(read.blank)))
+        unknown = opened.unknown_requests(requests)
+        blank = sum(request_id not in unknown for request_id in read.blank)
+        usable = _usable(opened, requests)
     counts = (
         (added.duplicates, "were in the store already"),
         (added.disagreeing, "contradict another label; all are kept"),
-        (blank, "rows have no grade yet"),
         (len(unknown), "requests are not in the store; their labels were left out"),
     )
     notes = [f"{count:,} {words}" for count, words in counts if count]
     notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
+    notes += _usable_notes(usable)
     if as_json:
         print_json(
             {
@@ -207,6 +275,7 @@ def import_(
                 "disagreeing": added.disagreeing,
                 "unknown": unknown,
                 "blank": blank,
+                "usable": usable,
                 "notes": notes,
             }
         )
@@ -214,6 +283,44 @@ def import_(
         output.out.print(f"{added.added:,} labels imported from {annotator}")
     for note in notes:
         output.note(note)
+
+
+_UNFINISHED, _UNPICKED = "unfinished", "unpicked"
+
+
+def _usable(store: "SampleStore", request_ids: Sequence[str]) -> dict[str, int]:
+    """How many of these requests count for each metric, lack grades, or were not picked."""
+    from ctxguard.monitor.estimation.plan import PLANNED, usable_for
+    from ctxguard.monitor.labels.samples import graded_samples
+    from ctxguard.monitor.store import LabelDepth
+
+    ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)[:1]]
+    counts: Counter[str] = Counter()
+    for series in store.series():
+        samples = graded_samples(store, series, ids)
+        picked = {depth: store.picked(series, depth) for depth in LabelDepth}
+        for sample_id, sample in samples.items():
+            depth = LabelDepth.POOL if sample_id in picked[LabelDepth.POOL] else LabelDepth.SERVED
+            counts[_UNFINISHED] += not sample.is_graded(depth)
+            counts[_UNPICKED] += sample_id not in picked[LabelDepth.SERVED]
+            counts.update(metric.value for metric in usable_for(sample))
+    return {
+        name: counts[name] for name in (*(one.value for one in PLANNED), _UNFINISHED, _UNPICKED)
+    }
+
+
+def _usable_notes(usable: dict[str, int]) -> list[str]:
+    found = (
+        f"{usable['precision']:,} requests of this file are usable for precision and UDCG, "
+        f"{usable['mrr']:,} for MRR, {usable['recall']:,} for recall; {usable[_UNFINISHED]:,} "
+        "need more grades"
+    )
+    notes = [found]
+    if usable[_UNPICKED]:
+        notes.append(
+            f"{usable[_UNPICKED]:,} of them were not picked at random: they enter no estimate"
+        )
+    return notes
 
 
 @_label.command("feedback")

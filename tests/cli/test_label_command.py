@@ -15,7 +15,7 @@ from running import Result, Run
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelRow, SampleStore
+from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
 
 Rows = list[dict[str, Any]]
 FULL_POOL_IF_NO_HIT = JudgingRates(
@@ -47,7 +47,7 @@ def export(run: Run, tmp_path: Path) -> Callable[..., Rows]:
         result = run("label", "export", "--store", traffic.url, "--out", out, *options)
         assert result.exit_code == 0, result.stderr
         if out.suffix == ".csv":
-            with out.open(encoding="utf-8", newline="") as file:
+            with out.open(encoding="utf-8-sig", newline="") as file:
                 return list(csv.DictReader(file))
         return read_rows(out)
 
@@ -93,13 +93,14 @@ class TestExport:
     def test_a_row_is_a_passage_with_all_that_it_takes_to_grade_it(
         self, export: Callable[..., Rows], traffic: Traffic
     ) -> None:
-        rows = export(traffic, "--n", "3")
+        rows = export(traffic, "--n", "3", "--recall")
         assert len({row["request_id"] for row in rows}) == 3
         assert len(rows) == 3 * 12
         first = rows[0]
-        assert set(first) == {
-            *("request_id", "passage_id", "query", "title", "text", "grade", "negative")
-        }
+        assert tuple(first) == (
+            *("when", "query", "title", "text", "grade", "negative", "request_id", "passage_id"),
+        )
+        assert first["when"] == "always"
         assert first["query"] in traffic.relevant
         assert first["text"]
         assert all(row["grade"] is None for row in rows)
@@ -107,12 +108,33 @@ class TestExport:
     def test_rows_of_a_request_stand_together_in_an_order_that_tells_nothing(
         self, export: Callable[..., Rows], traffic: Traffic
     ) -> None:
-        rows = export(traffic)
+        rows = export(traffic, "--recall")
         requests = [row["request_id"] for row in rows]
         changes = sum(one != other for one, other in pairwise(requests))
         assert changes == 19
         first = [row["passage_id"] in served_of(traffic, row["query"]) for row in rows[:12]]
         assert first != sorted(first, reverse=True)
+
+    def test_what_was_served_comes_first_and_the_search_after_it_in_its_order(
+        self, run: Run, export: Callable[..., Rows], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 12, relevant_ranks=[8], rates=FULL_POOL_IF_NO_HIT)
+        judged(run, traffic, tmp_path)
+        searched = 0
+        for query in traffic.relevant:
+            rows = [row for row in export(traffic) if row["query"] == query]
+            always = [row["passage_id"] for row in rows if row["when"] == "always"]
+            rest = [row["passage_id"] for row in rows[len(always) :]]
+            assert set(always) == served_of(traffic, query)
+            assert {row["when"] for row in rows[len(always) :]} == {"if all above are 0"}
+            # The one that the judge called relevant, and in some requests the others by rank.
+            others = [name for name in rest[1:] if name.split("-")[1] != "8"]
+            ranks = [int(name.split("-")[1]) for name in others]
+            assert rest[0].endswith("-8")
+            assert ranks == sorted(ranks)
+            assert len(ranks) in (0, 6)
+            searched += bool(ranks)
+        assert 0 < searched < 12
 
     def test_csv_holds_the_same_rows(self, export: Callable[..., Rows], traffic: Traffic) -> None:
         lines, table = export(traffic), export(traffic, name="out.CSV".lower())
@@ -154,11 +176,14 @@ class TestExport:
         traffic = serve(tmp_path, 6, relevant_ranks=[8], rates=FULL_POOL_IF_NO_HIT)
         judged(run, traffic, tmp_path)
         first = export(traffic, "-n", "2")
-        assert len(first) == 2 * 5
-        import_(traffic, graded(first, traffic))
+        served = [row for row in first if row["when"] == "always"]
+        assert len(served) == 2 * 5
+        import_(traffic, graded(served, traffic))
         second = export(traffic, "-n", "2")
         assert {row["request_id"] for row in second} == {row["request_id"] for row in first}
-        assert len(second) == 2 * 7
+        assert {row["when"] for row in second} == {"if all above are 0"}
+        found = import_(traffic, graded(second[:1], traffic))
+        assert (found["usable"]["mrr"], found["usable"]["unfinished"]) == (1, 0)
         import_(traffic, graded(second, traffic))
         third = export(traffic, "-n", "2")
         assert not {row["request_id"] for row in third} & {row["request_id"] for row in first}
@@ -182,7 +207,7 @@ class TestExport:
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
         judged(run, traffic, tmp_path)
         out = tmp_path / "out.jsonl"
-        result = run("label", "export", "--store", traffic.url, "--out", out)
+        result = run("label", "export", "--store", traffic.url, "--out", out, "--recall")
         assert "24 passages have no text in the store" in result.stdout
 
     def test_before_anything_is_judged_it_says_what_to_run(self, run: Run, tmp_path: Path) -> None:
@@ -213,6 +238,57 @@ class TestExport:
         result = run("label", "export", "--store", traffic.url, "--out", tmp_path)
         assert result.exit_code == 2
         assert "folder" in result.stderr
+
+
+class TestPlan:
+    def test_before_anything_is_picked_it_says_what_labels_would_give_and_cost(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        made = serve(tmp_path, 60)
+        judged(run, made, tmp_path)
+        command = ("label", "export", "--store", made.url, "-n", "30", "--dry-run")
+        found = json.loads(run(*command, "--json").stdout)
+        assert found["out"] is found["guide"] is None
+        assert found["requests"] == 30
+        assert 30 * 5 <= found["expected_passages"] <= found["passages"]
+        assert found["recall_passages"] > 0
+        assert set(found["widths"]) == {"precision", "mrr", "udcg", "gain", "harm"}
+        more = json.loads(run(*command[:-2], "60", "--dry-run", "--json", "--recall").stdout)
+        assert "recall" in more["widths"]
+        assert more["recall_passages"] is None
+        ratio = found["widths"]["precision"]["then"] / more["widths"]["precision"]["then"]
+        assert ratio == pytest.approx(2**0.5, rel=1e-3)
+        assert found["widths"]["precision"]["now"] is None
+        with SampleStore.open(made.url) as store:
+            (series,) = store.series()
+            assert store.picked(series, LabelDepth.SERVED) == {}
+        shown = run(*command, columns="80")
+        assert "About how wide the 95% intervals are" in shown.stdout
+        assert "30 requests, about" in shown.stdout
+        assert "export with --recall" in shown.stdout
+        assert max(map(len, shown.stdout.splitlines()[:12])) <= 80
+
+    @pytest.mark.parametrize("options", [(), ("--dry-run", "--out", "x.csv")])
+    def test_it_writes_or_plans(self, run: Run, traffic: Traffic, options: Sequence[str]) -> None:
+        result = run("label", "export", "--store", traffic.url, *options)
+        assert result.exit_code == 2
+        assert "give one of --out and --dry-run" in result.stderr
+
+    def test_a_guide_lies_beside_the_file(
+        self, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
+    ) -> None:
+        export(traffic, name="todo.csv")
+        guide = (tmp_path / "todo-guide.md").read_text(encoding="utf-8")
+        for words in (
+            *("| 3 |", "| 0 |", "`always`", "`if all above are 0`", "`hard_negative`"),
+            *("`distractor`", "ctxguard label import todo.csv"),
+        ):
+            assert words in guide
+        assert "--max-grade" not in guide
+        export(traffic, "--max-grade", "1", name="todo.csv")
+        guide = (tmp_path / "todo-guide.md").read_text(encoding="utf-8")
+        assert "| 2 |" not in guide
+        assert "--max-grade 1" in guide
 
 
 class TestAlarm:
@@ -253,22 +329,15 @@ class TestAlarm:
         first = export(alarmed, "--alarm", "-n", "5")
         served = [row for row in first if row["passage_id"].endswith("-0")]
         import_(alarmed, graded(served, alarmed))
-        with SampleStore.open(alarmed.url) as store:
-            before = store.label_reasons()
         # A random export in between must not take them for a part of its own pick.
-        unfinished = {row["request_id"] for row in served}
         random = {row["request_id"] for row in export(alarmed, "-n", "1")}
         second = export(alarmed, "--alarm", "-n", "5")
-        # One that the random pick chose as well is a random one; another takes its place.
-        picked = {row["request_id"] for row in second}
-        assert picked >= unfinished - random
-        assert not picked & random
         assert not {row["passage_id"] for row in second} & {row["passage_id"] for row in served}
         with SampleStore.open(alarmed.url) as store:
-            after = store.label_reasons()
-            now_random = {one for one, reason in after.items() if reason == "random"}
-            assert set(store.request_ids(sorted(now_random)).values()) == random
-        assert set(before.values()) == {"recall_loss"}
+            (series,) = store.series()
+            picked = store.picked(series, LabelDepth.SERVED)
+            assert set(store.request_ids(list(picked)).values()) == random
+            assert {reason for _, reason in store.label_queue()} == {"recall_loss"}
 
 
 BAD_LABELS = {
@@ -302,48 +371,54 @@ class TestImport:
     def test_what_came_back_is_counted(
         self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
     ) -> None:
-        rows = graded(export(traffic, "-n", "2"), traffic)
-        rows[0]["grade"] = None
+        rows = graded(export(traffic, "-n", "2", "--recall"), traffic)
+        served = served_of(traffic, rows[0]["query"])
+        next(row for row in rows if row["passage_id"] in served)["grade"] = None
         found = import_(traffic, rows)
+        (note,) = found.pop("notes")
         assert found == {
             "added": 23,
             "duplicates": 0,
             "disagreeing": 0,
             "unknown": [],
             "blank": 1,
-            "notes": ["1 rows have no grade yet"],
+            "usable": {
+                **dict.fromkeys(("precision", "mrr", "udcg", "gain", "harm", "recall"), 1),
+                "unfinished": 1,
+                "unpicked": 0,
+            },
         }
+        assert note == (
+            "1 requests of this file are usable for precision and UDCG, 1 for MRR, 1 for recall; "
+            "1 need more grades"
+        )
         assert {label.annotator for label in labels_of(traffic)} == {"ann"}
 
     def test_the_same_again_is_a_duplicate(
         self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
     ) -> None:
-        rows = graded(export(traffic, "-n", "1"), traffic)
+        rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         import_(traffic, rows)
         found = import_(traffic, rows)
         assert (found["added"], found["duplicates"]) == (0, 12)
 
     def test_another_annotators_other_word_is_kept_and_counted(
         self,
-        run: Run,
         export: Callable[..., Rows],
         import_: Callable[..., dict[str, Any]],
         traffic: Traffic,
-        tmp_path: Path,
     ) -> None:
-        rows = graded(export(traffic, "-n", "1"), traffic)
+        rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         import_(traffic, rows)
         other = [{**row, "grade": 1 - row["grade"]} for row in rows[:2]] + rows[2:]
         found = import_(traffic, other, annotator="bob")
         assert (found["added"], found["disagreeing"]) == (12, 2)
         assert len(labels_of(traffic)) == 24
-        report = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
-        assert (report["labelled"], report["disagreements"]) == (1, 2)
 
     def test_labels_of_unknown_requests_are_left_out_and_the_first_is_named(
         self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
     ) -> None:
-        rows = graded(export(traffic, "-n", "1"), traffic)
+        rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         rows[0]["request_id"] = "from elsewhere"
         file = write_jsonl(tmp_path / "back.jsonl", rows)
         result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
@@ -354,7 +429,7 @@ class TestImport:
     def test_a_row_of_an_unknown_request_is_told_as_such_also_without_a_grade(
         self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
     ) -> None:
-        rows = graded(export(traffic, "-n", "1"), traffic)
+        rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         rows[0] |= {"request_id": "from elsewhere", "grade": None}
         rows[1]["grade"] = None
         found = import_(traffic, rows)
@@ -405,7 +480,7 @@ class TestImport:
     ) -> None:
         made = serve(tmp_path, 1, ids=(start + "{}-{}").format, rates=EVERYTHING)
         judged(run, made, tmp_path)
-        rows = export(made, name="out.csv")
+        rows = export(made, "--recall", name="out.csv")
         assert not any(row[key][:1] in set("=+-@\t\r") for row in rows for key in row)
         file = write_table(tmp_path / "back.csv", [{**row, "grade": 1} for row in rows])
         result = run("label", "import", file, "--store", made.url, "--annotator", "ann")

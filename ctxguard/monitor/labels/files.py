@@ -1,14 +1,15 @@
 """Files in which people label passages (JSONL or CSV), and files of users' reactions (JSONL).
 
-One row is one passage of one request. The rows of a request stand together, in an order that does
-not reveal the ranks, and without the judge's verdicts.
+One row is one passage of one request. The rows of a request stand together: first the passages that
+are needed whatever people find, in an order that does not reveal the ranks, then those of the
+search for a relevant one, in its order. The judge's verdicts are not in it.
 """
 
 import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,26 +18,46 @@ from typing import TextIO
 from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.labels.human import positions_to_label
+from ctxguard.monitor.labels.human import needed_positions, positions_to_label
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import FEEDBACK_KINDS, FeedbackRow, LabelDepth, LabelRow
 
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""The beginning of a cell that a spreadsheet takes for a formula, or of one that was escaped."""
+ALWAYS = "always"
+IF_NONE_ABOVE = "if all above are 0"
 
-COLUMNS = ("request_id", "passage_id", "query", "title", "text", "grade", "negative")
+_ORDER = HashSampler("label rows")
+
+# A spreadsheet that takes another character for the separator begins a cell after each of it.
+_CELL_START = r"(?:\A|(?<=[;\t\r\n]))"
+_BEFORE_SIGN = r"(?=[\s'\"]*[=+\-@＝＋－＠])"
+_FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
+_ESCAPED = re.compile(_CELL_START + "'" + _BEFORE_SIGN)
+
+_MOST_CELL_CHARS = 32_000
+"""Excel holds 32,767 characters in a cell, and continues longer ones in the next row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowToLabel:
-    """One passage to grade."""
+    """One passage to grade.
 
-    request_id: str
-    passage_id: str
+    Attributes:
+        when: ``ALWAYS``, or ``IF_NONE_ABOVE`` for a passage that needs a grade only if all
+            passages of its request above it are not relevant.
+    """
+
+    when: str
     query: str
     title: str
     text: str
+    grade: None
+    negative: None
+    request_id: str
+    passage_id: str
+
+
+COLUMNS = tuple(RowToLabel.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +73,77 @@ class LabelsRead:
     blank: tuple[str, ...]
 
 
-def rows_to_label(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> list[RowToLabel]:
-    """The passages of a sample that people still have to grade, in random order.
+def rows_to_label(
+    record: SampleRecord,
+    verdicts: Mapping[str, Judgment],
+    depth: LabelDepth,
+    judged: Collection[str],
+) -> list[RowToLabel]:
+    """The passages of a sample that people may still have to grade, in the order of a file.
 
     Args:
         record: The sample.
         verdicts: Those of people so far, by passage id.
+        depth: How much of the sample people grade.
+        judged: Ids of the dropped passages that the judge called relevant.
     """
-    positions = positions_to_label(record, verdicts, LabelDepth.POOL, ())
-    shuffle = HashSampler("label rows")
-    passages = [record.passage(position) for position in positions]
-    passages.sort(key=lambda passage: shuffle.uniform(f"{record.request_id}\0{passage.passage_id}"))
+    needed = set(needed_positions(record, depth))
+    positions = positions_to_label(record, verdicts, depth, judged)
+    always = [position for position in positions if position in needed]
+    search = [position for position in positions if position not in needed]
+    ids = record.passage_ids
+    always.sort(key=lambda position: _ORDER.uniform(f"{record.request_id}\0{ids[position]}"))
     return [
         RowToLabel(
-            record.request_id,
-            passage.passage_id,
-            record.query or "",
-            passage.title,
-            passage.text,
+            when=ALWAYS if position in needed else IF_NONE_ABOVE,
+            query=record.query or "",
+            title=record.passage(position).title,
+            text=record.passage(position).text,
+            grade=None,
+            negative=None,
+            request_id=record.request_id,
+            passage_id=ids[position],
         )
-        for passage in passages
+        for position in (*always, *search)
     ]
+
+
+def in_file_order(request_id: str) -> float:
+    """Sorts requests at random, so that those which people get to are a random part."""
+    return _ORDER.uniform(request_id)
 
 
 def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
     """Write rows with empty grades: CSV if the file is named .csv, else JSONL."""
-    documents = [{**asdict(row), "grade": None, "negative": None} for row in rows]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if path.suffix.lower() == ".csv":
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows([{key: _cell(value) for key, value in d.items()} for d in documents])
-        else:
-            for document in documents:
-                file.write(json.dumps(document, ensure_ascii=False) + "\n")
+    documents = [asdict(row) for row in rows]
+    if path.suffix.lower() != ".csv":
+        lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
+        path.write_text("".join(lines), encoding="utf-8")
+        return
+    # With the mark without which Excel takes UTF-8 for another encoding.
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, quoting=csv.QUOTE_ALL)
+        writer.writeheader()
+        writer.writerows([{key: _cell(key, value) for key, value in d.items()} for d in documents])
 
 
-def _cell(value: str | None) -> str:
-    """Escape a cell that a spreadsheet would take for a formula."""
+def _cell(column: str, value: str | None) -> str:
+    """A cell that no spreadsheet takes for a formula; ``_content`` undoes it for ids."""
     text = value or ""
-    return f"'{text}" if _FORMULA.match(text) else text
+    if column in ("request_id", "passage_id"):
+        text = _FORMULA.sub("'", text)
+        # Nor for a number or a date, which it would write in another form.
+        return text if text[:1].isalpha() else f"'{text}"
+    if len(text) > _MOST_CELL_CHARS:
+        text = f"{text[:_MOST_CELL_CHARS]} […]"
+    return _FORMULA.sub("'", text)
+
+
+def _content(cell: str) -> str:
+    """The id that ``_cell`` wrote."""
+    if cell[:1] == "'" and not cell[1:2].isalpha():
+        cell = cell[1:]
+    return _ESCAPED.sub("", cell)
 
 
 def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: int) -> LabelsRead:
@@ -141,10 +193,7 @@ def _identifier(document: Mapping[str, object], name: str, path: Path, line: int
     value = document.get(name)
     if not isinstance(value, str) or not value:
         raise DataError(f"{name} is {value!r}; keep the column as exported", path=path, line=line)
-    # Undo what the export's _cell did.
-    if path.suffix.lower() == ".csv" and value[0] == "'" and _FORMULA.match(value, 1):
-        return value[1:]
-    return value
+    return _content(value) if path.suffix.lower() == ".csv" else value
 
 
 def _grade(value: object, max_grade: int, path: Path, line: int) -> int | None:

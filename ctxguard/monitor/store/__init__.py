@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     FEEDBACK_KINDS,
-    PICK_REASONS,
-    RANDOM,
-    WEIGHTED,
     Claimed,
     Cleaned,
     Entry,
@@ -47,9 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEEDBACK_KINDS",
-    "PICK_REASONS",
-    "RANDOM",
-    "WEIGHTED",
     "Claimed",
     "Cleaned",
     "Entry",

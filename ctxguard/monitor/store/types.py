@@ -36,16 +36,6 @@ class State(StrEnum):
     """Added by hand: stored, never claimed for judging, in no estimate."""
 
 
-RANDOM = "random"
-"""The reason of a label request for a sample picked by its label order."""
-
-WEIGHTED = "weighted"
-"""The reason for one picked by its label order divided by a weight (``ppi.label_weights``)."""
-
-PICK_REASONS = (RANDOM, WEIGHTED)
-"""Any other reason targets a sample, such as the alarm that it is evidence of."""
-
-
 class LabelDepth(StrEnum):
     """How much of a sample people grade."""
 
@@ -68,7 +58,7 @@ class Entry:
         time_seconds: When it was answered, in seconds since the epoch.
         probability: π, in (0, 1]; 0 for a request added by hand.
         session_id: Its session; None without one.
-        label_order: A hash in [0, 1); random picks for labelling take the lowest.
+        label_order: A hash in [0, 1); picks for labelling take the lowest.
         payload: The record of the request.
     """
 

@@ -1,0 +1,114 @@
+"""What labels will give, before people grade them, and what those that came back are good for."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ctxguard.monitor.estimation.graded import depth_graded
+from ctxguard.monitor.estimation.live import NEEDS_POOL, Window, live_estimates
+from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.labels.samples import GradedSample
+from ctxguard.monitor.store import LabelDepth, SampleStore
+
+PLANNED = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM, Metric.RECALL)
+"""The metrics that labels are graded for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelPlan:
+    """What labels of some samples will give and cost.
+
+    Attributes:
+        widths_now: The width of each metric's interval over all that is retained; None where
+            there is no estimate yet.
+        widths: About the width with the labels; None where it cannot be told.
+        expected_passages: How many passages people grade if they agree with the judge.
+        recall_passages: How many more they would grade for recall; None where that is included.
+    """
+
+    widths_now: Mapping[Metric, float | None]
+    widths: Mapping[Metric, float | None]
+    expected_passages: int
+    recall_passages: int | None
+
+
+def label_plan(
+    store: SampleStore,
+    series: str,
+    samples: Sequence[GradedSample],
+    depth: LabelDepth,
+    now_seconds: float,
+) -> LabelPlan:
+    """What grading these samples will give and cost.
+
+    Widths shrink with the square root of the number of labels. Where there are labels already, the
+    present interval tells how far people and judge agree. Where there are none, the spread of the
+    judge's own verdicts stands for that of people's.
+
+    Args:
+        store: Where judgments and graded samples are.
+        series: The series of judgments.
+        samples: Those to be graded.
+        depth: How far.
+        now_seconds: The present, in seconds since the epoch.
+    """
+    live = live_estimates(
+        store,
+        series,
+        exact=False,
+        now_seconds=now_seconds,
+        window_seconds=1.0,
+        precision=DEFAULT_PRECISION,
+    )
+    corrected = live.estimates[Window.ALL_RETAINED]
+    judge = live.judge_estimates[Window.ALL_RETAINED]
+    metrics = [one for one in PLANNED if depth is LabelDepth.POOL or one not in NEEDS_POOL]
+    expected, with_recall = (
+        sum(sample.expected_passages(each) for sample in samples)
+        for each in (depth, LabelDepth.POOL)
+    )
+    return LabelPlan(
+        {one: scaled_width(corrected[one], 1.0, 1.0) for one in metrics},
+        {
+            one: _expected_width(
+                len(samples), corrected[one], judge[one], judge[Metric.PRECISION].n
+            )
+            for one in metrics
+        },
+        expected,
+        None if depth is LabelDepth.POOL else with_recall - expected,
+    )
+
+
+def _expected_width(n: int, corrected: Estimate, judge: Estimate, n_judged: int) -> float | None:
+    if not judge.n:
+        return None
+    # Not every request has a reciprocal rank, or a recall.
+    n_more = n * judge.n / n_judged
+    if corrected.lower is not None and not corrected.is_borrowed:
+        n_now = corrected.n_effective or corrected.n
+        return scaled_width(corrected, n_now, n_now + n_more)
+    return scaled_width(judge, judge.n_effective or judge.n, n_more)
+
+
+def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
+    """About how wide the interval of an estimate from ``n`` clusters would be from ``n_new``.
+
+    >>> scaled_width(Estimate(0.5, 0.4, 0.6, 100, "normal"), 100, 400)
+    0.1
+    """
+    if found.lower is None or found.upper is None or not n_new > 0.0:
+        return None
+    return round((found.upper - found.lower) * math.sqrt(n / n_new), 6)
+
+
+def usable_for(sample: GradedSample) -> frozenset[Metric]:
+    """The metrics for which a sample counts by what people have graded of it so far."""
+    depth = depth_graded(sample.record, sample.people)
+    if depth is None:
+        return frozenset()
+    served = {Metric.PRECISION, Metric.UDCG, Metric.GAIN, Metric.HARM}
+    pool = {Metric.RECALL} if depth is LabelDepth.POOL else set()
+    rank = {Metric.MRR} if sample.is_graded(depth) else set()
+    return frozenset(served | pool | rank)

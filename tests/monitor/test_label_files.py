@@ -1,0 +1,82 @@
+"""Files of passages to label: safe in a spreadsheet, and read back as they were."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxguard.monitor.judges.prompt import INSTRUCTIONS
+from ctxguard.monitor.labels.files import RowToLabel, read_label_file, write_label_file
+from ctxguard.monitor.labels.guide import grading_guide, meanings
+
+SIGNS = "=+-@＝＋－＠"
+HOSTILE = st.text(st.sampled_from(f"{SIGNS};\t\r\n ,'\"|a1é中"), min_size=1, max_size=12)
+IDS = st.one_of(HOSTILE, st.text(st.characters(codec="utf-8"), min_size=1, max_size=12))
+
+
+def row(request_id: str = "r", passage_id: str = "p", text: str = "") -> RowToLabel:
+    return RowToLabel("always", text, text, text, None, None, request_id, passage_id)
+
+
+def begins_a_formula(cell: str) -> bool:
+    return cell.lstrip().startswith(tuple(SIGNS))
+
+
+@given(st.lists(st.tuples(IDS, IDS, HOSTILE, st.integers(0, 3)), min_size=1, max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_what_is_written_is_read_back_and_no_cell_begins_a_formula(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str, int]]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "round.csv"
+    write_label_file(file, [row(request, passage, text) for request, passage, text, _ in rows])
+    content = file.read_text(encoding="utf-8-sig")
+    for separator in ",;\t":
+        # As a spreadsheet that takes this for the separator reads it.
+        for line in csv.reader(io.StringIO(content, newline=""), delimiter=separator):
+            assert not any(begins_a_formula(cell) for cell in line)
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        reader = csv.DictReader(opened)
+        graded = [{**one, "grade": rows[n][3]} for n, one in enumerate(reader)]
+        columns = list(reader.fieldnames or ())
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, columns)
+        writer.writeheader()
+        writer.writerows(graded)
+    labels = read_label_file(file, "ann", 1.0, 3).rows
+    assert [(one.request_id, one.passage_id, one.grade) for one in labels] == [
+        (request, passage, grade) for request, passage, _, grade in rows
+    ]
+
+
+@pytest.mark.parametrize("name", ["4983", "007", "1e5", "12-3", "2026-11-22", "3f2a90"])
+def test_ids_that_a_spreadsheet_takes_for_numbers_or_dates_are_texts(
+    tmp_path: Path, name: str
+) -> None:
+    write_label_file(tmp_path / "a.csv", [row(name, name)])
+    with (tmp_path / "a.csv").open(encoding="utf-8-sig", newline="") as opened:
+        (found,) = csv.DictReader(opened)
+    assert found["request_id"] == found["passage_id"] == f"'{name}"
+
+
+def test_a_text_longer_than_a_cell_of_a_spreadsheet_is_cut(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.jsonl"):
+        write_label_file(tmp_path / name, [row(text="x" * 40_000)])
+    assert len(max((tmp_path / "a.csv").read_text().split(","), key=len)) < 32_767
+    assert "x" * 40_000 in (tmp_path / "a.jsonl").read_text()
+
+
+def test_the_grades_mean_what_they_mean_to_the_judge() -> None:
+    for grade, meaning in meanings(3).items():
+        assert f"{grade}: it " in INSTRUCTIONS
+        assert meaning in INSTRUCTIONS
+
+
+@pytest.mark.parametrize("max_grade", [1, 2, 3, 5])
+def test_the_guide_explains_every_grade_of_the_scale_on_a_page(max_grade: int) -> None:
+    guide = grading_guide("todo.csv", max_grade)
+    for grade in range(max_grade + 1):
+        assert f"\n| {grade} | it " in guide
+    assert len(guide.splitlines()) <= 50
