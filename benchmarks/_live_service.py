@@ -82,7 +82,7 @@ class Setting:
         audit_probability: That a judged request is audited; 0 for no audits.
     """
 
-    rate: float = 0.2
+    rate: float = 0.05
     max_per_second: float | None = None
     budget: BudgetLimits = NO_LIMITS
     window_seconds: float = 2 * DAY_SECONDS

@@ -55,7 +55,7 @@ class Shape:
         missed: Share of the relevant passages that lie beyond the pool.
     """
 
-    n: int = 4_000
+    n: int = 16_000
     seconds: float = 10 * DAY_SECONDS
     precision: tuple[float, float] = (0.6, 0.6)
     popular: int = 0
@@ -150,8 +150,10 @@ def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:
         asked[asks_popular] = shape.n + rng.integers(shape.popular, size=int(asks_popular.sum()))
     relevant = rng.random((len(quality), DEPTH)) < quality[:, None] * _by_rank()
     misleading = ~relevant & (rng.random(relevant.shape) < _MISLEADING_SHARE)
-    per_pool = relevant.sum(axis=1, keepdims=True) * shape.missed / (1.0 - shape.missed)
-    beyond = rng.random((len(quality), BEYOND)) < per_pool / BEYOND
+    beyond = np.zeros((len(quality), BEYOND), np.bool_)
+    if shape.missed:
+        per_pool = relevant.sum(axis=1, keepdims=True) * shape.missed / (1.0 - shape.missed)
+        beyond = rng.random(beyond.shape) < per_pool / BEYOND
     return Traffic(relevant, misleading, beyond, asked, seconds, session)
 
 
@@ -267,8 +269,8 @@ class SimulatedJudge:
         self, traffic: Traffic, sensitivity: float, specificity: float, rng: np.random.Generator
     ) -> None:
         truth = np.concatenate([traffic.relevant, traffic.beyond], axis=1)
-        says = np.where(truth, sensitivity, 1.0 - specificity)
-        self._verdicts = rng.random(truth.shape) < says
+        says = np.where(truth, sensitivity, 1.0 - specificity).astype(np.float32)
+        self._verdicts = rng.random(truth.shape, np.float32) < says
         self._misleading = traffic.misleading
         self.version = f"{sensitivity:g}/{specificity:g}"
         self.exact = sensitivity == specificity == 1.0

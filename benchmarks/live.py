@@ -104,7 +104,7 @@ FALLING = Shape(precision=(0.8, 0.4))
 UNEQUAL = Shape(n=20_000, seconds=2_000.0, precision=(0.75, 0.75), busy=6.0, busy_precision=0.4)
 CAPPED = Setting(rate=0.5, max_per_second=1.2, window_seconds=400.0)
 TWO_DAYS = ((1, 100), (10, 100))
-MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=8_000)
+MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=32_000)
 WEEKLY = Setting(window_seconds=6 * DAY_SECONDS)
 
 SCENARIOS = (
@@ -366,7 +366,7 @@ def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in ("window", "metric"):
         table.add_column(name, no_wrap=True)
-    for name in ("truth", "shown", "covers", "bias", "width", "effective", ""):
+    for name in ("truth", "shown", "covers, %", "bias", "width", "n", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in cells:
         one = cell.to_dict()
@@ -376,7 +376,7 @@ def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
             "P@5" if cell.metric is Metric.PRECISION else cell.metric.value,
             f"{one['truth']:.3f}",
             f"{one['shown']:.0%}",
-            "" if covers is None else f"{covers:.1%} ± {cell.error:.1%}",
+            "" if covers is None else f"{100 * covers:.1f} ± {100 * cell.error:.1f}",
             "" if one["bias"] is None else f"{one['bias']:+.3f}",
             "" if one["width"] is None else f"{one['width']:.3f}",
             "" if one["effective_labels"] is None else f"{one['effective_labels']:.0f}",
