@@ -4,7 +4,9 @@ The sampler, the writer, the store, the monitors and the exporter are the real o
 the simulation sets; only the traffic, the judge and the people are made up.
 """
 
+import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -90,13 +92,36 @@ class Setting:
     audit_probability: float = 0.0
 
 
+@dataclass(frozen=True)
+class Pick:
+    """Some requests that people label after a step.
+
+    Attributes:
+        step: From 1.
+        n: Requests.
+        weighted: Whether they are picked by weight.
+        depth: How much of each is graded.
+        graded: Share of them that people get to; of the last one half of what is asked.
+        targeted: Whether they are not picked at random: an alarm asks for those in which the
+            judge saw least.
+    """
+
+    step: int
+    n: int
+    weighted: bool = False
+    depth: LabelDepth = LabelDepth.POOL
+    graded: float = 1.0
+    targeted: bool = False
+
+
 class Figure(NamedTuple):
     """An estimate as scraped; value and ends are None where none is shown."""
 
     value: float | None
     lower: float | None
     upper: float | None
-    n: float
+    effective: float
+    is_borrowed: bool
 
     def holds(self, truth: float) -> bool:
         """Whether the truth lies between the ends."""
@@ -255,6 +280,16 @@ class Service:
         }
 
 
+def summed(service: Service) -> Counter[tuple[str, ...]]:
+    """Every counter of the monitors, added up as PromQL would."""
+    total = Counter[tuple[str, ...]]()
+    for monitor in range(len(service.monitors)):
+        for key, value in service.scrape(monitor).items():
+            if key[0].endswith("_total"):
+                total[key] += value  # type: ignore[assignment]
+    return total
+
+
 def figures(
     scraped: Mapping[tuple[str, ...], float], name: str = "ctxguard_estimate"
 ) -> dict[tuple[Window, Metric], Figure]:
@@ -262,32 +297,48 @@ def figures(
     return {
         (window, metric): Figure(
             *(scraped.get((name + suffix, metric, window)) for suffix in ("", "_lower", "_upper")),
-            scraped.get((f"{name}_requests", metric, window), 0.0),
+            effective=scraped.get((f"{name}_requests_effective", metric, window), 0.0),
+            is_borrowed=(f"{name}_borrowed", metric, window) in scraped,
         )
         for window in Window
         for metric in Metric
     }
 
 
-def label_some(
-    service: Service, n: int, *, weighted: bool = False, depth: LabelDepth = LabelDepth.POOL
-) -> int:
-    """Pick samples as ``ctxguard label export`` does, and have a person grade all that it asks.
+def label_some(service: Service, pick: Pick) -> int:
+    """Pick samples as ``ctxguard label export`` does, and have a person grade what it asks for.
 
     Returns:
         How many passages were graded.
     """
     store, series = service.store, service.monitors[0].series
-    picked = store.pick_for_labels(series, n, depth=depth, weigh=_weigh if weighted else None)
-    payloads, judged = store.payloads(picked), store.verdicts(series, picked)
+    if pick.targeted:
+        picked = _least_relevant(store, series, pick.n)
+        store.queue_labels(picked, reason="alarm")
+    else:
+        weigh = _weigh if pick.weighted else None
+        picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
+    chosen = picked[: math.ceil(pick.graded * len(picked))]
+    payloads, judged = store.payloads(chosen), store.verdicts(series, chosen)
     rows = list[LabelRow]()
-    for sample_id, payload in payloads.items():
+    for sample_id in chosen:
         verdicts = verdicts_from_json(judged.get(sample_id, ""))
         relevant = {name for name, verdict in verdicts.items() if verdict.grade > 0}
-        rows += _graded(service, SampleRecord.from_bytes(payload), depth, relevant)
+        record = SampleRecord.from_bytes(payloads[sample_id])
+        labels = list(_graded(service, record, pick.depth, relevant))
+        is_left_open = pick.graded < 1.0 and sample_id == chosen[-1]
+        rows += labels[: len(labels) // 2] if is_left_open else labels
     store.add_labels(rows)
-    service.labelled += n
+    service.labelled += pick.n
     return len(rows)
+
+
+def _least_relevant(store: SampleStore, series: str, n: int) -> list[int]:
+    """The judged samples in which the judge found least."""
+    judged = store.judged(series)
+    order = np.argsort(table_of(judged.summaries)["kept_relevant"], kind="stable")
+    found: list[int] = judged.sample_ids[order[:n]].tolist()
+    return found
 
 
 def _weigh(summaries: bytes) -> FloatArray:

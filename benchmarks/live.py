@@ -17,22 +17,23 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, groupby, pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._live_service import START, Figure, Service, Setting, figures, label_some
-from benchmarks._live_traffic import DAY_SECONDS, Shape, SimulatedJudge, draw_traffic
+from benchmarks._live_scenarios import POSTGRESQL, SCENARIOS, Scenario
+from benchmarks._live_service import START, Figure, Service, figures, label_some
+from benchmarks._live_traffic import SimulatedJudge, draw_traffic
+from benchmarks.store import postgresql
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.judging.budget import BudgetLimits
-from ctxguard.monitor.store import LabelDepth, Limits
+from ctxguard.monitor.store import Limits
 
 SUMMARY = "Simulate services whose truth is known, and check the intervals that they publish."
 COVERAGE_BAR = (0.92, 0.98)
@@ -40,133 +41,15 @@ COVERAGE_BAR = (0.92, 0.98)
 LEAST_COVERAGE_BAR = 0.90
 """Of the others."""
 MAIN_METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)
-_STEPS = 10
+_NAMES = {
+    Metric.PRECISION: "P@5",
+    Metric.DISTRACTOR_RATE: "distractors",
+    Metric.RECALL_PER_REQUEST: "own recall",
+}
 _LEAST_SHOWN = 20
 """With fewer intervals nothing is said of their coverage."""
 MOST_SECONDS = Limits().max_age_seconds or math.inf
 """How long a store retains samples."""
-
-
-@dataclass(frozen=True)
-class Pick:
-    """Some requests that people label after a step.
-
-    Attributes:
-        step: From 1.
-        n: Requests.
-        weighted: Whether they are picked by weight.
-        depth: How much of each is graded.
-    """
-
-    step: int
-    n: int
-    weighted: bool = False
-    depth: LabelDepth = LabelDepth.POOL
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Some traffic, how it is monitored, and when people label and look.
-
-    Attributes:
-        name: In the tables.
-        judge: Its sensitivity and specificity.
-        shape: Of the traffic.
-        setting: How it is monitored.
-        picks: What people label, by step.
-        looks: After which steps the figures are scraped; the last one always.
-        look_after_each_pick: Whether they are scraped after each pick as well.
-        down: Steps in which the judge is down.
-        locked: Steps at whose end another process holds the store's lock.
-        steps: In how many parts the traffic is served, judged and cleaned.
-    """
-
-    name: str
-    judge: tuple[float, float] = (0.85, 0.90)
-    shape: Shape = field(default_factory=Shape)
-    setting: Setting = field(default_factory=Setting)
-    picks: tuple[Pick, ...] = ()
-    looks: tuple[int, ...] = ()
-    look_after_each_pick: bool = False
-    down: tuple[int, ...] = ()
-    locked: tuple[int, ...] = ()
-    steps: int = _STEPS
-
-    @property
-    def can_label_anew(self) -> bool:
-        """Whether labels change nothing but the estimates, and nothing else is looked at."""
-        return bool(self.picks) and not self.down and not self.locked and self.setting.monitors == 1
-
-
-EXACT = (1.0, 1.0)
-GOOD = (0.95, 0.98)
-FALLING = Shape(precision=(0.8, 0.4))
-UNEQUAL = Shape(n=20_000, seconds=2_000.0, precision=(0.75, 0.75), busy=6.0, busy_precision=0.4)
-CAPPED = Setting(rate=0.5, max_per_second=1.2, window_seconds=400.0)
-TWO_DAYS = ((1, 100), (10, 100))
-MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=32_000)
-WEEKLY = Setting(window_seconds=6 * DAY_SECONDS)
-
-SCENARIOS = (
-    Scenario("steady, exact judge", EXACT, looks=(3,)),
-    Scenario("steady, good judge", GOOD, picks=(Pick(10, 150),)),
-    Scenario("steady", picks=(Pick(10, 150),)),
-    Scenario("steady, served only", picks=(Pick(10, 150, depth=LabelDepth.SERVED),)),
-    Scenario("drift", shape=FALLING, picks=(Pick(4, 100), Pick(7, 100), Pick(10, 100)), looks=(9,)),
-    Scenario("drift, exact judge", EXACT, shape=FALLING),
-    Scenario("popular repeats", shape=Shape(popular=12), picks=(Pick(10, 150),)),
-    Scenario("sessions", shape=Shape(session_length=5), picks=(Pick(10, 150),)),
-    Scenario(
-        "rate limit, few labels",
-        shape=UNEQUAL,
-        setting=CAPPED,
-        picks=tuple(Pick(10, n) for n in (50, 50, 100, 200)),
-        look_after_each_pick=True,
-    ),
-    Scenario(
-        "rate limit and budget",
-        GOOD,
-        shape=UNEQUAL,
-        setting=replace(CAPPED, budget=BudgetLimits(calls_per_hour=6_000)),
-        picks=(Pick(10, 150),),
-    ),
-    Scenario("two days", shape=FALLING, picks=tuple(Pick(*day) for day in TWO_DAYS)),
-    Scenario(
-        "two days, weighted",
-        shape=FALLING,
-        picks=tuple(Pick(*day, weighted=True) for day in TWO_DAYS),
-    ),
-    Scenario(
-        "two days, both ways",
-        shape=FALLING,
-        picks=(Pick(1, 100), Pick(10, 100, weighted=True)),
-    ),
-    Scenario(
-        "retention",
-        shape=MONTHS,
-        setting=WEEKLY,
-        picks=(Pick(3, 150), Pick(20, 150)),
-        looks=(8, 15, 19),
-        steps=20,
-    ),
-    Scenario("retention, exact judge", EXACT, MONTHS, WEEKLY, steps=20),
-    Scenario(
-        "outage",
-        shape=FALLING,
-        picks=(Pick(5, 100), Pick(10, 100)),
-        looks=(7,),
-        down=(7, 8),
-        locked=(3, 9),
-    ),
-    Scenario(
-        "audits",
-        EXACT,
-        shape=Shape(missed=1.0 / 6.0),
-        setting=Setting(audit_probability=0.08),
-        looks=(3,),
-    ),
-    Scenario("two monitors", setting=Setting(monitors=2), picks=(Pick(10, 150),)),
-)
 
 
 @dataclass
@@ -174,11 +57,15 @@ class Cell:
     """One figure at one look, over all runs.
 
     Attributes:
+        database: Of the stores.
+        scenario: By name.
+        step: After which.
         labels: Requests that people had labelled by then.
         truths: Of each run.
         shown: The runs that showed a figure: the traffic's seed, the figure, the truth.
     """
 
+    database: str
     scenario: str
     step: int
     labels: int
@@ -231,6 +118,7 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         shown = [figure for _, figure, _ in self.shown]
         return {
+            "database": self.database,
             "scenario": self.scenario,
             "step": self.step,
             "labels": self.labels,
@@ -243,7 +131,8 @@ class Cell:
             "coverage_error": self.error,
             "bias": fmean(one.value - truth for _, one, truth in self.shown) if shown else None,
             "width": median(one.upper - one.lower for one in shown) if shown else None,
-            "effective_labels": fmean(one.n for one in shown) if shown else None,
+            "effective_labels": fmean(one.effective for one in shown) if shown else None,
+            "borrowed": fmean(one.is_borrowed for one in shown) if shown else None,
             "met": self.is_met,
         }
 
@@ -275,10 +164,11 @@ class Run:
         """What is seen, in the order of time.
 
         Args:
-            labellings: How often the labels are drawn from what one service judged.
+            labellings: How often the labels are drawn from what one service judged; with 1 the
+                service goes through all of it itself.
         """
         with closing(self._service()) as service:
-            if not self.scenario.can_label_anew:
+            if labellings == 1:
                 for step, (_, until) in self._parts:
                     self._answer(service, step, until)
                     yield from self._after(service, step)
@@ -311,7 +201,7 @@ class Run:
             service.maintain()
         for pick in scenario.picks:
             if pick.step == step:
-                label_some(service, pick.n, weighted=pick.weighted, depth=pick.depth)
+                label_some(service, pick)
                 if scenario.look_after_each_pick:
                     yield self._look(service, step)
         is_last = step == scenario.steps and not scenario.look_after_each_pick
@@ -334,22 +224,31 @@ class Run:
         return step, service.labelled, found
 
 
-Stores = Callable[[], AbstractContextManager[Iterator[str]]]
-"""Opens the URLs of empty stores, which are deleted in the end."""
+class Database(NamedTuple):
+    """Where stores are kept.
+
+    Attributes:
+        name: In the tables.
+        stores: Opens the URLs of empty stores, which are deleted in the end.
+    """
+
+    name: str
+    stores: Callable[[], AbstractContextManager[Iterator[str]]]
 
 
 def simulate(
-    scenario: Scenario, stores: Stores, seeds: Iterable[int], labellings: int
+    scenario: Scenario, database: Database, seeds: Iterable[int], labellings: int
 ) -> list[Cell]:
     """Run a scenario, once for each seed, with labels drawn several times from each."""
     cells: dict[tuple[int, int, Window, Metric], Cell] = {}
     for seed in seeds:
-        with stores() as urls:
+        with database.stores() as urls:
             for step, labels, found in Run(scenario, urls, seed).looks(labellings):
-                for (window, metric), (figure, truth) in found.items():
-                    key = step, labels, window, metric
-                    cell = cells.setdefault(key, Cell(scenario.name, step, labels, window, metric))
-                    cell.add(seed, figure, truth)
+                for key, (figure, truth) in found.items():
+                    place = step, labels, *key
+                    if place not in cells:
+                        cells[place] = Cell(database.name, scenario.name, *place)
+                    cells[place].add(seed, figure, truth)
     return list(cells.values())
 
 
@@ -361,28 +260,72 @@ def sqlite_stores() -> Iterator[Iterator[str]]:
         yield (f"sqlite:///{Path(folder) / f'{number}.db'}" for number in count())
 
 
+SQLITE = Database("sqlite", sqlite_stores)
+
+
+@contextmanager
+def postgresql_database() -> Iterator[Database]:
+    """A PostgreSQL server that ends with the block."""
+    import psycopg
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # A server that runs as another user must reach its folder.
+        folder.chmod(0o755)
+        with postgresql(folder) as url, psycopg.connect(url, autocommit=True) as connection:
+            # It need not outlive a crash of this machine.
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("SELECT pg_reload_conf()")
+
+            @contextmanager
+            def stores() -> Iterator[Iterator[str]]:
+                connection.execute("DROP SCHEMA IF EXISTS live CASCADE")
+                connection.execute("CREATE SCHEMA live")
+                yield iter([f"{url}&options=-csearch_path%3Dlive"])
+
+            yield Database("postgresql", stores)
+
+
 def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
-    """The cells of one look as a person reads them."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    """The cells of one look as a person reads them; a star where an estimate is borrowed."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     for name in ("window", "metric"):
         table.add_column(name, no_wrap=True)
-    for name in ("truth", "shown", "covers, %", "bias", "width", "n", ""):
+    for name in ("truth", "shown", "covers, %", "bias", "width", "labels", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for cell in cells:
         one = cell.to_dict()
-        covers = one["coverage"]
+        covers, borrowed = one["coverage"], "*" if one["borrowed"] else ""
         table.add_row(
             "all" if cell.window is Window.ALL_RETAINED else cell.window.value,
-            "P@5" if cell.metric is Metric.PRECISION else cell.metric.value,
+            _NAMES.get(cell.metric, cell.metric.value),
             f"{one['truth']:.3f}",
             f"{one['shown']:.0%}",
             "" if covers is None else f"{100 * covers:.1f} ± {100 * cell.error:.1f}",
             "" if one["bias"] is None else f"{one['bias']:+.3f}",
             "" if one["width"] is None else f"{one['width']:.3f}",
-            "" if one["effective_labels"] is None else f"{one['effective_labels']:.0f}",
+            "" if one["effective_labels"] is None else f"{one['effective_labels']:.0f}{borrowed}",
             "" if cell.is_met else "MISSED",
         )
     return table
+
+
+def run_and_show(
+    console: Console, scenario: Scenario, database: Database, seeds: Sequence[int], labellings: int
+) -> list[Cell]:
+    """Run one scenario, and print every look."""
+    start = time.perf_counter()
+    cells = simulate(scenario, database, seeds, labellings)
+    sensitivity, specificity = scenario.judge
+    console.print(
+        f"{scenario.name}, judge {sensitivity:g}/{specificity:g}, {database.name}: "
+        f"{len(seeds) * labellings} runs in {time.perf_counter() - start:.0f} s"
+    )
+    for (step, labels), of_look in groupby(cells, lambda cell: (cell.step, cell.labels)):
+        title = f"{labels} labels, after step {step} of {scenario.steps}"
+        console.print(cell_table(list(of_look), title=title))
+    console.print()
+    return cells
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -396,36 +339,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="how many of them draw other labels from the same traffic, where that is all the same",
     )
-    parser.add_argument("--quick", action="store_true", help="24 runs of each scenario")
+    parser.add_argument(
+        "--postgresql", type=int, default=24, metavar="N", help="runs on PostgreSQL; 0 for none"
+    )
+    parser.add_argument("--quick", action="store_true", help="24 runs, none on PostgreSQL")
     parser.add_argument("--only", metavar="TEXT", default="", help="scenarios whose name has TEXT")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    repeats = 24 if options.quick else options.repeats
-    if repeats < 1 or options.labellings < 1:
+    repeats, on_server = (24, 0) if options.quick else (options.repeats, options.postgresql)
+    if min(repeats, options.labellings) < 1:
         parser.error("at least 1 repeat and 1 labelling are needed")
     chosen = [scenario for scenario in SCENARIOS if options.only in scenario.name]
     if not chosen:
         parser.error(f"no scenario's name has {options.only!r}")
-    console = Console(width=80)
+    console = Console(width=80, highlight=False)
     cells = []
     start = time.perf_counter()
-    for number, scenario in enumerate(chosen, 1):
-        began = time.perf_counter()
+    for scenario in chosen:
         labellings = options.labellings if scenario.can_label_anew else 1
         seeds = range(options.seed, options.seed + math.ceil(repeats / labellings))
-        own = simulate(scenario, sqlite_stores, seeds, labellings)
-        cells += own
-        sensitivity, specificity = scenario.judge
-        seconds = time.perf_counter() - began
-        console.print(
-            f"{number} of {len(chosen)}: {scenario.name}, judge {sensitivity:g}/{specificity:g}, "
-            f"{repeats} runs in {seconds:.0f} s"
-        )
-        for (step, labels), of_look in groupby(own, lambda cell: (cell.step, cell.labels)):
-            title = f"{labels} labels, after step {step} of {scenario.steps}"
-            console.print(cell_table(list(of_look), title=title))
-        console.print()
+        cells += run_and_show(console, scenario, SQLITE, seeds, labellings)
+    if on_server:
+        with postgresql_database() as database:
+            seeds = range(options.seed, options.seed + on_server)
+            for scenario in chosen:
+                if scenario.name in POSTGRESQL:
+                    cells += run_and_show(console, scenario, database, seeds, 1)
+    seconds = time.perf_counter() - start
     missed = [cell for cell in cells if not cell.is_met]
     for cell in missed:
         console.print(
@@ -433,12 +374,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{cell.metric.value}: {cell.coverage:.1%} of {len(cell.shown)}"
         )
     console.print(f"{len(cells) - len(missed)} of {len(cells)} figures keep their bar")
-    seconds = time.perf_counter() - start
+    console.print(f"{seconds:.0f} s")
     if options.json is not None:
         results = {
             "repeats": repeats,
+            "postgresql": on_server,
             "seed": options.seed,
             "seconds": round(seconds, 1),
+            "figures": len(cells),
+            "kept": len(cells) - len(missed),
             "cells": [cell.to_dict() for cell in cells],
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
