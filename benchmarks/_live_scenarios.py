@@ -55,12 +55,10 @@ MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=32_000)
 WEEKLY = Setting(window_seconds=6 * DAY_SECONDS)
 
 SCENARIOS = (
-    Scenario("steady, exact judge", EXACT, looks=(3,)),
     Scenario("steady, good judge", GOOD, picks=(Pick(10, 150),)),
     Scenario("steady", picks=(Pick(10, 150),)),
     Scenario("steady, served only", picks=(Pick(10, 150, depth=LabelDepth.SERVED),)),
     Scenario("drift", shape=FALLING, picks=(Pick(4, 100), Pick(7, 100), Pick(10, 100)), looks=(9,)),
-    Scenario("drift, exact judge", EXACT, shape=FALLING),
     Scenario("popular repeats", shape=Shape(popular=12), picks=(Pick(10, 150),)),
     Scenario("sessions", shape=Shape(session_length=5), picks=(Pick(10, 150),)),
     Scenario(
@@ -96,7 +94,6 @@ SCENARIOS = (
         looks=(8, 15, 19),
         steps=20,
     ),
-    Scenario("retention, exact judge", EXACT, MONTHS, WEEKLY, steps=20),
     Scenario(
         "outage",
         shape=FALLING,
@@ -107,6 +104,9 @@ SCENARIOS = (
     ),
     Scenario("a third not graded", picks=(Pick(10, 200, weighted=True, graded=0.67),)),
     Scenario("alarm", picks=(Pick(8, 60, targeted=True), Pick(10, 150))),
+    Scenario("two monitors", setting=Setting(monitors=2), picks=(Pick(10, 150),)),
+    Scenario("exact judge", EXACT, FALLING, looks=(3,)),
+    Scenario("exact judge, retention", EXACT, MONTHS, WEEKLY, steps=20),
     Scenario(
         "audits",
         EXACT,
@@ -114,7 +114,6 @@ SCENARIOS = (
         setting=Setting(audit_probability=0.08),
         looks=(3,),
     ),
-    Scenario("two monitors", setting=Setting(monitors=2), picks=(Pick(10, 150),)),
 )
 
 
