@@ -7,7 +7,7 @@ truth of a metric is over all requests of a window, sampled or not, by the defin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from string import ascii_lowercase
 
 import numpy as np
@@ -74,7 +74,7 @@ class Traffic:
     Attributes:
         relevant: Shape (q, DEPTH), by question.
         misleading: Shape (q, DEPTH), never where relevant.
-        beyond: Shape (q, BEYOND), the relevant ones beyond the pool.
+        beyond: Shape (q, BEYOND), the relevant ones beyond the pool; (q, 0) where there are none.
         asked: Shape (n,), the question of each request.
         seconds: Shape (n,), when each was answered, ascending from 0.
         session: Shape (n,), 0 for none.
@@ -95,13 +95,14 @@ class Traffic:
         )
         times_asked = np.bincount(self.asked[first:last], minlength=len(self.relevant))
         found = {}
-        for metric, columns in self._terms().items():
+        for metric, columns in self._terms.items():
             a, b = times_asked @ columns
             # Nobody looks beyond the pool where nothing lies there.
             if b > 0.0 and (a > 0.0 or metric is not Metric.RETRIEVER_MISS):
                 found[metric] = float(a / b)
         return found
 
+    @cached_property
     def _terms(self) -> dict[Metric, FloatArray]:
         """Numerator and denominator that each question adds to each metric, shape (q, 2)."""
         served, pool = self.relevant[:, :DEFAULT_K], self.relevant.sum(axis=1)
@@ -112,7 +113,8 @@ class Traffic:
             worth.relevant,
             np.where(self.misleading[:, :DEFAULT_K], worth.distractor, worth.irrelevant),
         )
-        at_first = np.array([_in_baseline(question) for question in range(len(pool))])
+        orders = np.array([_first_by_retriever(order) for order in range(_ORDERS)])
+        at_first = orders[np.arange(len(pool)) % _ORDERS]
         first = (self.relevant & at_first).sum(axis=1)
         first_kept = (served & at_first[:, :DEFAULT_K]).sum(axis=1)
         missed = self.beyond.sum(axis=1)
@@ -150,10 +152,10 @@ def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:
         asked[asks_popular] = shape.n + rng.integers(shape.popular, size=int(asks_popular.sum()))
     relevant = rng.random((len(quality), DEPTH)) < quality[:, None] * _by_rank()
     misleading = ~relevant & (rng.random(relevant.shape) < _MISLEADING_SHARE)
-    beyond = np.zeros((len(quality), BEYOND), np.bool_)
+    beyond = np.zeros((len(quality), 0), np.bool_)
     if shape.missed:
         per_pool = relevant.sum(axis=1, keepdims=True) * shape.missed / (1.0 - shape.missed)
-        beyond = rng.random(beyond.shape) < per_pool / BEYOND
+        beyond = rng.random((len(quality), BEYOND)) < per_pool / BEYOND
     return Traffic(relevant, misleading, beyond, asked, seconds, session)
 
 
@@ -224,10 +226,6 @@ def _first_by_retriever(order: int) -> tuple[bool, ...]:
     return tuple([passage_id(rank) in first for rank in range(DEPTH)])
 
 
-def _in_baseline(question: int) -> tuple[bool, ...]:
-    return _first_by_retriever(question % _ORDERS)
-
-
 def context_of(traffic: Traffic, request: int, request_id: str) -> Context:
     """The guard's answer to one request."""
     question, session = int(traffic.asked[request]), int(traffic.session[request])
@@ -269,8 +267,8 @@ class SimulatedJudge:
         self, traffic: Traffic, sensitivity: float, specificity: float, rng: np.random.Generator
     ) -> None:
         truth = np.concatenate([traffic.relevant, traffic.beyond], axis=1)
-        says = np.where(truth, sensitivity, 1.0 - specificity).astype(np.float32)
-        self._verdicts = rng.random(truth.shape, np.float32) < says
+        says = np.where(truth, sensitivity, 1.0 - specificity)
+        self._verdicts = rng.random(truth.shape) < says
         self._misleading = traffic.misleading
         self.version = f"{sensitivity:g}/{specificity:g}"
         self.exact = sensitivity == specificity == 1.0

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, groupby, pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,6 +130,7 @@ class Cell:
             "coverage": self.coverage,
             "coverage_error": self.error,
             "bias": fmean(one.value - truth for _, one, truth in self.shown) if shown else None,
+            "spread": pstdev(one.value - truth for _, one, truth in self.shown) if shown else None,
             "width": median(one.upper - one.lower for one in shown) if shown else None,
             "effective_labels": fmean(one.effective for one in shown) if shown else None,
             "borrowed": fmean(one.is_borrowed for one in shown) if shown else None,
