@@ -372,7 +372,10 @@ class TestBadInput:
             ("nonsense", "URL cannot be read"),
             ("mysql://host/samples", "mysql"),
             ("sqlite://", "in memory"),
-            ("sqlite:////no/such/folder/samples.db", "there is no sample store /no/such/folder/samples.db"),
+            (
+                "sqlite:////no/such/folder/samples.db",
+                "there is no sample store /no/such/folder/samples.db",
+            ),
         ],
     )
     def test_a_store_that_cannot_be_is_named(

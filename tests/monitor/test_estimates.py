@@ -37,7 +37,29 @@ def request(
 
 
 def value(metric: Metric, requests: Sequence[JudgedRequest]) -> float | None:
-    return estimate(metric, ratio_sums(metric, requests), Precision(min_n=2)).value
+    """The estimate from sixteen of each: unequal ones alone are too few for one."""
+    many = [one for one in requests for _ in range(16)]
+    return estimate(metric, ratio_sums(metric, many), Precision(min_n=2)).value
+
+
+def test_a_few_heavy_requests_count_as_few() -> None:
+    """Fifty requests of which five stand for nearly all of the traffic are about five."""
+    light = [request([n % 2], weight=1.0) for n in range(45)]
+    heavy = [request([n % 2], weight=100.0) for n in range(5)]
+    found = estimate(Metric.PRECISION, ratio_sums(Metric.PRECISION, light + heavy))
+    assert found.value is None
+    assert found.n == 50
+    assert found.n_effective == pytest.approx(545**2 / 50_045)
+    assert found.n_needed == math.ceil(30 * 50 / found.n_effective)
+
+
+def test_audits_that_judge_a_part_leave_open_what_they_did_not_see() -> None:
+    """Thirty audits that found nothing in a twentieth of what lies beyond the pool."""
+    audited = replace(request([1]), missed_relevant=0.0, audit_probability=0.5, audited_share=0.05)
+    sums = ratio_sums(Metric.RETRIEVER_MISS, [audited] * 30)
+    found = estimate(Metric.RETRIEVER_MISS, sums)
+    assert found.value == 0.0
+    assert found.upper == pytest.approx(1.0 - 0.025 ** (1 / 1.5))
 
 
 def test_recall_is_taken_over_all_relevant_passages_together() -> None:

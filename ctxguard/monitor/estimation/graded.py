@@ -19,6 +19,7 @@ from ctxguard.monitor.labels.human import (
     human_verdicts,
     needed_positions,
     positions_to_label,
+    search,
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import GradedRow, LabelDepth, SampleStore
@@ -133,7 +134,8 @@ def graded_request(
     if depth is LabelDepth.SERVED:
         request = replace(request, dropped_relevant=None, pool_relevant=None, recall_loss=None)
     if has_hit(record, verdicts):
-        return request
+        likely, _ = search(record, depth, judged)
+        return replace(request, full_pool_probability_if_no_hit=1.0 if likely else WHOLE_POOL_RATE)
     found = first_found(record, verdicts, depth, judged)
     chance = WHOLE_POOL_RATE if found is None else found
     is_open = bool(positions_to_label(record, verdicts, depth, judged))

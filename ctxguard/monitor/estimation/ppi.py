@@ -43,6 +43,10 @@ _HIGHEST_LEVERAGE = 0.5
 """A control that would give one cluster more than this is left out: it would only fit that one."""
 
 
+_LEAST_DF = 4.0
+"""Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class LabelledClusters:
     """Requests as people graded them and as the judge did, by cluster; see ``of``.
@@ -191,7 +195,8 @@ def estimate_from_clusters(
     Returns:
         As ``ppi_estimate``.
     """
-    n = int(np.count_nonzero(human[:, 1])) if human.size else 0
+    counted = human[:, 1] != 0.0
+    n = int(np.count_nonzero(counted))
     influence = weights * human[:, 1]
     effective = float(influence.sum() ** 2 / np.sum(influence**2)) if n else 0.0
     if effective < precision.min_n:
@@ -227,10 +232,13 @@ def estimate_from_clusters(
     if variance <= 1e-12 * np.sum(shares**2 * (human @ np.abs(linear)) ** 2):
         return Estimate(None, None, None, n, "none", n_effective=effective)
     df = min(effective - 1.0, degrees_of_freedom(shares * residuals)) - len(chosen)
-    t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, 1.0))
+    t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, _LEAST_DF))
     half_width = t * math.sqrt(variance) / float(corrected[1])
-    seen = n if inclusion is None else float(inclusion[human[:, 1] != 0.0].sum())
-    unseen = unseen_share(seen * effective / n, precision.confidence)
+    unseen = 0.0
+    if inclusion is not None and inclusion[counted].min() < 1.0:
+        # Of what is observed by chance, a few labels may have seen nothing.
+        n_observable = float(inclusion[counted].sum()) * effective / n
+        unseen = unseen_share(n_observable, precision.confidence)
     lower, upper = interval_of(metric, value, half_width, unseen)
     value = min(max(value, 0.0), 1.0) if metric in IN_UNIT_INTERVAL else value
     return precision.checked(
