@@ -115,6 +115,11 @@ class Settings:
             raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
         if self.serving_k < 1:
             raise ConfigurationError(f"serving_k {self.serving_k!r} must be at least 1")
+        if self.serving_k > self.depth:
+            raise ConfigurationError(
+                f"serving_k {self.serving_k!r} is more than the {self.depth!r} candidates that are "
+                "retrieved: raise depth"
+            )
         if not 0.0 <= self.tolerance < 1.0:
             raise ConfigurationError(f"tolerance {self.tolerance!r} must lie in [0, 1)")
         if self.objective not in ("keep-recall", "utility"):

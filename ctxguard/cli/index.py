@@ -221,10 +221,10 @@ class _Window:
     def notes(self) -> list[str]:
         if self.longer == 0:
             return []
-        which = f"{self.longer:,} passages are longer than {self.tokens:,} tokens"
+        which = f"passages longer than {self.tokens:,} tokens: {self.longer:,}"
         if self.chunks is None:
-            return [f"{which}: their ends are not searched by vectors; --chunk splits them"]
-        return [f"{which} and were split into {self.chunks:,} chunks"]
+            return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
+        return [f"{which}, split into {self.chunks:,} chunks"]
 
 
 def _fitted(

@@ -113,6 +113,7 @@ class TestBadLabels:
             {"held_out": -0.1},
             {"depth": 0},
             {"serving_k": 0},
+            {"serving_k": 6, "depth": 5},
             {"tolerance": -0.1},
             {"tolerance": 1.0},
             {"objective": "recall"},

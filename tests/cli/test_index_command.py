@@ -181,7 +181,7 @@ class TestLongPassages:
     def test_they_are_counted(self, run: Run, corpus: Path, tmp_path: Path) -> None:
         result = run("index", corpus, "--out", tmp_path / "i")
         notes = " ".join(result.stdout.split())
-        assert "1 passages are longer than 256 tokens: their ends are not searched" in notes
+        assert "passages longer than 256 tokens: 1; their ends are not searched" in notes
         assert "--chunk" in notes
 
     def test_they_can_be_split(self, run: Run, corpus: Path, tmp_path: Path) -> None:
