@@ -580,6 +580,17 @@ class TestRowsOfMetadata:
         assert again is not first
         assert again.rows.tolist() == first.rows.tolist()
 
+    def test_filters_that_allow_nothing_are_kept_up_to_a_limit_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(filters_module, "MAX_CACHED_FILTERS", 3)
+        held = self.rows()
+        first = held.allowed(Where(t="nobody"))
+        assert held.allowed(Where(t="nobody")) is first
+        for n in range(3):
+            held.allowed(Where(t=f"nobody {n}"))
+        assert held.allowed(Where(t="nobody")) is not first
+
     def test_fields_are_kept_up_to_a_limit(self) -> None:
         held = self.rows()
         for n in range(20):

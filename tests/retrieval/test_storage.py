@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctxguard.core.types import Passage, Route
@@ -110,6 +112,53 @@ def test_a_changed_byte_is_found_by_the_digest(saved: Path, embedder: WordHashEm
     with pytest.raises(IndexFolderError, match="changed or damaged"):
         HybridRetriever.load(saved, embedder=embedder)
     HybridRetriever.load(saved, embedder=embedder, verify=False)
+
+
+def damaged(values: np.ndarray, at: int, value: int) -> np.ndarray:
+    changed = values.copy()
+    changed[at] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("lexical.rows", lambda rows: damaged(rows, 0, 2**30), "of no passage"),
+        ("lexical.rows", lambda rows: damaged(rows, -1, -1), "of no passage"),
+        ("lexical.starts", lambda starts: damaged(starts, 1, 2**40), "end before they begin"),
+        ("lexical.starts", lambda starts: damaged(starts, 0, -9), "end before they begin"),
+        ("lexical.starts", lambda starts: damaged(starts, -1, 2**40), "do not belong together"),
+        ("lexical.scores", lambda scores: scores.astype(np.float64), "float64"),
+        ("lexical.counts", lambda counts: counts[:-1], "do not belong together"),
+        ("lexical.lengths", lambda lengths: lengths[:-1], "of no passage|different numbers"),
+        ("passages.offsets", lambda offsets: damaged(offsets, 1, 2**40), "not as it was saved"),
+        ("vectors", lambda vectors: vectors[:-1], "different numbers"),
+    ],
+)
+def test_arrays_that_lead_outside_of_others_are_refused_though_no_digest_is_checked(
+    saved: Path,
+    embedder: WordHashEmbedder,
+    name: str,
+    change: Callable[[np.ndarray], np.ndarray],
+    message: str,
+) -> None:
+    """The compiled loops check no index: such an array would crash the process."""
+    file = data_file(saved, f"{name}.npy")
+    np.save(file, change(np.load(file)))
+    manifest = saved / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["files"][f"base/{file.name}"]["bytes"] = file.stat().st_size
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(IndexFolderError, match=message):
+        HybridRetriever.load(saved, embedder=embedder, verify=False)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_refused(
+    saved: Path, embedder: WordHashEmbedder
+) -> None:
+    (data_file(saved, "vectors.npy").parent / "vectors.codes").write_bytes(b"from elsewhere")
+    with pytest.raises(IndexFolderError, match=r"vectors\.codes is not in manifest\.json"):
+        HybridRetriever.load(saved, embedder=embedder)
 
 
 def test_codes_are_never_read_unless_their_digest_is_right(

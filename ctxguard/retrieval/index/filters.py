@@ -23,6 +23,8 @@ from ctxguard.retrieval.protocols import RowArray
 MAX_FIELDS = 16
 MAX_CACHED_ROWS = 8_000_000
 """Rows cached for filters that were used before, 64 MiB; the least recently used go first."""
+MAX_CACHED_FILTERS = 10_000
+"""Filters cached at most: one that allows few rows, or none, takes memory as well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +203,9 @@ class MetadataRows:
             if where not in self._cached:
                 self._cached[where] = allowed
                 self._cached_rows += allowed.rows.size
-            while self._cached_rows > MAX_CACHED_ROWS and len(self._cached) > 1:
+            while len(self._cached) > 1 and (
+                self._cached_rows > MAX_CACHED_ROWS or len(self._cached) > MAX_CACHED_FILTERS
+            ):
                 _, oldest = self._cached.popitem(last=False)
                 self._cached_rows -= oldest.rows.size
         return allowed

@@ -554,6 +554,10 @@ class HybridIndex:
         if _TAIL in parts:
             tail = load(files / _TAIL, parts[_TAIL], with_codes=False)
             deleted = np.load(files / _TAIL / _DELETED, allow_pickle=False)
+            if deleted.dtype != np.int64 or (np.diff(deleted) <= 0).any():
+                raise ValueError(f"{_DELETED} is not as it was saved")
+            if deleted.size and not 0 <= deleted[0] <= deleted[-1] < len(base.passages):
+                raise ValueError(f"{_DELETED} names a row that the base does not have")
             edits = Edits.of(base, tail, deleted)
         report = dict(manifest["report"])
         letters = report.pop("letters")

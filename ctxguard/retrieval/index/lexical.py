@@ -206,11 +206,9 @@ class Bm25sIndex:
         )
         counts, rows, starts, lengths = counted
         vocabulary = {word: number for number, word in enumerate(_read_vocabulary(folder))}
-        if starts.size != len(vocabulary) + 1 or not (
-            starts[-1] == rows.size == counts.size == scores.size
-        ):
-            raise ValueError("the lexical postings and the vocabulary do not belong together")
-        return cls(analyser, vocabulary, Counted(counts, rows, starts, lengths), scores)
+        found = Counted(counts, rows, starts, lengths)
+        _check_postings(found, scores, len(vocabulary))
+        return cls(analyser, vocabulary, found, scores)
 
 
 class EditedBm25sIndex:
@@ -307,6 +305,26 @@ def _counted(
     )
 
 
+def _check_postings(counted: Counted, scores: Float32Array, n_words: int) -> None:
+    """Refuse arrays with which the compiled loops would read or write outside of them.
+
+    The loops check no index, and digests are not checked on every load.
+    """
+    counts, rows, starts, lengths = counted
+    dtypes = tuple([array.dtype for array in (counts, rows, starts, lengths, scores)])
+    if dtypes != (np.uint16, np.int32, np.int64, np.int32, np.float32):
+        raise ValueError(f"the lexical postings are of {', '.join(map(str, dtypes))}")
+    shapes = {array.shape for array in (counts, rows, scores)}
+    if starts.shape != (n_words + 1,) or lengths.ndim != 1 or shapes != {(int(starts[-1]),)}:
+        raise ValueError("the lexical postings and the vocabulary do not belong together")
+    if starts[0] != 0 or (np.diff(starts) < 0).any():
+        raise ValueError("the lexical postings of some word end before they begin")
+    if rows.size and not (rows.min() >= 0 and rows.max() < lengths.size):
+        raise ValueError(f"a lexical posting is of no passage from 0 to {lengths.size - 1}")
+    if (lengths < 0).any():
+        raise ValueError("a passage has a negative length")
+
+
 def _array(folder: Path, name: str) -> Path:
     return folder / f"lexical.{name}.npy"
 
@@ -384,9 +402,11 @@ class RankBm25Index:
         """Read what ``save`` wrote; the statistics are computed again."""
         flat = np.load(folder / "lexical.words.npy", allow_pickle=False)
         ends = np.load(folder / "lexical.offsets.npy", allow_pickle=False)
-        if ends.size == 0 or ends[-1] != flat.size:
-            raise ValueError("the lexical words and their offsets do not belong together")
         names = _read_vocabulary(folder)
+        if ends.size == 0 or ends[0] != 0 or ends[-1] != flat.size or (np.diff(ends) < 0).any():
+            raise ValueError("the lexical words and their offsets do not belong together")
+        if flat.size and not (flat.min() >= 0 and flat.max() < len(names)):
+            raise ValueError("a lexical word is not in the vocabulary")
         words = [names[word] for word in flat.tolist()]
         bounds = ends.tolist()
         return cls([words[a:b] for a, b in pairwise(bounds)], analyser)

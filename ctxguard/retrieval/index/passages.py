@@ -289,6 +289,8 @@ class PassageTable(PassageLines):
         n = len(ids)
         if (offsets.shape, digests.shape) != ((n + 1,), (n,)) or offsets[-1] != len(lines):
             raise ValueError(f"{PASSAGES}, {OFFSETS}, {DIGESTS} and {IDS} do not belong together")
+        if offsets[0] != 0 or (np.diff(offsets) < 0).any() or digests.dtype != np.uint64:
+            raise ValueError(f"{OFFSETS} or {DIGESTS} is not as it was saved")
         return cls(lines, offsets[:-1], offsets[1:], np.array(ids, dtype=object), digests)
 
 

@@ -324,6 +324,16 @@ def _check_files(
             raise IndexFolderError(f"{file} has {n_bytes} bytes instead of {size}; {_REBUILD}")
         if verify and name in unknown:
             check_digest(file, digest)
+    # What is read must have been written by that save.
+    there = (folder / generation).rglob("*")
+    unlisted = {
+        file.relative_to(folder / generation).as_posix() for file in there if not file.is_dir()
+    } - files.keys()
+    if unlisted:
+        raise IndexFolderError(
+            f"{folder / generation / min(unlisted)} is not in {_MANIFEST}: it was put there since "
+            f"the index was saved; {_REBUILD}"
+        )
 
 
 def check_digest(file: Path, expected: str) -> None:
