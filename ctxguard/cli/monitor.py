@@ -369,6 +369,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         "sampled": report.accounts.sampled,
         "stored": report.accounts.stored,
         "pending": report.accounts.pending,
+        "unaccounted": report.accounts.unaccounted,
         "lost": {reason.value: count for reason, count in report.accounts.lost.items()},
         "feedback": dict(report.feedback),
         "alarms": [] if alarms is None else [alarm.to_json() for alarm in alarms.active],
@@ -403,7 +404,9 @@ def _print(report: "Report", output: Output) -> None:
         (
             "samples",
             f"{accounts.sampled:,} taken, {accounts.stored:,} stored, "
-            f"{sum(accounts.lost.values()):,} lost" + (f" ({lost})" if lost else ""),
+            f"{accounts.pending:,} pending, {sum(accounts.lost.values()):,} lost"
+            + (f" ({lost})" if lost else "")
+            + (f", {accounts.unaccounted:,} unaccounted for" if accounts.unaccounted else ""),
         ),
         ("judged by", report.judge),
         ("this run", outcomes or ("nothing judged" if report.waiting else "nothing waited")),

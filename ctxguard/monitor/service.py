@@ -7,7 +7,6 @@ monitors may share a store. Judging may be slow or fail without any effect on re
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,13 +232,15 @@ class Monitor:
     def maintain(self) -> Report:
         """Do what is due now and then, and report.
 
-        One monitor of a store leads: it cleans the store and settles the accounts of processes
-        that died.
+        Every monitor settles the accounts of processes that died on its host. One of them leads:
+        it cleans the store, and settles those of which no host has told anything for a while.
         """
+        if self._counts_folder is not None:
+            settle_dead_processes(self.store, self._counts_folder)
         self._is_leader = self.store.lead(self._claimant, lease_seconds=_LEADER_SECONDS)
         if self._is_leader:
-            if self._counts_folder is not None:
-                settle_dead_processes(self.store, self._counts_folder)
+            self.store.settle_silent_workers()
+            self.store.fold_ended_workers()
             # While the text that labels are about is at hand.
             self._update_graded()
             self.store.clean()
@@ -340,13 +341,8 @@ class Monitor:
 
 def _accounts(store: SampleStore) -> Accounts:
     """Where the samples of every serving process are, as last reported to the store."""
-    workers = store.workers()
-    lost: Counter[str] = Counter()
-    for worker in workers:
-        lost.update(worker.lost)
-    return accounts(
-        sum(worker.sampled for worker in workers), sum(worker.stored for worker in workers), lost
-    )
+    totals = store.worker_totals()
+    return accounts(totals.sampled, totals.stored, totals.lost, totals.pending)
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:

@@ -60,10 +60,9 @@ def kill_one(
     settle_dead_processes(store, counts)
     (worker,) = [row for row in store.workers() if row.worker_id not in before]
     lost = {reason: worker.lost.get(reason.value, 0) for reason in LostReason}
-    pending = worker.sampled - worker.stored - sum(lost.values())
     rows = sum(store.states().values()) - rows_before
     store.close()
-    return Killed(len(told), Accounts(worker.sampled, worker.stored, pending, lost), rows)
+    return Killed(len(told), Accounts(worker.sampled, worker.stored, worker.pending, lost), rows)
 
 
 def _available(descriptor: int) -> bytes:

@@ -3,14 +3,17 @@
 import json
 import logging
 import random
+import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from killing import kill_one
@@ -18,14 +21,14 @@ from watching import Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Passage
-from ctxguard.errors import ConfigurationError, StoreFullError
+from ctxguard.errors import ConfigurationError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import LostReason, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store import SampleStore, State, WorkerCounts
 from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
 
@@ -130,13 +133,13 @@ class Refusing:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def append(self, *arguments: object) -> None:
+    def append(self, *arguments: Any, batch: int) -> int:
         if self._times:
             self._times -= 1
             if self._takes:
-                self._store.append(*arguments)
+                self._store.append(*arguments, batch=batch)
             raise StoreFullError("no space")
-        self._store.append(*arguments)
+        return self._store.append(*arguments, batch=batch)
 
 
 def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
@@ -160,15 +163,144 @@ def test_an_answer_that_was_lost_on_the_way_stores_nothing_twice(
     assert sum(live.store.states().values()) == 5
 
 
-def test_samples_that_the_store_never_took_are_lost_for_that_reason(
+def test_what_could_not_be_flushed_in_time_is_stored_later(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    live.writer.store = Refusing(live.store, times=1)
+    for _ in range(250):
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    assert not live.writer.flush(timeout_seconds=0.0)
+    waiting = live.writer.accounts()
+    assert (waiting.stored, waiting.pending, sum(waiting.lost.values())) == (0, 250, 0)
+    assert live.writer.flush()
+    after = live.writer.accounts()
+    assert (after.stored, after.pending, sum(after.lost.values())) == (250, 0, 0)
+    assert sum(live.store.states().values()) == 250
+
+
+def test_another_process_s_lock_costs_no_sample(
+    make_context: MakeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxguard.monitor.store.database.BUSY_SECONDS", 0.05)
+    file = tmp_path / "samples.db"
+    live = Watching(LabelJudge({}), url=f"sqlite:///{file}")
+    for _ in range(50):
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert not live.writer.flush(timeout_seconds=0.0)
+        other.execute("ROLLBACK")
+    assert live.writer.flush()
+    assert live.store.states()[State.PENDING] == 50
+    assert live.writer.accounts().lost == dict.fromkeys(LostReason, 0)
+
+
+def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end(
     make_context: MakeContext,
 ) -> None:
     live = Watching(LabelJudge({}))
-    live.writer.store = Refusing(live.store, times=10**9)
+    live.writer = SampleWriter(live.sampler, Refusing(live.store, times=10**9), exit_seconds=0.05)
     live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
-    assert not live.writer.flush(timeout_seconds=0.05)
+    live.writer.stop()
     accounts = live.writer.accounts()
     assert (accounts.pending, accounts.lost[LostReason.STORE_FAILED]) == (0, 1)
+    (worker,) = live.store.workers()
+    assert (worker.sampled, worker.stored, worker.lost) == (1, 0, {"store_failed": 1})
+
+
+def test_what_was_stored_at_the_end_without_an_answer_is_not_lost_as_well(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(LabelJudge({}))
+    deaf = Refusing(live.store, times=10**9, takes=True)
+    live.writer = SampleWriter(live.sampler, deaf, exit_seconds=0.05)
+    for _ in range(3):
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.writer.stop()
+    accounts = live.writer.accounts()
+    assert (accounts.stored, accounts.pending, sum(accounts.lost.values())) == (3, 0, 0)
+    (worker,) = live.store.workers()
+    assert (worker.sampled, worker.stored, worker.lost, worker.closed) == (3, 3, {}, True)
+
+
+def test_a_batch_that_arrives_after_the_accounts_were_closed_is_not_stored(
+    make_context: MakeContext,
+) -> None:
+    """A server may get what a process sent before it gave up, and told so on a new connection."""
+    live = Watching(LabelJudge({}))
+    late: list[Callable[[], object]] = []
+
+    class Slow(Refusing):
+        def append(self, *arguments: Any, batch: int) -> int:
+            late.append(lambda: live.store.append(*arguments, batch=batch))
+            raise StoreLockedError("no answer")
+
+    live.writer = SampleWriter(live.sampler, Slow(live.store, 0), exit_seconds=0.05)
+    live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    live.writer.stop()
+    for arrive in late:
+        arrive()
+    assert sum(live.store.states().values()) == 0
+    (worker,) = live.store.workers()
+    assert (worker.sampled, worker.stored, worker.lost) == (1, 0, {"store_failed": 1})
+
+
+def test_what_waits_is_measured_and_a_wrong_count_shows(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}), capacity=3)
+    live.serve(*[make_context(POOL, 2)] * 3)
+    for _ in range(5):
+        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
+    accounts = live.writer.accounts()
+    assert (accounts.sampled, accounts.stored, accounts.pending) == (8, 3, 3)
+    assert accounts.unaccounted == 0
+    live.sampler._queue.pop()
+    assert live.writer.accounts().unaccounted == 1
+    live.writer.flush()
+    assert live.monitor.report().accounts.unaccounted == 1
+    live.sampler.lose(2, LostReason.CLOSED)
+    assert live.writer.accounts().unaccounted == -1
+
+
+def test_the_store_is_told_what_waits_with_each_batch(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    told: list[WorkerCounts] = []
+
+    class Listening(Refusing):
+        def append(self, worker_id: str, entries: Any, counts: WorkerCounts, *, batch: int) -> int:
+            told.append(counts)
+            return live.store.append(worker_id, entries, counts, batch=batch)
+
+    live.writer.store = Listening(live.store, 0)
+    live.serve(*[make_context(POOL, 2)] * 250)
+    assert [(counts.sampled, counts.pending) for counts in told] == [
+        (250, 150),
+        (250, 50),
+        (250, 0),
+    ]
+
+
+def test_counts_add_up_while_many_threads_offer(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}), capacity=50)
+    context, stopping = make_context(POOL, 2), threading.Event()
+
+    def offer() -> None:
+        while not stopping.is_set():
+            live.sampler.offer(context, 1.0, live.now)
+            stopping.wait(0.0005)
+
+    threads = [threading.Thread(target=offer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            live.writer.flush(timeout_seconds=0.01)
+            assert live.monitor.report().accounts.unaccounted == 0
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+    live.writer.stop()
+    accounts = live.monitor.report().accounts
+    assert (accounts.pending, accounts.unaccounted) == (0, 0)
 
 
 def test_flushing_ends_in_time_while_the_writer_waits_for_its_store(
@@ -234,8 +366,9 @@ def test_a_store_that_hangs_holds_up_neither_requests_nor_the_end(
     released = threading.Event()
 
     class Hanging(Refusing):
-        def append(self, *arguments: object) -> None:
+        def append(self, *arguments: Any, batch: int) -> int:
             released.wait(PATIENCE_SECONDS)
+            return 0
 
     live = Watching(LabelJudge({}))
     writer = SampleWriter(
@@ -295,7 +428,7 @@ def test_sampling_is_set_up_in_one_call(tmp_path: Path, make_context: MakeContex
     samples.sampler.offer(make_context(POOL, 2), 1.0, 1.0)
     samples.stop()
     assert sum(SampleStore.open(url).states().values()) == 1
-    assert list((tmp_path / "samples.db.counts").iterdir())
+    assert list((tmp_path / "samples.db.counts").iterdir()) == []  # all of them are in the store
 
 
 def kills(tmp_path: Path, context: Context, n: int, seed: int) -> None:

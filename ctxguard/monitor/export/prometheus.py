@@ -141,7 +141,14 @@ def _samples(report: Report) -> _Families:
     accounts = report.accounts
     yield _counter("ctxguard_samples", "Sampled requests of all processes.", accounts.sampled)
     yield _counter("ctxguard_stored_samples", "Samples written to the store.", accounts.stored)
-    yield _gauge("ctxguard_pending_samples", "Samples not yet stored or lost.", accounts.pending)
+    yield _gauge(
+        "ctxguard_pending_samples", "Samples in the memory of processes.", accounts.pending
+    )
+    yield _gauge(
+        "ctxguard_unaccounted_samples",
+        "Samples neither stored nor pending nor lost: 0, or a count is wrong.",
+        accounts.unaccounted,
+    )
     yield _counter(
         "ctxguard_lost_samples",
         "Samples that were never stored, by reason.",

@@ -13,6 +13,7 @@ import struct
 import threading
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -49,10 +50,8 @@ class Counts:
         self.worker_id = uuid4().hex
         size = _HEADER_BYTES + 8 * n * _SLOTS
         self._descriptor: int | None = None
-        if folder is None:
-            self._map = mmap.mmap(-1, size)
-        else:
-            self._map = self._open(Path(folder), size)
+        self._path = None if folder is None else Path(folder) / f"{self.worker_id}{_SUFFIX}"
+        self._map = mmap.mmap(-1, size) if self._path is None else self._open(self._path, size)
         self._map[: _HEADER.size] = _HEADER.pack(_MAGIC, n, _SLOTS, self.worker_id.encode())
         self._values = memoryview(self._map)[_HEADER_BYTES:].cast("q")
         self._mine = threading.local()
@@ -60,11 +59,10 @@ class Counts:
         self._overflow = threading.Lock()
         self._free = [n * slot for slot in range(_SLOTS - 1, 0, -1)]
 
-    def _open(self, folder: Path, size: int) -> mmap.mmap:
-        path = folder / f"{self.worker_id}{_SUFFIX}"
+    def _open(self, path: Path, size: int) -> mmap.mmap:
         descriptor = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Locked before it has a size, and an empty file is left alone by others.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,14 +98,20 @@ class Counts:
         """Every counter over all threads."""
         return [self.total(counter) for counter in range(self.n)]
 
-    def leave(self) -> None:
+    def leave(self, *, remove: bool = False) -> None:
         """Close the file and count in memory; for a forked child, and when all is stored.
 
         A forked child shares the lock, which ends when the last descriptor is closed. The map
         has a descriptor of its own.
+
+        Args:
+            remove: Whether nobody needs the file any more.
         """
         if self._descriptor is None:
             return
+        if remove and self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()
         mapped, self._values = self._values, memoryview(array("q", self._values))
         mapped.release()
         self._map.close()

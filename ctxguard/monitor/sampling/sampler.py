@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -69,12 +69,30 @@ _COUNTER = {reason: counter for counter, reason in enumerate(REASONS)}
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of a process's samples; ``sampled == stored + pending + sum(lost.values())``."""
+    """Counts of the samples of one or many processes, each counted by itself.
+
+    Attributes:
+        sampled: All samples.
+        stored: Those that are in the store.
+        pending: Those in the memory of processes.
+        lost: Those that will never be stored, by reason.
+    """
 
     sampled: int
     stored: int
     pending: int
     lost: Mapping[LostReason, int]
+
+    @property
+    def unaccounted(self) -> int:
+        """Samples that are neither stored nor pending nor lost: 0, or a count is wrong.
+
+        Negative where some are counted twice.
+
+        >>> Accounts(10, 7, 1, {LostReason.QUEUE_FULL: 1}).unaccounted
+        1
+        """
+        return self.sampled - self.stored - self.pending - sum(self.lost.values())
 
 
 class Sampler:
@@ -122,7 +140,7 @@ class Sampler:
         self.seed = seed
         self._cap = None if max_per_second is None else Cap(rate, max_per_second, clock)
         self._hash = HashSampler("sampling", seed)
-        self._counts_folder = counts_folder
+        self.counts_folder = counts_folder
         self._process = os.getpid()
         self._counts = Counts(_SAMPLED + 1, counts_folder)
         self._begin()
@@ -135,7 +153,7 @@ class Sampler:
         self._process = os.getpid()
         self._counts.leave()
         try:
-            self._counts = Counts(_SAMPLED + 1, self._counts_folder)
+            self._counts = Counts(_SAMPLED + 1, self.counts_folder)
         except ConfigurationError as error:
             # A fork cannot be refused, and the parent's counts are not the child's.
             _log.warning("counts are kept in memory, and lost if this process is killed: %s", error)
@@ -220,34 +238,31 @@ class Sampler:
 
     def lost(self) -> dict[LostReason, int]:
         """Samples of this process that were lost so far, by reason."""
-        totals = self._counts.totals()
-        return {reason: totals[counter] for reason, counter in _COUNTER.items()}
+        return counted(self._counts.totals())[1]
 
     def sampled(self) -> int:
         """Samples of this process that were offered so far."""
         return self._counts.total(_SAMPLED)
 
+    @property
+    def waiting(self) -> int:
+        """How many samples are in the queue."""
+        return len(self._queue)
+
     def leave(self) -> None:
-        """Close the file of the counts, once the store has all of them."""
-        self._counts.leave()
+        """Remove the file of the counts, once the store has all of them."""
+        self._counts.leave(remove=True)
 
 
-def accounts(sampled: int, stored: int, lost: Mapping[str, int]) -> Accounts:
-    """The accounts of one process, or the sum of many, from their counts.
+def counted(totals: Sequence[int]) -> tuple[int, dict[LostReason, int]]:
+    """(sampled, lost by reason) from the totals of a process's counters."""
+    return totals[_SAMPLED], {reason: totals[counter] for reason, counter in _COUNTER.items()}
 
-    >>> accounts(10, 7, {"queue_full": 2}).pending
-    1
-    """
+
+def accounts(sampled: int, stored: int, lost: Mapping[str, int], pending: int = 0) -> Accounts:
+    """Accounts with every reason, from counts by the reasons' names."""
     by_reason = {reason: lost.get(reason.value, 0) for reason in LostReason}
-    return Accounts(sampled, stored, sampled - stored - sum(by_reason.values()), by_reason)
-
-
-def final_counts(totals: tuple[int, ...], stored: int) -> tuple[int, dict[str, int]]:
-    """Final counts (sampled, lost) of a crashed process; unaccounted samples are ``killed``."""
-    lost = {reason.value: totals[counter] for reason, counter in _COUNTER.items()}
-    sampled = totals[_SAMPLED]
-    lost[LostReason.KILLED.value] += sampled - stored - sum(lost.values())
-    return sampled, lost
+    return Accounts(sampled, stored, pending, by_reason)
 
 
 class Cap:

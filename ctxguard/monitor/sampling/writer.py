@@ -2,7 +2,8 @@
 
 A background thread of each process that serves requests. An error here never reaches a request,
 and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly,
-also if the process is killed (DESIGN.md §7).
+also if the process is killed (DESIGN.md §7). Each of the four is counted by itself, and all are
+stored in one transaction, so that the sum can be checked.
 """
 
 import atexit
@@ -11,7 +12,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,8 +34,7 @@ from ctxguard.monitor.sampling.sampler import (
     LostReason,
     Sample,
     Sampler,
-    accounts,
-    final_counts,
+    counted,
 )
 from ctxguard.monitor.store import Entry, Limits, SampleStore, WorkerCounts
 
@@ -44,6 +44,13 @@ _BATCH = 100
 _GRACE_SECONDS = 0.5
 _RETRY_SECONDS = (0.1, 5.0)
 """Waits between attempts at a store that fails: the first, and the longest."""
+_HEARTBEAT_SECONDS = 30.0
+"""The store hears of a process at least as often."""
+_SETTLE_SECONDS = 60.0
+"""How often dead processes of this host are looked for."""
+_LOOKS = 20
+_LOOK_SECONDS = 0.001
+"""Counts are read anew so often, and after so long, while requests are being counted."""
 
 
 class SampleWriter:
@@ -97,10 +104,15 @@ class SampleWriter:
         self.sampler._reset_after_fork()
         self._writing = threading.Lock()
         self._stored = 0
-        self._may_be_stored = False
-        """Whether the last append failed in a way that leaves open whether it was stored."""
-        self._counts_in_store = WorkerCounts(0, {})
-        self._quarantined = self.store.quarantined
+        self._batch: list[Entry] = []
+        """Taken from the queue and not stored yet; kept until the store has answered."""
+        self._number = 0
+        """Of that batch, or of what was sent last."""
+        self._in_hand = 0
+        """How many were taken from the queue and are neither stored nor lost."""
+        self._told = WorkerCounts(0)
+        self._told_at = -math.inf
+        self._settled_at = -math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._deadline = math.inf
@@ -145,74 +157,105 @@ class SampleWriter:
 
     def accounts(self) -> Accounts:
         """The counts of this process's samples."""
-        # In this order: what is stored or lost was sampled before.
-        lost, stored = self.sampler.lost(), self._stored
-        return accounts(
-            self.sampler.sampled(), stored, {reason.value: n for reason, n in lost.items()}
-        )
+        for _ in range(_LOOKS):
+            lost, pending = self.sampler.lost(), self._in_hand + self.sampler.waiting
+            found = Accounts(self.sampler.sampled(), self._stored, pending, lost)
+            if not found.unaccounted:
+                break
+            # A request is between being counted and being queued.
+            time.sleep(_LOOK_SECONDS)
+        return found
 
     def _run(self, stopping: threading.Event) -> None:
-        while not stopping.wait(self._interval_seconds):
+        while True:
             try:
+                if time.monotonic() >= self._settled_at + _SETTLE_SECONDS:
+                    self._settled_at = time.monotonic()
+                    self._settle_others()
                 self._write(math.inf)
-                self._update_counts()
+                self._tell()
             except Exception as error:
                 _log.warning("writing samples failed: %s", describe_error(error))
+            if stopping.wait(self._interval_seconds):
+                break
         self._close()
+
+    def _settle_others(self) -> None:
+        if self.sampler.counts_folder is not None:
+            settle_dead_processes(self.store, self.sampler.counts_folder)
 
     def _close(self) -> None:
         self._write(self._deadline)
         self.sampler.close()
+        # By now an offer that was under way is counted, and may have been queued after all.
+        self.accounts()
+        self.sampler.close()
+        if not self._writing.acquire(timeout=_GRACE_SECONDS):
+            return  # whoever waits for the store is left behind: its samples count as killed
         try:
-            self.store.close_worker(self.sampler.worker_id, self._counts())
+            while self._close_accounts():
+                pass
             self.sampler.leave()
         except Exception as error:
             _log.warning("the final counts could not be stored: %s", describe_error(error))
+        finally:
+            self._writing.release()
+
+    def _close_accounts(self) -> bool:
+        """Store the final counts; whether samples were found lost, so that they have changed.
+
+        Nobody knows whether the batch in hand was stored, if its answer was lost: the store does.
+        """
+        reason, in_hand = LostReason.STORE_FAILED, self._in_hand
+        counts = replace(self._counts(), pending=in_hand)
+        stored = self.store.close_worker(
+            self.sampler.worker_id, counts, reason=reason.value, batch=self._number
+        )
+        failed = min(max(self._stored + in_hand - stored, 0), in_hand)
+        self.sampler.lose(failed, reason)
+        self._in_hand -= failed
+        return self._learn(stored)
 
     def _write(self, deadline: float) -> bool:
-        """Write until no sample waits, or ``deadline`` or the writer's own has passed."""
+        """Write until no sample waits, or ``deadline`` or the writer's own has passed.
+
+        A batch that could not be written by then stays in hand, for the next time.
+        """
         # The thread that holds the lock may be waiting for a store that fails.
         patience = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
         if not self._writing.acquire(timeout=patience):
             return False
         try:
             while True:
-                samples = self.sampler.drain(_BATCH)
-                if not samples:
-                    return True
-                entries = [entry for sample in samples if (entry := self._entry(sample))]
-                if not self._append(entries, deadline):
-                    self.sampler.lose(len(entries), LostReason.STORE_FAILED)
+                if not self._batch:
+                    samples = self.sampler.drain(_BATCH)
+                    if not samples:
+                        return True
+                    self._in_hand = len(samples)
+                    self._batch = [entry for sample in samples if (entry := self._entry(sample))]
+                    self._number += 1
+                if self._batch and not self._append(deadline):
                     return False
+                # Requests may come faster than they can be written.
+                if time.monotonic() >= min(deadline, self._deadline):
+                    return not self.sampler.waiting
         finally:
             self._writing.release()
 
-    def _update_counts(self) -> None:
-        """Store the counts of samples that were lost since the last append."""
-        if (moved := self.store.quarantined) != self._quarantined:
-            self._quarantined = moved
-            stored = self.store.stored_count(self.sampler.worker_id)
-            self.sampler.lose(max(self._stored - stored, 0), LostReason.QUARANTINED)
-            self._stored = min(stored, self._stored)
-        counts = self._counts()
-        if counts != self._counts_in_store and not self._may_be_stored:
-            self.store.append(self.sampler.worker_id, (), counts)
-            self._counts_in_store = counts
+    def _tell(self) -> None:
+        """Store the counts, where they have changed or the store has not heard of them lately."""
+        with self._writing:
+            is_due = time.monotonic() >= self._told_at + _HEARTBEAT_SECONDS
+            if not self._batch and (is_due or self._counts() != self._told):
+                self._number += 1
+                self._send()
 
-    def _append(self, entries: Sequence[Entry], deadline: float) -> bool:
-        """Store entries, retrying until a deadline; returns whether they were stored."""
-        first, longest = _RETRY_SECONDS
-        wait, is_last_look = first, False
+    def _append(self, deadline: float) -> bool:
+        """Store the batch in hand, retrying until a deadline; returns whether it was stored."""
+        wait, longest = _RETRY_SECONDS
         while True:
             try:
-                if not self._were_stored(entries):
-                    if is_last_look:
-                        return False
-                    self._may_be_stored = True
-                    counts = self._counts()
-                    self.store.append(self.sampler.worker_id, entries, counts)
-                    self._may_be_stored, self._counts_in_store = False, counts
-                self._stored += len(entries)
+                self._send()
                 self._last_failure = ""
                 return True
             except Exception as error:
@@ -220,23 +263,28 @@ class SampleWriter:
                 if (failure := describe_error(error)) != self._last_failure:
                     _log.warning("samples wait for the store: %s", failure)
                 self._last_failure = failure
-            if is_last_look:
-                return False
             left = min(deadline, self._deadline) - time.monotonic()
-            is_last_look = left <= 0.0
+            if left <= 0.0:
+                return False
             if self._stopping.is_set():
-                time.sleep(max(min(first, left), 0.0))
+                time.sleep(min(_RETRY_SECONDS[0], left))
             else:
                 self._stopping.wait(min(wait, left))
             wait = min(2.0 * wait, longest)
 
-    def _were_stored(self, entries: Sequence[Entry]) -> bool:
-        """Whether a failed append was stored after all: the connection may break afterwards."""
-        if not self._may_be_stored:
-            return False
-        stored = self.store.stored_count(self.sampler.worker_id)
-        self._may_be_stored = False
-        return bool(entries) and stored == self._stored + len(entries)
+    def _send(self) -> None:
+        """Store the batch in hand, if any, with the counts."""
+        counts = self._counts()
+        stored = self.store.append(self.sampler.worker_id, self._batch, counts, batch=self._number)
+        self._told, self._told_at = counts, time.monotonic()
+        self._learn(stored)
+
+    def _learn(self, stored: int) -> bool:
+        """Count what the store holds; whether it no longer holds what it held before."""
+        gone = max(self._stored + self._in_hand - stored, 0)
+        self.sampler.lose(gone, LostReason.QUARANTINED)
+        self._stored, self._in_hand, self._batch = stored, 0, []
+        return gone > 0
 
     def _entry(self, sample: Sample) -> Entry | None:
         reason = LostReason.UNREADABLE
@@ -255,14 +303,17 @@ class SampleWriter:
             )
         except Exception as error:
             self.sampler.lose(1, reason)
+            self._in_hand -= 1
             if self._last_failure != reason:
                 _log.warning("a sample was lost (%s): %s", reason.value, type(error).__name__)
             self._last_failure = reason
             return None
 
     def _counts(self) -> WorkerCounts:
-        lost = {reason.value: n for reason, n in self.sampler.lost().items() if n}
-        return WorkerCounts(self.sampler.sampled(), lost)
+        """The counts as they will be when the batch in hand is stored."""
+        found = self.accounts()
+        lost = {reason.value: n for reason, n in found.lost.items() if n}
+        return WorkerCounts(found.sampled, lost, found.pending - self._in_hand)
 
 
 def sample_to(
@@ -335,8 +386,13 @@ def settle_dead_processes(store: SampleStore, counts_folder: Path | str) -> int:
     """
     settled = 0
     for dead in counts_of_dead_processes(counts_folder):
-        sampled, lost = final_counts(dead.totals, store.stored_count(dead.worker_id))
-        counts = WorkerCounts(sampled, {reason: n for reason, n in lost.items() if n})
-        store.close_worker(dead.worker_id, counts)
+        sampled, lost = counted(dead.totals)
+        by_name = {reason.value: n for reason, n in lost.items() if n}
+        store.close_worker(
+            dead.worker_id,
+            # Any of them may have been pending.
+            WorkerCounts(sampled, by_name, pending=sampled),
+            reason=LostReason.KILLED.value,
+        )
         settled += 1
     return settled
