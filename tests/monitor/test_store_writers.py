@@ -4,9 +4,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from storing import NOW, Clock, OpenStore, entry, fill
+import sqlalchemy as sa
+from storing import DAY, NOW, Clock, OpenStore, entry, fill
 
 from ctxguard.monitor.store import LabelRow, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store.database import Database
+from ctxguard.monitor.store.workers import SILENT_SECONDS
 
 
 class TestWriters:
@@ -82,3 +85,129 @@ class TestWriters:
             list(pool.map(work, range(4)))
         assert [worker.stored for worker in store.workers()] == [50] * 4
         assert store.states()[State.CLAIMED] == 120
+
+
+class TestBatches:
+    def test_a_batch_that_is_sent_again_changes_nothing(self, store: SampleStore) -> None:
+        assert store.append("w", [entry(1), entry(2)], WorkerCounts(2), batch=1) == 2
+        assert store.append("w", [entry(1), entry(2)], WorkerCounts(9), batch=1) == 2
+        assert store.append("w", [entry(3)], WorkerCounts(3), batch=2) == 3
+        assert store.append("w", [entry(1), entry(2)], WorkerCounts(2), batch=1) == 3
+        [worker] = store.workers()
+        assert (worker.sampled, worker.stored) == (3, 3)
+        assert sum(store.states().values()) == 3
+
+    def test_a_batch_that_two_connections_send_at_once_is_stored_once(
+        self, shared_store_url: str, open_store: OpenStore
+    ) -> None:
+        stores = [open_store(shared_store_url) for _ in range(4)]
+
+        def send(store: SampleStore) -> None:
+            for batch in range(1, 11):
+                store.append("w", [entry(batch)], WorkerCounts(batch), batch=batch)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(send, stores))
+        assert stores[0].stored_count("w") == sum(stores[0].states().values()) == 10
+
+
+class TestSettling:
+    """Processes that end without a word, on hosts that nobody can ask."""
+
+    @pytest.fixture
+    def lease_clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        """The clock of leases, which the test sets."""
+        lease_clock = Clock()
+        monkeypatch.setattr(Database, "lease_clock", lambda _: sa.literal(lease_clock.now))
+        return lease_clock
+
+    def totals(self, store: SampleStore) -> tuple[int, int, int, dict[str, int]]:
+        totals = store.worker_totals()
+        return totals.sampled, totals.stored, totals.pending, dict(totals.lost)
+
+    def test_what_a_silent_process_had_pending_is_lost(
+        self, store: SampleStore, lease_clock: Clock
+    ) -> None:
+        store.append("gone", [entry(1)], WorkerCounts(6, {"queue_full": 2}, pending=3))
+        store.append("alive", [entry(2)], WorkerCounts(5, pending=4))
+        lease_clock.now += SILENT_SECONDS - 1.0
+        store.append("alive", [], WorkerCounts(5, pending=4))
+        assert store.settle_silent_workers() == 0
+        lease_clock.now += 2.0
+        assert store.settle_silent_workers() == 1
+        assert self.totals(store) == (11, 2, 4, {"queue_full": 2, "killed": 3})
+        assert store.settle_silent_workers() == 0
+
+    def test_who_writes_again_is_counted_as_before(
+        self, store: SampleStore, lease_clock: Clock
+    ) -> None:
+        store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
+        lease_clock.now += SILENT_SECONDS + 1.0
+        store.settle_silent_workers()
+        assert self.totals(store) == (6, 1, 0, {"killed": 5})
+        store.append("w", [entry(2), entry(3)], WorkerCounts(7, {}, pending=4), batch=2)
+        assert self.totals(store) == (7, 3, 4, {})
+
+    def test_final_counts_that_are_found_later_replace_what_was_reported(
+        self, store: SampleStore, lease_clock: Clock
+    ) -> None:
+        store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
+        lease_clock.now += SILENT_SECONDS + 1.0
+        store.settle_silent_workers()
+        store.close_worker("w", WorkerCounts(9, {"queue_full": 1}, pending=9))
+        assert self.totals(store) == (9, 1, 0, {"queue_full": 1, "killed": 7})
+
+    @pytest.mark.parametrize("back", [1e6, 0.0])
+    def test_a_clock_that_begins_anew_settles_no_living_process(
+        self, store: SampleStore, lease_clock: Clock, back: float
+    ) -> None:
+        """As a host's monotonic clock does when it restarts; 0: never heard of before."""
+        store.append("w", [entry(1)], WorkerCounts(3, pending=2))
+        if back:
+            lease_clock.now -= back
+        else:
+            store._database.write(
+                lambda open_one: open_one.exec_driver_sql(
+                    "UPDATE ctxguard_workers SET heard_at = NULL"
+                )
+            )
+        assert store.settle_silent_workers() == 0
+        lease_clock.now += SILENT_SECONDS - 1.0
+        assert store.settle_silent_workers() == 0
+        lease_clock.now += 2.0
+        assert store.settle_silent_workers() == 1
+
+    def test_a_count_that_nobody_can_explain_is_not_explained_away(
+        self, store: SampleStore, lease_clock: Clock
+    ) -> None:
+        store.append("w", [entry(1)], WorkerCounts(9, pending=2))
+        lease_clock.now += SILENT_SECONDS + 1.0
+        store.settle_silent_workers()
+        assert self.totals(store) == (9, 1, 0, {"killed": 2})
+
+
+class TestEnded:
+    def test_processes_that_ended_a_day_ago_are_added_up(
+        self, store: SampleStore, clock: Clock
+    ) -> None:
+        for n in range(1_100):  # more than one batch
+            store.append(f"w{n}", [entry(n)] if n < 3 else [], WorkerCounts(n))
+            if n % 2 == 0:
+                store.close_worker(f"w{n}", WorkerCounts(n, {"closed": 1, "killed": n}))
+        before = store.worker_totals()
+        assert store.fold_ended_workers() == 0
+        clock.now += DAY + 1.0
+        store.append("w1", [], WorkerCounts(1))
+        assert store.fold_ended_workers() == 550
+        assert store.worker_totals() == before
+        assert len(store.workers()) == 550
+        assert not any(worker.closed for worker in store.workers())
+
+    def test_folding_again_adds_to_the_same_row(self, store: SampleStore, clock: Clock) -> None:
+        for day in range(3):
+            store.close_worker(f"w{day}", WorkerCounts(5, {"killed": 5}))
+            clock.now += DAY + 1.0
+            assert store.fold_ended_workers() == 1
+        assert store.workers() == []
+        totals = store.worker_totals()
+        assert (totals.sampled, dict(totals.lost)) == (15, {"killed": 15})
