@@ -1,22 +1,23 @@
 """The judging budget: its limits, and the probability with which samples are therefore judged.
 
+All monitors of a store spend from one budget: calls are reserved in the store before they are made.
 Whether a sample is judged is decided by a hash, at a probability set before the sample is read.
 That probability is part of the sample's own, so that the judged samples stand for the skipped ones.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.store import SampleStore, State
+from ctxguard.monitor.store import BudgetPeriod, SampleStore, Spent, State
 
-_HOUR_SECONDS = 3600.0
-_DAY_SECONDS = 86_400.0
+_SECONDS = {"hour": 3600.0, "day": 86_400.0}
 _QUEUE_SECONDS = 10.0
-"""How often the queue is measured."""
+"""How often the queue is measured, and what other monitors have spent."""
+_AHEAD_SAMPLES = 10
+"""For so many samples calls are reserved at once: a quick judge must not wait for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class BudgetLimits:
     Attributes:
         calls_per_hour: > 0.
         calls_per_day: > 0; days are those of UTC.
-        cost_per_day: In the currency of the judge's prices, > 0.
+        cost_per_day: In the currency of the judge's prices, > 0. What a sample costs is known
+            when it is judged: the limit may be passed by the samples in hand.
 
     Raises:
         ConfigurationError: at construction, for a limit that is not finite and > 0.
@@ -46,26 +48,17 @@ class BudgetLimits:
 NO_LIMITS = BudgetLimits()
 
 
-@dataclass(slots=True)
-class _Spent:
-    """Since the hour or day of this number began."""
-
-    period: int = -1
-    calls: float = 0.0
-    cost: float = 0.0
-
-
 class JudgingBudget:
-    """What one series of judgments has spent, and what it may still spend.
+    """What judging in one series has spent, in all monitors together, and what it may still spend.
 
-    Spending is saved in the store, so that the next process of the same judge goes on from it.
+    For one thread. Calls that were reserved by a monitor that is killed stay spent.
 
     Args:
         limits: The most that judging may take.
-        store: Whose samples wait, and where the spending is saved.
+        store: Whose samples wait, and where the spending is kept.
         series: The judge's.
         clock: Seconds since the epoch. Set forward by a day, the next day's budget begins early;
-            set back, the former period goes on.
+            set back, the former period goes on. So it does for all monitors.
 
     Attributes:
         probability: With which the next sample is judged, as last computed; 0.0 once a limit is
@@ -77,15 +70,19 @@ class JudgingBudget:
     ) -> None:
         self._limits = limits
         self._store = store
-        self._key = f"budget {series}"
+        self._series = series
         self._clock = clock
-        self._hour = _Spent()
-        self._day = _Spent()
+        self._spent: dict[str, Spent] = {}
+        """In the store, by kind of period; what is reserved here is part of it."""
+        self._read_at = -math.inf
+        self._reserved = 0.0
+        """Calls that may be made without asking the store."""
+        self._reserved_cost = 0.0
+        self._cost_since = 0.0
+        """What was spent since the store was told."""
         self._samples = 0
         self._calls = 0.0
         self._cost = 0.0
-        self._is_restored = limits == NO_LIMITS
-        self._is_saved = True
         self._measured: tuple[float, int] | None = None
         self._arriving_per_second = 0.0
         self._waiting = 0
@@ -95,9 +92,8 @@ class JudgingBudget:
         """Compute ``probability`` anew, and return it. Reads the store now and then."""
         if self._limits == NO_LIMITS:
             return 1.0
-        if not self._is_restored:
-            self._restore(self._store.get_state(self._key) or "")
-            self._is_restored = True
+        if time.monotonic() >= self._read_at + _QUEUE_SECONDS:
+            self._exchange()
         self._measure_queue()
         self.probability = self.probability_for(self._waiting, self._arriving_per_second)
         return self.probability
@@ -113,93 +109,111 @@ class JudgingBudget:
             waiting: Samples in the queue.
             arriving_per_second: About how many arrive.
         """
+        if self._limits == NO_LIMITS:
+            return 1.0
         now = self._begin_periods()
         calls = self._calls / self._samples if self._samples else 1.0
         cost = self._cost / self._samples if self._samples else 0.0
-        limits = self._limits
         probability = 1.0
-        for limit, spent, each, seconds in (
-            (limits.calls_per_hour, self._hour.calls, calls, _HOUR_SECONDS),
-            (limits.calls_per_day, self._day.calls, calls, _DAY_SECONDS),
-            (limits.cost_per_day, self._day.cost, cost, _DAY_SECONDS),
-        ):
-            if limit is None:
-                continue
-            if spent + each > limit:
-                return 0.0
-            left_seconds = seconds - now % seconds
-            needed = (max(waiting, 1) + arriving_per_second * left_seconds) * each
-            probability = min(probability, (limit - spent) / needed if needed else 1.0)
+        for period in self._periods():
+            own = self._spent[period.kind]
+            for limit, spent, each in (
+                (period.max_calls, own.calls - self._reserved, calls),
+                (period.max_cost, own.cost - self._reserved_cost + self._cost_since, cost),
+            ):
+                if limit is None:
+                    continue
+                if spent + each > limit:
+                    return 0.0
+                seconds = _SECONDS[period.kind]
+                left_seconds = seconds - now % seconds
+                needed = (max(waiting, 1) + arriving_per_second * left_seconds) * each
+                probability = min(probability, (limit - spent) / needed if needed else 1.0)
         return probability
 
-    def affords(self, calls: float) -> bool:
-        """Whether a sample that may take so many calls keeps within the limits."""
+    def reserve(self, calls: float) -> bool:
+        """Whether a sample that may take so many calls keeps within the limits.
+
+        If so they are reserved, for this sample and usually for some more.
+        """
+        if self._limits == NO_LIMITS:
+            return True
         self._begin_periods()
-        limits = self._limits
-        return all(
-            limit is None or spent.calls + calls <= limit
-            for limit, spent in (
-                (limits.calls_per_hour, self._hour),
-                (limits.calls_per_day, self._day),
-            )
-        )
+        if self._reserved < calls:
+            self._exchange(least=calls, most=calls * _AHEAD_SAMPLES)
+        return self._reserved >= calls
 
     def spend(self, calls: float, cost: float) -> None:
-        """Count one judged sample."""
-        self._begin_periods()
-        for period in (self._hour, self._day):
-            period.calls += calls
-            period.cost += cost
+        """Count one sample that was judged with reserved calls."""
+        self._reserved -= calls
+        self._cost_since += cost
         self._samples += 1
         self._calls += calls
         self._cost += cost
-        self._is_saved = self._limits == NO_LIMITS
 
     def sample_finished(self) -> None:
         """Count one sample out of the queue."""
         self._waiting = max(self._waiting - 1, 0)
 
-    def save(self) -> None:
-        """Write what was spent since the last call to the store."""
-        if self._is_saved:
-            return
-        periods = {"hour": self._hour, "day": self._day}
-        state = {name: [one.period, one.calls, one.cost] for name, one in periods.items()}
-        self._store.set_state(self._key, json.dumps(state))
-        self._is_saved = True
+    def settle(self) -> None:
+        """Return what is reserved and was not used, and tell the store of the cost."""
+        if self._limits != NO_LIMITS and (self._reserved or self._cost_since):
+            self._exchange()
+
+    def _exchange(self, least: float = 0.0, most: float = 0.0) -> None:
+        """Settle with the store, reserve anew, and learn what others have spent.
+
+        Args:
+            least: As many calls must be free for any to be reserved.
+            most: How many to reserve.
+        """
+        cost_per_call = self._cost / self._calls if self._calls else 0.0
+        # Given up first: should the answer be lost, too much counts as spent, not too little.
+        returned, cost = self._reserved, self._cost_since - self._reserved_cost
+        self._reserved = self._reserved_cost = 0.0
+        granted, self._spent = self._store.spend(
+            self._series,
+            self._periods(),
+            least=least,
+            most=most,
+            cost_per_call=cost_per_call,
+            returned=returned,
+            cost=cost,
+            returned_to={kind: spent.number for kind, spent in self._spent.items()},
+        )
+        self._read_at = time.monotonic()
+        self._cost_since = 0.0
+        self._reserved, self._reserved_cost = granted, granted * cost_per_call
 
     def _measure_queue(self) -> None:
         now = time.monotonic()
         if self._measured is not None and now - self._measured[0] < _QUEUE_SECONDS:
             return
-        stored = sum(worker.stored for worker in self._store.workers())
+        stored = self._store.worker_totals().stored
         if self._measured is not None:
             since, before = self._measured
             self._arriving_per_second = max(stored - before, 0) / (now - since)
         self._measured = (now, stored)
         self._waiting = self._store.states().get(State.PENDING, 0)
 
-    def _restore(self, text: str) -> None:
-        """Go on from what ``save`` wrote; nothing was spent if it cannot be read."""
-        try:
-            state = json.loads(text)
-            self._hour, self._day = _spent(*state["hour"]), _spent(*state["day"])
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-            return
+    def _periods(self) -> list[BudgetPeriod]:
+        """The hour and the day by the clock, or later ones that have begun for other monitors."""
+        now, limits = self._clock(), self._limits
+        most = {
+            "hour": (limits.calls_per_hour, None),
+            "day": (limits.calls_per_day, limits.cost_per_day),
+        }
+        return [
+            BudgetPeriod(kind, max(math.floor(now / seconds), self._number(kind)), *most[kind])
+            for kind, seconds in _SECONDS.items()
+        ]
+
+    def _number(self, kind: str) -> int:
+        """Of the period last known to be in force; -1 before the store was asked."""
+        return self._spent[kind].number if kind in self._spent else -1
 
     def _begin_periods(self) -> float:
-        """Begin a new hour or day where the clock has passed the last one's end; return now."""
-        now = self._clock()
-        for spent, seconds in ((self._hour, _HOUR_SECONDS), (self._day, _DAY_SECONDS)):
-            period = math.floor(now / seconds)
-            if period > spent.period:
-                spent.period, spent.calls, spent.cost = period, 0.0, 0.0
-        return now
-
-
-def _spent(period: object, calls: object, cost: object) -> _Spent:
-    """Raises TypeError or ValueError for what nobody can have spent."""
-    numbers = [float(one) for one in (period, calls, cost) if isinstance(one, (int, float))]
-    if len(numbers) < 3 or not all(0.0 <= one < math.inf for one in numbers):
-        raise ValueError("no period, calls and cost")
-    return _Spent(int(numbers[0]), numbers[1], numbers[2])
+        """Go on to a new hour or day where the clock has passed the last one's end; return now."""
+        if any(period.number > self._number(period.kind) for period in self._periods()):
+            self._exchange()
+        return self._clock()

@@ -45,6 +45,10 @@ class SampleJudge:
         utilities: What a passage is worth; every served passage that is not relevant costs.
         lookup: Finds the texts of passages that were not stored; None where all are stored.
         audit: Estimates what the retriever missed; None for no audit.
+
+    Attributes:
+        n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
+            also those of samples on which it failed later.
     """
 
     def __init__(
@@ -60,6 +64,16 @@ class SampleJudge:
         self._audit = audit
         self._lookup = lookup
         self._reads_text = getattr(judge, "reads_text", True)
+        self._beyond: tuple[SampleRecord, list[str] | None] | None = None
+        self.n_judged = 0
+
+    def most_passages(self, record: SampleRecord) -> int:
+        """The most passages of a sample that are given to the judge, those of its audit included.
+
+        Raises whatever the audit's search raises.
+        """
+        dropped = max(len(record.to_judge(has_hit=has_hit)) for has_hit in (False, True))
+        return len(record.served) + dropped + len(self._beyond_pool(record) or ())
 
     def verdicts_on(self, record: SampleRecord, probability: float | None = None) -> SampleVerdicts:
         """Judge one sample; raises whatever the judge raises.
@@ -85,7 +99,7 @@ class SampleJudge:
         )
         n_wanted += len(dropped)
         n_valid = len(verdicts)
-        beyond = None if self._audit is None else self._audit.passage_ids(record)
+        beyond = self._beyond_pool(record)
         if self._audit is not None and beyond is not None:
             of_beyond = self._graded(record, [self._unstored(name) for name in beyond])
             n_wanted += len(beyond)
@@ -97,6 +111,14 @@ class SampleJudge:
                 audited_share=self._audit.judged,
             )
         return SampleVerdicts(request, verdicts, n_wanted, n_wanted - n_valid)
+
+    def _beyond_pool(self, record: SampleRecord) -> list[str] | None:
+        """What the audit judges, from one search for a sample; None where it is not audited."""
+        if self._audit is None:
+            return None
+        if self._beyond is None or self._beyond[0] is not record:
+            self._beyond = record, self._audit.passage_ids(record)
+        return self._beyond[1]
 
     def _verdicts(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
         return self._graded(record, [self._passage(record, position) for position in positions])
@@ -122,6 +144,7 @@ class SampleJudge:
         if not passages or record.query is None:
             return {}
         verdicts = self.judge.judge(record.query, passages)
+        self.n_judged += len(passages)
         if len(verdicts) != len(passages):
             return {}
         highest = self.judge.max_grade

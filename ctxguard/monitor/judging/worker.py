@@ -116,6 +116,7 @@ class JudgingWorker:
             # Whatever stopped it, what was judged is written.
             self._results.write()
             self._after_writing()
+            self._budget.settle()
         if still_open:
             # A judge that is down is down for all of them: they keep their attempts.
             self._store.give_back(sorted(still_open), max_attempts=None)
@@ -136,17 +137,37 @@ class JudgingWorker:
             if not self._sampler.selects(sample.request_id, probability):
                 result = Result(Outcome.SKIPPED, _finished(sample, Outcome.SKIPPED), record)
             else:
-                most = len(record.served) + len(record.to_judge(has_hit=False))
-                if not self._budget.affords(most):
-                    return None
-                try:
-                    result = self._judged(sample, record, probability)
-                except Exception as error:
-                    self._judge_failed(error)
-                    return Outcome.JUDGE_FAILED
+                judged = self._judged_within_budget(sample, record, probability)
+                if not isinstance(judged, Result):
+                    return judged
+                result = judged
         self._results.add(result, time.monotonic() - began)
         self._after_writing()
         return result.outcome
+
+    def _judged_within_budget(
+        self, sample: Claimed, record: SampleRecord, probability: float
+    ) -> Result | Outcome | None:
+        """The result; None where the budget has no room, ``JUDGE_FAILED`` where the judge failed.
+
+        Raises:
+            StoreError: calls could not be reserved.
+        """
+        try:
+            most = self._judge.most_passages(record)
+        except Exception as error:
+            return self._judge_failed(error)
+        if not self._budget.reserve(most):
+            return None
+        before = self._judge.n_judged
+        try:
+            return self._judged(sample, record, probability)
+        except Exception as error:
+            return self._judge_failed(error)
+        finally:
+            # Also of a sample on which the judge failed: it was paid for what it judged.
+            if n_judged := self._judge.n_judged - before:
+                self._budget.spend(n_judged, self._cost_since())
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)
@@ -157,7 +178,6 @@ class JudgingWorker:
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
         self._counters.add_verdicts(verdicts.n_wanted, verdicts.n_invalid)
-        self._budget.spend(verdicts.n_wanted, self._cost_since())
         return Result(outcome, finished, record, verdicts.request)
 
     def _cost_since(self) -> float:
@@ -167,7 +187,7 @@ class JudgingWorker:
         self._cost = (None if accounts_of is None else accounts_of().cost) or 0.0
         return self._cost - before
 
-    def _judge_failed(self, error: Exception) -> None:
+    def _judge_failed(self, error: Exception) -> Outcome:
         self._counters.add_outcome(Outcome.JUDGE_FAILED)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -181,6 +201,7 @@ class JudgingWorker:
                     Severity.WARNING,
                 )
         self.failing = True
+        return Outcome.JUDGE_FAILED
 
     def _count_attempts(self, sample_ids: Sequence[int]) -> None:
         """Give samples back that failed by themselves; those that failed too often are left out."""
@@ -225,7 +246,6 @@ class JudgingWorker:
         rows = [result.finished.summary for result in accepted if result.request is not None]
         if rows:
             self._counters.add_judged(table_of(rows))
-        self._budget.save()
         self._count_attempts(refused)
         if self._alarms is not None:
             for result in accepted:

@@ -8,6 +8,7 @@
     workers       the writers' counts               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
     picks         samples picked for labels         graded     what people have graded
+    budgets       what judging has spent            migrations older schemas brought up to date
     retention     deletion
     sample_store  SampleStore, which does all of it
 
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     FEEDBACK_KINDS,
+    BudgetPeriod,
     Claimed,
     Cleaned,
     Entry,
@@ -33,6 +35,7 @@ from ctxguard.monitor.store.types import (
     LabelRow,
     LabelsAdded,
     Limits,
+    Spent,
     State,
     WorkerCounts,
     WorkerRow,
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEEDBACK_KINDS",
+    "BudgetPeriod",
     "Claimed",
     "Cleaned",
     "Entry",
@@ -59,6 +63,7 @@ __all__ = [
     "LabelsAdded",
     "Limits",
     "SampleStore",
+    "Spent",
     "State",
     "WorkerCounts",
     "WorkerRow",

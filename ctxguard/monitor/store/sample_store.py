@@ -1,8 +1,9 @@
 """The sample store: what writers, monitors, people and exports do with it.
 
 Its methods are grouped by who uses them: ``workers``, ``queue``, ``judgments``, ``labelling``,
-``picks``, ``graded``, ``retention``. Each is one transaction, unless its docstring says otherwise,
-and may be called from any thread of any process. Errors and logs never hold a payload.
+``picks``, ``graded``, ``budgets``, ``retention``. Each is one transaction, unless its docstring
+says otherwise, and may be called from any thread of any process. Errors and logs never hold a
+payload.
 """
 
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import files, schema
+from ctxguard.monitor.store.budgets import Budgets
 from ctxguard.monitor.store.database import Database, storable
 from ctxguard.monitor.store.graded import Graded
 from ctxguard.monitor.store.judgments import Judgments
@@ -24,7 +26,9 @@ from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 from ctxguard.monitor.store.workers import Workers
 
 
-class SampleStore(Workers, SampleQueue, Judgments, Labelling, Picks, Graded, Retention):
+``picks``, ``graded``, ``budgets``, ``retention``. Each is one transaction, unless its docstring
+says otherwise, and may be called from any thread of any process. Errors and logs never hold a
+payload.
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. A

@@ -132,6 +132,32 @@ class WorkerTotals:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetPeriod:
+    """An hour or a day, and the most that judging may take in it; None for no limit.
+
+    Attributes:
+        kind: ``hour`` or ``day``.
+        number: How many of them have passed since the epoch.
+        max_calls: Calls of the judge.
+        max_cost: In the currency of its prices.
+    """
+
+    kind: str
+    number: int
+    max_calls: float | None = None
+    max_cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What judging has spent or reserved in the period of a number."""
+
+    number: int
+    calls: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """A sample that one monitor has until its lease ends; for the other fields see ``Entry``.
 
