@@ -182,6 +182,7 @@ def compare(
             ("samples", samples.sampled, callers.answers),
             ("samples stored", samples.stored, stored_rows),
             ("samples pending", samples.pending, waiting),
+            ("samples unaccounted for", samples.unaccounted, 0),
         ]
     wrong = [f"{what}: {found}, not {due}" for what, found, due in pairs if found != due]
     return ProcessAccounts(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import fleet_faults as fleet
 import leg_faults as legs
 import process_faults as processes
 import reload_faults as reloading
@@ -62,6 +63,10 @@ FAULTS = {
     ),
     "writer killed": Fault(
         "all but what was in hand is stored; that is counted as killed", writer_killed
+    ),
+    "writers of two hosts killed": Fault(
+        "sampled = stored + lost + pending at all times, and in the end nothing is pending",
+        fleet.writers_killed,
     ),
     "judge down during load": Fault(
         "samples wait, and are judged when it is back", samples.judge_down

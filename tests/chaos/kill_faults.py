@@ -75,7 +75,7 @@ def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
         rows = sum(store.states().values())
         workers = store.workers()
     (worker,) = workers
-    known = accounts(worker.sampled, worker.stored, worker.lost)
+    known = accounts(worker.sampled, worker.stored, worker.lost, worker.pending)
     ended = found.ok + found.degraded + found.failed + found.shed
     under_way = found.received - ended
     wrong = []
@@ -88,8 +88,11 @@ def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
         wrong.append(f"{known.sampled} samples of {ended} requests that ended")
     if not answered <= ended <= answered + _THREADS:
         wrong.append(f"{ended} requests ended, callers knew of {answered}")
-    if known.stored != rows or known.pending != 0:
-        wrong.append(f"{known.stored} stored and {known.pending} pending, {rows} rows")
+    if known.stored != rows or known.pending != 0 or known.unaccounted != 0:
+        wrong.append(
+            f"{known.stored} stored, {known.pending} pending and {known.unaccounted} unaccounted "
+            f"for, {rows} rows"
+        )
     # Every answer has a hundred. Those of requests that were under way may be half counted.
     candidates = found.kept + sum(found.dropped.values())
     if not 0 <= DEFAULT_DEPTH * ended - candidates <= DEFAULT_DEPTH * _THREADS:

@@ -110,10 +110,13 @@ def settled(serving: ServingProcess, child: ProcessAccounts | None) -> ProcessAc
         return None
     settle_dead_processes(serving.store, serving.folder / "samples.db.counts")
     (worker,) = [one for one in serving.store.workers() if one.worker_id == child.worker_id]
-    samples = accounts(worker.sampled, worker.stored, worker.lost)
+    samples = accounts(worker.sampled, worker.stored, worker.lost, worker.pending)
     wrong = list(child.wrong)
-    if samples.pending or not worker.closed:
-        wrong.append(f"{samples.pending} samples are pending of a process that is gone")
+    if samples.pending or samples.unaccounted or not worker.closed:
+        wrong.append(
+            f"{samples.pending} samples are pending and {samples.unaccounted} unaccounted for of a "
+            "process that is gone"
+        )
     if samples.sampled != child.metrics.ok + child.metrics.degraded:
         wrong.append(f"{samples.sampled} samples of {child.metrics.ok} answers")
     rows = serving.store.stored_count(worker.worker_id)
