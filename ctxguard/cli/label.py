@@ -193,7 +193,8 @@ def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
     rows = table("metric", "now>", "then>", title="About how wide the 95% intervals are")
     for metric, width in plan.widths.items():
         now = plan.widths_now[metric]
-        rows.add_row(IN_WORDS[metric.value].strip(), *map(_width, (now, width)))
+        name = IN_WORDS[metric.value].strip().removeprefix("its ")
+        rows.add_row(name, *map(_width, (now, width)))
     output.out.print(rows)
 
 

@@ -73,6 +73,11 @@ class TestJudged:
         first, second = fill(store, 1)[0], fill(store, 1)[0]
         assert store.find("r0") == [first, second]
         assert store.find("unknown") == []
+        store.finish("judge", [judged(first)])
+        assert [
+            (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
+        ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
+        assert store.samples_of("unknown") == []
         assert store.request_ids([first, 10**9]) == {first: "r0"}
         assert store.payloads([second, 10**9]) == {second: b"payload"}
-        assert store.verdicts("judge", [first]) == store.rejected([first]) == {}
+        assert store.verdicts("judge", [second]) == store.rejected([second]) == {}

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
 from ctxguard.monitor.store.part import StorePart, reads, rows_with
-from ctxguard.monitor.store.types import JudgedRows
+from ctxguard.monitor.store.types import JudgedRows, State, StoredSample
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
@@ -119,6 +119,37 @@ class Judgments(StorePart):
         """The samples of a request, oldest first."""
         query = sa.select(_samples.sample_id).where(_samples.request_id == storable(request_id))
         return list(connection.execute(query.order_by(_samples.sample_id)).scalars())
+
+    @reads
+    def samples_of(self, connection: sa.Connection, request_id: str) -> list[StoredSample]:
+        """The samples of a request, oldest first, and how far each came."""
+        payloads, series = schema.payloads.c, schema.series.c
+        query = (
+            sa.select(
+                schema.samples,
+                payloads.sample_id.is_not(None).label("has_text"),
+                series.name.label("series"),
+            )
+            .outerjoin(schema.payloads, payloads.sample_id == _samples.sample_id)
+            .outerjoin(schema.judged, _judged.sample_id == _samples.sample_id)
+            .outerjoin(schema.series, series.series_id == _judged.series_id)
+            .where(_samples.request_id == storable(request_id))
+            .order_by(_samples.sample_id)
+        )
+        return [
+            StoredSample(
+                row.sample_id,
+                row.request_id,
+                row.time_seconds,
+                row.probability,
+                row.session_id,
+                State(row.state),
+                row.attempts,
+                bool(row.has_text),
+                row.series,
+            )
+            for row in connection.execute(query)
+        ]
 
     @reads
     def request_ids(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, str]:

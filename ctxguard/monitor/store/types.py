@@ -175,6 +175,28 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredSample:
+    """A sample and how far it came; for the other fields see ``Entry``.
+
+    Attributes:
+        state: Where it is in the judges' queue.
+        attempts: How often judging it has failed.
+        has_text: Whether its payload is kept; the oldest are deleted to bound the store's size.
+        series: The series that judged it; None where it was not judged.
+    """
+
+    sample_id: int
+    request_id: str
+    time_seconds: float
+    probability: float
+    session_id: str | None
+    state: State
+    attempts: int
+    has_text: bool
+    series: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The result of a claimed sample.
 

@@ -1,0 +1,170 @@
+"""`ctxguard explain`: what the store knows of one request."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from household import write_jsonl
+from live_traffic import EVERYTHING, Traffic, profile_of, read_rows, serve
+from running import Result, Run
+
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.monitor.store import Limits, SampleStore
+
+REQUEST = "which-shelf-holds-tool-{}".format
+
+
+def judge(run: Run, traffic: Traffic, folder: Path, *options: object) -> Result:
+    labels = traffic.write_labels(folder / "truth.jsonl")
+    return run(
+        *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
+        *options,
+    )
+
+
+@pytest.fixture
+def traffic(run: Run, tmp_path: Path) -> Traffic:
+    """Judged requests; the policy keeps at most 5 and needs a score near the top.
+
+    The profile lies beside the store.
+    """
+    profile = profile_of(RatioPolicy(k=5, min_ratio=0.85))
+    profile.save(tmp_path / "profile.json")
+    made = serve(tmp_path, 4, profile=profile, relevant_ranks=[1], rates=EVERYTHING)
+    assert judge(run, made, tmp_path).exit_code == 0
+    return made
+
+
+def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list[dict[str, Any]]:
+    result = run("explain", REQUEST(number), "--store", traffic.url, "--json", *options)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["request_id"] == REQUEST(number)
+    samples: list[dict[str, Any]] = found["samples"]
+    return samples
+
+
+def test_every_candidate_has_its_scores_and_what_the_judge_said(run: Run, traffic: Traffic) -> None:
+    (found,) = explained(run, traffic, 2)
+    assert found["query"] == "which shelf holds tool 2"
+    assert (found["route"], found["mode"], found["state"]) == ("external", "enforce", "judged")
+    assert found["probability"] == 1.0
+    candidates = found["candidates"]
+    assert [one["passage_id"] for one in candidates] == [f"d2-{rank}" for rank in range(12)]
+    # Cosines of 0.9 at the top and 0.05 less with each rank: exp(-0.15) is above 0.85.
+    assert [one["outcome"] for one in candidates] == ["served"] * 4 + ["dropped"] * 8
+    assert candidates[3]["score"] == pytest.approx(0.75)
+    assert [one["judge"]["grade"] for one in candidates] == [0, 1, *[0] * 10]
+    assert all(one["reason"] is None for one in candidates)
+    assert "with --profile" in found["notes"][0]
+
+
+def test_a_profile_gives_the_reasons_of_its_drops(
+    run: Run, traffic: Traffic, tmp_path: Path
+) -> None:
+    (found,) = explained(run, traffic, 2, "--profile", tmp_path / "profile.json")
+    candidates = found["candidates"]
+    assert candidates[3]["reason"] is None
+    assert candidates[4]["reason"] == "scored too far below the best"
+    assert candidates[4]["kept_if"] == ["min_ratio ≤ 0.818"]
+    assert candidates[5]["reason"] == "beyond k"
+    assert found["notes"] == []
+    other = profile_of(RatioPolicy(k=2))
+    other.save(tmp_path / "other.json")
+    (found,) = explained(run, traffic, 2, "--profile", tmp_path / "other.json")
+    assert any(other.profile_id in note for note in found["notes"])
+    assert "this profile keeps 2; then 4 were kept" in found["notes"]
+
+
+def test_labels_picks_and_reactions_are_shown(run: Run, traffic: Traffic, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run("label", "export", "--store", traffic.url, "--out", out, "-n", "2").exit_code == 0
+    rows = [{**row, "grade": 0, "negative": "distractor"} for row in read_rows(out)]
+    name = rows[0]["request_id"]
+    back = write_jsonl(tmp_path / "back.jsonl", rows[:1])
+    run("label", "import", back, "--store", traffic.url, "--annotator", "ann")
+    reactions = write_jsonl(tmp_path / "f.jsonl", [{"request_id": name, "kind": "thumb_down"}])
+    run("label", "feedback", reactions, "--store", traffic.url)
+    (found,) = explained(run, traffic, int(str(name).rsplit("-", 1)[1]))
+    assert 0.0 < found["picked"]["served"] < 1.0
+    assert found["feedback"] == ["thumb_down"]
+    labelled = [one for one in found["candidates"] if one["labels"]]
+    (label,) = labelled[0]["labels"]
+    assert (label["annotator"], label["grade"], label["negative"]) == ("ann", 0, "distractor")
+    shown = run("explain", name, "--store", traffic.url).stdout
+    assert "ann 0 distractor" in shown
+    assert "picked to depth served with probability" in shown
+
+
+def test_it_fits_80_columns(run: Run, traffic: Traffic, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    for options in ((), ("--profile", profile), ("--all",)):
+        result = run("explain", REQUEST(1), "--store", traffic.url, *options, columns="80")
+        assert result.exit_code == 0
+        assert max(map(len, result.stdout.splitlines())) <= 80
+        assert "Served, best first" in result.stdout
+
+
+def test_a_request_that_was_sampled_twice_has_both_samples(
+    run: Run, traffic: Traffic, tmp_path: Path
+) -> None:
+    serve(tmp_path, 1, first=2, relevant_ranks=[1])
+    first, second = explained(run, traffic, 2)
+    assert (first["state"], second["state"]) == ("judged", "pending")
+    assert second["state_in_words"] == "waits to be judged"
+    assert all(one["judge"] is None for one in second["candidates"])
+
+
+def test_an_unknown_request_is_an_error_with_the_likely_causes(run: Run, traffic: Traffic) -> None:
+    result = run("explain", "never-seen", "--store", traffic.url)
+    assert result.exit_code == 2
+    assert "no sample of request 'never-seen'" in result.stderr
+    for cause in ("not sampled", "not written yet", "expired"):
+        assert cause in result.stderr
+
+
+def test_where_the_text_was_deleted_the_rest_is_shown(
+    run: Run, traffic: Traffic, tmp_path: Path
+) -> None:
+    with SampleStore.open(traffic.url, limits=Limits(max_bytes=1)) as store:
+        store.clean()
+    (found,) = explained(run, traffic, 2)
+    assert (found["state"], found["has_text"], found["candidates"]) == ("judged", False, [])
+    assert found["state_in_words"].startswith("judged by labels ")
+    assert (
+        "deleted to bound the store's size"
+        in run("explain", REQUEST(2), "--store", traffic.url).stdout
+    )
+
+
+def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    from chat_endpoint import Answer, ChatEndpoint
+
+    made = serve(tmp_path, 1, rates=EVERYTHING)
+    endpoint = ChatEndpoint()
+    endpoint.script.extend([Answer(content="seven")] * 60)
+    try:
+        run(
+            *("monitor", "--store", made.url, "--judge", "llm", "--model", "m"),
+            *("--base-url", endpoint.url, "--once"),
+        )
+    finally:
+        endpoint.close()
+    (found,) = explained(run, made, 0)
+    assert found["state"] == "incomplete"
+    assert "seven" in found["rejected"][0]["reply"]
+    shown = run("explain", REQUEST(0), "--store", made.url).stdout
+    assert "a served passage got no valid verdict" in shown
+    assert "seven" in shown
+
+
+def test_a_sample_on_which_the_judge_failed_says_how_often(run: Run, tmp_path: Path) -> None:
+    made = serve(tmp_path, 1)
+    with SampleStore.open(made.url) as store:
+        for _ in range(2):
+            (one,) = store.claim("m", 1, lease_seconds=60.0)
+            store.give_back([one.sample_id], max_attempts=2)
+    (found,) = explained(run, made, 0)
+    assert found["state_in_words"] == "left out; judging it failed 2 times"
