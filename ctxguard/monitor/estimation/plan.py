@@ -8,7 +8,7 @@ from ctxguard.monitor.estimation.graded import depth_graded
 from ctxguard.monitor.estimation.live import NEEDS_POOL, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.labels.samples import GradedSample
+from ctxguard.monitor.labels.samples import GradedSample, confirmed_share
 from ctxguard.monitor.store import LabelDepth, SampleStore
 
 PLANNED = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM, Metric.RECALL)
@@ -23,7 +23,7 @@ class LabelPlan:
         widths_now: The width of each metric's interval over all that is retained; None where
             there is no estimate yet.
         widths: About the width with the labels; None where it cannot be told.
-        expected_passages: How many passages people grade if they agree with the judge.
+        expected_passages: About how many passages people grade.
         recall_passages: How many more they would grade for recall; None where that is included.
     """
 
@@ -64,8 +64,9 @@ def label_plan(
     corrected = live.estimates[Window.ALL_RETAINED]
     judge = live.judge_estimates[Window.ALL_RETAINED]
     metrics = [one for one in PLANNED if depth is LabelDepth.POOL or one not in NEEDS_POOL]
+    confirmed = confirmed_share(store, series, list(store.picked(series, LabelDepth.SERVED)))
     expected, with_recall = (
-        sum(sample.expected_passages(each) for sample in samples)
+        round(sum(sample.expected_passages(each, confirmed) for sample in samples))
         for each in (depth, LabelDepth.POOL)
     )
     return LabelPlan(

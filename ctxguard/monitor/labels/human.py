@@ -15,7 +15,7 @@ from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelDepth, LabelRow
 
-WHOLE_POOL_RATE = 0.2
+WHOLE_POOL_RATE = 0.15
 """Share of the requests, of those in which neither the judge nor people saw a relevant passage,
 whose whole pool people grade."""
 

@@ -38,16 +38,35 @@ class GradedSample:
         """The rows of a file that are still to be graded; as many as it takes at most."""
         return rows_to_label(self.record, self.people, depth, self.judged)
 
-    def expected_passages(self, depth: LabelDepth) -> int:
-        """How many passages people still grade if they agree with the judge."""
+    def expected_passages(self, depth: LabelDepth, confirmed: float) -> float:
+        """About how many passages people still grade, from top to bottom as the guide says.
+
+        Args:
+            depth: How far.
+            confirmed: Share of the passages that the judge called relevant in which people agree.
+        """
         judged = self.judged
-        found, n = False, 0
+        passages, none_above = 0.0, 1.0
         for row in self.rows(depth):
-            if found and row.when == IF_NONE_ABOVE:
-                break
-            found = found or row.passage_id in judged
-            n += 1
-        return n
+            passages += none_above if row.when == IF_NONE_ABOVE else 1.0
+            if row.passage_id in judged:
+                none_above *= 1.0 - confirmed
+        return passages
+
+
+def confirmed_share(store: SampleStore, series: str, sample_ids: Sequence[int]) -> float:
+    """Share of the passages that the judge called relevant in which people agree, in (0, 1).
+
+    By the labels of these samples, with five of ten added, which is all there is at first.
+    """
+    verdicts = store.verdicts(series, sample_ids)
+    agreed = [
+        people.by_passage[name].grade > 0
+        for sample_id, people in human_verdicts(store.labels(list(verdicts))).items()
+        for name, verdict in verdicts_from_json(verdicts[sample_id]).items()
+        if verdict.grade > 0 and name in people.by_passage
+    ]
+    return (sum(agreed) + 5) / (len(agreed) + 10)
 
 
 def graded_samples(
