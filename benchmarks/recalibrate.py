@@ -32,7 +32,6 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
-from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
@@ -41,6 +40,7 @@ from calibration.pool_labels import IntArray, label
 from calibration.replay import replay
 from calibration.retrievers import RecordedRankings
 from calibration.risk import betting_upper_bound
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Hit, Leg, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import LabelJudge
@@ -49,19 +49,26 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.profile.schema import Certificate, Profile
+from ctxguard.profile.schema import Certificate, Profile, Provenance, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 
 SUMMARY = "Simulate how often a recalibrated bound is false over requests."
 DELTA = 0.1
 QUESTIONS = 5_000
 STORED_QUESTIONS = 600
+THROUGH_STORE_REQUESTS = (300, 1_000)
 POPULAR = 12
 POPULAR_SHARE = 0.6
 QUIET, BUSY = 1.0, 0.2
 """Probabilities of being sampled, in quiet hours and in busy ones."""
 
 DEPTH, SERVED = 20, 5
+IN_FORCE = Profile(
+    routes={Route.HYBRID: RouteProfile(policy=RatioPolicy(k=3), score_kind=ScoreKind.RATIO)},
+    provenance=Provenance(
+        ctxguard_version="", seed=0, dataset="none", dataset_digest="", depth=DEPTH
+    ),
+)
 RATES = JudgingRates(
     dropped_rate=0.0, full_pool_rate=0.5, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
 )
@@ -152,7 +159,7 @@ def weighed(traffic: Traffic, n: int, rng: np.random.Generator) -> tuple[IntArra
     probability = np.where(rng.random(n) < traffic.busy[asked], BUSY, QUIET)
     taken = rng.random(n) < probability
     questions, place = np.unique(asked[taken], return_inverse=True)
-    return questions, np.bincount(place, 1.0 / probability[taken])
+    return questions, np.bincount(place, 1.0 / probability[taken]).astype(np.float64)
 
 
 def level(name: str, n: int, repeats: int, seed: int) -> list[Outcome]:
@@ -226,11 +233,6 @@ class _World:
         self.labels = label(self.pools, self.dataset, baseline_k=SERVED)
         self.texts = [query.text for query in queries]
 
-    def in_force(self) -> Profile:
-        """A profile to recalibrate, whatever it serves."""
-        few = self.dataset.subset([query.query_id for query in self.dataset.queries[-60:]])
-        return calibrate(self.retriever, few, Settings(depth=DEPTH, held_out=0.0)).profile
-
     def traffic(self, n: int, rng: np.random.Generator) -> JudgedTraffic:
         """n requests: served, sampled under a rate limit, stored and judged."""
         now = 0.0
@@ -281,14 +283,14 @@ def through_store(n: int, repeats: int, seed: int) -> list[Outcome]:
     for repeat in range(repeats):
         rng = np.random.default_rng([seed, n, repeat])
         world = _World(rng)
-        traffic, in_force = world.traffic(n, rng), world.in_force()
+        traffic = world.traffic(n, rng)
         equal = replace(
             traffic.dataset,
             queries=tuple([replace(query, weight=1.0) for query in traffic.dataset.queries]),
         )
         settings = Settings(depth=DEPTH, serving_k=SERVED, held_out=0.5, seed=repeat)
         for method, dataset in (("requests", traffic.dataset), ("distinct questions", equal)):
-            profile = recalibrate(replace(traffic, dataset=dataset), in_force, settings).profile
+            profile = recalibrate(replace(traffic, dataset=dataset), IN_FORCE, settings).profile
             certificate = profile.routes[Route.HYBRID].certificate
             rows[method].append(_row(certificate, *world.truths(profile)))
     return [
@@ -359,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for outcome in level(name, n, options.repeats, options.seed)
     ]
     if options.through_store:
-        for n in options.requests:
+        for n in THROUGH_STORE_REQUESTS:
             outcomes += through_store(n, options.through_store, options.seed)
     broken = [one for one in outcomes if one.method == "requests" and not is_kept(one)]
     seconds = time.perf_counter() - start

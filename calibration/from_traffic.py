@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,11 +32,14 @@ from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import human_verdicts
+from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
     from ctxguard.monitor.store import SampleStore
+
+_DRAWN = HashSampler("question")
 
 _IN_PART = "whose pool was judged in part"
 _NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was served"
@@ -52,7 +56,7 @@ class JudgedTraffic:
     """Judged requests that calibration can use.
 
     Attributes:
-        dataset: What they ask, each question once, with the verdicts on its latest request as
+        dataset: What they ask, each question once, with the verdicts on one of its requests as
             labels. Its weight is that of all its requests, in units of the heaviest question.
         rankings: What was retrieved, by query text.
         route: The stages that answered all of them.
@@ -178,16 +182,22 @@ class _Graded:
 
 
 def _question(asked: list[_Graded]) -> _Graded:
-    """The latest of the requests that ask one question, with the weight of all, newest first.
+    """One of the requests that ask a question, newest first, with the weight of all.
 
-    What people said of an earlier one's passages holds of the latest one's too.
+    It is drawn by weight (Efraimidis and Spirakis, Information Processing Letters 97(5), 2006).
+    The latest would not do: where verdicts on one question differ, those on requests that were
+    served nothing relevant are the likelier to be here. What people said of any holds of all.
     """
-    latest = asked[0]
+
+    def key(sample: _Graded) -> float:
+        return log(1.0 - _DRAWN.uniform(sample.record.request_id)) / sample.weight
+
     by_people: dict[str, Judgment] = {}
     for sample in reversed(asked):
         by_people.update(sample.by_people)
-    known = {name: by_people.get(name, verdict) for name, verdict in latest.labels.items()}
-    return replace(latest, labels=known, weight=sum([sample.weight for sample in asked]))
+    drawn = max(asked, key=key)
+    known = {name: by_people.get(name, verdict) for name, verdict in drawn.labels.items()}
+    return replace(drawn, labels=known, weight=sum([sample.weight for sample in asked]))
 
 
 def _wholly_judged(
@@ -231,7 +241,7 @@ def _count_words(
     return (
         f"{requests:,} judged requests ask {questions:,} questions. A question weighs as much as "
         "its requests, each by 1 / the probability that it was used, and has the answer and "
-        f"verdicts of the latest: in all like {effective_requests:,.0f} requests and "
+        f"verdicts of one of them: in all like {effective_requests:,.0f} requests and "
         f"{effective_questions:,.0f} questions of equal weight"
     )
 

@@ -41,7 +41,8 @@ def n_equivalent(weights: FloatArray) -> float | None:
 
 def counted(weights: FloatArray) -> FloatArray:
     """Weights that sum to their effective number: each query's share of it."""
-    return weights * (weights.sum() / (weights**2).sum())
+    shares: FloatArray = weights * (weights.sum() / (weights**2).sum())
+    return shares
 
 
 def deciles(values: FloatArray, weights: FloatArray) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
@@ -195,8 +196,8 @@ class TestGathering:
         live = Watching(truth_of(dataset), rates=WHOLE)
         live.watch(*serve(retriever, [*texts, texts[0], texts[0], texts[1]]))
         found = judged_traffic(live.store, SERIES)
-        weights = {query.query_id: query.weight for query in found.dataset.queries}
-        assert weights == pytest.approx({"6": 1.0, "7": 2 / 3, "3": 1 / 3, "4": 1 / 3})
+        weights = [query.weight for query in sorted(found.dataset.queries, key=lambda q: q.text)]
+        assert weights == pytest.approx([1.0, 2 / 3, 1 / 3, 1 / 3])
         assert (found.requests, found.effective_requests, found.left_out) == (7, 7.0, {})
         assert found.effective_questions == pytest.approx(49 / 15)
 
@@ -212,7 +213,31 @@ class TestGathering:
         assert weights == pytest.approx({texts[0]: 1.0, texts[1]: 2 / 12, texts[2]: 2 / 12})
         assert found.effective_requests == pytest.approx(16**2 / (100 + 4 + 4 + 4))
 
-    def test_what_people_said_of_an_earlier_request_holds_of_the_latest(self) -> None:
+    def test_where_verdicts_on_a_question_differ_they_count_by_weight(self) -> None:
+        """A fifth of the requests is judged to have no hit, and all of those are judged in full."""
+
+        class Moody:
+            name, version, max_grade, reads_text = "labels", "1", 1, False
+
+            def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+                served = retriever.rankings[query].passage_ids[:3]
+                grade = int(passages[0].passage_id in served and random.random() < 0.8)
+                return [Judgment(passage.passage_id, grade) for passage in passages]
+
+        random = Random(0)
+        rates = JudgingRates(
+            dropped_rate=0.0, full_pool_rate=0.2, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
+        )
+        retriever, dataset = simulate(120)
+        live = Watching(Moody(), rates=rates)
+        live.watch(*serve(retriever, [query.text for query in dataset.queries] * 10))
+        found = judged_traffic(live.store, SERIES).dataset
+        total = sum(query.weight for query in found.queries)
+        hits = sum(query.weight for query in found.queries if found.relevant(query.query_id))
+        # Four standard errors of 120 questions.
+        assert hits / total == pytest.approx(0.8, abs=4 * (0.16 / 120) ** 0.5)
+
+    def test_what_people_said_of_one_request_holds_of_all_that_ask_the_same(self) -> None:
         retriever, dataset = simulate(2)
         text = dataset.queries[0].text
         live = Watching(truth_of(dataset), rates=WHOLE)
@@ -227,7 +252,8 @@ class TestGathering:
             ]
         )
         found = judged_traffic(live.store, SERIES).dataset
-        assert (found.qrels["2"][first], found.qrels["2"][second]) == (3, 0)
+        (grades,) = found.qrels.values()
+        assert (grades[first], grades[second]) == (3, 0)
 
     def test_that_few_questions_are_most_of_the_traffic_is_said(self) -> None:
         retriever, dataset = simulate(40)
