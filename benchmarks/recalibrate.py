@@ -215,8 +215,8 @@ class _World:
                 for _ in range(2)
             )
             order = np.argsort(-(dense + lexical), kind="stable")
-            hits = [Hit(f"{query_id}-{place}", float(dense[place] + lexical[place]) / 2.0)
-                    for place in order]  # fmt: skip
+            fused = (dense + lexical) / 2.0
+            hits = [Hit(f"{query_id}-{place}", float(fused[place])) for place in order]
             ranking = Ranking.from_hits(hits, ScoreKind.RATIO, Route.HYBRID)
             legs = {
                 "dense": Leg(dense[order], ScoreKind.COSINE),
