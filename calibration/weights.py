@@ -41,6 +41,8 @@ def n_equivalent(weights: FloatArray) -> float | None:
 
 def counted(weights: FloatArray) -> FloatArray:
     """Weights that sum to their effective number: each query's share of it."""
+    if not weights.size:
+        return weights
     shares: FloatArray = weights * (weights.sum() / (weights**2).sum())
     return shares
 
