@@ -7,9 +7,10 @@ the simulation sets; only the traffic, the judge and the people are made up.
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -24,23 +25,21 @@ from benchmarks._live_traffic import (
     SimulatedJudge,
     Traffic,
     context_of,
-    grade,
     search_beyond,
+    true_grade,
 )
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.ppi import label_weights
 from ctxguard.monitor.estimation.terms import Metric, table_of
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
-from ctxguard.monitor.labels.human import needed_positions, positions_to_label
+from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel, in_file_order
+from ctxguard.monitor.labels.samples import graded_samples
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
@@ -148,7 +147,7 @@ class Service:
     ) -> None:
         self.now = START
         self.judge = judge
-        self._traffic = traffic
+        self.traffic = traffic
         self._seed = seed
         self._served = 0
         self.labelled = 0
@@ -194,13 +193,13 @@ class Service:
 
     def serve(self, until: float) -> None:
         """Answer the requests up to a moment, and sample them."""
-        last = int(np.searchsorted(self._traffic.seconds, until, side="right"))
+        last = int(np.searchsorted(self.traffic.seconds, until, side="right"))
         for request in range(self._served, last):
-            self.now = START + float(self._traffic.seconds[request])
+            self.now = START + float(self.traffic.seconds[request])
             request_id = f"{self._seed}-{request}"
             probability = self.sampler.draw(request_id)
             if probability:
-                context = context_of(self._traffic, request, request_id)
+                context = context_of(self.traffic, request, request_id)
                 self.sampler.offer(context, probability, self.now)
         self._served = last
         self.now = START + until
@@ -318,16 +317,15 @@ def label_some(service: Service, pick: Pick) -> int:
     else:
         weigh = _weigh if pick.weighted else None
         picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
-    chosen = picked[: math.ceil(pick.graded * len(picked))]
-    payloads, judged = store.payloads(chosen), store.verdicts(series, chosen)
-    rows = list[LabelRow]()
-    for sample_id in chosen:
-        verdicts = verdicts_from_json(judged.get(sample_id, ""))
-        relevant = {name for name, verdict in verdicts.items() if verdict.grade > 0}
-        record = SampleRecord.from_bytes(payloads[sample_id])
-        labels = list(_graded(service, record, pick.depth, relevant))
-        is_left_open = pick.graded < 1.0 and sample_id == chosen[-1]
-        rows += labels[: len(labels) // 2] if is_left_open else labels
+    in_order = sorted(
+        graded_samples(store, series, picked).values(),
+        key=lambda sample: in_file_order(sample.record.request_id),
+    )
+    n = math.ceil(pick.graded * len(in_order))
+    labels = [list(_graded(service, sample.rows(pick.depth))) for sample in in_order[:n]]
+    if pick.graded < 1.0:
+        labels[-1] = labels[-1][: len(labels[-1]) // 2]
+    rows = list(chain.from_iterable(labels))
     store.add_labels(rows)
     service.labelled += pick.n
     return len(rows)
@@ -345,20 +343,12 @@ def _weigh(summaries: bytes) -> FloatArray:
     return label_weights(table_of(summaries))
 
 
-def _graded(
-    service: Service, record: SampleRecord, depth: LabelDepth, judged: set[str]
-) -> Iterator[LabelRow]:
-    """The labels that a person gives to one sample: no more than is asked for."""
-    given = dict[str, Judgment]()
-    needed = len(needed_positions(record, depth))
-    for place, position in enumerate(positions_to_label(record, given, depth, judged)):
-        if (
-            place >= needed
-            and any(verdict.grade for verdict in given.values())
-            and not (positions_to_label(record, given, depth, judged))
-        ):
+def _graded(service: Service, rows: Sequence[RowToLabel]) -> Iterator[LabelRow]:
+    """The labels that a person gives to one request, as the guide of the file says."""
+    found_one = False
+    for row in rows:
+        if row.when == IF_NONE_ABOVE and found_one:
             return
-        name = record.passage_ids[position]
-        found, negative = grade(service._traffic, record.query or "", name)
-        given[name] = Judgment(name, found, negative)
-        yield LabelRow(record.request_id, name, found, negative, "ann", service.now)
+        grade, negative = true_grade(service.traffic, row.query, row.passage_id)
+        found_one |= grade > 0
+        yield LabelRow(row.request_id, row.passage_id, grade, negative, "ann", service.now)

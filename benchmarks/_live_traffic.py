@@ -286,7 +286,7 @@ class SimulatedJudge:
         return Judgment(name, grade, _negative(self._misleading, grade, question, place))
 
 
-def grade(traffic: Traffic, query: str, name: str) -> tuple[int, Negative | None]:
+def true_grade(traffic: Traffic, query: str, name: str) -> tuple[int, Negative | None]:
     """What a person says of a passage: the truth, as (grade, negative)."""
     question, place = question_of(query), int(name[1:])
     relevant = int(traffic.relevant[question, place])

@@ -336,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--labellings",
         type=int,
-        default=8,
+        default=4,
         metavar="N",
         help="how many of them draw other labels from the same traffic, where that is all the same",
     )
