@@ -344,16 +344,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--postgresql", type=int, default=24, metavar="N", help="runs on PostgreSQL; 0 for none"
     )
     parser.add_argument("--quick", action="store_true", help="24 runs, none on PostgreSQL")
-    parser.add_argument("--only", metavar="TEXT", default="", help="scenarios whose name has TEXT")
+    parser.add_argument(
+        "--only", nargs="+", metavar="TEXT", default=[""], help="scenarios whose name has a TEXT"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
     repeats, on_server = (24, 0) if options.quick else (options.repeats, options.postgresql)
     if min(repeats, options.labellings) < 1:
         parser.error("at least 1 repeat and 1 labelling are needed")
-    chosen = [scenario for scenario in SCENARIOS if options.only in scenario.name]
+    chosen = [one for one in SCENARIOS if any(text in one.name for text in options.only)]
     if not chosen:
-        parser.error(f"no scenario's name has {options.only!r}")
+        parser.error(f"no scenario's name has {' or '.join(map(repr, options.only))}")
     console = Console(width=80, highlight=False)
     cells = []
     start = time.perf_counter()
