@@ -6,7 +6,6 @@ the simulation sets; only the traffic, the judge and the people are made up.
 
 import math
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -279,16 +278,6 @@ class Service:
         }
 
 
-def summed(service: Service) -> Counter[tuple[str, ...]]:
-    """Every counter of the monitors, added up as PromQL would."""
-    total = Counter[tuple[str, ...]]()
-    for monitor in range(len(service.monitors)):
-        for key, value in service.scrape(monitor).items():
-            if key[0].endswith("_total"):
-                total[key] += value  # type: ignore[assignment]
-    return total
-
-
 def figures(
     scraped: Mapping[tuple[str, ...], float], name: str = "ctxguard_estimate"
 ) -> dict[tuple[Window, Metric], Figure]:
@@ -302,6 +291,30 @@ def figures(
         for window in Window
         for metric in Metric
     }
+
+
+def check_together(service: Service) -> None:
+    """Compare what several monitors of one store export.
+
+    Raises:
+        RuntimeError: they publish different estimates, or their counters do not add up to the
+            judgments in the store.
+    """
+    scrapes = [service.scrape(monitor) for monitor in range(len(service.monitors))]
+    first = figures(scrapes[0])
+    if any(figures(scraped) != first for scraped in scrapes):
+        raise RuntimeError("two monitors of one store publish different estimates")
+
+    def total(*key: str) -> float:
+        return sum(scraped[key] for scraped in scrapes)
+
+    judged = len(service.store.judged(service.monitors[0].series))
+    if total("ctxguard_judged_samples_total", "judged") != judged:
+        raise RuntimeError(f"the monitors' counters do not add up to {judged} judged samples")
+    own = figures(scrapes[0], "ctxguard_judge_estimate")[Window.ALL_RETAINED, Metric.RECALL].value
+    recall = total("ctxguard_kept_relevant_total") / total("ctxguard_relevant_total")
+    if own is None or not math.isclose(recall, own, rel_tol=1e-9):
+        raise RuntimeError(f"the monitors' counters make the judge's recall {recall}, not {own}")
 
 
 def label_some(service: Service, pick: Pick) -> int:

@@ -144,8 +144,9 @@ def draw_traffic(shape: Shape, rng: np.random.Generator) -> Traffic:
     quality = rng.beta(_SPREAD * precision, _SPREAD * (1.0 - precision))
     session = np.zeros(shape.n, np.int64)
     if shape.session_length > 1:
-        session = 1 + np.arange(shape.n) // shape.session_length
-        quality = 0.25 * quality + 0.75 * quality[(session - 1) * shape.session_length]
+        first = np.arange(shape.n) // shape.session_length * shape.session_length
+        session = 1 + first
+        quality[: shape.n] = 0.25 * quality[: shape.n] + 0.75 * quality[first]
     asked = np.arange(shape.n)
     if shape.popular:
         asks_popular = rng.random(shape.n) < shape.popular_share

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, groupby, pairwise
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._live_scenarios import POSTGRESQL, SCENARIOS, Scenario
-from benchmarks._live_service import START, Figure, Service, figures, label_some
+from benchmarks._live_service import START, Figure, Service, check_together, figures, label_some
 from benchmarks._live_traffic import SimulatedJudge, draw_traffic
 from benchmarks.store import postgresql
 from ctxguard.monitor.estimation.live import Window
@@ -138,8 +138,20 @@ class Cell:
         }
 
 
-Look = tuple[int, int, dict[tuple[Window, Metric], tuple[Figure, float]]]
-"""(step, labels so far, the figures with their truth)."""
+class Look(NamedTuple):
+    """What is scraped at one moment.
+
+    Attributes:
+        step: After which.
+        labels: Requests that people were asked to label by then.
+        figures: By window and metric.
+        truths: The same over all traffic of that window.
+    """
+
+    step: int
+    labels: int
+    figures: Mapping[tuple[Window, Metric], Figure]
+    truths: Mapping[tuple[Window, Metric], float]
 
 
 class Run:
@@ -211,18 +223,20 @@ class Run:
 
     def _look(self, service: Service, step: int) -> Look:
         service.maintain()
+        if len(service.monitors) > 1:
+            check_together(service)
         scraped = figures(service.scrape())
         until = service.now - START
         lengths = {
             Window.RECENT: self.scenario.setting.window_seconds,
             Window.ALL_RETAINED: MOST_SECONDS,
         }
-        found = {
-            (window, metric): (scraped[window, metric], truth)
+        truths = {
+            (window, metric): truth
             for window, length in lengths.items()
             for metric, truth in self.traffic.truths(until - length, until).items()
         }
-        return step, service.labelled, found
+        return Look(step, service.labelled, {key: scraped[key] for key in truths}, truths)
 
 
 class Database(NamedTuple):
@@ -244,12 +258,12 @@ def simulate(
     cells: dict[tuple[int, int, Window, Metric], Cell] = {}
     for seed in seeds:
         with database.stores() as urls:
-            for step, labels, found in Run(scenario, urls, seed).looks(labellings):
-                for key, (figure, truth) in found.items():
-                    place = step, labels, *key
+            for look in Run(scenario, urls, seed).looks(labellings):
+                for key, truth in look.truths.items():
+                    place = look.step, look.labels, *key
                     if place not in cells:
                         cells[place] = Cell(database.name, scenario.name, *place)
-                    cells[place].add(seed, figure, truth)
+                    cells[place].add(seed, look.figures[key], truth)
     return list(cells.values())
 
 

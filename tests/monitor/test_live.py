@@ -1,0 +1,314 @@
+"""What a monitor exports, scraped, against the truth over all traffic, sampled or not.
+
+Small forms of ``benchmarks.live``: everything between a request and the exposition is real. Seeds
+are fixed, and the bar leaves room for so few runs: of 12 right intervals 8 hold the truth, but for
+one time in five thousand.
+"""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks._live_scenarios import CAPPED, EXACT, GOOD, UNEQUAL, Scenario
+from benchmarks._live_service import Pick, Service, Setting, label_some
+from benchmarks._live_traffic import (
+    BEYOND,
+    DAY_SECONDS,
+    DEPTH,
+    Shape,
+    Traffic,
+    draw_traffic,
+    passage_id,
+    query_of,
+    question_of,
+    true_grade,
+)
+from benchmarks.live import SQLITE, Cell, Run, main, simulate
+from ctxguard.cli import app
+from ctxguard.core.metrics import (
+    context_recall,
+    distractor_rate,
+    precision_at_k,
+    reciprocal_rank,
+    strict_utilities,
+    udcg,
+)
+from ctxguard.core.types import DEFAULT_K
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.labels.files import ALWAYS
+from ctxguard.monitor.store import LabelDepth
+from ctxguard.redaction import redact
+
+LEAST_COVERED = 8 / 12
+MAIN = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)
+SMALL = Shape(n=4_000)
+FALLING = Shape(n=4_000, precision=(0.8, 0.4))
+MONTHS = Shape(n=5_000, precision=(0.8, 0.2), seconds=60 * DAY_SECONDS)
+
+
+Cells = dict[tuple[int, int, Window, Metric], Cell]
+
+
+def cells_of(scenario: Scenario, traffics: int = 3, labellings: int = 4) -> Cells:
+    """The figures of a scenario by step, labels, window and metric."""
+    found = simulate(scenario, SQLITE, range(traffics), labellings)
+    return {(cell.step, cell.labels, cell.window, cell.metric): cell for cell in found}
+
+
+def covered(cell: Cell) -> float:
+    """Share of the shown intervals that hold the truth."""
+    return sum(figure.holds(truth) for _, figure, truth in cell.shown) / len(cell.shown)
+
+
+def assert_covered(cells: Sequence[Cell], *, always_shown: bool = True) -> None:
+    for cell in cells:
+        if always_shown:
+            assert len(cell.shown) == len(cell.truths), cell.to_dict()
+        if cell.shown:
+            assert covered(cell) >= LEAST_COVERED, cell.to_dict()
+
+
+@pytest.fixture(scope="module")
+def traffic() -> Traffic:
+    shape = Shape(n=400, popular=5, session_length=3, missed=0.2, precision=(0.6, 0.3))
+    return draw_traffic(shape, np.random.default_rng(1))
+
+
+def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_request(
+    traffic: Traffic,
+) -> None:
+    found: dict[Metric, list[float]] = {metric: [] for metric in Metric}
+    kept = in_pool = beyond = 0
+    for question in traffic.asked.tolist():
+        labels = [
+            true_grade(traffic, query_of(question), passage_id(place)) for place in range(DEPTH)
+        ]
+        grades = [grade for grade, _ in labels]
+        served = grades[:DEFAULT_K]
+        worth = strict_utilities(
+            served, top_grade=1, negatives=[negative for _, negative in labels[:DEFAULT_K]]
+        )
+        found[Metric.PRECISION].append(precision_at_k(served))
+        found[Metric.UDCG].append(udcg(worth).value)
+        found[Metric.GAIN].append(udcg(worth).gain)
+        found[Metric.HARM].append(udcg(worth).harm)
+        found[Metric.DISTRACTOR_RATE].append(distractor_rate(worth))
+        if any(grades):
+            found[Metric.MRR].append(reciprocal_rank(served, grades) or 0.0)
+            found[Metric.RECALL_PER_REQUEST].append(context_recall(served, grades))
+        kept, in_pool = kept + sum(served), in_pool + sum(grades)
+        beyond += int(traffic.beyond[question].sum())
+    truths = traffic.truths(0.0, 10 * DAY_SECONDS)
+    for metric, values in found.items():
+        if values:
+            assert truths[metric] == pytest.approx(np.mean(values)), metric
+    assert truths[Metric.RECALL] == pytest.approx(kept / in_pool)
+    assert truths[Metric.RETRIEVER_MISS] == pytest.approx(beyond / (beyond + in_pool))
+    assert traffic.beyond.shape[1] == BEYOND
+
+
+def test_no_redactor_takes_a_simulated_question_for_a_persons_data() -> None:
+    for question in range(0, 100_000, 997):
+        text = query_of(question)
+        assert redact(text) == text
+        assert question_of(text) == question
+
+
+@pytest.fixture(scope="module")
+def falling() -> Cells:
+    """Quality falls, and people label some of the whole period at its end."""
+    return cells_of(Scenario("drift", shape=FALLING, picks=(Pick(10, 80),)))
+
+
+def test_labels_of_the_whole_period_are_about_the_traffic_of_the_whole_period(
+    falling: Cells,
+) -> None:
+    assert_covered([falling[10, 80, Window.ALL_RETAINED, metric] for metric in MAIN])
+
+
+def test_a_recent_window_with_few_labels_borrows_the_judges_errors_and_says_so(
+    falling: Cells,
+) -> None:
+    for metric in (Metric.PRECISION, Metric.UDCG, Metric.GAIN, Metric.HARM):
+        cell = falling[10, 80, Window.RECENT, metric]
+        assert_covered([cell])
+        assert all(figure.is_borrowed for _, figure, _ in cell.shown)
+
+
+@pytest.mark.parametrize("ways", [(False, False), (True, True), (False, True)])
+def test_labels_of_several_days_are_one_sample(ways: tuple[bool, bool]) -> None:
+    """Some after a third of the traffic and as many at its end, when it is far worse."""
+    first, last = [
+        Pick(step, 50, weighted=weighted, depth=LabelDepth.SERVED)
+        for step, weighted in zip((3, 10), ways, strict=True)
+    ]
+    cells = cells_of(Scenario("two days", GOOD, FALLING, picks=(first, last)))
+    assert_covered([cells[10, 100, Window.ALL_RETAINED, metric] for metric in MAIN])
+
+
+@pytest.mark.parametrize("judge", [EXACT, GOOD])
+def test_requests_that_expired_are_in_no_estimate_though_they_have_labels(
+    judge: tuple[float, float],
+) -> None:
+    """People labelled while all was well; what is left of the traffic is far worse."""
+    scenario = Scenario(
+        "retention",
+        judge,
+        MONTHS,
+        Setting(window_seconds=10 * DAY_SECONDS),
+        picks=(Pick(2, 60, depth=LabelDepth.SERVED),),
+        steps=6,
+    )
+    cells = cells_of(scenario, traffics=4, labellings=1 if judge == EXACT else 3)
+    for window in Window:
+        assert_covered([cells[6, 60, window, metric] for metric in MAIN], always_shown=False)
+        precision = cells[6, 60, window, Metric.PRECISION]
+        assert len(precision.shown) == len(precision.truths)
+        assert all(figure.is_borrowed is (judge == GOOD) for _, figure, _ in precision.shown)
+
+
+@pytest.mark.parametrize("audits", [0.1, 0.3])
+def test_what_the_retriever_missed_is_no_confident_nothing(audits: float) -> None:
+    """A sixth of the relevant passages lies beyond the pool, of which a twentieth is judged."""
+    scenario = Scenario(
+        "audits", EXACT, replace(SMALL, missed=1 / 6), Setting(audit_probability=audits)
+    )
+    cell = cells_of(scenario, traffics=12, labellings=1)[
+        10, 0, Window.ALL_RETAINED, Metric.RETRIEVER_MISS
+    ]
+    assert np.mean(cell.truths) == pytest.approx(1 / 6, abs=0.02)
+    assert_covered([cell], always_shown=False)
+
+
+def test_few_labels_at_unequal_probabilities_show_what_they_cover_or_nothing() -> None:
+    shape = replace(UNEQUAL, n=8_000, seconds=800.0)
+    scenario = Scenario(
+        "few labels",
+        GOOD,
+        shape,
+        replace(CAPPED, window_seconds=160.0),
+        picks=(Pick(10, 50), Pick(10, 50)),
+        look_after_each_pick=True,
+    )
+    cells = cells_of(scenario)
+    assert_covered(list(cells.values()), always_shown=False)
+    for labels in (50, 100):
+        cell = cells[10, labels, Window.ALL_RETAINED, Metric.PRECISION]
+        own = [figure for _, figure, _ in cell.shown if not figure.is_borrowed]
+        assert all(figure.effective < 0.9 * labels for figure in own)
+
+
+def test_labels_that_an_alarm_asked_for_are_in_no_estimate() -> None:
+    picks = (Pick(8, 40, targeted=True), Pick(10, 60))
+    cells = cells_of(Scenario("alarm", shape=SMALL, picks=picks))
+    assert_covered([cells[10, 100, Window.ALL_RETAINED, metric] for metric in MAIN])
+
+
+def test_labels_that_people_did_not_finish_leave_the_others_right() -> None:
+    picks = (Pick(10, 100, weighted=True, graded=0.6),)
+    cells = cells_of(Scenario("unfinished", shape=SMALL, picks=picks))
+    assert_covered([cells[10, 100, Window.ALL_RETAINED, metric] for metric in MAIN])
+
+
+def test_an_outage_of_store_and_judge_costs_no_sample_and_biases_nothing() -> None:
+    scenario = Scenario("outage", GOOD, FALLING, picks=(Pick(10, 60),), down=(7, 8), locked=(3,))
+    cells = cells_of(scenario, traffics=6, labellings=1)
+    assert_covered([cells[10, 60, Window.ALL_RETAINED, metric] for metric in MAIN])
+
+
+def test_monitors_of_one_store_publish_the_same_and_their_counters_add_up() -> None:
+    scenario = Scenario("two monitors", GOOD, SMALL, Setting(monitors=2), (Pick(10, 60),))
+    with SQLITE.stores() as urls:
+        looks = list(Run(scenario, urls, seed=0).looks(labellings=1))
+    assert looks[0].figures[Window.ALL_RETAINED, Metric.PRECISION].value is not None
+
+
+def test_every_database_publishes_the_same_figures(postgresql_url: str) -> None:
+    scenario = Scenario("steady", shape=replace(SMALL, n=2_000), picks=(Pick(10, 60),))
+    found = []
+    with SQLITE.stores() as urls:
+        for url in (next(urls), postgresql_url):
+            found += list(Run(scenario, iter([url]), seed=0).looks(labellings=1))
+    sqlite, postgresql = [look.figures for look in found]
+    assert sqlite.keys() == postgresql.keys()
+    for key, figure in sqlite.items():
+        assert postgresql[key] == pytest.approx(figure), key
+
+
+def test_a_file_that_people_grade_gives_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ctxguard label export`` and ``import``, with a person who follows the guide between."""
+    scenario = Scenario("steady", shape=replace(SMALL, n=2_000), picks=(Pick(10, 60),))
+
+    def by_file(service: Service, pick: Pick) -> None:
+        store = f"sqlite:///{service.file}"
+        file = tmp_path / "labels.csv"
+        run("label", "export", "--store", store, "--out", file, "--n", pick.n, "--recall")
+        grade_file(file, service.traffic)
+        run("label", "import", file, "--store", store, "--annotator", "ann")
+
+    found = []
+    for label in (label_some, by_file):
+        monkeypatch.setattr("benchmarks.live.label_some", label)
+        with SQLITE.stores() as urls:
+            found += list(Run(scenario, urls, seed=0).looks(labellings=1))
+    by_call, by_command = [look.figures for look in found]
+    assert by_call == by_command
+    assert by_call[Window.ALL_RETAINED, Metric.PRECISION].value is not None
+
+
+def run(*arguments: object) -> None:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+
+
+def grade_file(file: Path, traffic: Traffic) -> None:
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    for _, of_request in groupby(rows, lambda row: row["request_id"]):
+        found_one = False
+        for row in of_request:
+            if row["when"] == ALWAYS or not found_one:
+                grade, negative = true_grade(traffic, row["query"], row["passage_id"])
+                found_one |= grade > 0
+                row |= {"grade": str(grade), "negative": negative or ""}
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_the_quick_form_prints_every_figure_in_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = Scenario("steady", shape=replace(SMALL, n=2_000), picks=(Pick(10, 60),))
+    monkeypatch.setattr("benchmarks.live.SCENARIOS", (scenario,))
+    report = tmp_path / "live.json"
+    arguments = ["--repeats", "20", "--labellings", "20", "--postgresql", "0"]
+    main([*arguments, "--json", str(report)])
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
+    cells = json.loads(report.read_text(encoding="utf-8"))["cells"]
+    assert {(cell["window"], cell["metric"]) for cell in cells} == {
+        (window.value, metric.value)
+        for window in Window
+        for metric in Metric
+        if metric is not Metric.RETRIEVER_MISS
+    }
+    assert all(cell["runs"] == 20 for cell in cells)
+
+
+def test_a_scenario_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--only", "nothing"])
+    assert "no scenario's name has 'nothing'" in capsys.readouterr().err
