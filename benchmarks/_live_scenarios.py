@@ -47,11 +47,11 @@ class Scenario:
 EXACT = (1.0, 1.0)
 GOOD = (0.95, 0.98)
 FALLING = Shape(precision=(0.8, 0.4))
-LONGER = replace(FALLING, n=32_000)
-UNEQUAL = Shape(n=20_000, seconds=2_000.0, precision=(0.75, 0.75), busy=6.0, busy_precision=0.4)
-CAPPED = Setting(rate=0.5, max_per_second=1.2, window_seconds=400.0)
+LONGER = replace(FALLING, n=24_000)
+UNEQUAL = Shape(n=12_000, seconds=1_200.0, precision=(0.75, 0.75), busy=6.0, busy_precision=0.4)
+CAPPED = Setting(rate=0.5, max_per_second=1.2, window_seconds=240.0)
 TWO_DAYS = ((1, 100), (10, 100))
-MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=32_000)
+MONTHS = replace(FALLING, seconds=60 * DAY_SECONDS, n=20_000)
 WEEKLY = Setting(window_seconds=6 * DAY_SECONDS)
 
 SCENARIOS = (
@@ -72,7 +72,7 @@ SCENARIOS = (
         "rate limit and budget",
         GOOD,
         shape=UNEQUAL,
-        setting=replace(CAPPED, budget=BudgetLimits(calls_per_hour=6_000)),
+        setting=replace(CAPPED, budget=BudgetLimits(calls_per_hour=8_000)),
         picks=(Pick(10, 150),),
     ),
     Scenario("two days", shape=LONGER, picks=tuple(Pick(*day) for day in TWO_DAYS)),
