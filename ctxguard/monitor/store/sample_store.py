@@ -26,9 +26,7 @@ from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 from ctxguard.monitor.store.workers import Workers
 
 
-``picks``, ``graded``, ``budgets``, ``retention``. Each is one transaction, unless its docstring
-says otherwise, and may be called from any thread of any process. Errors and logs never hold a
-payload.
+class SampleStore(Workers, SampleQueue, Budgets, Judgments, Labelling, Picks, Graded, Retention):
     """Samples, their judgments, and people's labels of them; opened by ``open``.
 
     On a fault of the database every method raises a ``StoreError`` that says how to mend it. A
