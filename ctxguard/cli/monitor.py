@@ -463,7 +463,10 @@ def _print_estimates(report: "Report", output: Output) -> None:
     for window, title in (
         (Window.RECENT, "the recent window"),
         (Window.ALL_RETAINED, "all that is retained"),
+        (Window.UP_TO_LABELS, "up to the last export of labels"),
     ):
+        if window not in live.populations:
+            continue
         about = live.populations[window]
         since = (
             ""

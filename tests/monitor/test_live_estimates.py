@@ -218,6 +218,30 @@ def test_labels_of_two_days_stand_for_the_traffic_of_each(
     assert found.value == pytest.approx(truth.mean(), abs=0.03)
 
 
+def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
+    truth: FloatArray, record: SampleRecord, open_store: OpenStore
+) -> None:
+    """Labels of the first third are no random part of all, in which quality fell further."""
+    luck = np.random.default_rng(4).random(truth.shape)
+    verdicts = np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
+    store = open_store("sqlite://")
+    fill(store, record, {n: judged(verdicts[n]) for n in range(0, 10_000, 10)})
+    label(store, truth, 200)
+    fill(store, record, {n: judged(verdicts[n]) for n in range(10_000, REQUESTS, 10)})
+    found = estimated(store)
+    everything, before = (
+        found.estimates[each] for each in (Window.ALL_RETAINED, Window.UP_TO_LABELS)
+    )
+    assert everything[Metric.PRECISION].is_borrowed
+    assert everything[Metric.PRECISION].lower <= truth.mean() <= everything[Metric.PRECISION].upper
+    assert everything[Metric.MRR].value is None
+    assert found.populations[Window.UP_TO_LABELS].judged == 1_000
+    precision = before[Metric.PRECISION]
+    assert (precision.method, precision.n) == ("ppi++", 200)
+    assert precision.lower <= truth[:10_000].mean() <= precision.upper
+    assert before[Metric.MRR].value is not None
+
+
 def test_without_labels_of_its_own_a_window_takes_the_judges_errors_from_others(
     truth: FloatArray, record: SampleRecord, open_store: OpenStore
 ) -> None:

@@ -5,7 +5,7 @@ exact judge, or corrected by human labels. The own figures of a judge that errs 
 apart, under another name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +20,10 @@ from ctxguard.monitor.estimation.sums import Accumulator, TermSums, sums_of
 from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
 from ctxguard.monitor.store import GradedRows, LabelDepth, SampleStore
 
+MOST_UNCOVERED = 0.02
+"""Labels stand for a window if no more of its traffic than this share had no chance of being
+picked: where quality changes, labels of the requests before say little of those."""
+
 NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_PER_REQUEST, Metric.RECALL_LOSS})
 """The metrics whose labels are those to ``LabelDepth.POOL``."""
 
@@ -31,9 +35,14 @@ class Window(StrEnum):
     """Those answered in the last ``window_seconds``."""
     ALL_RETAINED = "all_retained"
     """All that the store has retained."""
+    UP_TO_LABELS = "up_to_labels"
+    """Of these, the ones that an export of labels could have picked: those that were judged before
+    the last one. Of a judge that errs only."""
 
 
 Estimates = Mapping[Metric, Estimate]
+
+_Periods = Mapping[LabelDepth, tuple[tuple[float, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +109,11 @@ def live_estimates(
     graded = store.graded(series)
     labels = Labels.of(graded)
     windows = {
-        Window.RECENT: _Judged(now_seconds - window_seconds),
-        Window.ALL_RETAINED: _Judged(-np.inf),
+        Window.RECENT: _Judged(labels.periods, since=now_seconds - window_seconds),
+        Window.ALL_RETAINED: _Judged(labels.periods),
     }
+    if not exact:
+        windows[Window.UP_TO_LABELS] = _Judged(labels.periods, covered_only=True)
     newest: float | None = None
     for page in store.judged_pages(series):
         table, ids, times = table_of(page.summaries), page.sample_ids, page.time_seconds
@@ -137,12 +148,14 @@ class Labels:
         judge: Shape (n,), the same by the grades of the judge.
         probability: By depth, shape (n,): the probability with which each was picked and graded;
             NaN where it was not picked at random, or not graded to that depth.
+        periods: By depth, as ``GradedRows.periods``.
     """
 
     sample_ids: NDArray[np.int64]
     human: Table
     judge: Table
     probability: Mapping[LabelDepth, FloatArray]
+    periods: _Periods
 
     @classmethod
     def of(cls, graded: GradedRows) -> "Labels":
@@ -153,7 +166,7 @@ class Labels:
             LabelDepth.POOL: graded.pool_probability,
         }
         _weigh_searches(human, graded.served_probability)
-        return cls(graded.sample_ids, human, judge, probability)
+        return cls(graded.sample_ids, human, judge, probability, graded.periods)
 
     def near(self, table: Table, sample_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which judged requests are labelled, or share their session with one that is."""
@@ -196,16 +209,24 @@ class _Judged:
     others only the sums are.
 
     Args:
+        periods: By depth, when the requests were answered that picks for labels could have taken.
         since: Requests answered before this are not in it, in seconds since the epoch.
+        covered_only: Whether only requests are in it that some pick could have taken.
     """
 
-    def __init__(self, since: float) -> None:
+    def __init__(
+        self, periods: _Periods, *, since: float = -np.inf, covered_only: bool = False
+    ) -> None:
+        self._periods = periods
         self._since = since
+        self._covered_only = covered_only
         self._far = Accumulator()
         self._near = [np.empty(0, ROW)]
         self._near_ids = [np.empty(0, np.int64)]
         self._n = 0
         self._first: float | None = None
+        self._weight = 0.0
+        self._covered = dict.fromkeys(LabelDepth, 0.0)
 
     def add(
         self,
@@ -215,7 +236,12 @@ class _Judged:
         near_label: NDArray[np.bool_],
     ) -> None:
         """Add a page of requests, ordered by time; all arguments have shape (n,)."""
+        is_covered = {
+            depth: _lies_within(time_seconds, periods) for depth, periods in self._periods.items()
+        }
         is_inside = time_seconds >= self._since
+        if self._covered_only:
+            is_inside &= is_covered[LabelDepth.SERVED]
         if not is_inside.any():
             return
         self._far.add(table[is_inside & ~near_label])
@@ -224,6 +250,14 @@ class _Judged:
         self._n += int(np.count_nonzero(is_inside))
         if self._first is None:
             self._first = float(time_seconds[is_inside][0])
+        weights = 1.0 / table["probability"]
+        self._weight += float(weights[is_inside].sum())
+        for depth, within in is_covered.items():
+            self._covered[depth] += float(weights[is_inside & within].sum())
+
+    def is_covered(self, depth: LabelDepth) -> bool:
+        """Whether labels of this depth can stand for all of the window's requests."""
+        return self._covered[depth] >= (1.0 - MOST_UNCOVERED) * self._weight
 
     def near(self) -> tuple[Table, NDArray[np.int64]]:
         """The requests near a label, and their sample ids."""
@@ -244,13 +278,22 @@ class _Judged:
         return Population(self._n, labelled, self._first)
 
 
+def _lies_within(
+    time_seconds: NDArray[np.float64], periods: Sequence[tuple[float, float]]
+) -> NDArray[np.bool_]:
+    within = np.zeros(len(time_seconds), np.bool_)
+    for since, until in periods:
+        within |= (time_seconds >= since) & (time_seconds <= until)
+    return within
+
+
 def _corrected(
     judged: _Judged, sums: TermSums, labels: Labels, precision: Precision
 ) -> dict[Metric, Estimate]:
     """Every metric as the judge's verdicts give it, corrected by human labels.
 
-    By the labels of the window's own requests; where these are too few, by what all labels show
-    of the judge's errors.
+    By the labels of the window's own requests; where these are too few, or cannot stand for all of
+    its requests, by what all labels show of the judge's errors.
     """
     far = judged.far()
     near, near_ids = judged.near()
@@ -268,6 +311,8 @@ def _corrected(
     for metric in Metric:
         depth = LabelDepth.POOL if metric in NEEDS_POOL else LabelDepth.SERVED
         found = ppi_estimate(metric, own[depth], rest[depth], precision)
+        if not judged.is_covered(depth):
+            found = Estimate(None, None, None, found.n, "none", precision.min_n, found.n_effective)
         if found.method == "none":
             instead = borrowed_estimate(metric, elsewhere, sums, precision)
             found = found if instead.method == "none" else instead

@@ -110,8 +110,31 @@ class Graded(StorePart):
             judge=b"".join([row.judge for row in rows]),
             served_probability=np.array([served.get(row.sample_id, nothing) for row in rows]),
             pool_probability=np.array([pool.get(row.sample_id, nothing) for row in rows]),
+            periods=_periods(connection, own_series),
             disagreements=sum(row.disagreements for row in rows),
         )
+
+
+def _periods(
+    connection: sa.Connection, own_series: int
+) -> dict[LabelDepth, tuple[tuple[float, float], ...]]:
+    picks = schema.label_picks.c
+    rows = connection.execute(
+        sa.select(picks.depth, picks.since_seconds, picks.until_seconds)
+        .where(picks.series_id == own_series)
+        .order_by(picks.pick_id)
+    ).all()
+    return {
+        # A pick to the pool is one to what was served as well.
+        depth: tuple(
+            [
+                (row.since_seconds, row.until_seconds)
+                for row in rows
+                if depth is LabelDepth.SERVED or row.depth == depth.value
+            ]
+        )
+        for depth in LabelDepth
+    }
 
 
 def _probabilities(

@@ -72,6 +72,8 @@ class Picks(StorePart):
                 depth=depth.value,
                 is_weighted=weigh is not None,
                 threshold=threshold,
+                since_seconds=float(population.time_seconds.min()),
+                until_seconds=float(population.time_seconds.max()),
             )
             .returning(schema.label_picks.c.pick_id)
         ).scalar_one()
@@ -117,6 +119,7 @@ class _Population(NamedTuple):
     """The judged samples of a series whose payload is kept; shape (n,) each."""
 
     sample_ids: NDArray[np.int64]
+    time_seconds: NDArray[np.float64]
     label_orders: NDArray[np.float64]
     weights: NDArray[np.float64]
     is_picked: NDArray[np.bool_]
@@ -130,8 +133,8 @@ class _Population(NamedTuple):
 def _population(
     connection: sa.Connection, own_series: int, depth: LabelDepth, weigh: Weigh | None
 ) -> _Population:
-    columns = [_judged.sample_id, _judged.label_order, *([_judged.summary] if weigh else [])]
-    query = sa.select(*columns).where(
+    columns = [_judged.sample_id, _judged.time_seconds, _judged.label_order]
+    query = sa.select(*columns, *([_judged.summary] if weigh else [])).where(
         _judged.series_id == own_series,
         sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id),
     )
@@ -140,7 +143,8 @@ def _population(
     return _Population(
         sample_ids,
         np.array([row[1] for row in rows], np.float64),
-        weigh(b"".join([row[2] for row in rows])) if weigh else np.ones(len(rows)),
+        np.array([row[2] for row in rows], np.float64),
+        weigh(b"".join([row[3] for row in rows])) if weigh else np.ones(len(rows)),
         np.isin(sample_ids, list(_probabilities(connection, own_series, depth))),
     )
 

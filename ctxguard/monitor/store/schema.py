@@ -144,6 +144,9 @@ label_picks = sa.Table(
     sa.Column("depth", sa.Text, nullable=False),
     sa.Column("is_weighted", sa.Boolean, nullable=False),
     sa.Column("threshold", sa.Double, nullable=False),
+    # When the first and the last eligible sample were answered.
+    sa.Column("since_seconds", sa.Double, nullable=False),
+    sa.Column("until_seconds", sa.Double, nullable=False),
 )
 
 # The samples that were picked at random, and with what probability by all picks together.

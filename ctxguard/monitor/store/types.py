@@ -309,6 +309,8 @@ class GradedRows:
         served_probability: Shape (n,), the probability with which each was picked for grading and
             graded at least to ``LabelDepth.SERVED``; NaN where it was not picked at random.
         pool_probability: The same for ``LabelDepth.POOL``.
+        periods: By depth, when the first and the last request that a pick could have taken were
+            answered, for each pick.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -320,6 +322,7 @@ class GradedRows:
     judge: bytes
     served_probability: NDArray[np.float64]
     pool_probability: NDArray[np.float64]
+    periods: Mapping[LabelDepth, tuple[tuple[float, float], ...]]
     disagreements: int
 
 

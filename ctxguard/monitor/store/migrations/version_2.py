@@ -116,6 +116,8 @@ def _move_picks(operations: "Operations", connection: sa.Connection) -> None:
         sa.Column("depth", sa.Text, nullable=False),
         sa.Column("is_weighted", sa.Boolean, nullable=False),
         sa.Column("threshold", sa.Double, nullable=False),
+        sa.Column("since_seconds", sa.Double, nullable=False),
+        sa.Column("until_seconds", sa.Double, nullable=False),
     )
     picked = operations.create_table(
         "ctxguard_picked",
@@ -139,12 +141,15 @@ def _move_picks(operations: "Operations", connection: sa.Connection) -> None:
         weights = {row.sample_id: _weight(row.summary) if is_weighted else 1.0 for row in of_series}
         own = [row for row in of_series if (row.reason == "weighted") is is_weighted]
         threshold = max(row.label_order / weights[row.sample_id] for row in own)
+        since, until = (end(row.time_seconds for row in own) for end in (min, max))
         values = {
             "series_id": series_id,
-            "time_seconds": max(row.time_seconds for row in own),
+            "time_seconds": until,
             "depth": "pool",
             "is_weighted": is_weighted,
             "threshold": threshold,
+            "since_seconds": since,
+            "until_seconds": until,
         }
         new_id = sa.insert(picks).values(values).returning(picks.c.pick_id)
         pick_id: int = connection.execute(new_id).scalar_one()
