@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving import Result, Size
+from serving import PATIENCE_SECONDS, Result, Size
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Hit
@@ -92,16 +92,15 @@ class Fleet:
             self._kill(self._alive.pop())
         back, gone = HOSTS
         shutil.rmtree(self._counts(gone))
-        writer = SampleWriter(
-            Sampler(1.0, counts_folder=self._counts(back)), SampleStore.open(self.url)
-        )
-        writer.start()
-        deadline = time.monotonic() + 60.0
-        while len(list(self._counts(back).iterdir())) > 1 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        writer.stop()
-        with SampleStore.open(self.url) as store, _silence_has_passed():
-            store.settle_silent_workers()
+        with SampleStore.open(self.url) as store:
+            writer = SampleWriter(Sampler(1.0, counts_folder=self._counts(back)), store)
+            writer.start()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while len(list(self._counts(back).iterdir())) > 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            writer.stop()
+            with _silence_has_passed():
+                store.settle_silent_workers()
             totals = store.worker_totals()
         return accounts(totals.sampled, totals.stored, totals.lost, totals.pending)
 

@@ -154,10 +154,11 @@ SAMPLES = Row(
     ),
     Panel(
         "Waiting",
-        "On their way to the store, and in the store for a judge.",
+        "On their way to the store, and in the store for a judge. Unaccounted for must be 0.",
         {
             "for the store": fleet("ctxguard_pending_samples"),
             "for a judge": fleet("ctxguard_waiting_samples"),
+            "unaccounted for": fleet("ctxguard_unaccounted_samples"),
         },
     ),
     Panel(
