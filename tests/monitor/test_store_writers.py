@@ -190,18 +190,29 @@ class TestEnded:
     def test_processes_that_ended_a_day_ago_are_added_up(
         self, store: SampleStore, clock: Clock
     ) -> None:
-        for n in range(1_100):  # more than one batch
+        for n in range(12):
             store.append(f"w{n}", [entry(n)] if n < 3 else [], WorkerCounts(n))
             if n % 2 == 0:
                 store.close_worker(f"w{n}", WorkerCounts(n, {"closed": 1, "killed": n}))
         before = store.worker_totals()
+        assert (before.sampled, before.stored) == (66, 3)
         assert store.fold_ended_workers() == 0
         clock.now += DAY + 1.0
         store.append("w1", [], WorkerCounts(1))
-        assert store.fold_ended_workers() == 550
+        assert store.fold_ended_workers() == 6
         assert store.worker_totals() == before
-        assert len(store.workers()) == 550
+        assert len(store.workers()) == 6
         assert not any(worker.closed for worker in store.workers())
+
+    def test_many_are_added_up_in_many_transactions(
+        self, store: SampleStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ctxguard.monitor.store.workers._BATCH_WORKERS", 2)
+        for n in range(7):
+            store.close_worker(f"w{n}", WorkerCounts(n, {"killed": n}))
+        clock.now += DAY + 1.0
+        assert store.fold_ended_workers() == 7
+        assert store.worker_totals().lost == {"killed": 21}
 
     def test_folding_again_adds_to_the_same_row(self, store: SampleStore, clock: Clock) -> None:
         for day in range(3):

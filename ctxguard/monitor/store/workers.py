@@ -24,7 +24,7 @@ SILENT_SECONDS = 300.0
 """A process that has not written for so long is taken for dead, on whichever host it was."""
 _DAY_SECONDS = 86_400.0
 _FORGOTTEN_SECONDS = 30 * _DAY_SECONDS
-_BATCH_WORKERS = 500
+_BATCH_WORKERS = 1_000
 _PAUSE_SECONDS = 0.002
 """Between transactions: long enough for a waiting writer's turn."""
 _ENDED = "ended"
@@ -209,18 +209,13 @@ class Workers(StorePart):
     def worker_totals(self, connection: sa.Connection) -> WorkerTotals:
         """The counts of all writing processes so far, those long ended included."""
         numbers = (_workers.sampled, _workers.stored, _workers.pending)
-        # Most have lost nothing, so that few texts are to be read.
-        query = sa.select(
-            _workers.lost, sa.func.count(), *[sa.func.sum(number) for number in numbers]
-        )
+        sums = connection.execute(sa.select(*[sa.func.sum(number) for number in numbers])).one()
+        sampled, stored, pending = (int(total or 0) for total in sums)
+        # Most have lost nothing, and many the same.
+        texts = sa.select(_workers.lost, sa.func.count()).group_by(_workers.lost)
         lost: Counter[str] = Counter()
-        sampled = stored = pending = 0
-        for text, n, *sums in connection.execute(query.group_by(_workers.lost)):
+        for text, n in connection.execute(texts.where(_workers.lost != "{}")):
             lost.update({reason: n * count for reason, count in json.loads(text).items()})
-            sampled, stored, pending = (
-                total + int(some)
-                for total, some in zip((sampled, stored, pending), sums, strict=True)
-            )
         return WorkerTotals(sampled, stored, lost, pending)
 
     @reads
