@@ -19,7 +19,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -233,6 +233,15 @@ def table(found: Sequence[Outcome]) -> Table:
     return result
 
 
+def _over_collections(
+    found: Sequence[Outcome], best: Callable[[Iterable[float]], float]
+) -> dict[str, float]:
+    return {
+        depth.value: best(one.passages for one in found if one.depth == depth.value)
+        for depth in LabelDepth
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; with --check the exit status is 1 where a collection misses the bar."""
     parser = argparse.ArgumentParser(prog="benchmarks.labelling", description=SUMMARY)
@@ -249,6 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "picked": PICKED,
             "repeats": options.repeats,
             "seconds": round(time.perf_counter() - start, 1),
+            "least": _over_collections(found, min),
+            "most": _over_collections(found, max),
             "collections": {
                 name: {one.depth: asdict(one) for one in found if one.collection == name}
                 for name in dict.fromkeys(one.collection for one in found)
