@@ -113,21 +113,17 @@ class Pick:
 
 
 class Figure(NamedTuple):
-    """An estimate as scraped; value and ends are None where none is shown."""
+    """An estimate as scraped."""
 
-    value: float | None
-    lower: float | None
-    upper: float | None
+    value: float
+    lower: float
+    upper: float
     effective: float
     is_borrowed: bool
 
     def holds(self, truth: float) -> bool:
         """Whether the truth lies between the ends."""
-        return (
-            self.lower is not None
-            and self.upper is not None
-            and (self.lower <= truth <= self.upper)
-        )
+        return self.lower <= truth <= self.upper
 
 
 class Service:
@@ -281,15 +277,16 @@ class Service:
 def figures(
     scraped: Mapping[tuple[str, ...], float], name: str = "ctxguard_estimate"
 ) -> dict[tuple[Window, Metric], Figure]:
-    """The estimates of a scrape, by window and metric."""
+    """The estimates that a scrape shows, by window and metric."""
     return {
         (window, metric): Figure(
-            *(scraped.get((name + suffix, metric, window)) for suffix in ("", "_lower", "_upper")),
-            effective=scraped.get((f"{name}_requests_effective", metric, window), 0.0),
+            *(scraped[name + suffix, metric, window] for suffix in ("", "_lower", "_upper")),
+            effective=scraped[f"{name}_requests_effective", metric, window],
             is_borrowed=(f"{name}_borrowed", metric, window) in scraped,
         )
         for window in Window
         for metric in Metric
+        if (name, metric, window) in scraped
     }
 
 
@@ -311,9 +308,9 @@ def check_together(service: Service) -> None:
     judged = len(service.store.judged(service.monitors[0].series))
     if total("ctxguard_judged_samples_total", "judged") != judged:
         raise RuntimeError(f"the monitors' counters do not add up to {judged} judged samples")
-    own = figures(scrapes[0], "ctxguard_judge_estimate")[Window.ALL_RETAINED, Metric.RECALL].value
+    own = scrapes[0]["ctxguard_judge_estimate", Metric.RECALL, Window.ALL_RETAINED]
     recall = total("ctxguard_kept_relevant_total") / total("ctxguard_relevant_total")
-    if own is None or not math.isclose(recall, own, rel_tol=1e-9):
+    if not math.isclose(recall, own, rel_tol=1e-9):
         raise RuntimeError(f"the monitors' counters make the judge's recall {recall}, not {own}")
 
 

@@ -74,9 +74,9 @@ class Cell:
     truths: list[float] = field(default_factory=list)
     shown: list[tuple[int, Figure, float]] = field(default_factory=list)
 
-    def add(self, seed: int, figure: Figure, truth: float) -> None:
+    def add(self, seed: int, figure: Figure | None, truth: float) -> None:
         self.truths.append(truth)
-        if figure.value is not None:
+        if figure is not None:
             self.shown.append((seed, figure, truth))
 
     @property
@@ -144,8 +144,8 @@ class Look(NamedTuple):
     Attributes:
         step: After which.
         labels: Requests that people were asked to label by then.
-        figures: By window and metric.
-        truths: The same over all traffic of that window.
+        figures: What is shown, by window and metric.
+        truths: Every metric over all traffic of each window.
     """
 
     step: int
@@ -236,7 +236,7 @@ class Run:
             for window, length in lengths.items()
             for metric, truth in self.traffic.truths(until - length, until).items()
         }
-        return Look(step, service.labelled, {key: scraped[key] for key in truths}, truths)
+        return Look(step, service.labelled, scraped, truths)
 
 
 class Database(NamedTuple):
@@ -263,7 +263,7 @@ def simulate(
                     place = look.step, look.labels, *key
                     if place not in cells:
                         cells[place] = Cell(database.name, scenario.name, *place)
-                    cells[place].add(seed, look.figures[key], truth)
+                    cells[place].add(seed, look.figures.get(key), truth)
     return list(cells.values())
 
 
