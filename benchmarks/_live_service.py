@@ -146,6 +146,7 @@ class Service:
         self._seed = seed
         self._served = 0
         self.labelled = 0
+        self.picked_until: float | None = None
         self.sampler = Sampler(
             setting.rate,
             max_per_second=setting.max_per_second,
@@ -280,7 +281,9 @@ def figures(
     """The estimates that a scrape shows, by window and metric."""
     return {
         (window, metric): Figure(
-            *(scraped[name + suffix, metric, window] for suffix in ("", "_lower", "_upper")),
+            value=scraped[name, metric, window],
+            lower=scraped[f"{name}_lower", metric, window],
+            upper=scraped[f"{name}_upper", metric, window],
             effective=scraped[f"{name}_requests_effective", metric, window],
             is_borrowed=(f"{name}_borrowed", metric, window) in scraped,
         )
@@ -327,6 +330,7 @@ def label_some(service: Service, pick: Pick) -> int:
     else:
         weigh = _weigh if pick.weighted else None
         picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
+        service.picked_until = float(store.judged(series).time_seconds[-1]) - START
     in_order = sorted(
         graded_samples(store, series, picked).values(),
         key=lambda sample: in_file_order(sample.record.request_id),

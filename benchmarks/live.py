@@ -46,6 +46,7 @@ _NAMES = {
     Metric.DISTRACTOR_RATE: "distractors",
     Metric.RECALL_PER_REQUEST: "own recall",
 }
+_WINDOWS = {Window.RECENT: "recent", Window.ALL_RETAINED: "all", Window.UP_TO_LABELS: "labels"}
 _LEAST_SHOWN = 20
 """With fewer intervals nothing is said of their coverage."""
 MOST_SECONDS = Limits().max_age_seconds or math.inf
@@ -105,7 +106,7 @@ class Cell:
     @property
     def bar(self) -> tuple[float, float]:
         """The least and the highest coverage that is asked for."""
-        is_main = self.metric in MAIN_METRICS and self.window is Window.ALL_RETAINED
+        is_main = self.metric in MAIN_METRICS and self.window is not Window.RECENT
         return COVERAGE_BAR if is_main else (LEAST_COVERAGE_BAR, 1.0)
 
     @property
@@ -227,14 +228,16 @@ class Run:
             check_together(service)
         scraped = figures(service.scrape())
         until = service.now - START
-        lengths = {
-            Window.RECENT: self.scenario.setting.window_seconds,
-            Window.ALL_RETAINED: MOST_SECONDS,
+        spans = {
+            Window.RECENT: (until - self.scenario.setting.window_seconds, until),
+            Window.ALL_RETAINED: (until - MOST_SECONDS, until),
         }
+        if service.picked_until is not None and service.picked_until > until - MOST_SECONDS:
+            spans[Window.UP_TO_LABELS] = until - MOST_SECONDS, service.picked_until
         truths = {
             (window, metric): truth
-            for window, length in lengths.items()
-            for metric, truth in self.traffic.truths(until - length, until).items()
+            for window, span in spans.items()
+            for metric, truth in self.traffic.truths(*span).items()
         }
         return Look(step, service.labelled, scraped, truths)
 
@@ -312,7 +315,7 @@ def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
         one = cell.to_dict()
         covers, borrowed = one["coverage"], "*" if one["borrowed"] else ""
         table.add_row(
-            "all" if cell.window is Window.ALL_RETAINED else cell.window.value,
+            _WINDOWS[cell.window],
             _NAMES.get(cell.metric, cell.metric.value),
             f"{one['truth']:.3f}",
             f"{one['shown']:.0%}",

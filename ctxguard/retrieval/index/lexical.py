@@ -311,9 +311,9 @@ def _check_postings(counted: Counted, scores: Float32Array, n_words: int) -> Non
     The loops check no index, and digests are not checked on every load.
     """
     counts, rows, starts, lengths = counted
-    dtypes = tuple([array.dtype for array in (counts, rows, starts, lengths, scores)])
-    if dtypes != (np.uint16, np.int32, np.int64, np.int32, np.float32):
-        raise ValueError(f"the lexical postings are of {', '.join(map(str, dtypes))}")
+    dtypes = [str(array.dtype) for array in (counts, rows, starts, lengths, scores)]
+    if dtypes != ["uint16", "int32", "int64", "int32", "float32"]:
+        raise ValueError(f"the lexical postings are of {', '.join(dtypes)}")
     shapes = {array.shape for array in (counts, rows, scores)}
     if starts.shape != (n_words + 1,) or lengths.ndim != 1 or shapes != {(int(starts[-1]),)}:
         raise ValueError("the lexical postings and the vocabulary do not belong together")
