@@ -26,7 +26,7 @@ from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 
 if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
-    from ctxguard.monitor.alarms import AlarmReport
+    from ctxguard.monitor.alarms import AlarmReport, LossMonitor
     from ctxguard.monitor.estimation.live import Estimates, Window
     from ctxguard.monitor.judging.audit import Audit
     from ctxguard.monitor.service import Monitor, Report
@@ -102,14 +102,15 @@ def monitor(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Calibrated profile; an alarm is raised when its promise is broken.",
+            help="Calibrated profile; an alarm is raised when its losses rise.",
         ),
     ] = None,
     switch: Annotated[
         bool,
         typer.Option(
             "--switch-to-safe",
-            help="Replace the file --profile by its safe policy when recall loss raises an alarm.",
+            help="Replace the file --profile by its safe policy when recall loss is above what it "
+            "promises.",
         ),
     ] = False,
     index: Annotated[
@@ -377,9 +378,13 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
             {
                 "route": monitor.route.value,
                 "quantity": monitor.quantity.value,
-                "at_most": monitor.target,
-                "source": monitor.source,
-                "judged": monitor.ecusum.n,
+                "at_most": monitor.promise.at_most,
+                "source": monitor.promise.source,
+                "reference": monitor.reference.value,
+                "target": monitor.target,
+                "reference_requests": monitor.n_reference,
+                "judged": monitor.n,
+                "needed": monitor.n_needed,
                 "e_value": monitor.e_value,
             }
             for monitor in monitors
@@ -419,6 +424,7 @@ def _print(report: "Report", output: Output) -> None:
 
 
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
+    from ctxguard.monitor.alarms import ReferenceKind
     from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD
 
     output.facts([(alarm.severity.value, alarm.message) for alarm in alarms.active])
@@ -429,6 +435,8 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         "promise",
         "route",
         "at most>",
+        "compared with",
+        "target>",
         "judged>",
         "e-value>",
         title=f"Promises of profile {alarms.profile_id}; alarm at e-value {DEFAULT_THRESHOLD:,.0f}",
@@ -437,13 +445,30 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
         promises.add_row(
             monitor.quantity.value.replace("_", " "),
             monitor.route.value,
-            f"{monitor.target:.3f}",
-            f"{monitor.ecusum.n:,}",
+            f"{monitor.promise.at_most:.3f}",
+            monitor.reference.value,
+            _target(monitor),
+            f"{monitor.n:,}",
             NO_DATA if monitor.e_value is None else f"{monitor.e_value:,.3g}",
         )
     output.out.print(promises)
-    if not any(monitor.ecusum.n for monitor in alarms.losses) and not alarms.active:
+    references = {monitor.reference for monitor in alarms.losses}
+    if ReferenceKind.CORRECTED in references:
+        output.note("corrected: the promise on the scale of this judge, by what people graded too")
+    if ReferenceKind.BASELINE in references:
+        output.note(
+            "baseline: the judge makes errors, so its losses are compared with its own mean over "
+            "its first requests; that shows a rise, not whether the promise holds"
+        )
+    if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
         output.note("no request judged so far was served by this profile in enforce mode")
+
+
+def _target(monitor: "LossMonitor") -> str:
+    """What losses are compared with, or how far it is learned."""
+    if monitor.target is None:
+        return f"learning, {monitor.n:,} of {monitor.n + monitor.n_needed:,}"
+    return f"{monitor.target:.3f}"
 
 
 def _print_estimates(report: "Report", output: Output) -> None:

@@ -102,11 +102,12 @@ class Monitor:
         lookup: Finds the texts of passages that were not stored; None where all are stored.
         audit: Estimates what the retriever missed; None for no audit.
         alarms: The alarms of one profile; None for none. They see only what this process judges,
-            so give them to one of the monitors that share a store.
+            so give them to one of the monitors that share a store. What they have seen is
+            forgotten: ``restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the alarms' profile; None compares nothing.
-        switch_path: The profile file to switch to its safe policy when recall loss raises an
-            alarm; None never switches.
+        switch_path: The profile file to switch to its safe policy when recall loss breaks its
+            promise; None never switches.
         counts_folder: Where serving processes on this host keep their counts, to account for
             those that died; None where there are none.
         clock: Seconds since the epoch.
@@ -146,6 +147,8 @@ class Monitor:
         self._counts_folder = counts_folder
         self._clock = clock
         self._sample_judge = SampleJudge(judge, utilities=utilities, lookup=lookup, audit=audit)
+        if alarms is not None:
+            alarms.set_judge(exact=self.exact)
         self._alarms = (
             None if alarms is None else AlarmMonitor(alarms, store, self.series, clock, switch_path)
         )
@@ -249,6 +252,8 @@ class Monitor:
         if self._alarms is not None:
             if self._corpus_sketch is not None:
                 self._alarms.check_corpus(self._corpus_sketch())
+            if not self.exact:
+                self._alarms.correct_judge()
             self._alarms.save()
         return self.report()
 

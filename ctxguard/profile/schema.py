@@ -107,7 +107,7 @@ class Certificate(_Frozen):
     alpha: float
     beta: float | None
     delta: float
-    baseline: str
+    baseline: Annotated[str, Field(pattern=r"^(pool|k=[1-9][0-9]*)$")]
     test: str
     p_value: float
     recall_loss: float

@@ -214,6 +214,36 @@ class TestLanguageModel:
         assert [alarm["kind"] for alarm in down] == ["judge_down"]
         assert up == []
 
+    def test_its_losses_are_compared_with_its_own_mean_which_is_learned_first(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        profile = profile_of(BROKEN)
+        profile.save(tmp_path / "p.json")
+        traffic = serve(tmp_path, 12, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
+        options = ("--profile", tmp_path / "p.json")
+        found = json.loads(self.judge(run, endpoint, traffic, *options, "--json").stdout)
+        (promise,) = found["promises"]
+        judged = promise["judged"]
+        assert 0 < judged <= 12
+        expected = {"reference": "baseline", "target": None, "needed": 400 - judged}
+        assert expected.items() <= promise.items()
+        assert (promise["at_most"], promise["e_value"]) == (0.12, None)
+        text = self.judge(run, endpoint, traffic, *options).stdout
+        assert f"learning, {judged} of 400" in text
+        assert "baseline: the judge makes errors" in text
+
+    def test_samples_that_cannot_show_the_promise_are_warned_of(
+        self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
+    ) -> None:
+        profile = profile_of(BROKEN)
+        profile.save(tmp_path / "p.json")
+        traffic = serve(tmp_path, 30, profile=profile, rates=ONLY_SERVED)
+        result = self.judge(run, endpoint, traffic, "--profile", tmp_path / "p.json")
+        assert result.exit_code == 0
+        said = " ".join(result.stdout.split())
+        assert "the promise on recall loss cannot be monitored" in said
+        assert "JudgingRates(baseline_k=5, baseline_rate=0.2)" in said
+
     def test_replies_that_are_no_verdicts_leave_samples_out_and_are_counted(
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
     ) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.monitor.alarms import (
     Alarm,
     AlarmKind,
+    ReferenceKind,
     Severity,
     act_on,
     switch_to_safe,
@@ -39,6 +41,7 @@ RECALL = Alarm(
     target=0.12,
     n=300,
     profile_id=PROFILE.profile_id,
+    reference=ReferenceKind.PROMISE,
 )
 HARM = Alarm(AlarmKind.HARM, Severity.ALARM, "harm", 1e9, Route.HYBRID)
 
@@ -105,14 +108,25 @@ class TestActions:
         with caplog.at_level(logging.WARNING):
             act_on(RECALL, PROFILE)
         assert caplog.messages == [
-            "alarm recall_loss route=hybrid signal=None value=0.2 target=0.12 n=300 profile="
-            + PROFILE.profile_id
+            "alarm recall_loss route=hybrid signal=None value=0.2 target=0.12 reference=promise "
+            "n=300 profile=" + PROFILE.profile_id
         ]
 
     def test_recall_loss_switches_where_that_was_asked_for(self, file: Path) -> None:
         for _ in range(2):
             act_on(RECALL, PROFILE, file)
             assert Profile.load(file) == PROFILE.safe()
+
+    def test_a_promise_on_the_judges_scale_switches_too(self, file: Path) -> None:
+        act_on(replace(RECALL, reference=ReferenceKind.CORRECTED), PROFILE, file)
+        assert Profile.load(file) == PROFILE.safe()
+
+    def test_a_rise_above_the_judges_own_mean_does_not_switch_and_says_why(
+        self, file: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        act_on(replace(RECALL, reference=ReferenceKind.BASELINE), PROFILE, file)
+        assert Profile.load(file) == PROFILE
+        assert "does not show that the promise is broken" in caplog.text
 
     def test_without_being_asked_for_there_is_no_switch(self, file: Path) -> None:
         act_on(RECALL, PROFILE)

@@ -106,12 +106,6 @@ def test_what_was_served_in_shadow_does_not_count(make_context: MakeContext) -> 
     assert kinds(live) == []
 
 
-def test_a_loss_against_another_baseline_does_not_count(make_context: MakeContext) -> None:
-    live = watching(rates=JudgingRates(baseline_rate=1.0, baseline_k=10))
-    live.watch(*served(make_context, 60))
-    assert AlarmKind.RECALL_LOSS not in kinds(live)
-
-
 def test_pools_judged_because_nothing_was_served_do_not_count(make_context: MakeContext) -> None:
     live = watching(
         rates=JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)

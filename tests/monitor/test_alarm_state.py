@@ -5,6 +5,7 @@ import math
 import os
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,11 +20,14 @@ from ctxguard.monitor.alarms import (
     AlarmKind,
     AlarmState,
     LossMonitor,
+    Promise,
     Quantity,
+    ReferenceKind,
     Severity,
     Signals,
-    loss_monitors,
 )
+from ctxguard.monitor.alarms.loss_monitor import promises
+from ctxguard.monitor.alarms.reference import FIRST_BASELINE, Correction
 from ctxguard.profile.schema import Evidence, Interval, Profile, RouteProfile, SegmentProfile
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -46,11 +50,14 @@ def profile_of(**changes: object) -> Profile:
 
 
 PROFILE = profile_of()
-MONITOR = LossMonitor.of(Route.HYBRID, Quantity.RECALL_LOSS, target=0.12)
+PROMISE = Promise(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
+MONITOR = LossMonitor.of_exact_judge(PROMISE)
 
 
-def state_of(profile: Profile = PROFILE, *, drift: bool = False) -> AlarmState:
-    return AlarmState(profile, drift=drift)
+def state_of(profile: Profile = PROFILE, *, drift: bool = False, exact: bool = True) -> AlarmState:
+    state = AlarmState(profile, drift=drift)
+    state.set_judge(exact=exact)
+    return state
 
 
 def lose(
@@ -59,54 +66,74 @@ def lose(
     return [
         alarm
         for _ in range(times)
-        for alarm in state.add_losses(Route.HYBRID, recall_loss=loss, harm=harm, time_seconds=at)
+        for alarm in state.add_losses(
+            Route.HYBRID, recall_loss=loss, harm=harm, time_seconds=at
+        ).raised
     ]
 
 
-def monitors_of(profile: Profile) -> dict[Quantity, LossMonitor]:
-    return {monitor.quantity: monitor for monitor in loss_monitors(profile)}
+def learn(state: AlarmState) -> None:
+    """Losses with a mean of 0.12, until the baseline is known."""
+    for n in range(FIRST_BASELINE):
+        lose(state, float(n % 8 == 0), 1)
+
+
+def monitor_of(state: AlarmState, reference: ReferenceKind) -> LossMonitor:
+    (found,) = [
+        one
+        for one in state.report().losses
+        if (one.quantity, one.reference) == (Quantity.RECALL_LOSS, reference)
+    ]
+    return found
+
+
+def promises_of(profile: Profile) -> dict[Quantity, Promise]:
+    return {promise.quantity: promise for promise in promises(profile)}
+
+
+DRIFTED = Alarm(AlarmKind.DRIFT, Severity.WARNING, "moved", 1.0, Route.HYBRID, "top_score")
 
 
 class TestWhatIsMonitored:
     def test_recall_loss_is_monitored_against_the_certificates_alpha(self) -> None:
-        monitor = monitors_of(PROFILE)[Quantity.RECALL_LOSS]
-        assert (monitor.target, monitor.bound, monitor.source) == (0.12, 1.0, "certificate")
+        promise = promises_of(PROFILE)[Quantity.RECALL_LOSS]
+        assert (promise.at_most, promise.bound, promise.source) == (0.12, 1.0, "certificate")
 
     def test_harm_is_monitored_against_the_certificates_beta(self) -> None:
         promised = profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4}))
-        monitor = monitors_of(promised)[Quantity.HARM]
-        assert (monitor.target, monitor.source) == (0.4, "certificate")
+        promise = promises_of(promised)[Quantity.HARM]
+        assert (promise.at_most, promise.source) == (0.4, "certificate")
 
     def test_without_a_promised_harm_it_is_the_upper_end_of_the_held_out_interval(self) -> None:
-        monitor = monitors_of(PROFILE)[Quantity.HARM]
-        assert (monitor.target, monitor.source) == (0.36, "held-out evidence")
+        promise = promises_of(PROFILE)[Quantity.HARM]
+        assert (promise.at_most, promise.source) == (0.36, "held-out evidence")
 
     def test_without_either_harm_is_not_monitored(self) -> None:
-        assert set(monitors_of(profile_of(held_out=None))) == {Quantity.RECALL_LOSS}
+        assert set(promises_of(profile_of(held_out=None))) == {Quantity.RECALL_LOSS}
 
     def test_without_a_certificate_recall_loss_is_not_monitored(self) -> None:
-        assert set(monitors_of(profile_of(certificate=None))) == {Quantity.HARM}
+        assert set(promises_of(profile_of(certificate=None))) == {Quantity.HARM}
 
     def test_harm_is_bounded_by_a_full_context_of_the_worst_passages(self) -> None:
         worst = 1.0 + 1.0 / math.log2(3) + 0.5
-        assert monitors_of(PROFILE)[Quantity.HARM].bound == pytest.approx(worst)
+        assert promises_of(PROFILE)[Quantity.HARM].bound == pytest.approx(worst)
 
     def test_the_largest_context_of_any_segment_counts(self) -> None:
         segment = SegmentProfile(policy=RatioPolicy(k=5), certificate=CERTIFICATE)
-        larger = monitors_of(profile_of(segments={"de": segment}))[Quantity.HARM]
-        assert larger.bound > monitors_of(PROFILE)[Quantity.HARM].bound
+        larger = promises_of(profile_of(segments={"de": segment}))[Quantity.HARM]
+        assert larger.bound > promises_of(PROFILE)[Quantity.HARM].bound
 
     def test_harm_that_nothing_can_do_is_not_monitored(self) -> None:
         harmless = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
         profile = PROFILE.model_copy(update={"utilities": harmless})
-        assert set(monitors_of(profile)) == {Quantity.RECALL_LOSS}
+        assert set(promises_of(profile)) == {Quantity.RECALL_LOSS}
 
     def test_a_promise_that_no_loss_can_break_is_not_monitored(self) -> None:
         vacuous = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
-        assert monitors_of(profile_of(certificate=vacuous)) == {}
+        assert promises_of(profile_of(certificate=vacuous)) == {}
 
     def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
-        monitor = LossMonitor.of(Route.HYBRID, Quantity.RECALL_LOSS, target=0.0)
+        monitor = LossMonitor.of_exact_judge(replace(PROMISE, at_most=0.0))
         once = monitor.after(1.0)
         assert not once.is_alarm
         for _ in range(20):
@@ -114,11 +141,12 @@ class TestWhatIsMonitored:
         assert once.is_alarm
 
     @pytest.mark.parametrize(
-        ("target", "bound"), [(-0.1, 1.0), (1.0, 1.0), (0.1, 0.0), (math.nan, 1.0), (0.1, math.inf)]
+        ("at_most", "bound"),
+        [(-0.1, 1.0), (1.0, 1.0), (0.1, 0.0), (math.nan, 1.0), (0.1, math.inf)],
     )
-    def test_a_target_outside_its_bound_is_refused(self, target: float, bound: float) -> None:
+    def test_a_promise_outside_its_bound_is_refused(self, at_most: float, bound: float) -> None:
         with pytest.raises(ConfigurationError, match=r"harm"):
-            LossMonitor.of(Route.HYBRID, Quantity.HARM, target=target, bound=bound)
+            Promise(Route.HYBRID, Quantity.HARM, at_most, bound)
 
 
 class TestLossMonitor:
@@ -131,16 +159,21 @@ class TestLossMonitor:
     def test_it_goes_on_from_its_state_as_if_nothing_had_happened(
         self, quantity: Quantity, share: float, bound: float, losses: list[float]
     ) -> None:
-        fresh = LossMonitor.of(Route.HYBRID, quantity, target=share * bound, bound=bound)
-        monitor = fresh
-        for loss in losses:
-            monitor = monitor.after(loss * bound)
-        assert fresh.resumed(json.loads(json.dumps(monitor.state()))) == monitor
-        assert monitor.restarted() == fresh
+        promise = Promise(Route.HYBRID, quantity, share * bound, bound)
+        for monitor in (
+            LossMonitor.of_exact_judge(promise),
+            LossMonitor.of_exact_judge(promise).alarmed(),
+            LossMonitor.of_baseline(promise),
+            LossMonitor.of_corrected(promise, Correction(0.3, 0.02, 0.3, 80)),
+        ):
+            for loss in losses:
+                monitor = monitor.after(loss * bound)  # noqa: PLW2901
+            stored = json.loads(json.dumps(monitor.state()))
+            assert LossMonitor.resumed(promise, stored) == monitor
 
     def test_the_unit_of_the_loss_does_not_matter(self) -> None:
         small, large = (
-            LossMonitor.of(Route.HYBRID, Quantity.HARM, target=0.25 * bound, bound=bound)
+            LossMonitor.of_exact_judge(Promise(Route.HYBRID, Quantity.HARM, 0.25 * bound, bound))
             for bound in (1.0, 4.0)
         )
         for loss in (0.5, 0.0, 1.0):
@@ -149,7 +182,7 @@ class TestLossMonitor:
         assert large.run_mean == pytest.approx(4.0 * small.run_mean)
 
     def test_a_loss_above_its_bound_counts_as_the_bound(self) -> None:
-        monitor = LossMonitor.of(Route.HYBRID, Quantity.HARM, target=0.5, bound=2.0)
+        monitor = LossMonitor.of_exact_judge(Promise(Route.HYBRID, Quantity.HARM, 0.5, 2.0))
         assert monitor.after(7.0).ecusum == monitor.after(2.0).ecusum
 
     def test_the_mean_is_taken_since_about_when_the_losses_rose(self) -> None:
@@ -210,11 +243,11 @@ class TestRaising:
     def test_an_undefined_loss_is_no_loss(self) -> None:
         state = state_of()
         assert lose(state, None, 500) == []
-        assert [monitor.ecusum.n for monitor in state.report().losses] == [0, 0]
+        assert [monitor.n for monitor in state.report().losses] == [0, 0]
 
     def test_a_route_without_a_promise_never_raises_an_alarm(self) -> None:
         judged = state_of().add_losses(Route.DENSE, recall_loss=1.0, harm=5.0, time_seconds=1.0)
-        assert judged == []
+        assert judged == ([], [])
 
     def test_a_recall_loss_above_one_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="recall_loss"):
@@ -229,11 +262,75 @@ class TestActiveAlarms:
         assert report.raised[AlarmKind.RECALL_LOSS] == 1
         assert report.active == (alarm,)
 
-    def test_it_stays_active_though_the_losses_end(self) -> None:
+    def test_it_ends_when_it_is_as_certain_that_the_promise_is_kept(self) -> None:
         state = state_of()
+        (alarm,) = lose(state, 1.0, 50)
+        lose(state, 0.0, 50)
+        assert state.active() == (alarm,)
+        ended = [
+            change
+            for _ in range(100)
+            for change in state.add_losses(
+                Route.HYBRID, recall_loss=0.0, harm=None, time_seconds=2.0
+            ).ended
+        ]
+        assert ended == [alarm]
+        assert state.active() == ()
+        assert lose(state, 1.0, 50) != []
+
+    def test_it_does_not_end_while_the_loss_stays_at_what_is_promised(self) -> None:
+        rng, state = random.Random(3), state_of()
         lose(state, 1.0, 50)
-        lose(state, 0.0, 1_000)
+        for _ in range(10_000):
+            lose(state, float(rng.random() < 0.13), 1)
         assert [alarm.kind for alarm in state.active()] == [AlarmKind.RECALL_LOSS]
+
+    def test_evidence_against_the_promise_takes_the_place_of_an_alarm_against_a_baseline(
+        self,
+    ) -> None:
+        state = state_of(exact=False)
+        recall = promises_of(PROFILE)[Quantity.RECALL_LOSS]
+        learn(state)
+        (rise,) = lose(state, 1.0, 100)
+        state.correct(recall, Correction(0.3, 0.02, 0.3, 80))
+        (broken,) = lose(state, 1.0, 100)
+        assert (rise.reference, broken.reference) == (
+            ReferenceKind.BASELINE,
+            ReferenceKind.CORRECTED,
+        )
+        assert state.active() == (broken,)
+        assert state.report().raised[AlarmKind.RECALL_LOSS] == 2
+
+    def test_a_baseline_adds_nothing_to_an_alarm_against_the_promise(self) -> None:
+        state = state_of(exact=False)
+        learn(state)
+        state.correct(promises_of(PROFILE)[Quantity.RECALL_LOSS], Correction(0.02, 0.01, 0.3, 80))
+        (alarm,) = lose(state, 1.0, 100)
+        assert alarm.reference is ReferenceKind.CORRECTED
+
+    def test_a_baseline_does_not_take_in_what_raised_the_alarm(self) -> None:
+        state = state_of(exact=False)
+        learn(state)
+        target = monitor_of(state, ReferenceKind.BASELINE).target
+        lose(state, 1.0, 4_000)
+        assert monitor_of(state, ReferenceKind.BASELINE).target == target
+
+    def test_a_target_that_is_about_the_same_keeps_the_evidence(self) -> None:
+        state = state_of(exact=False)
+        recall = promises_of(PROFILE)[Quantity.RECALL_LOSS]
+        state.correct(recall, Correction(0.30, 0.02, 0.3, 80))
+        lose(state, 1.0, 5)
+        state.correct(recall, Correction(0.31, 0.02, 0.3, 81))
+        kept = monitor_of(state, ReferenceKind.CORRECTED)
+        assert (kept.target, kept.n) == (0.30, 5)
+        state.correct(recall, Correction(0.25, 0.01, 0.3, 160))
+        renewed = monitor_of(state, ReferenceKind.CORRECTED)
+        assert (renewed.target, renewed.n, renewed.e_value) == (0.25, 0, None)
+
+    def test_an_exact_judge_is_corrected_by_nothing(self) -> None:
+        state = state_of()
+        state.correct(promises_of(PROFILE)[Quantity.RECALL_LOSS], Correction(0.3, 0.02, 0.3, 80))
+        assert {one.reference for one in state.report().losses} == {ReferenceKind.PROMISE}
 
     def test_an_alarm_about_the_monitor_is_raised_once_until_it_is_cleared(self) -> None:
         down = Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "no verdict for an hour", 1.0)
@@ -266,7 +363,7 @@ class TestActiveAlarms:
             thread.start()
         for thread in threads:
             thread.join()
-        assert state.report().losses[0].ecusum.n == 800
+        assert state.report().losses[0].n == 800
 
 
 class TestRestarting:
@@ -299,7 +396,7 @@ class TestRestarting:
         other = state_of(profile_of(why="calibrated again"))
         assert not other.restore(state.to_json())
         assert other.active() == ()
-        assert other.report().losses[0].ecusum.n == 0
+        assert other.report().losses[0].n == 0
 
     def test_the_switch_to_the_safe_policy_does_not_end_the_alarm(self) -> None:
         state = state_of()
@@ -317,10 +414,20 @@ class TestRestarting:
             lambda text: "[" * 100_000,
             lambda text: text.replace('"recall_loss"', '"recal_loss"'),
             lambda text: text.replace('"run_n"', '"ran"'),
-            lambda text: text.replace('"logs": [', '"logs": [1.0, '),
+            lambda text: text.replace('"log_e_values": [', '"log_e_values": [1.0, '),
             lambda text: text.replace('"active": [', '"active": [7, '),
+            lambda text: text.replace('"target": 0.12,', '"target": 1.2,'),
         ],
-        ids=["cut", "list", "deep", "unknown quantity", "missing", "too many bets", "no alarm"],
+        ids=[
+            "cut",
+            "list",
+            "deep",
+            "unknown quantity",
+            "missing",
+            "too many bets",
+            "no alarm",
+            "target",
+        ],
     )
     def test_a_damaged_state_is_refused_and_changes_nothing(self, spoil: object) -> None:
         state = state_of()
@@ -332,7 +439,36 @@ class TestRestarting:
             state.restore(spoil(other.to_json()))  # type: ignore[operator]
         assert state.to_json() == before
 
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_of_a_state_of_the_former_release_alarms_stay_where_the_judge_is_exact(
+        self, exact: bool
+    ) -> None:
+        state = state_of()
+        state.add(DRIFTED)
+        (alarm,) = lose(state, 1.0, 50)
+        former = json.loads(state.to_json())
+        former["format"] = 1
+        former["losses"] = [{"route": "hybrid", "quantity": "recall_loss", "n": 40, "logs": []}]
+        for entry in former["active"]:
+            del entry["reference"]
+        restored = state_of(exact=exact)
+        assert restored.restore(json.dumps(former))
+        assert restored.active() == ((DRIFTED, alarm) if exact else (DRIFTED,))
+        assert restored.report().raised[AlarmKind.RECALL_LOSS] == 1
+        lose(restored, 0.0, 200)
+        assert restored.active() == (DRIFTED,)
+
+    def test_an_alarm_that_was_restored_ends_as_it_would_have(self) -> None:
+        state = state_of(exact=False)
+        learn(state)
+        lose(state, 1.0, 50)
+        resumed = state_of(exact=False)
+        resumed.restore(state.to_json())
+        assert len(resumed.active()) == 1
+        lose(resumed, 0.0, 500)
+        assert resumed.active() == ()
+
     def test_the_state_of_a_newer_release_is_refused_by_its_number(self) -> None:
-        newer = state_of().to_json().replace('"format": 1', '"format": 2')
-        with pytest.raises(DataError, match=r"format 2; this release reads 1"):
+        newer = state_of().to_json().replace('"format": 2', '"format": 3')
+        with pytest.raises(DataError, match=r"format 3; this release reads 1 and 2"):
             state_of().restore(newer)

@@ -195,7 +195,7 @@ def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -
     registry = CollectorRegistry()
     MonitorCollector(live.monitor, registry)
     live.monitor.report()
-    labels = {"route": "external", "quantity": "recall_loss"}
+    labels = {"route": "external", "quantity": "recall_loss", "reference": "promise"}
     samples = scrape(registry)
     assert one(samples, "ctxguard_alarm_target", **labels) == CERTIFICATE.alpha
     assert one(samples, "ctxguard_alarm_e_value", **labels) is None

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, Severity
+from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
@@ -65,7 +66,9 @@ def scrapes(make_context: Callable[..., Context], tmp_path: Path) -> list[str]:
     SafeMultiProcessCollector(tmp_path, registries[0])
     state = AlarmState(_profile(), drift=False)
     for kind in AlarmKind:
-        state.add(Alarm(kind, Severity.ALARM, "", 0.0, route=Route.HYBRID, signal="top_score"))
+        for number, reference in enumerate((None, *ReferenceKind)):
+            alarm = Alarm(kind, Severity.ALARM, "", 0.0, Route.HYBRID, reference=reference)
+            state.add(replace(alarm, signal="top_score" if reference is None else str(number)))
     qrels = {"q": {"p0": 1}}
     for registry, judge in zip(registries[1:], (LabelJudge(qrels), Opinion(qrels)), strict=True):
         live = Watching(judge, alarms=state)

@@ -100,8 +100,8 @@ ALARMS = Row(
         "Active alarms",
         "Alarms that are active; a gap where there is none.",
         {
-            "{{severity}}: {{kind}} {{route}} {{signal}}": fleet(
-                "ctxguard_alarm_active", "kind, severity, route, signal"
+            "{{severity}}: {{kind}} {{route}} {{signal}} {{reference}}": fleet(
+                "ctxguard_alarm_active", "kind, severity, route, signal, reference"
             )
         },
         width=12,
@@ -116,16 +116,26 @@ ALARMS = Row(
         width=12,
     ),
     Panel(
-        "e-value against the profile's promises",
-        "About 1 or less while a promise holds; at 10,000 the alarm is raised and it starts anew. "
-        "No data without --profile, or before the first loss.",
-        {"{{route}} {{quantity}}": fleet("ctxguard_alarm_e_value", "route, quantity")},
+        "e-value of a rise in judged losses",
+        "About 1 or less without one; at 10,000 the alarm is raised and it starts anew. promise: "
+        "against what the profile promises. corrected: the same on the scale of a judge that errs, "
+        "by what people graded. baseline: against this judge's own mean over its first requests. "
+        "No data without --profile, or before the first loss that is compared.",
+        {
+            "{{route}} {{quantity}} {{reference}}": fleet(
+                "ctxguard_alarm_e_value", "route, quantity, reference"
+            )
+        },
         shape=Shape.LOGARITHMIC,
     ),
     Panel(
-        "Promises watched",
-        "Mean loss that the certificate or the held-out evidence allows.",
-        {"{{route}} {{quantity}}": fleet("ctxguard_alarm_target", "route, quantity")},
+        "Targets of judged losses",
+        "Mean loss that judged losses are compared with, on the judge's own scale.",
+        {
+            "{{route}} {{quantity}} {{reference}}": fleet(
+                "ctxguard_alarm_target", "route, quantity, reference"
+            )
+        },
     ),
     Panel(
         "Alarms raised",

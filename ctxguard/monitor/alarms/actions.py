@@ -18,24 +18,33 @@ FORMER_SUFFIX = ".before-alarm"
 def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> None:
     """Log a new alarm and, for recall loss, switch to the safe policy. Never raises.
 
+    It switches only where the loss was compared with the promise, not with the judge's own mean.
+
     Args:
         alarm: An alarm that has just been raised.
         profile: The profile that the alarm is about.
         switch_path: The profile file that guards watch; None never switches.
     """
     _log.warning(
-        "%s %s route=%s signal=%s value=%s target=%s n=%d profile=%s",
+        "%s %s route=%s signal=%s value=%s target=%s reference=%s n=%d profile=%s",
         alarm.severity.value,
         alarm.kind.value,
         None if alarm.route is None else alarm.route.value,
         alarm.signal,
         _short(alarm.value),
         _short(alarm.target),
+        None if alarm.reference is None else alarm.reference.value,
         alarm.n,
         alarm.profile_id,
     )
     # More passages lower recall loss and raise harm: safe against the first only.
     if switch_path is None or alarm.kind is not AlarmKind.RECALL_LOSS:
+        return
+    if alarm.reference is None or not alarm.reference.is_of_promise:
+        _log.warning(
+            "no switch to the safe policy: the loss rose above the judge's own mean, which does "
+            "not show that the promise is broken"
+        )
         return
     try:
         if switch_to_safe(switch_path, profile):

@@ -9,19 +9,23 @@ from enum import StrEnum
 from typing import Any
 
 from ctxguard.core.types import Route
+from ctxguard.monitor.alarms.reference import ReferenceKind
 
 
 class AlarmKind(StrEnum):
     """What happened. A closed set: it labels a metric."""
 
     RECALL_LOSS = "recall_loss"
-    """Judged recall loss is above what the certificate promises."""
+    """Judged recall loss is above what the certificate promises, or above the judge's own mean."""
     HARM = "harm"
-    """Judged harm is above what the certificate promises, or the held-out evidence showed."""
+    """Judged harm is above what the certificate promises or the held-out evidence showed, or above
+    the judge's own mean."""
     DRIFT = "drift"
     """A signal that needs no label has changed: an early warning."""
     CORPUS_CHANGED = "corpus_changed"
     """More of the corpus has changed since calibration than a profile holds for."""
+    PROMISE_NOT_MONITORED = "promise_not_monitored"
+    """What is judged does not show the loss that the certificate bounds."""
     STORE_QUARANTINED = "store_quarantined"
     """The sample store was damaged, moved aside, and begun anew."""
     JUDGE_DOWN = "judge_down"
@@ -50,6 +54,7 @@ class Alarm:
         target: The figure that ``value`` is compared with; None without one.
         n: Requests that ``value`` is a mean of.
         profile_id: The profile in force.
+        reference: What a judged loss was compared with; None for other kinds.
     """
 
     kind: AlarmKind
@@ -62,6 +67,7 @@ class Alarm:
     target: float | None = None
     n: int = 0
     profile_id: str = ""
+    reference: ReferenceKind | None = None
 
     @property
     def key(self) -> tuple[AlarmKind, Route | None, str | None]:
@@ -79,12 +85,13 @@ class Alarm:
         Raises:
             KeyError, TypeError, ValueError: ``data`` has another form.
         """
-        route = data["route"]
+        route, reference = data["route"], data.get("reference")
         return cls(
             **{
                 **data,
                 "kind": AlarmKind(data["kind"]),
                 "severity": Severity(data["severity"]),
                 "route": None if route is None else Route(route),
+                "reference": None if reference is None else ReferenceKind(reference),
             }
         )

@@ -1,11 +1,11 @@
-"""Monitoring judged losses: an alarm where their mean is above what the profile promises.
+"""Monitoring judged losses: an alarm where their mean is above what it is compared with.
 
 Pure: no I/O, no clock, no logging.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,12 +14,28 @@ from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.ecusum import ECusum
+from ctxguard.monitor.alarms.reference import (
+    FIRST_BASELINE,
+    Baseline,
+    Correction,
+    ReferenceKind,
+)
 from ctxguard.profile.schema import Profile, RouteProfile
 
 LEAST_TARGET = 0.001
 """Of a loss in [0, 1]. Judges err: a promise of no loss at all would be broken by one error."""
 
 _MIDDLE_BET = 1
+_SMALL_RISE = 0.2
+"""In standard deviations: a judge that errs dilutes a rise."""
+_LEAST_DEVIATION = 0.1
+"""Of losses in [0, 1], for a bet that survives losses which were rarer before."""
+_BET_ON_RECOVERY = 0.5
+"""On a small fall below the target: losses were near their promise before they rose."""
+_SAME_TARGET = 0.05
+"""Share of a target within which another is about the same."""
+QUIET_E_VALUE = 10.0
+"""From this e-value on, a baseline is not extended: it would take in the rise."""
 
 
 class Quantity(StrEnum):
@@ -32,6 +48,40 @@ class Quantity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """The mean loss that a profile promises of one route.
+
+    Attributes:
+        route: The stages that answered.
+        quantity: The loss.
+        at_most: The promised mean loss, in [0, bound).
+        bound: The largest possible loss, > 0.
+        source: Where the promise comes from: ``certificate`` or ``held-out evidence``.
+
+    Raises:
+        ConfigurationError: at construction, for a bound that is not > 0 and finite, or a promise
+            outside [0, bound).
+    """
+
+    route: Route
+    quantity: Quantity
+    at_most: float
+    bound: float = 1.0
+    source: str = "certificate"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bound < math.inf:
+            raise ConfigurationError(
+                f"bound {self.bound!r} of {self.quantity.value} must be > 0 and finite"
+            )
+        if not 0.0 <= self.at_most < self.bound:
+            raise ConfigurationError(
+                f"promise {self.at_most!r} of {self.quantity.value} must lie in "
+                f"[0, bound = {self.bound:g})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class LossMonitor:
     """An e-CUSUM over one route's judged losses, in the losses' own unit.
 
@@ -40,56 +90,85 @@ class LossMonitor:
     judged losses apart, whatever the distribution (see ``ECusum``).
 
     Attributes:
-        route: The stages that answered.
-        quantity: The loss that is monitored.
-        target: The promised mean loss, in [0, bound).
-        bound: The largest possible loss, > 0.
-        source: Where the target comes from: ``certificate`` or ``held-out evidence``.
-        ecusum: The evidence; its losses are divided by the bound.
+        promise: What the profile promises.
+        reference: What the losses are compared with.
+        n: Losses seen.
+        n_reference: Requests that the target was estimated from; 0 for a promise.
+        ecusum: The evidence of a rise; its losses are divided by the bound. None while the baseline
+            is not known.
         run_n: Losses since the evidence was last at its floor, that is, since about when the
             losses rose.
         run_sum: Sum of these losses.
+        baseline: The judge's own mean, for the reference of that name; None for the others.
+        recovery: The evidence that the mean is below the target again; None unless an alarm was
+            raised.
 
-    >>> monitor = LossMonitor.of(Route.HYBRID, Quantity.RECALL_LOSS, target=0.12)
+    >>> promise = Promise(Route.HYBRID, Quantity.RECALL_LOSS, at_most=0.12)
+    >>> monitor = LossMonitor.of_exact_judge(promise)
     >>> for _ in range(60):
     ...     monitor = monitor.after(0.5)
     >>> monitor.is_alarm, monitor.run_mean
     (True, 0.5)
     """
 
-    route: Route
-    quantity: Quantity
-    target: float
-    bound: float
-    source: str
-    ecusum: ECusum
+    promise: Promise
+    reference: ReferenceKind
+    n: int = 0
+    n_reference: int = 0
+    ecusum: ECusum | None = None
     run_n: int = 0
     run_sum: float = 0.0
+    baseline: Baseline | None = None
+    recovery: ECusum | None = None
 
     @classmethod
-    def of(
-        cls,
-        route: Route,
-        quantity: Quantity,
-        *,
-        target: float,
-        bound: float = 1.0,
-        source: str = "certificate",
-    ) -> "LossMonitor":
-        """A monitor without losses, tuned to a loss of twice the target.
+    def of_exact_judge(cls, promise: Promise) -> "LossMonitor":
+        """Compares with the promise, and is tuned to a loss of twice the promised."""
+        target = _within(promise.at_most / promise.bound)
+        suspected = min(2.0 * target, (1.0 + target) / 2.0)
+        return cls(promise, ReferenceKind.PROMISE, ecusum=ECusum(target, suspected))
 
-        Raises:
-            ConfigurationError: a bound that is not > 0 and finite, or a target outside [0, bound).
-        """
-        if not 0.0 < bound < math.inf:
-            raise ConfigurationError(f"bound {bound!r} of {quantity.value} must be > 0 and finite")
-        if not 0.0 <= target < bound:
-            raise ConfigurationError(
-                f"target {target!r} of {quantity.value} must lie in [0, bound = {bound:g})"
-            )
-        scaled = min(max(target / bound, LEAST_TARGET), 1.0 - LEAST_TARGET)
-        suspected = min(2.0 * scaled, (1.0 + scaled) / 2.0)
-        return cls(route, quantity, target, bound, source, ECusum(scaled, suspected))
+    @classmethod
+    def of_corrected(cls, promise: Promise, correction: Correction) -> "LossMonitor":
+        """Compares with the promise on the judge's scale; ``correction`` is of losses in [0, 1]."""
+        return cls(
+            promise,
+            ReferenceKind.CORRECTED,
+            n_reference=correction.n,
+            ecusum=_for_small_rise(correction.target, correction.deviation),
+        )
+
+    @classmethod
+    def of_baseline(cls, promise: Promise) -> "LossMonitor":
+        """Compares with the judge's own mean over the first requests, which it learns first."""
+        return cls(promise, ReferenceKind.BASELINE, baseline=Baseline())
+
+    @property
+    def route(self) -> Route:
+        """The stages that answered."""
+        return self.promise.route
+
+    @property
+    def quantity(self) -> Quantity:
+        """The loss that is monitored."""
+        return self.promise.quantity
+
+    @property
+    def key(self) -> tuple[Route, Quantity, ReferenceKind]:
+        """What it monitors, and against what."""
+        return self.route, self.quantity, self.reference
+
+    @property
+    def target(self) -> float | None:
+        """The mean loss that losses are compared with; None while the baseline is not known."""
+        if self.reference is ReferenceKind.PROMISE:
+            return self.promise.at_most
+        return None if self.ecusum is None else self.ecusum.target * self.promise.bound
+
+    @property
+    def n_needed(self) -> int:
+        """Losses until the target is known; 0 once it is."""
+        return 0 if self.ecusum is not None else FIRST_BASELINE - self.n
 
     def after(self, loss: float) -> "LossMonitor":
         """The state after one more judged loss; a loss above the bound counts as the bound.
@@ -101,24 +180,52 @@ class LossMonitor:
             raise ConfigurationError(
                 f"{self.quantity.value} {loss!r} must be ≥ 0 and finite; leave out undefined ones"
             )
-        logs = self.ecusum.log_e_values
-        at_floor = not logs or logs[_MIDDLE_BET] <= 0.0
-        return replace(
+        scaled = min(loss / self.promise.bound, 1.0)
+        at_floor = self.ecusum is None or _is_at_floor(self.ecusum)
+        seen = replace(
             self,
-            ecusum=self.ecusum.after(min(loss / self.bound, 1.0)),
+            n=self.n + 1,
+            ecusum=None if self.ecusum is None else self.ecusum.after(scaled),
+            recovery=None if self.recovery is None else self.recovery.after(1.0 - scaled),
+            baseline=None if self.baseline is None else self.baseline.after(scaled),
             run_n=1 if at_floor else self.run_n + 1,
             run_sum=loss if at_floor else self.run_sum + loss,
+        )
+        return seen._with_baseline() if seen.baseline is not None else seen
+
+    def _with_baseline(self) -> "LossMonitor":
+        """With the target of its baseline, where that is due and nothing speaks for a rise."""
+        assert self.baseline is not None  # noqa: S101 - narrows the type
+        if not self.baseline.is_due or (self.e_value or 0.0) >= QUIET_E_VALUE:
+            return self
+        fresh = _for_small_rise(self.baseline.upper_limit, self.baseline.deviation)
+        if self.ecusum is not None:
+            # Each factor of the evidence was fair against the target of its time.
+            fresh = replace(fresh, n=self.ecusum.n, log_e_values=self.ecusum.log_e_values)
+        return replace(
+            self, ecusum=fresh, n_reference=self.baseline.n, baseline=self.baseline.extended()
+        )
+
+    def is_about(self, target: float) -> bool:
+        """Whether its target, divided by the bound, is about ``target`` already."""
+        return self.ecusum is not None and (
+            abs(target - self.ecusum.target) <= _SAME_TARGET * self.ecusum.target
         )
 
     @property
     def is_alarm(self) -> bool:
         """Whether the e-value has reached the threshold; to be checked after each loss."""
-        return self.ecusum.alarm()
+        return self.ecusum is not None and self.ecusum.alarm()
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether it is as certain that the mean is below the target as it was that it is above."""
+        return self.recovery is not None and self.recovery.alarm()
 
     @property
     def e_value(self) -> float | None:
-        """Evidence against the promise, about 1 or less while it holds; None before any loss."""
-        return self.ecusum.e_value if self.ecusum.n else None
+        """Evidence of a rise, about 1 or less without one; None before any loss was compared."""
+        return self.ecusum.e_value if self.ecusum is not None and self.ecusum.n else None
 
     @property
     def run_mean(self) -> float | None:
@@ -128,44 +235,65 @@ class LossMonitor:
         """
         return self.run_sum / self.run_n if self.run_n else None
 
-    def restarted(self) -> "LossMonitor":
-        """The same monitor without losses."""
-        fresh = replace(self.ecusum, n=0, log_e_values=())
-        return replace(self, ecusum=fresh, run_n=0, run_sum=0.0)
+    def alarmed(self) -> "LossMonitor":
+        """After an alarm: without evidence of a rise, and looking for the end of it.
+
+        The baseline is final then: what follows may be the rise.
+        """
+        if self.ecusum is None:
+            return self
+        target = self.ecusum.target
+        return replace(
+            self,
+            ecusum=replace(self.ecusum, n=0, log_e_values=()),
+            run_n=0,
+            run_sum=0.0,
+            baseline=None if self.baseline is None else self.baseline.final(),
+            recovery=self.recovery or _betting(1.0 - target, _BET_ON_RECOVERY),
+        )
+
+    def recovered(self) -> "LossMonitor":
+        """After the end of its alarm."""
+        return replace(self, recovery=None)
 
     def state(self) -> dict[str, Any]:
         """What it has seen, as values that JSON can hold."""
         return {
             "route": self.route.value,
             "quantity": self.quantity.value,
-            "n": self.ecusum.n,
-            "logs": list(self.ecusum.log_e_values),
+            "reference": self.reference.value,
+            "n": self.n,
+            "n_reference": self.n_reference,
             "run_n": self.run_n,
             "run_sum": self.run_sum,
+            "rise": _ecusum_state(self.ecusum),
+            "recovery": _ecusum_state(self.recovery),
+            "baseline": None if self.baseline is None else asdict(self.baseline),
         }
 
-    def resumed(self, state: Mapping[str, Any]) -> "LossMonitor":
-        """This monitor with what ``state`` says that it has seen.
+    @classmethod
+    def resumed(cls, promise: Promise, state: Mapping[str, Any]) -> "LossMonitor":
+        """The monitor of which ``state`` returned ``state``.
 
         Raises:
-            KeyError, TypeError, ValueError: ``state`` has another form.
+            ConfigurationError, KeyError, TypeError, ValueError: ``state`` has another form.
         """
-        logs = tuple([float(log) for log in state["logs"]])
-        if len(logs) not in (0, len(self.ecusum.bets)) or not all(map(math.isfinite, logs)):
-            raise ValueError(f"{len(logs)} log e-values, which must be 3 or none, and finite")
-        ecusum = replace(self.ecusum, n=int(state["n"]), log_e_values=logs)
-        return replace(
-            self, ecusum=ecusum, run_n=int(state["run_n"]), run_sum=float(state["run_sum"])
+        baseline = state["baseline"]
+        return cls(
+            promise,
+            ReferenceKind(state["reference"]),
+            n=int(state["n"]),
+            n_reference=int(state["n_reference"]),
+            ecusum=_resumed_ecusum(state["rise"]),
+            run_n=int(state["run_n"]),
+            run_sum=float(state["run_sum"]),
+            baseline=None if baseline is None else Baseline(**baseline),
+            recovery=_resumed_ecusum(state["recovery"]),
         )
 
     def to_alarm(self, profile: Profile, profile_id: str, time_seconds: float) -> Alarm:
         """The alarm that this monitor raises; ``time_seconds`` is the time of the last loss."""
         calibrated = profile.routes[self.route]
-        promise = (
-            "the certificate promises at most"
-            if self.source == "certificate"
-            else "there is no promise, and the held-out queries of calibration gave at most"
-        )
         if self.quantity is Quantity.RECALL_LOSS:
             quantity, advice = f"recall loss{_baseline(calibrated)}", _recall_advice(calibrated)
         else:
@@ -179,7 +307,7 @@ class LossMonitor:
             severity=Severity.ALARM,
             message=(
                 f"Route {self.route.value}: judged {quantity} was about {self.run_mean or 0.0:.3g} "
-                f"over the last {self.run_n} judged requests; {promise} {self.target:.3g}. "
+                f"over the last {self.run_n} judged requests{self._comparison()} "
                 f"{advice}. If the judge was changed recently, check it first."
             ),
             time_seconds=time_seconds,
@@ -188,7 +316,65 @@ class LossMonitor:
             target=self.target,
             n=self.run_n,
             profile_id=profile_id,
+            reference=self.reference,
         )
+
+    def _comparison(self) -> str:
+        """What the loss was compared with, in words."""
+        promises = (
+            "the certificate promises"
+            if self.promise.source == "certificate"
+            else "there is no promise, and the held-out queries of calibration gave"
+        )
+        promised = f"; {promises} at most {self.promise.at_most:.3g}"
+        if self.reference is ReferenceKind.PROMISE:
+            return f"{promised}."
+        if self.reference is ReferenceKind.CORRECTED:
+            return (
+                f"{promised}. The judge makes errors: a true loss of that size is at most "
+                f"{self.target:.3g} by this judge, according to {self.n_reference} requests that "
+                "people graded too."
+            )
+        learned = (
+            f", compared with this judge's own mean over its first {self.n_reference} requests "
+            f"(at most {self.target:.3g}), because it has too few human labels to correct it by. "
+            "This does not show that the promise is broken"
+        )
+        if self.quantity is Quantity.RECALL_LOSS:
+            learned += ", so --switch-to-safe does not act on it"
+        return f"{learned}. Grade the requests of `ctxguard label export --alarm` to see."
+
+
+def _within(target: float) -> float:
+    return min(max(target, LEAST_TARGET), 1.0 - LEAST_TARGET)
+
+
+def _for_small_rise(target: float, deviation: float) -> ECusum:
+    """Evidence of a rise above ``target``, tuned to a small one of losses that scatter so much."""
+    return _betting(target, _SMALL_RISE / max(deviation, _LEAST_DEVIATION))
+
+
+def _betting(target: float, bet: float) -> ECusum:
+    target = _within(target)
+    return ECusum(target, min(target + bet * target * (1.0 - target), 1.0))
+
+
+def _is_at_floor(ecusum: ECusum) -> bool:
+    return not ecusum.log_e_values or ecusum.log_e_values[_MIDDLE_BET] <= 0.0
+
+
+def _ecusum_state(ecusum: ECusum | None) -> dict[str, Any] | None:
+    return None if ecusum is None else asdict(ecusum)
+
+
+def _resumed_ecusum(state: Mapping[str, Any] | None) -> ECusum | None:
+    if state is None:
+        return None
+    logs = tuple([float(log) for log in state["log_e_values"]])
+    ecusum = ECusum(float(state["target"]), float(state["suspected"]), int(state["n"]), logs)
+    if len(logs) not in (0, len(ecusum.bets)) or not all(map(math.isfinite, logs)):
+        raise ValueError(f"{len(logs)} log e-values, which must be 3 or none, and finite")
+    return ecusum
 
 
 def _baseline(calibrated: RouteProfile) -> str:
@@ -209,27 +395,23 @@ def _recall_advice(calibrated: RouteProfile) -> str:
     )
 
 
-def loss_monitors(profile: Profile) -> tuple[LossMonitor, ...]:
-    """The monitors that a profile has targets for.
+def promises(profile: Profile) -> tuple[Promise, ...]:
+    """What a profile promises that can be monitored.
 
-    The target of recall loss is the certificate's alpha. The target of harm is the certificate's
-    beta or, without one, the upper end of the interval from the held-out evidence. A quantity
-    without a target, or with one that no loss can exceed, has no monitor.
+    Of recall loss it is the certificate's alpha. Of harm it is the certificate's beta or, without
+    one, the upper end of the interval from the held-out evidence. A quantity without a promise, or
+    with one that no loss can exceed, is left out.
     """
-    monitors = []
+    found = []
     for route, calibrated in sorted(profile.routes.items()):
         certificate = calibrated.certificate
         if certificate is not None and certificate.alpha < 1.0:
-            monitors.append(
-                LossMonitor.of(route, Quantity.RECALL_LOSS, target=max(certificate.alpha, 0.0))
-            )
-        target, source = _harm_target(calibrated)
+            found.append(Promise(route, Quantity.RECALL_LOSS, max(certificate.alpha, 0.0)))
+        at_most, source = _harm_target(calibrated)
         bound = _harm_bound(calibrated, profile.utilities)
-        if target is not None and 0.0 <= target < bound:
-            monitors.append(
-                LossMonitor.of(route, Quantity.HARM, target=target, bound=bound, source=source)
-            )
-    return tuple(monitors)
+        if at_most is not None and 0.0 <= at_most < bound:
+            found.append(Promise(route, Quantity.HARM, at_most, bound, source))
+    return tuple(found)
 
 
 def _harm_target(calibrated: RouteProfile) -> tuple[float | None, str]:

@@ -1,10 +1,12 @@
 """Feeds the alarms with what a monitor judges, and acts on those that are raised."""
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Flag, Mode, Route
@@ -12,8 +14,12 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.alarms.actions import act_on
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.drift import Signals
+from ctxguard.monitor.alarms.loss_monitor import Quantity
+from ctxguard.monitor.alarms.reference import corrected
 from ctxguard.monitor.alarms.state import AlarmState
-from ctxguard.monitor.estimation.terms import JudgedRequest
+from ctxguard.monitor.estimation.reduce import recall_loss
+from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
@@ -22,6 +28,10 @@ _log = logging.getLogger(__name__)
 
 _REMEMBERED = 500
 _LABELS_AFTER_ALARM = 30
+
+
+_SAMPLES_OF_A_SETTING = 20
+"""Samples in a row after which their settings are taken for those of the whole traffic."""
 
 
 class _JudgedSample(NamedTuple):
@@ -52,27 +62,35 @@ class AlarmMonitor:
     ) -> None:
         self.state = state
         self._store = store
+        self._series = series
         self._state_key = f"alarms {series}"
         self._clock = clock
         self._switch_path = switch_path
         self._judged: deque[_JudgedSample] = deque(maxlen=_REMEMBERED)
+        self._without_promise = Counter[Route]()
+        # Rows hold the recall loss against the first few that were judged, promised or not.
+        self._with_promised_baseline: dict[Route, bool] = {}
 
     def add_judged(
-        self, sample_id: int, record: SampleRecord, request: JudgedRequest, harm: float
+        self, sample_id: int, record: SampleRecord, verdicts: Mapping[str, Judgment], harm: float
     ) -> None:
-        """Add a judged sample."""
+        """Add a judged sample, all of whose served passages have a verdict."""
         if not self._is_of_profile(record):
             return
-        recall_loss = request.recall_loss if self._has_promised_baseline(record) else None
-        losses = {AlarmKind.HARM: harm, AlarmKind.RECALL_LOSS: recall_loss}
+        lost = self._recall_loss(record, verdicts)
+        losses = {AlarmKind.HARM: harm, AlarmKind.RECALL_LOSS: lost}
         self._judged.append(_JudgedSample(sample_id, record.route, len(record.served), losses))
-        for alarm in self.state.add_losses(
-            record.route,
-            recall_loss=recall_loss,
-            harm=harm,
-            time_seconds=record.time_seconds,
-        ):
+        changes = self.state.add_losses(
+            record.route, recall_loss=lost, harm=harm, time_seconds=record.time_seconds
+        )
+        for alarm in changes.raised:
             self._act_on(alarm)
+        for alarm in changes.ended:
+            _log.warning(
+                "ended: %s route=%s, judged losses are below their target again",
+                alarm.kind.value,
+                alarm.route,
+            )
 
     def add_sampled(self, record: SampleRecord) -> None:
         """Add the signals of a sample, judged or not."""
@@ -133,6 +151,33 @@ class AlarmMonitor:
         if self.state.add(alarm):
             self._act_on(alarm)
 
+    def correct_judge(self) -> None:
+        """Translate the promises to the scale of a judge that errs, by what people graded too.
+
+        Weighted by 1 / the probability of grading alone: losses are compared as they are judged,
+        and those that an alarm targeted are left out.
+        """
+        graded = self._store.graded(self._series)
+        human, judge = table_of(graded.human), table_of(graded.judge)
+        routes = np.array(graded.routes, dtype=object)
+        for promise in self.state.promises:
+            if promise.quantity is Quantity.RECALL_LOSS:
+                if not self._with_promised_baseline.get(promise.route):
+                    continue
+                probability = graded.pool_probability
+            else:
+                probability = graded.served_probability
+            usable = (routes == promise.route.value) & (probability > 0.0)
+            column = promise.quantity.value
+            correction = corrected(
+                np.minimum(human[column][usable] / promise.bound, 1.0),
+                np.minimum(judge[column][usable] / promise.bound, 1.0),
+                1.0 / probability[usable],
+                promise.at_most / promise.bound,
+            )
+            if correction is not None:
+                self.state.correct(promise, correction)
+
     def restore(self) -> None:
         """Continue from the state that another monitor of this store saved."""
         saved = self._store.get_state(self._state_key)
@@ -151,11 +196,44 @@ class AlarmMonitor:
         """Whether the profile's own policy served the sample."""
         return record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
 
-    def _has_promised_baseline(self, record: SampleRecord) -> bool:
-        """Whether the sample's recall loss has the baseline of the certificate's."""
+    def _recall_loss(self, record: SampleRecord, verdicts: Mapping[str, Judgment]) -> float | None:
+        """The loss that the route's certificate bounds; None where it was not judged."""
         route = self.state.profile.routes.get(record.route)
         certificate = None if route is None else route.certificate
-        return certificate is not None and certificate.baseline == f"k={record.rates.baseline_k}"
+        if certificate is None:
+            return None
+        k = _baseline_k(certificate.baseline)
+        self._check_rates(record, k)
+        self._with_promised_baseline[record.route] = k == record.rates.baseline_k
+        return recall_loss(record, verdicts, k)
+
+    def _check_rates(self, record: SampleRecord, k: int | None) -> None:
+        """Warn where no sample shows the loss that is promised, until one may."""
+        route = record.route
+        if record.rates.judges_first(k):
+            self._without_promise[route] = 0
+            self.state.clear(AlarmKind.PROMISE_NOT_MONITORED, route)
+            return
+        self._without_promise[route] += 1
+        if self._without_promise[route] < _SAMPLES_OF_A_SETTING:
+            return
+        certificate, mend = (
+            ("the whole pool", "JudgingRates(full_pool_rate=0.05)")
+            if k is None
+            else (f"the retriever's first {k}", f"JudgingRates(baseline_k={k}, baseline_rate=0.2)")
+        )
+        alarm = Alarm(
+            AlarmKind.PROMISE_NOT_MONITORED,
+            Severity.WARNING,
+            f"Route {route.value}: the promise on recall loss cannot be monitored. The certificate "
+            f"is about {certificate}, and the samples' settings never have all of these judged. "
+            f"Give sample_to rates={mend}",
+            self._clock(),
+            route=route,
+            profile_id=self.state.profile_id,
+        )
+        if self.state.add(alarm):
+            self._act_on(alarm)
 
     def _act_on(self, alarm: Alarm) -> None:
         self._store.queue_labels(self._samples_to_label(alarm), reason=alarm.kind.value)
@@ -174,3 +252,8 @@ class AlarmMonitor:
             if sample.route is alarm.route and (loss := sample.losses.get(alarm.kind)) is not None
         )
         return [sample_id for _, _, sample_id in order[:_LABELS_AFTER_ALARM]]
+
+
+def _baseline_k(baseline: str) -> int | None:
+    """How many of the retriever's first a certificate is relative to; None for the whole pool."""
+    return None if baseline == "pool" else int(baseline.removeprefix("k="))

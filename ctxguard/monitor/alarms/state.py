@@ -1,25 +1,43 @@
 """The state of the alarms: every detector of a profile, and the alarms that are active.
 
-An alarm about a profile is active until another profile takes over, an alarm about the monitor
-itself until its cause has ended. While an alarm is active, the same one is not raised again. A
-loss monitor starts again without losses when it raises an alarm. No I/O, no clock.
+An alarm about a loss is active until it is as certain that the mean loss is below its target as it
+was that it is above, or until another profile takes over; a warning of drift until another profile
+takes over; an alarm about the monitor itself until its cause has ended. While an alarm is active,
+the same one is not raised again, unless against the promise where the active one was against a
+baseline. A loss monitor starts again without evidence when it raises an alarm. No I/O, no clock.
 """
 
 import json
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError, DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.drift import DriftDetector, Signal, Signals, drift_detectors
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Quantity, loss_monitors
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity, promises
+from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.profile.schema import Profile
 
-FORMAT = 1
+FORMAT = 2
+_FORMER_FORMAT = 1
+
+_Key = tuple[Route, Quantity, ReferenceKind]
+
+
+class LossChanges(NamedTuple):
+    """What the losses of one request changed.
+
+    Attributes:
+        raised: The alarms that they raised.
+        ended: The alarms that they ended.
+    """
+
+    raised: list[Alarm]
+    ended: list[Alarm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +48,7 @@ class AlarmReport:
         profile_id: The profile whose promises are monitored.
         raised: Alarms raised so far, by kind.
         active: The active alarms, oldest first.
-        losses: The loss monitors: target, e-value, losses seen.
+        losses: The loss monitors: reference, target, e-value, losses seen.
     """
 
     profile_id: str
@@ -41,6 +59,8 @@ class AlarmReport:
 
 class AlarmState:
     """The detectors and alarms of one profile. Safe to use from several threads.
+
+    The judge is taken to be exact until ``set_judge`` says otherwise, as ``Monitor`` does.
 
     Args:
         profile: The profile whose promises and signals are monitored.
@@ -53,7 +73,9 @@ class AlarmState:
     def __init__(self, profile: Profile, *, drift: bool = True) -> None:
         self.profile = profile
         self.profile_id = profile.profile_id
+        self.promises = promises(profile)
         self._with_drift = drift
+        self._is_exact = True
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -62,15 +84,49 @@ class AlarmState:
         self._lock = threading.Lock()
         self._raised = dict.fromkeys(AlarmKind, 0)
         self._active: dict[tuple[AlarmKind, Route | None, str | None], Alarm] = {}
-        self._losses = {
-            (monitor.route, monitor.quantity): monitor for monitor in loss_monitors(self.profile)
-        }
+        self._losses = self._new_monitors()
         self._drift: dict[tuple[Route, Signal], DriftDetector] = {
             (route, signal): detector
             for route, calibrated in self.profile.routes.items()
             if self._with_drift
             for signal, detector in drift_detectors(calibrated).items()
         }
+
+    def _new_monitors(self) -> dict[_Key, LossMonitor]:
+        new = LossMonitor.of_exact_judge if self._is_exact else LossMonitor.of_baseline
+        return {monitor.key: monitor for monitor in map(new, self.promises)}
+
+    def set_judge(self, *, exact: bool) -> None:
+        """Say whether the judge errs; all losses seen are forgotten.
+
+        Losses of an exact judge are compared with the promise. Those of a judge that errs are
+        compared with its own mean and, once there is a correction, with the promise on its scale.
+        """
+        with self._lock:
+            self._is_exact = exact
+            self._losses = self._new_monitors()
+
+    def correct(self, promise: Promise, correction: Correction) -> None:
+        """Compare a judge that errs with a promise on its own scale too, from now on.
+
+        The evidence starts again where the target is not about the same as before. An exact judge
+        needs no correction, and gets none.
+
+        Args:
+            promise: One of ``promises``.
+            correction: Of losses divided by their bound.
+        """
+        if self._is_exact:
+            return
+        new = LossMonitor.of_corrected(promise, correction)
+        with self._lock:
+            former = self._losses.get(new.key)
+            if former is not None:
+                if former.is_about(correction.target):
+                    return
+                if former.recovery is not None:
+                    new = new.alarmed()
+            self._losses[new.key] = new
 
     def add_losses(
         self,
@@ -79,7 +135,7 @@ class AlarmState:
         recall_loss: float | None,
         harm: float | None,
         time_seconds: float,
-    ) -> list[Alarm]:
+    ) -> LossChanges:
         """Add the losses of one judged request.
 
         The probability of being added must not depend on a request's losses. So add a recall loss
@@ -92,27 +148,31 @@ class AlarmState:
             time_seconds: Time of the request, in seconds since the epoch.
 
         Returns:
-            The alarms that this raises.
+            The alarms that this raises and ends.
 
         Raises:
             ConfigurationError: a loss that is negative or not finite, or a recall loss above 1.
         """
         if recall_loss is not None and recall_loss > 1.0:
             raise ConfigurationError(f"recall_loss {recall_loss!r} must lie in [0, 1]")
-        raised = []
+        losses = {Quantity.RECALL_LOSS: recall_loss, Quantity.HARM: harm}
+        changes = LossChanges([], [])
         with self._lock:
-            for quantity, loss in ((Quantity.RECALL_LOSS, recall_loss), (Quantity.HARM, harm)):
-                monitor = self._losses.get((route, quantity))
-                if monitor is None or loss is None:
+            for key, former in self._losses.items():
+                loss = losses[former.quantity]
+                if former.route is not route or loss is None:
                     continue
-                monitor = monitor.after(loss)
+                monitor = former.after(loss)
                 if monitor.is_alarm:
                     alarm = monitor.to_alarm(self.profile, self.profile_id, time_seconds)
-                    monitor = monitor.restarted()
+                    monitor = monitor.alarmed()
                     if self._add(alarm):
-                        raised.append(alarm)
-                self._losses[route, quantity] = monitor
-        return raised
+                        changes.raised.append(alarm)
+                elif monitor.has_recovered:
+                    monitor = monitor.recovered()
+                    changes.ended.extend(self._end(monitor))
+                self._losses[key] = monitor
+        return changes
 
     def add_signals(self, route: Route, signals: Signals, *, time_seconds: float) -> list[Alarm]:
         """Add the signals of one sampled request, judged or not.
@@ -136,10 +196,10 @@ class AlarmState:
         with self._lock:
             return self._add(alarm)
 
-    def clear(self, kind: AlarmKind) -> None:
-        """End an alarm about the monitor itself, whose cause has ended."""
+    def clear(self, kind: AlarmKind, route: Route | None = None) -> None:
+        """End an alarm that was detected elsewhere, whose cause has ended."""
         with self._lock:
-            self._active.pop((kind, None, None), None)
+            self._active.pop((kind, route, None), None)
 
     def active(self) -> tuple[Alarm, ...]:
         """The active alarms, oldest first."""
@@ -178,7 +238,9 @@ class AlarmState:
         """Continue from a saved state; where it cannot be read, nothing changes.
 
         For the same profile, losses, signals and alarms are restored. For its safe policy, which
-        an alarm may have switched to, only the alarms are. For any other profile nothing is.
+        an alarm may have switched to, only the alarms are. For any other profile nothing is. Of a
+        state of the release before, which compared every judge with the promise, losses are not
+        restored, and alarms about losses only with an exact judge.
 
         Args:
             text: What ``to_json`` returned.
@@ -190,12 +252,14 @@ class AlarmState:
             DataError: ``text`` is not such a state, or one of a newer release.
         """
         restored = AlarmState(self.profile, drift=self._with_drift)
+        restored.set_judge(exact=self._is_exact)
         try:
             data = json.loads(text)
-            if data["format"] != FORMAT:
+            if data["format"] not in (FORMAT, _FORMER_FORMAT):
                 raise DataError(
                     f"the alarms' state has format {data['format']!r}; this release reads "
-                    f"{FORMAT}: upgrade ctxguard, or remove the state to start afresh"
+                    f"{_FORMER_FORMAT} and {FORMAT}: upgrade ctxguard, or remove the state to "
+                    "start afresh"
                 )
             if self.profile_id not in (data["profile_id"], data["safe_profile_id"]):
                 return False
@@ -215,23 +279,67 @@ class AlarmState:
     def _read_alarms(self, data: Mapping[str, Any]) -> None:
         self._raised.update({AlarmKind(kind): int(count) for kind, count in data["raised"].items()})
         alarms = [Alarm.from_json(entry) for entry in data["active"]]
+        if data["format"] == _FORMER_FORMAT:
+            alarms = [
+                _of_former(alarm) for alarm in alarms if self._is_exact or not _is_of_loss(alarm)
+            ]
         self._active = {alarm.key: alarm for alarm in alarms}
 
     def _read_detectors(self, data: Mapping[str, Any]) -> None:
-        for entry in data["losses"]:
-            key = Route(entry["route"]), Quantity(entry["quantity"])
-            self._losses[key] = self._losses[key].resumed(entry)
+        if data["format"] == FORMAT:
+            self._read_losses(data["losses"])
+        else:
+            active = {(alarm.route, alarm.kind) for alarm in self._active.values()}
+            self._losses = {
+                key: monitor.alarmed() if (key[0], AlarmKind(key[1].value)) in active else monitor
+                for key, monitor in self._losses.items()
+            }
         for entry in data["drift"]:
             detector = self._drift.get((Route(entry["route"]), Signal(entry["signal"])))
             if detector is not None:
                 detector.resume(entry)
 
+    def _read_losses(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        by_name = {(promise.route, promise.quantity): promise for promise in self.promises}
+        for entry in entries:
+            promise = by_name[Route(entry["route"]), Quantity(entry["quantity"])]
+            monitor = LossMonitor.resumed(promise, entry)
+            if self._is_exact is (monitor.reference is ReferenceKind.PROMISE):
+                self._losses[monitor.key] = monitor
+
+    def _end(self, monitor: LossMonitor) -> list[Alarm]:
+        """End the alarm that a monitor raised; empty where it is no longer active."""
+        key = AlarmKind(monitor.quantity.value), monitor.route, None
+        alarm = self._active.get(key)
+        if alarm is None or alarm.reference is not monitor.reference:
+            return []
+        return [self._active.pop(key)]
+
     def _add(self, alarm: Alarm) -> bool:
-        if alarm.key in self._active:
+        active = self._active.get(alarm.key)
+        if active is not None and not _says_more(alarm, active):
             return False
         self._active[alarm.key] = alarm
         self._raised[alarm.kind] += 1
         return True
+
+
+def _says_more(alarm: Alarm, active: Alarm) -> bool:
+    """Whether an alarm is against the promise, and the active one about the same was not."""
+    return (
+        active.reference is ReferenceKind.BASELINE
+        and alarm.reference is not None
+        and alarm.reference.is_of_promise
+    )
+
+
+def _is_of_loss(alarm: Alarm) -> bool:
+    return alarm.kind in (AlarmKind.RECALL_LOSS, AlarmKind.HARM)
+
+
+def _of_former(alarm: Alarm) -> Alarm:
+    """An alarm of the former format, which did not name its reference: it was the promise."""
+    return replace(alarm, reference=ReferenceKind.PROMISE) if _is_of_loss(alarm) else alarm
 
 
 def _safe_profile_id(profile: Profile) -> str | None:

@@ -80,21 +80,37 @@ def judged_request(
         full_pool_probability=rates.full_pool_probability(has_hit=has_hit),
         full_pool_probability_if_no_hit=rates.full_pool_probability(has_hit=False),
         session_id=record.session_id,
-        recall_loss=_recall_loss(record, verdicts),
+        recall_loss=recall_loss(record, verdicts, record.rates.baseline_k),
     )
 
 
-def _recall_loss(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> float | None:
-    """Share of the relevant among the retriever's first few that was not served.
+def recall_loss(
+    record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | None
+) -> float | None:
+    """Share of the relevant among the retriever's first k that was not served.
 
     Only of requests that were chosen whatever was served: those whose pool was judged because
     nothing relevant was served would make the loss look larger.
+
+    Args:
+        record: The sample.
+        verdicts: By passage id.
+        k: How many of the pool count, in the retriever's own order; None for all of it.
+
+    Returns:
+        None where they were not all judged by design, a verdict is missing, or none is relevant.
     """
-    if not (record.baseline or record.full_pool):
+    pool = sorted((*record.served, *record.dropped))
+    first = pool[:k]
+    if not (
+        record.full_pool
+        or record.rates.dropped_rate == 1.0
+        or (record.baseline and len(first) <= record.rates.baseline_k)
+    ):
         return None
     served = set(record.served)
     kept = lost = 0
-    for position in record.in_baseline:
+    for position in first:
         verdict = verdicts.get(record.passage_ids[position])
         if verdict is None:
             return None

@@ -271,30 +271,41 @@ def _labels(report: Report) -> _Families:
     )
 
 
+_COMPARISON = ("route", "quantity", "reference")
+
+
 def _alarms(report: AlarmReport) -> _Families:
     yield _counter("ctxguard_alarms", "Alarms raised, by kind.", report.raised, "kind")
     yield _gauge(
         "ctxguard_alarm_active",
         "1 for each active alarm.",
-        {(one.kind, one.severity, one.route, one.signal): 1.0 for one in report.active},
-        *("kind", "severity", "route", "signal"),
+        {
+            (one.kind, one.severity, one.route, one.signal, one.reference): 1.0
+            for one in report.active
+        },
+        *("kind", "severity", "route", "signal", "reference"),
     )
     yield _gauge(
         "ctxguard_alarm_e_value",
         "e-CUSUM e-value against a mean loss of at most ctxguard_alarm_target; the alarm is raised "
-        "at 10,000; absent before the first loss.",
-        {
-            (one.route, one.quantity): one.e_value
-            for one in report.losses
-            if one.e_value is not None
-        },
-        *("route", "quantity"),
+        "at 10,000; absent before the first loss that is compared.",
+        {one.key: one.e_value for one in report.losses if one.e_value is not None},
+        *_COMPARISON,
     )
     yield _gauge(
         "ctxguard_alarm_target",
-        "Mean loss that the profile promises, or that its held-out evidence allows.",
-        {(one.route, one.quantity): one.target for one in report.losses},
-        *("route", "quantity"),
+        "Mean loss that judged losses are compared with: the promise, the promise on the scale of "
+        "a judge that errs (corrected), or this judge's own mean over its first requests "
+        "(baseline), which says nothing about the promise.",
+        {one.key: one.target for one in report.losses if one.target is not None},
+        *_COMPARISON,
+    )
+    yield _gauge(
+        "ctxguard_alarm_requests_needed",
+        "Judged requests until the baseline is known and losses are compared with it; 0 once it "
+        "is.",
+        {one.key: one.n_needed for one in report.losses},
+        *_COMPARISON,
     )
 
 

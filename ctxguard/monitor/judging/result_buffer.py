@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ctxguard._support.error_text import describe_error
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judging.counters import Outcome
+from ctxguard.monitor.judging.sample_judge import SampleVerdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Finished, SampleStore
 
@@ -35,13 +36,18 @@ class Result:
         outcome: Whether it was judged, and why not.
         finished: What the store keeps of it.
         record: None where it could not be read.
-        request: None where it was not judged, or a served passage got no valid verdict.
+        verdicts: None where it was not judged.
     """
 
     outcome: Outcome
     finished: Finished
     record: SampleRecord | None = None
-    request: JudgedRequest | None = None
+    verdicts: SampleVerdicts | None = None
+
+    @property
+    def request(self) -> JudgedRequest | None:
+        """None where it was not judged, or a served passage got no valid verdict."""
+        return None if self.verdicts is None else self.verdicts.request
 
 
 @dataclass(frozen=True, slots=True)

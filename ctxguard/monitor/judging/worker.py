@@ -178,7 +178,7 @@ class JudgingWorker:
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
         self._counters.add_verdicts(verdicts.n_wanted, verdicts.n_invalid)
-        return Result(outcome, finished, record, verdicts.request)
+        return Result(outcome, finished, record, verdicts)
 
     def _cost_since(self) -> float:
         """What the judge has cost since this was last called; 0.0 for one without prices."""
@@ -256,9 +256,10 @@ def _show(alarms: AlarmMonitor, result: Result) -> None:
     if result.record is None:
         return
     alarms.add_sampled(result.record)
-    if result.request is not None:
+    if result.verdicts is not None and result.verdicts.request is not None:
         harm = float(table_of(result.finished.summary)["harm"][0])
-        alarms.add_judged(result.finished.sample_id, result.record, result.request, harm)
+        verdicts = result.verdicts.verdicts
+        alarms.add_judged(result.finished.sample_id, result.record, verdicts, harm)
 
 
 def _finished(

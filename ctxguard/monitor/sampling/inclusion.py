@@ -105,6 +105,17 @@ class JudgingRates:
             return 1.0
         return self.full_pool_rate if has_hit else self.full_pool_rate_if_no_hit
 
+    def judges_first(self, k: int | None) -> bool:
+        """Whether the retriever's first k are ever all judged by design; None for the whole pool.
+
+        A pool that is judged because nothing relevant was served does not count.
+        """
+        return (
+            self.dropped_rate == 1.0
+            or self.full_pool_rate > 0.0
+            or (self.baseline_rate > 0.0 and k is not None and k <= self.baseline_k)
+        )
+
     def dropped_probability(self, *, has_hit: bool, in_baseline: bool) -> float:
         """The probability with which a dropped passage is judged, in any of the three ways.
 

@@ -1,0 +1,303 @@
+"""What judged losses are compared with, from traffic and a judge that errs to `/metrics`."""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from watching import Watching
+
+from ctxguard.core.context import Context
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, Quantity, ReferenceKind
+from ctxguard.monitor.alarms.reference import (
+    FIRST_BASELINE,
+    LONGEST_BASELINE,
+    Baseline,
+    corrected,
+)
+from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.export.prometheus import MonitorCollector
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.store import LabelDepth, LabelRow
+from ctxguard.profile.schema import Profile, RouteProfile
+from tests.profiles import CERTIFICATE, profile_with
+
+MakeContext = Callable[..., Context]
+POOL = [f"p{rank}" for rank in range(5)]
+KEPT, LOST = "p0", "p4"
+RATES = JudgingRates(baseline_rate=1.0)
+ROUTE = RouteProfile(
+    policy=RatioPolicy(k=3),
+    score_kind=ScoreKind.RATIO,
+    certificate=CERTIFICATE.model_copy(update={"alpha": 0.21}),
+    safe_policy=RatioPolicy(k=5),
+)
+PROFILE = profile_with({Route.EXTERNAL: ROUTE})
+
+
+class ErringJudge:
+    """Sees relevance with a sensitivity of 0.85 and a specificity of 0.8, the same every time.
+
+    A query names its only relevant passage.
+    """
+
+    name = "erring"
+    version = "1"
+    max_grade = 1
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
+        grades = []
+        for passage in passages:
+            right = passage.passage_id == query.split(maxsplit=1)[0]
+            luck = random.Random(f"{query} {passage.passage_id}").random()
+            grades.append(Judgment(passage.passage_id, int(luck < (0.85 if right else 0.2))))
+        return grades
+
+
+class Traffic:
+    """Requests of which a share lose their only relevant passage, before a whole monitor."""
+
+    def __init__(
+        self, make_context: MakeContext, path: Path | None = None, rates: JudgingRates = RATES
+    ) -> None:
+        self._make_context = make_context
+        self._rng = random.Random(5)
+        self._relevant: dict[str, str] = {}
+        self.live = Watching(
+            ErringJudge(), rates=rates, alarms=AlarmState(PROFILE, drift=False), switch_path=path
+        )
+        self.registry = CollectorRegistry()
+        MonitorCollector(self.live.monitor, self.registry)
+
+    def watch(self, n: int, loss: float) -> None:
+        contexts = []
+        for number in range(len(self._relevant), len(self._relevant) + n):
+            relevant = LOST if self._rng.random() < loss else KEPT
+            context = self._make_context(
+                POOL, 3, request_id=f"r{number}", query=f"{relevant} {number}"
+            )
+            self._relevant[f"r{number}"] = relevant
+            contexts.append(replace(context, profile_id=PROFILE.profile_id))
+        self.live.watch(*contexts)
+        self.live.monitor.maintain()
+
+    def grade(self, n: int) -> None:
+        """Have people grade the pools of a random part of the requests."""
+        store, monitor = self.live.store, self.live.monitor
+        picked = store.pick_for_labels(monitor.series, n, depth=LabelDepth.POOL)
+        store.add_labels(
+            [
+                LabelRow(
+                    request_id, name, int(name == self._relevant[request_id]), None, "ann", 1.0
+                )
+                for request_id in store.request_ids(picked).values()
+                for name in POOL
+            ]
+        )
+        monitor.maintain()
+
+    def judged_losses(self) -> list[float]:
+        rows = self.live.store.judged(self.live.monitor.series).summaries
+        losses = table_of(rows)["recall_loss"]
+        return losses[~np.isnan(losses)].tolist()
+
+    @property
+    def active(self) -> list[Alarm]:
+        return list(self.live.monitor.alarms.active())
+
+    def scraped(self, name: str, reference: str) -> float | None:
+        labels = {"route": "external", "quantity": "recall_loss", "reference": reference}
+        return self.registry.get_sample_value(name, labels)
+
+
+def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels(
+    make_context: MakeContext,
+) -> None:
+    traffic = Traffic(make_context)
+    traffic.watch(300, loss=0.2)
+    assert traffic.scraped("ctxguard_alarm_e_value", "baseline") is None
+    assert traffic.scraped("ctxguard_alarm_target", "baseline") is None
+    assert traffic.scraped("ctxguard_alarm_requests_needed", "baseline") > 90
+    traffic.watch(700, loss=0.2)
+    # The promise holds, and what this judge says would break it.
+    compared_with_promise = AlarmState(PROFILE, drift=False)
+    for loss in traffic.judged_losses():
+        compared_with_promise.add_losses(
+            Route.EXTERNAL, recall_loss=loss, harm=None, time_seconds=0.0
+        )
+    assert compared_with_promise.active() != ()
+    assert 0.3 < traffic.scraped("ctxguard_alarm_target", "baseline") < 0.4
+    assert traffic.scraped("ctxguard_alarm_e_value", "baseline") < 100.0
+    assert traffic.scraped("ctxguard_alarm_target", "corrected") is None
+    traffic.grade(250)
+    assert 0.3 < traffic.scraped("ctxguard_alarm_target", "corrected") < 0.45
+    traffic.watch(700, loss=0.2)
+    assert traffic.active == []
+    assert traffic.scraped("ctxguard_alarm_target", "promise") is None
+
+
+def test_a_rise_above_the_judges_own_mean_rings_and_does_not_switch(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    traffic = Traffic(make_context, path)
+    traffic.watch(800, loss=0.2)
+    traffic.watch(400, loss=0.6)
+    (alarm,) = traffic.active
+    assert (alarm.kind, alarm.reference) == (AlarmKind.RECALL_LOSS, ReferenceKind.BASELINE)
+    assert re.search(
+        r"compared with this judge's own mean over its first \d+ requests \(at most 0\.3",
+        alarm.message,
+    )
+    assert "because it has too few human labels to correct it by" in alarm.message
+    assert "so --switch-to-safe does not act on it" in alarm.message
+    assert Profile.load(path) == PROFILE
+
+
+def test_a_promise_that_labels_show_to_be_broken_rings_and_switches(
+    make_context: MakeContext, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    PROFILE.save(path)
+    traffic = Traffic(make_context, path)
+    traffic.watch(800, loss=0.2)
+    traffic.watch(400, loss=0.6)
+    assert [alarm.reference for alarm in traffic.active] == [ReferenceKind.BASELINE]
+    traffic.grade(250)
+    traffic.watch(400, loss=0.6)
+    (alarm,) = traffic.active
+    assert alarm.reference is ReferenceKind.CORRECTED
+    assert "the certificate promises at most 0.21. The judge makes errors" in alarm.message
+    assert "requests that people graded too" in alarm.message
+    assert Profile.load(path) == PROFILE.safe()
+
+
+def test_what_is_compared_outlives_the_monitor(make_context: MakeContext) -> None:
+    traffic = Traffic(make_context)
+    traffic.watch(500, loss=0.2)
+    traffic.grade(250)
+    again = Watching(ErringJudge(), store=traffic.live.store, alarms=AlarmState(PROFILE))
+    again.monitor.restore_alarms()
+    before, after = traffic.live.monitor.alarms.report(), again.monitor.alarms.report()
+    assert after.losses == before.losses
+    assert {monitor.reference for monitor in after.losses} == {
+        ReferenceKind.BASELINE,
+        ReferenceKind.CORRECTED,
+    }
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        JudgingRates(baseline_rate=1.0, baseline_k=4, full_pool_rate=0.0),
+        JudgingRates(baseline_rate=0.0, full_pool_rate=0.0),
+    ],
+    ids=["fewer than promised", "none"],
+)
+def test_samples_that_never_show_what_is_promised_are_a_warning_with_its_mend(
+    make_context: MakeContext, rates: JudgingRates
+) -> None:
+    traffic = Traffic(make_context, rates=rates)
+    traffic.watch(40, loss=0.2)
+    (warning,) = traffic.active
+    assert (warning.kind, warning.severity.value) == (AlarmKind.PROMISE_NOT_MONITORED, "warning")
+    assert "JudgingRates(baseline_k=5, baseline_rate=0.2)" in warning.message
+    labels = {"kind": "promise_not_monitored", "severity": "warning", "route": "external"}
+    unset = {"signal": "", "reference": ""}
+    shown = traffic.registry.get_sample_value("ctxguard_alarm_active", {**labels, **unset})
+    assert shown == 1.0
+
+
+def test_the_warning_ends_with_the_setting(make_context: MakeContext) -> None:
+    traffic = Traffic(make_context, rates=JudgingRates(baseline_k=4, full_pool_rate=0.0))
+    traffic.watch(40, loss=0.2)
+    mended = Watching(
+        ErringJudge(), rates=RATES, store=traffic.live.store, alarms=AlarmState(PROFILE)
+    )
+    mended.monitor.restore_alarms()
+    assert mended.monitor.alarms.active() != ()
+    mended.watch(
+        replace(
+            make_context(POOL, 3, request_id="later", query="p0 later"),
+            profile_id=PROFILE.profile_id,
+        )
+    )
+    assert mended.monitor.alarms.active() == ()
+
+
+def test_a_promise_about_fewer_than_are_judged_is_monitored(make_context: MakeContext) -> None:
+    traffic = Traffic(make_context, rates=JudgingRates(baseline_rate=1.0, baseline_k=10))
+    traffic.watch(300, loss=0.2)
+    (monitor,) = [
+        one
+        for one in traffic.live.monitor.alarms.report().losses
+        if one.quantity is Quantity.RECALL_LOSS
+    ]
+    assert monitor.n > 250
+
+
+def graded(
+    rng: np.random.Generator, n: int, loss: float = 0.1
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Losses by people and by a judge that errs, and the probabilities of grading."""
+    human = (rng.random(n) < loss).astype(float)
+    judge = np.where(rng.random(n) < np.where(human > 0.0, 0.85, 0.1), 1.0, 0.0)
+    human[rng.random(n) < 0.1] = np.nan
+    judge[rng.random(n) < 0.05] = np.nan
+    return human, judge, rng.choice([0.05, 0.1], n)
+
+
+def test_the_translated_promise_is_seldom_below_the_judges_mean_at_the_promised_loss() -> None:
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(400):
+        human, judge, probability = graded(rng, 300)
+        found.append(corrected(human, judge, 1.0 / probability, 0.12))
+    # Where people find no loss defined, the judge's mean stays that at a loss of 0.1.
+    truth = 0.9 * (0.1 + 0.12 * 0.75) + 0.1 * (0.1 + 0.1 * 0.75)
+    used = [one for one in found if one is not None]
+    assert len(used) > 200
+    assert np.mean([one.target < truth for one in used]) <= 0.08
+    assert np.mean([one.target - one.margin for one in used]) == pytest.approx(truth, abs=0.005)
+
+
+def test_too_few_graded_requests_translate_nothing() -> None:
+    human, judge, probability = graded(np.random.default_rng(2), 40, loss=0.5)
+    assert corrected(human, judge, 1.0 / probability, 0.3) is None
+    assert corrected(human[:0], judge[:0], probability[:0], 0.3) is None
+
+
+def test_a_judge_that_does_not_see_losses_translates_nothing() -> None:
+    rng = np.random.default_rng(3)
+    human, _, probability = graded(rng, 400, loss=0.3)
+    assert corrected(human, rng.random(400), 1.0 / probability, 0.3) is None
+
+
+def test_a_weight_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="weights"):
+        corrected(np.zeros(1), np.zeros(1), np.array([np.inf]), 0.1)
+
+
+def test_a_baseline_without_any_loss_allows_for_those_not_seen() -> None:
+    baseline = Baseline()
+    for _ in range(FIRST_BASELINE):
+        baseline = baseline.after(0.0)
+    assert 3.0 / FIRST_BASELINE > baseline.upper_limit > 1.0 / FIRST_BASELINE
+
+
+def test_a_baseline_is_final_in_the_end() -> None:
+    baseline = Baseline()
+    for _ in range(2 * LONGEST_BASELINE):
+        baseline = baseline.after(0.5)
+        if baseline.is_due:
+            baseline = baseline.extended()
+    assert baseline.n == LONGEST_BASELINE
