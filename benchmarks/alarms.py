@@ -12,6 +12,10 @@ in control; the delay counts from the change.
     Page–Hinkley, tuned     the least of several thresholds with alarms in at most 2% of 200 other
                             streams in control: what nobody has who does not know the truth
 
+Judges that err are compared with their own mean over the first requests, and with the promise on
+their scale where enough requests were graded by people too (``_alarm_judges``); ``known`` is the
+delay if that target were known exactly, ``least`` about what no detector can be quicker than.
+
 Beside them the early warning on signals that need no label: warnings over all four signals of a
 route, and the delay for a top score that moves by half a standard deviation. river is needed: the
 extra ``monitor``.
@@ -32,11 +36,22 @@ from rich.console import Console
 from rich.table import Table
 from river import drift
 
+from benchmarks._alarm_judges import (
+    JUDGES,
+    Comparing,
+    Ending,
+    IntArray,
+    Setting,
+    compare,
+    ending,
+    of_promise,
+    quantile,
+)
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, DriftDetector, Reference, Signal
-from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, ECusum
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Quantity
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity
+from ctxguard.monitor.alarms.reference import ReferenceKind
 
 SUMMARY = "How soon are alarms raised, and how often falsely?"
 IN_CONTROL, TARGET, RAISED = 0.10, 0.12, 0.20
@@ -52,9 +67,16 @@ MOST_FALSE_ALARMS = 0.02
 LONGEST_MEDIAN_DELAY = 350
 
 BoolArray = NDArray[np.bool_]
-IntArray = NDArray[np.int64]
 
-WATCHED = LossMonitor.of(Route.HYBRID, Quantity.RECALL_LOSS, target=TARGET).ecusum
+PROMISE = Promise(Route.HYBRID, Quantity.RECALL_LOSS, TARGET)
+_MONITOR = LossMonitor.of_exact_judge(PROMISE)
+GRADED = 400
+"""Requests that people graded too, of each judge that errs."""
+LONGEST_BY_EXACT = 1.5
+"""Times the exact judge's delay; the uncertainty of the target comes on top."""
+AFTER_ALARM = (0.05, 0.10, 0.11, 0.13, 0.15, 0.20)
+"""Mean losses after an alarm."""
+REQUESTS_AFTER_ALARM, ALARMS_FOLLOWED = 20_000, 10
 
 
 def whole_losses(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> FloatArray:
@@ -76,16 +98,9 @@ Detector = Callable[[FloatArray], IntArray]
 """1-based request of the first alarm of each stream (row); 0 where there is none."""
 
 
-def ecusum(streams: FloatArray, watch: ECusum = WATCHED) -> IntArray:
-    """First alarms of ``ECusum``, for many streams at once."""
-    bets = np.array(watch.bets)[:, None]
-    logs = np.zeros((len(watch.bets), len(streams)))
-    first = np.zeros(len(streams), dtype=np.int64)
-    for n in range(streams.shape[1]):
-        logs = np.maximum(logs, 0.0) + np.log1p(bets * (streams[:, n] - watch.target))
-        evidence = np.exp(np.minimum(logs, 500.0)).mean(axis=0)
-        first[(first == 0) & (evidence >= DEFAULT_THRESHOLD)] = n + 1
-    return first
+def ecusum(streams: FloatArray) -> IntArray:
+    """First alarms of ctxguard's monitor of the promise, for many streams at once."""
+    return of_promise(streams, [_MONITOR] * len(streams))
 
 
 def rivers(make: Callable[[], Any]) -> Detector:
@@ -176,18 +191,11 @@ def ring(
                 at_target=int((first(at_target) > 0).sum()),
                 early=repeats - len(late),
                 missed=int((late == 0).sum()),
-                median_delay=_quantile(delays, 0.5),
-                late_delay=_quantile(delays, 0.9),
+                median_delay=quantile(delays, 0.5),
+                late_delay=quantile(delays, 0.9),
             )
         )
     return found
-
-
-def _quantile(delays: FloatArray, share: float) -> float | None:
-    if not delays.size:
-        return None
-    found = float(np.quantile(delays, share, method="higher"))
-    return found if found < np.inf else None
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,7 @@ def early_warnings(repeats: int, seed: int) -> Warnings:
         repeats=repeats,
         quiet_streams=quiet,
         moved=sum(delay < np.inf for delay in delays),
-        median_delay=_quantile(np.array(delays), 0.5),
+        median_delay=quantile(np.array(delays), 0.5),
         other_from_start=from_start,
     )
 
@@ -279,6 +287,53 @@ def missed_bars(ringings: Sequence[Ringing], repeats: int) -> list[str]:
         if found.median_delay is None or found.median_delay > LONGEST_MEDIAN_DELAY:
             missed.append(f"e-CUSUM, {found.losses}: median delay {found.median_delay}")
     return missed
+
+
+def missed_judge_bars(rows: Sequence[Comparing]) -> list[str]:
+    """Which bars were missed with judges that err, in words."""
+    exact = {
+        row.quantity: row.median_delay for row in rows if row.reference == ReferenceKind.PROMISE
+    }
+    missed = []
+    for row in rows:
+        name = f"{row.quantity}, judge {row.sensitivity}/{row.specificity}, {row.reference}"
+        if row.false_alarms > MOST_FALSE_ALARMS * row.repeats:
+            missed.append(f"{name}: {row.false_alarms} false alarms")
+        longest = (exact[row.quantity] or np.inf) * LONGEST_BY_EXACT
+        if row.reference == ReferenceKind.BASELINE and (row.known_delay or np.inf) > longest:
+            missed.append(f"{name}: delay {row.known_delay} with a known target")
+    return missed
+
+
+def judges_table(rows: Sequence[Comparing]) -> Table:
+    """What each reference made of each judge."""
+    result = Table(title=f"judges, by what their losses are compared with; {GRADED} graded")
+    for name in ("quantity", "judge", "reference"):
+        result.add_column(name, no_wrap=True)
+    for name in ("in control", "missed", "median delay", "90% within", "known", "least"):
+        result.add_column(name, justify="right")
+    for row in rows:
+        result.add_row(
+            row.quantity,
+            f"{row.sensitivity:g}/{row.specificity:g}",
+            row.reference,
+            f"{row.false_alarms} of {row.repeats}",
+            str(row.missed),
+            *[_delay(delay) for delay in (row.median_delay, row.late_delay, row.known_delay)],
+            f"{row.least_delay:.0f}",
+        )
+    return result
+
+
+def endings_table(rows: Sequence[Ending]) -> Table:
+    """What became of alarms."""
+    result = Table(title=f"alarms after the mean changed, promised {TARGET}")
+    for name in ("mean", "ended", "median requests", "raised again"):
+        result.add_column(name, justify="right")
+    for row in rows:
+        ended = f"{row.ended} of {row.repeats}"
+        result.add_row(f"{row.mean:g}", ended, _delay(row.median_requests), str(row.again))
+    return result
 
 
 def table(ringings: Sequence[Ringing]) -> Table:
@@ -331,6 +386,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for found in ring(name, losses, repeats, seed, options.before)
     ]
     console.print(table(ringings))
+    setting = Setting(
+        IN_CONTROL, TARGET, RAISED, QUIET_REQUESTS, options.before, REQUESTS_AFTER, GRADED
+    )
+    comparisons = [
+        row
+        for quantity in Quantity
+        for judge in JUDGES
+        for row in compare(quantity, judge, setting, repeats, seed + 2)
+    ]
+    console.print(judges_table(comparisons))
+    endings = [
+        ending(mean, TARGET, REQUESTS_AFTER_ALARM, min(ALARMS_FOLLOWED, repeats), seed + 3)
+        for mean in AFTER_ALARM
+    ]
+    console.print(endings_table(endings))
     warnings = early_warnings(repeats, seed + 1)
     console.print(
         f"Early warning, {repeats} routes of four signals, {QUIET_REQUESTS} requests in control: "
@@ -340,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{_delay(warnings.median_delay)}; from the first request: {warnings.other_from_start} "
         "warned by the comparison."
     )
-    missed = missed_bars(ringings, repeats)
+    missed = missed_bars(ringings, repeats) + missed_judge_bars(comparisons)
     console.print(f"Bars: {'; '.join(missed) or 'met'}. {time.perf_counter() - start:.0f} s.")
     if options.json is not None:
         results = {
@@ -349,6 +419,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "requests_before": options.before,
             "seed": seed,
             "ringing": [asdict(found) for found in ringings],
+            "judges": [asdict(row) for row in comparisons],
+            "endings": [asdict(row) for row in endings],
             "early_warnings": asdict(warnings),
             "missed": missed,
         }

@@ -1,38 +1,62 @@
 """The alarms benchmark simulates what the monitor runs, and holds it to its bars."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import alarms
+from benchmarks._alarm_judges import Comparing, of_baseline, profile_of, recall_losses, streams
 from benchmarks.alarms import (
     LOSSES,
-    WATCHED,
     Ringing,
     early_warnings,
     ecusum,
     main,
     missed_bars,
+    missed_judge_bars,
     ring,
 )
+from ctxguard.core.types import Route
+from ctxguard.monitor.alarms import AlarmState
+
+
+def first_alarm(stream: list[float], *, exact: bool) -> int:
+    """The 1-based request at which the alarms of a monitor ring; 0 where they never do."""
+    state = AlarmState(profile_of(alarms.TARGET), drift=False)
+    state.set_judge(exact=exact)
+    for n, loss in enumerate(stream, start=1):
+        if state.add_losses(Route.HYBRID, recall_loss=loss, harm=None, time_seconds=0.0).raised:
+            return n
+    return 0
 
 
 @pytest.mark.parametrize("losses", LOSSES)
 @pytest.mark.parametrize("mean", [0.12, 0.3])
-def test_many_streams_at_once_ring_when_the_watch_itself_does(losses: str, mean: float) -> None:
-    streams = LOSSES[losses](np.random.default_rng(1), mean, (8, 400))
-    expected = []
-    for stream in streams.tolist():
-        watch, rang = WATCHED, 0
-        for n, loss in enumerate(stream, start=1):
-            watch = watch.after(loss)
-            if watch.alarm():
-                rang = n
-                break
-        expected.append(rang)
-    assert ecusum(streams).tolist() == expected
+def test_many_streams_at_once_ring_when_the_alarms_do(losses: str, mean: float) -> None:
+    found = LOSSES[losses](np.random.default_rng(1), mean, (8, 400))
+    expected = [first_alarm(stream, exact=True) for stream in found.tolist()]
+    assert ecusum(found).tolist() == expected
     assert any(expected) == (mean == 0.3)
+
+
+def test_many_streams_with_a_baseline_ring_when_the_alarms_do() -> None:
+    rng = np.random.default_rng(2)
+    before, after = (recall_losses(mean, 0.95, 0.98).judged for mean in (0.1, 0.25))
+    found = np.concatenate(
+        [streams(before, rng, (4, 1_300)), streams(after, rng, (4, 700))], axis=1
+    )
+    expected = [first_alarm(stream, exact=False) for stream in found.tolist()]
+    assert of_baseline(found).tolist() == expected
+    assert sum(rang > 1_300 for rang in expected) >= 3
+
+
+def test_a_judge_that_errs_has_another_mean_than_the_truth() -> None:
+    losses = recall_losses(0.1, 0.85, 0.9)
+    assert np.nanmean(losses.true) == pytest.approx(0.1, abs=0.005)
+    assert np.nanmean(losses.judged) > 0.25
 
 
 @pytest.mark.parametrize("losses", LOSSES)
@@ -65,10 +89,33 @@ def test_a_missed_bar_is_named() -> None:
     ]
 
 
-def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
+def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "QUIET_REQUESTS", 1_000)
+    monkeypatch.setattr(alarms, "JUDGES", ((1.0, 1.0), (0.95, 0.98)))
+    monkeypatch.setattr(alarms, "AFTER_ALARM", (0.05,))
+    monkeypatch.setattr(alarms, "REQUESTS_AFTER_ALARM", 1_000)
     file = tmp_path / "alarms.json"
     assert main(["--repeats", "1", "--json", str(file)]) == 0
-    assert len(json.loads(file.read_text(encoding="utf-8"))["ringing"]) == 8
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert len(found["ringing"]) == 8
+    assert [row["reference"] for row in found["judges"]] == 2 * [
+        "promise",
+        "baseline",
+        "corrected",
+        "all",
+    ]
+    assert [row["ended"] for row in found["endings"]] == [1]
+
+
+def test_a_missed_bar_of_a_judge_that_errs_is_named() -> None:
+    exact = Comparing("harm", 1.0, 1.0, "promise", 0, 0, 0.1, 100, 0, 0, 100.0, 200.0, 100.0, 80.0)
+    erring = replace(
+        exact, sensitivity=0.9, reference="baseline", false_alarms=3, known_delay=151.0
+    )
+    assert missed_judge_bars([exact, erring]) == [
+        "harm, judge 0.9/1.0, baseline: 3 false alarms",
+        "harm, judge 0.9/1.0, baseline: delay 151.0 with a known target",
+    ]
 
 
 def test_no_repeats_are_refused() -> None:

@@ -1,0 +1,373 @@
+"""Alarms of judges that err: simulated requests, judged losses, and what references make of them.
+
+A request has one to three relevant passages among the retriever's first ten, or none, and is served
+three to six of these. A judge calls a relevant passage relevant with its sensitivity, any other one
+with 1 − its specificity, so its loss has a share where nothing was lost, and is undefined for other
+requests than the true one. Harm is the share of the worst that passages served can do.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray, Route, ScoreKind
+from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, ECusum
+from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, Promise, Quantity
+from ctxguard.monitor.alarms.reference import (
+    FIRST_BASELINE,
+    LONGEST_BASELINE,
+    Baseline,
+    Correction,
+    corrected,
+)
+from ctxguard.monitor.alarms.state import AlarmState, LossChanges
+from ctxguard.profile.schema import Certificate, Profile, Provenance, RouteProfile
+
+IntArray = NDArray[np.int64]
+
+JUDGES = ((1.0, 1.0), (0.95, 0.98), (0.90, 0.95), (0.85, 0.90))
+"""Sensitivity and specificity."""
+
+FIRST = 10
+REQUESTS = 300_000
+LABEL_RATES = (0.05, 0.1)
+"""Probabilities with which requests are labelled: those of several exports differ."""
+
+
+class Losses(NamedTuple):
+    """Losses in [0, 1] of the same requests, shape (n,); NaN where undefined."""
+
+    true: FloatArray
+    judged: FloatArray
+
+
+@cache
+def recall_losses(mean: float, sensitivity: float, specificity: float) -> Losses:
+    """Recall losses of many requests; the true ones have the given mean."""
+    rng = np.random.default_rng(11)
+    relevant = rng.choice([0, 1, 2, 3], REQUESTS, p=[0.1, 0.45, 0.3, 0.15])
+    served = rng.integers(3, 7, REQUESTS)
+    lost = rng.binomial(relevant, rng.beta(2.0 * mean, 2.0 * (1.0 - mean), REQUESTS))
+    kept = relevant - lost
+
+    def called(right: NDArray[np.int64], wrong: NDArray[np.int64]) -> NDArray[np.int64]:
+        return rng.binomial(right, sensitivity) + rng.binomial(wrong, 1.0 - specificity)
+
+    judged_kept, judged_lost = called(kept, served - kept), called(lost, FIRST - served - lost)
+    return Losses(_share(lost, kept), _share(judged_lost, judged_kept))
+
+
+def _share(lost: NDArray[np.int64], kept: NDArray[np.int64]) -> FloatArray:
+    found = lost + kept
+    return np.where(found > 0, lost / np.maximum(found, 1), np.nan)
+
+
+@cache
+def harms(mean: float, sensitivity: float, specificity: float) -> Losses:
+    """Harm of many requests, divided by its bound; the true ones have about the given mean."""
+    rng = np.random.default_rng(12)
+    served = np.arange(6) < rng.integers(3, 7, REQUESTS)[:, None]
+    worth = served / np.log2(np.arange(2, 8))
+    worth /= worth.sum(axis=1).mean()
+    bad = rng.random((REQUESTS, 6)) < rng.beta(3.0 * mean, 3.0 * (1.0 - mean), REQUESTS)[:, None]
+    right = np.where(bad, specificity, sensitivity)
+    judged_bad = bad ^ (rng.random((REQUESTS, 6)) >= right)
+    true, judged = ((worth * each).sum(axis=1) for each in (bad, judged_bad))
+    return Losses(np.minimum(true, 1.0), np.minimum(judged, 1.0))
+
+
+Simulation = Callable[[float, float, float], Losses]
+SIMULATIONS: Mapping[Quantity, Simulation] = {
+    Quantity.RECALL_LOSS: recall_losses,
+    Quantity.HARM: harms,
+}
+
+
+def streams(losses: FloatArray, rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+    """Judged losses of requests drawn at random; those undefined are left out, as in a monitor."""
+    defined = losses[~np.isnan(losses)]
+    return defined[rng.integers(0, len(defined), shape)]
+
+
+def of_promise(found: FloatArray, monitors: Sequence[LossMonitor | None]) -> IntArray:
+    """First alarms of monitors whose target is known, one or none for each stream; 0 for none."""
+    return _first_alarms(
+        found, [None if monitor is None else monitor.ecusum for monitor in monitors]
+    )
+
+
+def of_baseline(found: FloatArray) -> IntArray:
+    """First alarms of monitors that learn a baseline first, for many streams at once."""
+    return _first_alarms(found, None)
+
+
+def _first_alarms(found: FloatArray, ecusums: Sequence[ECusum | None] | None) -> IntArray:
+    """The 1-based request of each stream's first alarm, as ``LossMonitor`` raises it."""
+    n_streams = len(found)
+    promise = Promise(Route.HYBRID, Quantity.RECALL_LOSS, 0.5)
+    logs = np.zeros((3, n_streams))
+    bets, targets = np.zeros((3, n_streams)), np.zeros(n_streams)
+    due = np.full(n_streams, FIRST_BASELINE if ecusums is None else LONGEST_BASELINE + 1)
+    for place, ecusum in enumerate(ecusums or ()):
+        if ecusum is not None:
+            bets[:, place], targets[place] = ecusum.bets, ecusum.target
+    totals, squares = np.zeros(n_streams), np.zeros(n_streams)
+    first = np.zeros(n_streams, dtype=np.int64)
+    for n in range(1, found.shape[1] + 1):
+        losses = found[:, n - 1]
+        logs = np.maximum(logs, 0.0) + np.log1p(bets * (losses - targets))
+        e_values = np.exp(np.minimum(logs, 500.0)).mean(axis=0)
+        first[(first == 0) & (e_values >= DEFAULT_THRESHOLD)] = n
+        totals += losses
+        squares += losses * losses
+        is_due = (due <= min(n, LONGEST_BASELINE)) & (e_values < QUIET_E_VALUE)
+        for place in np.flatnonzero(is_due & (first == 0)).tolist():
+            baseline = Baseline(n, float(totals[place]), float(squares[place]))
+            ecusum = LossMonitor.of_corrected(
+                promise, Correction(baseline.upper_limit, 0.0, baseline.deviation, n)
+            ).ecusum
+            assert ecusum is not None
+            bets[:, place], targets[place] = ecusum.bets, ecusum.target
+            due[place] *= 2
+    return first
+
+
+def corrections(
+    losses: Losses, promise: float, n_graded: int, repeats: int, rng: np.random.Generator
+) -> list[Correction | None]:
+    """The correction by ``n_graded`` requests that people graded too, in each of many repeats."""
+    found = []
+    for _ in range(repeats):
+        rates = rng.choice(LABEL_RATES, 20 * n_graded)
+        graded = rng.choice(20 * n_graded, n_graded, replace=False, p=rates / rates.sum())
+        requests = rng.integers(0, len(losses.true), n_graded)
+        found.append(
+            corrected(losses.true[requests], losses.judged[requests], 1.0 / rates[graded], promise)
+        )
+    return found
+
+
+def least_delay(before: FloatArray, after: FloatArray) -> float:
+    """About the least delay of any detector that is given these losses and rings as seldom.
+
+    ln(threshold) / KL(after ‖ before), Lorden, "Procedures for reacting to a change in
+    distribution", Annals of Mathematical Statistics 42, 1971; of one that knows both distributions.
+    """
+    parts = [Counter(np.round(each[~np.isnan(each)], 3).tolist()) for each in (before, after)]
+    sizes = [part.total() for part in parts]
+    information = sum(
+        (n / sizes[1]) * np.log((n / sizes[1]) / (max(parts[0][loss], 1) / sizes[0]))
+        for loss, n in parts[1].items()
+    )
+    return float(np.log(DEFAULT_THRESHOLD) / information)
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """What a monitor of one judge's losses made of them, by one reference.
+
+    Attributes:
+        quantity: The loss.
+        sensitivity, specificity: The judge's.
+        reference: What losses are compared with; ``all`` is what a monitor does.
+        graded: Requests that people graded too.
+        corrected: Streams for which these were enough.
+        judge_mean: The judge's mean loss in control.
+        false_alarms: Streams in control in which it rang.
+        missed: Streams with a change in which it never rang.
+        median_delay: Requests from the change to the alarm; a miss counts as later than any.
+        late_delay: The delay that nine in ten stay within; None where more are missed.
+        known_delay: The median delay if the target were known exactly: the rest of the delay is
+            the uncertainty of the target.
+        least_delay: The mean delay that no detector can be below, about, if it rings as seldom.
+    """
+
+    quantity: str
+    sensitivity: float
+    specificity: float
+    reference: str
+    graded: int
+    corrected: int
+    judge_mean: float
+    repeats: int
+    false_alarms: int
+    missed: int
+    median_delay: float | None
+    late_delay: float | None
+    known_delay: float | None
+    least_delay: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is simulated: mean losses in control, promised and raised, and how many of each."""
+
+    in_control: float
+    promised: float
+    raised: float
+    quiet: int
+    before: int
+    after: int
+    graded: int
+
+
+def compare(
+    quantity: Quantity, judge: tuple[float, float], setting: Setting, repeats: int, seed: int
+) -> list[Comparing]:
+    """Every reference of one judge, on the same streams."""
+    rng = np.random.default_rng(seed)
+    quiet, at_promise, raised = (
+        SIMULATIONS[quantity](mean, *judge)
+        for mean in (setting.in_control, setting.promised, setting.raised)
+    )
+    promised = Promise(Route.HYBRID, quantity, float(np.nanmean(at_promise.true)))
+    in_control = streams(quiet.judged, rng, (repeats, setting.quiet))
+    changing = np.concatenate(
+        [
+            streams(quiet.judged, rng, (repeats, setting.before)),
+            streams(raised.judged, rng, (repeats, setting.after)),
+        ],
+        axis=1,
+    )
+
+    def known(target: float) -> list[LossMonitor]:
+        deviation = float(np.nanstd(quiet.judged))
+        exactly = Correction(target, 0.0, deviation, 1)
+        return [LossMonitor.of_corrected(promised, exactly)] * repeats
+
+    def ringing(alarms: Callable[[FloatArray], IntArray]) -> tuple[IntArray, IntArray]:
+        return alarms(in_control), alarms(changing)
+
+    def row(
+        reference: str, rang: tuple[IntArray, IntArray], known_target: float, enough: int = 0
+    ) -> Comparing:
+        delays = _delays(rang[1], setting.before)
+        exact_target = of_promise(changing, known(known_target))
+        return Comparing(
+            quantity=quantity.value,
+            sensitivity=judge[0],
+            specificity=judge[1],
+            reference=reference,
+            graded=setting.graded if reference in ("corrected", "all") else 0,
+            corrected=enough,
+            judge_mean=float(np.nanmean(quiet.judged)),
+            repeats=repeats,
+            false_alarms=int((rang[0] > 0).sum()),
+            missed=int(np.isinf(delays).sum()),
+            median_delay=quantile(delays, 0.5),
+            late_delay=quantile(delays, 0.9),
+            known_delay=quantile(_delays(exact_target, setting.before), 0.5),
+            least_delay=least_delay(quiet.judged, raised.judged),
+        )
+
+    own_mean = float(np.nanmean(quiet.judged))
+    translated = float(np.nanmean(at_promise.judged))
+    if judge == (1.0, 1.0):
+        exact = [LossMonitor.of_exact_judge(promised)] * repeats
+        return [row("promise", ringing(lambda found: of_promise(found, exact)), translated)]
+    made = corrections(quiet, promised.at_most, setting.graded, repeats, rng)
+    monitors = [None if one is None else LossMonitor.of_corrected(promised, one) for one in made]
+    baseline = ringing(of_baseline)
+    by_people = ringing(lambda found: of_promise(found, monitors))
+    together = (_earliest(baseline[0], by_people[0]), _earliest(baseline[1], by_people[1]))
+    enough = sum(one is not None for one in made)
+    return [
+        row("baseline", baseline, own_mean),
+        row("corrected", by_people, translated, enough),
+        row("all", together, own_mean, enough),
+    ]
+
+
+def _earliest(one: IntArray, other: IntArray) -> IntArray:
+    return np.where((one == 0) | ((other > 0) & (other < one)), other, one)
+
+
+def _delays(rang: IntArray, before: int) -> FloatArray:
+    """Requests from the change to the alarm of streams that did not ring before it."""
+    late = rang[(rang == 0) | (rang > before)]
+    return np.where(late == 0, np.inf, late - before)
+
+
+def quantile(delays: FloatArray, share: float) -> float | None:
+    """A quantile of delays; None where that many are missed, or there are none."""
+    if not delays.size:
+        return None
+    found = float(np.quantile(delays, share, method="higher"))
+    return found if found < np.inf else None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of an alarm after the loss had changed from 0.3 to another mean, exact judge.
+
+    Attributes:
+        mean: The mean loss after the alarm; the promise is ``Setting.promised``.
+        ended: Streams in which the alarm ended in ``requests`` requests.
+        median_requests: Requests until it ended; None where it did not in most.
+        again: Streams in which it was raised again after it had ended.
+    """
+
+    mean: float
+    requests: int
+    repeats: int
+    ended: int
+    median_requests: float | None
+    again: int
+
+
+def ending(mean: float, promised: float, requests: int, repeats: int, seed: int) -> Ending:
+    """Alarms through ``AlarmState``: how soon they end, and whether they are raised again."""
+    rng = np.random.default_rng(seed)
+    high, other = (recall_losses(each, 1.0, 1.0).judged for each in (0.3, mean))
+    ended_after, again = [], 0
+    for _ in range(repeats):
+        state = AlarmState(profile_of(promised), drift=False)
+        for loss in streams(high, rng, (1, 1_000))[0].tolist():
+            if _add(state, loss).raised:
+                break
+        first_end, raised = np.inf, False
+        for n, loss in enumerate(streams(other, rng, (1, requests))[0].tolist(), start=1):
+            changes = _add(state, loss)
+            if changes.ended:
+                first_end = min(first_end, n)
+            raised |= bool(changes.raised)
+        ended_after.append(first_end)
+        again += raised
+    delays = np.array(ended_after)
+    return Ending(
+        mean, requests, repeats, int(np.isfinite(delays).sum()), quantile(delays, 0.5), again
+    )
+
+
+def _add(state: AlarmState, loss: float) -> LossChanges:
+    return state.add_losses(Route.HYBRID, recall_loss=loss, harm=None, time_seconds=0.0)
+
+
+def profile_of(promised: float) -> Profile:
+    """A profile that promises a mean recall loss, and nothing else."""
+    certificate = Certificate(
+        alpha=promised,
+        beta=None,
+        delta=0.1,
+        baseline=f"k={FIRST}",
+        test="",
+        p_value=0.1,
+        recall_loss=promised,
+        harm=0.0,
+        n_recall=1,
+        n_queries=1,
+    )
+    route = RouteProfile(policy=RatioPolicy(), score_kind=ScoreKind.RATIO, certificate=certificate)
+    provenance = Provenance(
+        ctxguard_version="0", seed=0, dataset="simulated", dataset_digest="", depth=FIRST
+    )
+    return Profile(
+        routes={Route.HYBRID: route}, fusion=Fusion(), fingerprint={}, provenance=provenance
+    )
