@@ -409,8 +409,9 @@ def _print(report: "Report", output: Output) -> None:
         (
             "samples",
             f"{accounts.sampled:,} taken, {accounts.stored:,} stored, "
-            f"{accounts.pending:,} pending, {sum(accounts.lost.values()):,} lost"
+            f"{sum(accounts.lost.values()):,} lost"
             + (f" ({lost})" if lost else "")
+            + (f", {accounts.pending:,} pending" if accounts.pending else "")
             + (f", {accounts.unaccounted:,} unaccounted for" if accounts.unaccounted else ""),
         ),
         ("judged by", report.judge),

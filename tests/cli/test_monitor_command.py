@@ -87,6 +87,17 @@ class TestOnce:
         assert "Live estimates, the recent window" in result.stdout
         assert re.search(r"missed by retriever +no data +0 +30\b", result.stdout)
 
+    def test_samples_that_nobody_accounts_for_are_shown(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 20)
+        assert json.loads(once(traffic, "--json").stdout)["unaccounted"] == 0
+        with closing(sqlite3.connect(traffic.url.removeprefix("sqlite:///"))) as store, store:
+            store.execute("UPDATE ctxguard_workers SET sampled = sampled + 5, pending = 2")
+        found = json.loads(once(traffic, "--json").stdout)
+        assert (found["pending"], found["unaccounted"]) == (2, 3)
+        assert "25 taken, 20 stored, 0 lost, 2 pending, 3 unaccounted for" in once(traffic).stdout
+
     def test_judging_again_finds_nothing_waiting_and_says_the_same(
         self, once: Callable[..., Result], tmp_path: Path
     ) -> None:

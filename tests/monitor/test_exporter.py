@@ -149,9 +149,21 @@ def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) 
     assert one(samples, "ctxguard_samples_total") == 105 == 2 + 100 + lost
     assert one(samples, "ctxguard_stored_samples_total") == 102
     assert one(samples, "ctxguard_pending_samples") == 0
+    assert one(samples, "ctxguard_unaccounted_samples") == 0
     assert one(samples, "ctxguard_waiting_samples") == 100
     assert one(samples, "ctxguard_judged_samples_total", outcome="judged") == 1
     assert one(samples, "ctxguard_judged_samples_total", outcome="incomplete") == 1
+
+
+def test_a_sample_that_vanished_shows_in_the_scrape(make_context: MakeContext) -> None:
+    live, registry = watched(make_context, ["one"])
+    live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
+    live.sampler.drain(1)
+    live.serve(make_context(POOL, 1))
+    live.monitor.report()
+    samples = scrape(registry)
+    assert one(samples, "ctxguard_pending_samples") == 0
+    assert one(samples, "ctxguard_unaccounted_samples") == 1
 
 
 def test_feedback_is_counted_by_kind_and_enters_no_estimate(make_context: MakeContext) -> None:

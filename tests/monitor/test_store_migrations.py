@@ -3,6 +3,8 @@
 import json
 import sqlite3
 import struct
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,14 @@ class TestMigration:
         open_store(former_url)
         assert len(rows(former_url, "schema")) == 2
         assert len(rows(former_url, "picked")) == 3
+
+    def test_what_migrates_is_loaded_by_an_older_store_alone(self, tmp_path: Path) -> None:
+        program = (
+            "import sys; from ctxguard.monitor.store import SampleStore; "
+            "SampleStore.open(sys.argv[1]); assert 'alembic' not in sys.modules"
+        )
+        url = f"sqlite:///{tmp_path / 'samples.db'}"
+        subprocess.run([sys.executable, "-c", program, url], check=True)
 
     def test_alembic_finds_nothing_to_do_in_a_new_store(
         self, shared_store_url: str, open_store: OpenStore

@@ -467,6 +467,34 @@ def test_the_accounts_hold_exactly_through_five_hundred_sudden_deaths(
     kills(tmp_path, make_context(POOL, 2), 500, seed=2)
 
 
+def test_a_writer_settles_the_dead_of_its_host_without_a_monitor(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    live = Watching(LabelJudge({}))
+    dead = Sampler(1.0, counts_folder=tmp_path)
+    dead.offer(make_context(POOL, 2), 1.0, live.now)
+    dead._counts.leave()  # as the end of its process does
+    writer = SampleWriter(Sampler(1.0, counts_folder=tmp_path), live.store)
+    writer.start()
+    until(lambda: live.store.worker_totals().lost == {"killed": 1})
+    writer.stop()
+    assert list(tmp_path.iterdir()) == []
+    assert all(worker.closed for worker in live.store.workers())
+
+
+def test_a_process_without_requests_is_heard_of(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctxguard.monitor.sampling.writer._HEARTBEAT_SECONDS", 0.01)
+    live = Watching(LabelJudge({}))
+    writer = SampleWriter(live.sampler, live.store, interval_seconds=0.001)
+    writer.start()
+    until(lambda: live.store.workers() != [])
+    live.now += 60.0
+    until(lambda: live.store.workers()[0].seen_seconds == live.now)
+    writer.stop()
+
+
 def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
     live = Watching(LabelJudge({}))
     live.serve(replace(make_context(POOL, 3), session_id="s", segment="de"))
