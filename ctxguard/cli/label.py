@@ -99,6 +99,8 @@ def export(
     from ctxguard.monitor.labels.guide import grading_guide
     from ctxguard.monitor.store import LabelDepth
 
+    if alarm and weighted:
+        raise typer.BadParameter("what an alarm requested is not picked", param_hint="--weighted")
     if dry_run == (out is not None):
         raise typer.BadParameter("give one of --out and --dry-run", param_hint="--out")
     output = Output(as_json=as_json)
@@ -295,12 +297,16 @@ def _usable(store: "SampleStore", request_ids: Sequence[str]) -> dict[str, int]:
     from ctxguard.monitor.labels.samples import graded_samples
     from ctxguard.monitor.store import LabelDepth
 
-    ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)[:1]]
+    ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)]
     counts: Counter[str] = Counter()
     for series in store.series():
-        samples = graded_samples(store, series, ids)
         picked = {depth: store.picked(series, depth) for depth in LabelDepth}
-        for sample_id, sample in samples.items():
+        # Of a request that was sampled twice, the sample that was picked.
+        ids.sort(key=picked[LabelDepth.SERVED].__contains__)
+        samples = graded_samples(store, series, ids).items()
+        for sample_id, sample in {
+            one.record.request_id: (key, one) for key, one in samples
+        }.values():
             depth = LabelDepth.POOL if sample_id in picked[LabelDepth.POOL] else LabelDepth.SERVED
             counts[_UNFINISHED] += not sample.is_graded(depth)
             counts[_UNPICKED] += sample_id not in picked[LabelDepth.SERVED]
