@@ -24,10 +24,11 @@ from benchmarks._live_traffic import (
     SimulatedJudge,
     Traffic,
     context_of,
+    question_of,
     search_beyond,
     true_grade,
 )
-from ctxguard.core.types import FloatArray
+from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.ppi import label_weights
 from ctxguard.monitor.estimation.terms import Metric, table_of
@@ -100,8 +101,7 @@ class Pick:
         weighted: Whether they are picked by weight.
         depth: How much of each is graded.
         graded: Share of them that people get to; of the last one half of what is asked.
-        targeted: Whether they are not picked at random: an alarm asks for those in which the
-            judge saw least.
+        targeted: Whether they are not picked at random: an alarm asks for the worst.
     """
 
     step: int
@@ -325,7 +325,7 @@ def label_some(service: Service, pick: Pick) -> int:
     """
     store, series = service.store, service.monitors[0].series
     if pick.targeted:
-        picked = _least_relevant(store, series, pick.n)
+        picked = _least_relevant(service, pick.n)
         store.queue_labels(picked, reason="alarm")
     else:
         weigh = _weigh if pick.weighted else None
@@ -345,12 +345,12 @@ def label_some(service: Service, pick: Pick) -> int:
     return len(rows)
 
 
-def _least_relevant(store: SampleStore, series: str, n: int) -> list[int]:
-    """The judged samples in which the judge found least."""
-    judged = store.judged(series)
-    order = np.argsort(table_of(judged.summaries)["kept_relevant"], kind="stable")
-    found: list[int] = judged.sample_ids[order[:n]].tolist()
-    return found
+def _least_relevant(service: Service, n: int) -> list[int]:
+    """The judged samples in which least of what was served is relevant."""
+    store, series = service.store, service.monitors[0].series
+    samples = graded_samples(store, series, store.judged(series).sample_ids.tolist())
+    served = service.traffic.relevant[:, :DEFAULT_K].sum(axis=1)
+    return sorted(samples, key=lambda one: served[question_of(samples[one].record.query or "")])[:n]
 
 
 def _weigh(summaries: bytes) -> FloatArray:

@@ -147,12 +147,16 @@ def test_a_recent_window_with_few_labels_borrows_the_judges_errors_and_says_so(
 
 @pytest.mark.parametrize("ways", [(False, False), (True, False)])
 def test_labels_of_several_days_are_one_sample(ways: tuple[bool, bool]) -> None:
-    """Some after a third of the traffic and as many at its end, when it is far worse."""
+    """Some after a tenth of the traffic and more at its end, when it is far worse.
+
+    The judge can hardly tell: the labels alone have to say it.
+    """
     first, last = [
-        Pick(step, 50, weighted=weighted, depth=LabelDepth.SERVED)
-        for step, weighted in zip((3, 10), ways, strict=True)
+        Pick(step, n, weighted=weighted, depth=LabelDepth.SERVED)
+        for step, n, weighted in zip((1, 10), (40, 60), ways, strict=True)
     ]
-    cells = cells_of(Scenario("two days", GOOD, FALLING, picks=(first, last)))
+    shape = Shape(n=10_000, precision=(0.9, 0.1))
+    cells = cells_of(Scenario("two days", (0.6, 0.6), shape, picks=(first, last)))
     assert_covered([cells[10, 100, Window.ALL_RETAINED, metric] for metric in MAIN])
 
 
@@ -189,6 +193,16 @@ def test_what_the_retriever_missed_is_no_confident_nothing(probability: float) -
     assert_covered([cell], always_shown=False)
 
 
+def test_audits_that_found_nothing_leave_open_what_they_did_not_judge() -> None:
+    """A hundred audits judge nine passages each: four times as many as were missed may be there."""
+    shape, setting = Shape(n=3_000, missed=1e-6), Setting(audit_probability=0.7)
+    with SQLITE.stores() as urls:
+        scenario = Scenario("audits", EXACT, shape, setting)
+        looks = list(Run(scenario, urls, seed=0).looks(labellings=1))
+    figure = looks[0].figures.get((Window.ALL_RETAINED, Metric.RETRIEVER_MISS))
+    assert figure is None or figure.upper > 0.1
+
+
 def test_few_labels_at_unequal_probabilities_show_what_they_cover_or_nothing() -> None:
     shape = replace(UNEQUAL, n=4_000, seconds=400.0)
     scenario = Scenario(
@@ -213,7 +227,7 @@ def test_neither_an_alarms_labels_nor_unfinished_ones_bias_an_estimate() -> None
         Pick(8, 40, depth=LabelDepth.SERVED, targeted=True),
         Pick(10, 100, weighted=True, graded=0.6),
     )
-    cells = cells_of(Scenario("alarm", shape=SMALL, picks=picks))
+    cells = cells_of(Scenario("alarm", (0.6, 0.6), SMALL, picks=picks))
     assert_covered([cells[10, 140, Window.ALL_RETAINED, metric] for metric in MAIN])
 
 
