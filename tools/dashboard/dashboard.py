@@ -50,7 +50,7 @@ def dashboard() -> str:
 
 
 def _variables() -> list[dict[str, Any]]:
-    windows = ["all_retained", "recent"]
+    windows = ["all_retained", "recent", "up_to_labels"]
     options = [{"text": one, "value": one, "selected": one == windows[0]} for one in windows]
     return [
         {
