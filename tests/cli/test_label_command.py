@@ -188,6 +188,21 @@ class TestExport:
         third = export(traffic, "-n", "2")
         assert not {row["request_id"] for row in third} & {row["request_id"] for row in first}
 
+    def test_recall_is_asked_for_in_the_requests_that_are_graded_already(
+        self,
+        export: Callable[..., Rows],
+        import_: Callable[..., dict[str, Any]],
+        traffic: Traffic,
+    ) -> None:
+        first = graded(export(traffic, "-n", "4"), traffic)
+        found = import_(traffic, first)
+        assert (found["usable"]["mrr"], found["usable"]["recall"]) == (4, 0)
+        second = export(traffic, "-n", "4", "--recall")
+        assert {row["request_id"] for row in second} == {row["request_id"] for row in first}
+        assert not {row["passage_id"] for row in second} & {row["passage_id"] for row in first}
+        found = import_(traffic, graded(second, traffic))
+        assert (found["usable"]["recall"], found["usable"]["unfinished"]) == (4, 0)
+
     def test_where_something_served_was_relevant_nothing_more_is_asked_for(
         self,
         run: Run,
@@ -273,6 +288,12 @@ class TestPlan:
         result = run("label", "export", "--store", traffic.url, *options)
         assert result.exit_code == 2
         assert "give one of --out and --dry-run" in result.stderr
+
+    def test_what_an_alarm_requested_has_no_weights(self, run: Run, traffic: Traffic) -> None:
+        command = ("label", "export", "--store", traffic.url, "--dry-run")
+        result = run(*command, "--alarm", "--weighted")
+        assert result.exit_code == 2
+        assert "what an alarm requested is not picked" in result.stderr
 
     def test_a_guide_lies_beside_the_file(
         self, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
