@@ -65,8 +65,8 @@ def watched(
 def test_estimates_are_exported_with_their_intervals(make_context: MakeContext) -> None:
     live, registry = watched(make_context, ["one", "two", "three"])
     samples = scrape(registry)
-    for window in Window:
-        for metric, found in live.monitor.estimates(window).items():
+    for window, estimates in live.monitor.report().estimates.items():
+        for metric, found in estimates.items():
             labels = {"metric": metric.value, "window": window.value}
             assert one(samples, "ctxguard_estimate", **labels) == found.value
             assert one(samples, "ctxguard_estimate_lower", **labels) == found.lower
