@@ -331,8 +331,9 @@ def label_some(service: Service, pick: Pick) -> int:
         weigh = _weigh if pick.weighted else None
         picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
         service.picked_until = float(store.judged(series).time_seconds[-1]) - START
+    samples = graded_samples(store, series, picked).values()
     in_order = sorted(
-        graded_samples(store, series, picked).values(),
+        [sample for sample in samples if not sample.is_graded(pick.depth)],
         key=lambda sample: in_file_order(sample.record.request_id),
     )
     n = math.ceil(pick.graded * len(in_order))

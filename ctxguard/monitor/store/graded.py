@@ -144,12 +144,19 @@ def _probabilities(
 
     What a pick's samples lack of being graded is a chance of its own, the same for all of them
     (weighting classes: Särndal, Swensson and Wretman, "Model Assisted Survey Sampling", 1992,
-    §15.6): people grade them in random order.
+    §15.6): people grade them in random order. Those that an alarm has asked for as well are
+    graded more often, and are a class by themselves.
     """
+    targeted = schema.label_queue.c.sample_id
     rows = connection.execute(
-        sa.select(schema.picked, _graded.depth.label("graded_to"))
+        sa.select(
+            schema.picked,
+            _graded.depth.label("graded_to"),
+            targeted.is_not(None).label("is_targeted"),
+        )
         .join(schema.label_picks, schema.label_picks.c.pick_id == _picked.pick_id)
         .outerjoin(schema.graded, _graded.sample_id == _picked.sample_id)
+        .outerjoin(schema.label_queue, targeted == _picked.sample_id)
         .where(schema.label_picks.c.series_id == own_series)
     ).all()
     to_pool = [row for row in rows if row.depth == LabelDepth.POOL.value]
@@ -164,10 +171,12 @@ def _probabilities(
 def _with_response(
     rows: Sequence[sa.Row[tuple[object, ...]]], enough: set[str]
 ) -> dict[int, float]:
-    picked = Counter(row.pick_id for row in rows)
-    graded = Counter(row.pick_id for row in rows if row.graded_to in enough)
+    picked = Counter((row.pick_id, row.is_targeted) for row in rows)
+    usable = [row for row in rows if row.graded_to in enough]
+    graded = Counter((row.pick_id, row.is_targeted) for row in usable)
     return {
-        row.sample_id: row.probability * graded[row.pick_id] / picked[row.pick_id]
-        for row in rows
-        if row.graded_to in enough
+        row.sample_id: row.probability
+        * graded[row.pick_id, row.is_targeted]
+        / picked[row.pick_id, row.is_targeted]
+        for row in usable
     }
