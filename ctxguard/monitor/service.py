@@ -259,13 +259,9 @@ class Monitor:
 
     def _update_graded(self) -> None:
         """Make the rows of what people have graded since."""
-        if not self.exact:
-            update_graded(
-                self.store,
-                self.series,
-                utilities=self.utilities,
-                max_grade=self.judge.max_grade,
-            )
+        update_graded(
+            self.store, self.series, utilities=self.utilities, max_grade=self.judge.max_grade
+        )
 
     def step_down(self) -> None:
         """Let another monitor of this store lead at once; for a monitor that ends."""
