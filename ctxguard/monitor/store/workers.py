@@ -31,6 +31,19 @@ _ENDED = "ended"
 """The id of the row that holds the counts of workers that were folded."""
 
 _workers = schema.workers.c
+# Made once: they are part of every append.
+_own = _workers.worker_id == sa.bindparam("own")
+_ROW = sa.select(schema.workers).where(_own).with_for_update()
+_UPDATE = (
+    sa.update(schema.workers)
+    .where(_own)
+    .values(
+        {
+            name: sa.bindparam(f"new_{name}")
+            for name in ("seen_seconds", "sampled", "stored", "lost", "pending", "batch", "closed")
+        }
+    )
+)
 
 
 class Workers(StorePart):
@@ -84,7 +97,7 @@ class Workers(StorePart):
         if entries:
             self._insert(connection, entries)
             stored += len(entries)
-        self._update(connection, row.worker_id, counts, stored=stored, batch=batch or row.batch)
+        self._update(connection, row, counts, stored=stored, batch=batch or row.batch)
         return stored
 
     @writes
@@ -111,7 +124,7 @@ class Workers(StorePart):
         row = self._row(connection, worker_id)
         self._update(
             connection,
-            row.worker_id,
+            row,
             _settled(counts, row.stored, reason),
             batch=max(batch, row.batch),
             closed=True,
@@ -183,7 +196,7 @@ class Workers(StorePart):
             lost.update(json.loads(row.lost))
         self._update(
             connection,
-            _ENDED,
+            total,
             WorkerCounts(
                 total.sampled + sum(row.sampled for row in rows),
                 lost,
@@ -255,9 +268,13 @@ class Workers(StorePart):
 
         So what another connection of the worker still does is seen, or finds this done.
         """
-        now, own = self._clock(), storable(worker_id)
+        own = {"own": storable(worker_id)}
+        row = connection.execute(_ROW, own).one_or_none()
+        if row is not None:
+            return row
+        now = self._clock()
         values = {
-            "worker_id": own,
+            "worker_id": own["own"],
             "host": storable(socket.gethostname()),
             "pid": os.getpid(),
             "started_seconds": now,
@@ -267,28 +284,25 @@ class Workers(StorePart):
             "lost": "{}",
             "closed": False,
         }
-        changes = {"worker_id": own}
-        self._database.upsert(connection, schema.workers, values, changes=changes)
-        query = sa.select(schema.workers).where(_workers.worker_id == own)
-        return connection.execute(query).one()
+        # Where another connection has just inserted it, this waits for that one's end.
+        self._database.upsert(connection, schema.workers, values, changes=None)
+        return connection.execute(_ROW, own).one()
 
     def _update(
-        self,
-        connection: sa.Connection,
-        worker_id: str,
-        counts: WorkerCounts,
-        **others: int | bool,
+        self, connection: sa.Connection, row: sa.Row[Any], counts: WorkerCounts, **others: int
     ) -> None:
-        """Change a locked row: the counts, and other columns as given."""
+        """Change a locked row: the counts, and those of ``stored``, ``batch``, ``closed`` given."""
+        changes = {
+            "stored": row.stored,
+            "batch": row.batch,
+            "closed": row.closed,
+            **others,
+            **_columns(counts),
+            "seen_seconds": self._clock(),
+        }
         connection.execute(
-            sa.update(schema.workers)
-            .where(_workers.worker_id == worker_id)
-            .values(
-                **_columns(counts),
-                **others,
-                seen_seconds=self._clock(),
-                heard_at=self._database.lease_clock(),
-            )
+            _UPDATE.values(heard_at=self._database.lease_clock()),
+            {"own": row.worker_id, **{f"new_{name}": new for name, new in changes.items()}},
         )
 
     def _in_batches(self, some: Callable[[], int]) -> int:
