@@ -77,13 +77,12 @@ class Fleet:
         """Kill n writers, each at any moment, and start another on its host each time."""
         for host in HOSTS * _PER_HOST:
             self._start(host)
-        for round_ in range(n):
+        for _ in range(n):
             self._listen(self._rng.uniform(0.0, 0.06))
             one = self._alive.pop(self._rng.randrange(len(self._alive)))
             self._kill(one)
             self._start(one.host)
-            if round_ % 10 == 0:
-                self._check_while_others_write()
+            self._check_while_others_write()
 
     def end(self) -> Accounts:
         """Kill all; one host starts again, the other is gone. What the store knows of them."""

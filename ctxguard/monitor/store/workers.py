@@ -222,12 +222,23 @@ class Workers(StorePart):
     def worker_totals(self, connection: sa.Connection) -> WorkerTotals:
         """The counts of all writing processes so far, those long ended included."""
         numbers = (_workers.sampled, _workers.stored, _workers.pending)
-        sums = connection.execute(sa.select(*[sa.func.sum(number) for number in numbers])).one()
-        sampled, stored, pending = (int(total or 0) for total in sums)
-        # Most have lost nothing, and many the same.
-        texts = sa.select(_workers.lost, sa.func.count()).group_by(_workers.lost)
+        # Most have lost nothing, and many the same. One statement: PostgreSQL reads it at once.
+        losses = (
+            sa.select(_workers.lost, sa.func.count(), *[sa.literal(0) for _ in numbers])
+            .where(_workers.lost != "{}")
+            .group_by(_workers.lost)
+        )
+        sums = [sa.func.coalesce(sa.func.sum(number), 0) for number in numbers]
+        rows = connection.execute(
+            sa.select(sa.literal("{}"), sa.literal(1), *sums).union_all(losses)
+        )
+        sampled = stored = pending = 0
         lost: Counter[str] = Counter()
-        for text, n in connection.execute(texts.where(_workers.lost != "{}")):
+        for text, n, *of_all in rows:
+            sampled, stored, pending = (
+                before + int(more)
+                for before, more in zip((sampled, stored, pending), of_all, strict=True)
+            )
             lost.update({reason: n * count for reason, count in json.loads(text).items()})
         return WorkerTotals(sampled, stored, lost, pending)
 
