@@ -145,6 +145,16 @@ def test_a_recent_window_with_few_labels_borrows_the_judges_errors_and_says_so(
         assert all(figure.is_borrowed for _, figure, _ in cell.shown)
 
 
+def test_labels_say_nothing_of_the_traffic_that_came_after_them() -> None:
+    """Quality falls on after people have labelled: a number is right, or is not shown."""
+    shape = replace(FALLING, precision=(0.9, 0.1))
+    scenario = Scenario("labels, then drift", shape=shape, picks=(Pick(3, 50),), looks=(6,))
+    cells = cells_of(scenario, traffics=4, labellings=3)
+    assert_covered(list(cells.values()), always_shown=False)
+    for step in (6, 10):
+        assert_covered([cells[step, 50, Window.RECENT, Metric.PRECISION]])
+
+
 @pytest.mark.parametrize("ways", [(False, False), (True, False)])
 def test_labels_of_several_days_are_one_sample(ways: tuple[bool, bool]) -> None:
     """Some after a tenth of the traffic and more at its end, when it is far worse.
