@@ -13,28 +13,23 @@ import json
 import logging
 import math
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks._live_runs import SQLITE, Database, Run, postgresql_database
 from benchmarks._live_scenarios import POSTGRESQL, SCENARIOS, Scenario
-from benchmarks._live_service import START, Figure, Service, check_together, figures, label_some
-from benchmarks._live_traffic import SimulatedJudge, draw_traffic
-from benchmarks.store import postgresql
+from benchmarks._live_service import Figure
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.store import Limits
 
 SUMMARY = "Simulate services whose truth is known, and check the intervals that they publish."
 COVERAGE_BAR = (0.92, 0.98)
@@ -50,8 +45,6 @@ _NAMES = {
 _WINDOWS = {Window.RECENT: "recent", Window.ALL_RETAINED: "all", Window.UP_TO_LABELS: "labels"}
 _LEAST_SHOWN = 20
 """With fewer intervals nothing is said of their coverage."""
-MOST_SECONDS = Limits().max_age_seconds or math.inf
-"""How long a store retains samples."""
 
 
 @dataclass
@@ -140,121 +133,6 @@ class Cell:
         }
 
 
-class Look(NamedTuple):
-    """What is scraped at one moment.
-
-    Attributes:
-        step: After which.
-        labels: Requests that people were asked to label by then.
-        figures: What is shown, by window and metric.
-        truths: Every metric over all traffic of each window.
-    """
-
-    step: int
-    labels: int
-    figures: Mapping[tuple[Window, Metric], Figure]
-    truths: Mapping[tuple[Window, Metric], float]
-
-
-class Run:
-    """Services of one scenario that answer the same traffic.
-
-    Args:
-        scenario: What is simulated.
-        urls: Of empty stores.
-        seed: Of all random choices.
-    """
-
-    def __init__(self, scenario: Scenario, urls: Iterator[str], seed: int) -> None:
-        self.scenario = scenario
-        rng = np.random.default_rng([seed, 1])
-        self.traffic = draw_traffic(scenario.shape, rng)
-        self._judge = SimulatedJudge(self.traffic, *scenario.judge, rng)
-        self._urls = urls
-        self._seed = f"run {seed}"
-        parts = np.linspace(0.0, scenario.shape.seconds, scenario.steps + 1).tolist()
-        self._parts = list(enumerate(pairwise(parts), start=1))
-
-    def looks(self, labellings: int) -> Iterator[Look]:
-        """What is seen, in the order of time.
-
-        Args:
-            labellings: How often the labels are drawn from what one service judged; with 1 the
-                service goes through all of it itself.
-        """
-        with closing(self._service()) as service:
-            if labellings == 1:
-                for step, (_, until) in self._parts:
-                    self._answer(service, step, until)
-                    yield from self._after(service, step)
-                return
-            for step, (_, until) in self._parts:
-                self._answer(service, step, until)
-            for labelling in range(labellings):
-                with closing(self._service()) as other:
-                    for step, (since, until) in self._parts:
-                        other.take_over(service, since, until, f"{self._seed}, {labelling}")
-                        yield from self._after(other, step)
-
-    def _service(self) -> Service:
-        url = next(self._urls)
-        return Service(url, self.traffic, self._judge, self.scenario.setting, self._seed)
-
-    def _answer(self, service: Service, step: int, until: float) -> None:
-        """Answer, store and judge the requests of a step, as far as nothing is down."""
-        service.serve(until)
-        if step in self.scenario.locked:
-            service.write_while_locked()
-        service.write()
-        self._judge.down = step in self.scenario.down
-        service.judge_waiting()
-
-    def _after(self, service: Service, step: int) -> Iterator[Look]:
-        """What monitors and people do after a step."""
-        scenario = self.scenario
-        if scenario.shape.seconds > MOST_SECONDS:
-            service.maintain()
-        for pick in scenario.picks:
-            if pick.step == step:
-                label_some(service, pick)
-                if scenario.look_after_each_pick:
-                    yield self._look(service, step)
-        is_last = step == scenario.steps and not scenario.look_after_each_pick
-        if is_last or step in scenario.looks:
-            yield self._look(service, step)
-
-    def _look(self, service: Service, step: int) -> Look:
-        service.maintain()
-        if len(service.monitors) > 1:
-            check_together(service)
-        scraped = figures(service.scrape())
-        until = service.now - START
-        spans = {
-            Window.RECENT: (until - self.scenario.setting.window_seconds, until),
-            Window.ALL_RETAINED: (until - MOST_SECONDS, until),
-        }
-        if service.picked_until is not None and service.picked_until > until - MOST_SECONDS:
-            spans[Window.UP_TO_LABELS] = until - MOST_SECONDS, service.picked_until
-        truths = {
-            (window, metric): truth
-            for window, span in spans.items()
-            for metric, truth in self.traffic.truths(*span).items()
-        }
-        return Look(step, service.labelled, scraped, truths)
-
-
-class Database(NamedTuple):
-    """Where stores are kept.
-
-    Attributes:
-        name: In the tables.
-        stores: Opens the URLs of empty stores, which are deleted in the end.
-    """
-
-    name: str
-    stores: Callable[[], AbstractContextManager[Iterator[str]]]
-
-
 def simulate(
     scenario: Scenario, database: Database, seeds: Iterable[int], labellings: int
 ) -> list[Cell]:
@@ -269,40 +147,6 @@ def simulate(
                         cells[place] = Cell(database.name, scenario.name, *place)
                     cells[place].add(seed, look.figures.get(key), truth)
     return list(cells.values())
-
-
-@contextmanager
-def sqlite_stores() -> Iterator[Iterator[str]]:
-    """Empty SQLite files, in memory where this machine has a folder for that."""
-    memory = Path("/dev/shm")  # noqa: S108 - a new folder in it
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        yield (f"sqlite:///{Path(folder) / f'{number}.db'}" for number in count())
-
-
-SQLITE = Database("sqlite", sqlite_stores)
-
-
-@contextmanager
-def postgresql_database() -> Iterator[Database]:
-    """A PostgreSQL server that ends with the block."""
-    import psycopg
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        # A server that runs as another user must reach its folder.
-        folder.chmod(0o755)
-        with postgresql(folder) as url, psycopg.connect(url, autocommit=True) as connection:
-            # It need not outlive a crash of this machine.
-            connection.execute("ALTER SYSTEM SET fsync = off")
-            connection.execute("SELECT pg_reload_conf()")
-
-            @contextmanager
-            def stores() -> Iterator[Iterator[str]]:
-                connection.execute("DROP SCHEMA IF EXISTS live CASCADE")
-                connection.execute("CREATE SCHEMA live")
-                yield iter([f"{url}&options=-csearch_path%3Dlive"])
-
-            yield Database("postgresql", stores)
 
 
 def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
@@ -327,6 +171,34 @@ def cell_table(cells: Sequence[Cell], *, title: str) -> Table:
             "" if cell.is_met else "MISSED",
         )
     return table
+
+
+def summary(scenario: Scenario, database: Database, cells: Sequence[Cell]) -> dict[str, Any]:
+    """The coverage of a scenario's figures as ranges in words, for the page that quotes them."""
+    parts: dict[str, Callable[[Cell], bool]] = {
+        "main": lambda cell: cell.window is not Window.RECENT and cell.metric in MAIN_METRICS,
+        "recent": lambda cell: cell.window is Window.RECENT and cell.metric in MAIN_METRICS,
+        "others": lambda cell: cell.metric not in MAIN_METRICS,
+    }
+    return {
+        "database": database.name,
+        "scenario": scenario.name,
+        "judge": "{:g} / {:g}".format(*scenario.judge),
+        **{
+            name: _range([cell.coverage for cell in cells if belongs(cell)])
+            for name, belongs in parts.items()
+        },
+        "missed": sum(not cell.is_met for cell in cells),
+    }
+
+
+def _range(shares: Iterable[float | None]) -> str:
+    """
+    >>> _range([0.931, None, 0.95]), _range([None])
+    ('93% to 95%', 'none shown')
+    """
+    shown = [share for share in shares if share is not None]
+    return f"{min(shown):.0%} to {max(shown):.0%}" if shown else "none shown"
 
 
 def run_and_show(
@@ -377,18 +249,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=80, highlight=False)
     # What fails in an outage, fails on purpose.
     logging.getLogger("ctxguard").setLevel(logging.ERROR)
-    cells = []
+    cells, summaries = list[Cell](), list[dict[str, Any]]()
+
+    def run(scenario: Scenario, database: Database, seeds: Sequence[int], labellings: int) -> None:
+        own = run_and_show(console, scenario, database, seeds, labellings)
+        cells.extend(own)
+        summaries.append(summary(scenario, database, own))
+
     start = time.perf_counter()
     for scenario in chosen:
         labellings = options.labellings if scenario.can_label_anew else 1
         seeds = range(options.seed, options.seed + math.ceil(repeats / labellings))
-        cells += run_and_show(console, scenario, SQLITE, seeds, labellings)
+        run(scenario, SQLITE, seeds, labellings)
     if on_server:
         with postgresql_database() as database:
             seeds = range(options.seed, options.seed + on_server)
             for scenario in chosen:
                 if scenario.name in POSTGRESQL:
-                    cells += run_and_show(console, scenario, database, seeds, 1)
+                    run(scenario, database, seeds, 1)
     seconds = time.perf_counter() - start
     missed = [cell for cell in cells if not cell.is_met]
     for cell in missed:
@@ -406,6 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "seconds": round(seconds, 1),
             "figures": len(cells),
             "kept": len(cells) - len(missed),
+            "scenarios": summaries,
             "cells": [cell.to_dict() for cell in cells],
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

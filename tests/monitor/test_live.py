@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks._live_runs import SQLITE, Run
 from benchmarks._live_scenarios import CAPPED, EXACT, GOOD, UNEQUAL, Scenario
 from benchmarks._live_service import Pick, Service, Setting, label_some
 from benchmarks._live_traffic import (
@@ -30,7 +31,7 @@ from benchmarks._live_traffic import (
     question_of,
     true_grade,
 )
-from benchmarks.live import SQLITE, Cell, Run, main, simulate
+from benchmarks.live import Cell, main, simulate
 from ctxguard.cli import app
 from ctxguard.core.metrics import (
     context_recall,
@@ -281,7 +282,7 @@ def test_a_file_that_people_grade_gives_the_same_figures(
 
     found = []
     for label in (label_some, by_file):
-        monkeypatch.setattr("benchmarks.live.label_some", label)
+        monkeypatch.setattr("benchmarks._live_runs.label_some", label)
         with SQLITE.stores() as urls:
             found += list(Run(scenario, urls, seed=0).looks(labellings=1))
     by_call, by_command = [look.figures for look in found]
