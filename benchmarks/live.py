@@ -233,15 +233,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--postgresql", type=int, default=24, metavar="N", help="runs on PostgreSQL; 0 for none"
     )
-    parser.add_argument("--quick", action="store_true", help="24 runs, none on PostgreSQL")
+    parser.add_argument(
+        "--quick", action="store_true", help="20 runs of 2 traffics, none on PostgreSQL"
+    )
     parser.add_argument(
         "--only", nargs="+", metavar="TEXT", default=[""], help="scenarios whose name has a TEXT"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
-    repeats, on_server = (24, 0) if options.quick else (options.repeats, options.postgresql)
-    if min(repeats, options.labellings) < 1:
+    repeats, most_labellings, on_server = (
+        (20, 10, 0) if options.quick else (options.repeats, options.labellings, options.postgresql)
+    )
+    if min(repeats, most_labellings) < 1:
         parser.error("at least 1 repeat and 1 labelling are needed")
     chosen = [one for one in SCENARIOS if any(text in one.name for text in options.only)]
     if not chosen:
@@ -258,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     start = time.perf_counter()
     for scenario in chosen:
-        labellings = options.labellings if scenario.can_label_anew else 1
+        labellings = most_labellings if scenario.can_label_anew else 1
         seeds = range(options.seed, options.seed + math.ceil(repeats / labellings))
         run(scenario, SQLITE, seeds, labellings)
     if on_server:
