@@ -109,20 +109,18 @@ class Run:
         service.maintain()
         if len(service.monitors) > 1:
             check_together(service)
-        scraped = figures(service.scrape())
+        scraped = service.scrape()
         until = service.now - START
-        spans = {
-            Window.RECENT: (until - self.scenario.setting.window_seconds, until),
-            Window.ALL_RETAINED: (until - MOST_SECONDS, until),
-        }
-        if service.picked_until is not None and service.picked_until > until - MOST_SECONDS:
-            spans[Window.UP_TO_LABELS] = until - MOST_SECONDS, service.picked_until
+        lengths = dict.fromkeys(Window, MOST_SECONDS)
+        lengths[Window.RECENT] = self.scenario.setting.window_seconds
         truths = {
             (window, metric): truth
-            for window, span in spans.items()
-            for metric, truth in self.traffic.truths(*span).items()
+            for window, length in lengths.items()
+            # The exporter says until when its figures are.
+            if (end := scraped.get(("ctxguard_window_end_seconds", window))) is not None
+            for metric, truth in self.traffic.truths(until - length, end - START).items()
         }
-        return Look(step, service.labelled, scraped, truths)
+        return Look(step, service.labelled, figures(scraped), truths)
 
 
 class Database(NamedTuple):

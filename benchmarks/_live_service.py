@@ -146,7 +146,6 @@ class Service:
         self._seed = seed
         self._served = 0
         self.labelled = 0
-        self.picked_until: float | None = None
         self.sampler = Sampler(
             setting.rate,
             max_per_second=setting.max_per_second,
@@ -330,7 +329,6 @@ def label_some(service: Service, pick: Pick) -> int:
     else:
         weigh = _weigh if pick.weighted else None
         picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
-        service.picked_until = float(store.judged(series).time_seconds[-1]) - START
     samples = graded_samples(store, series, picked).values()
     in_order = sorted(
         [sample for sample in samples if not sample.is_graded(pick.depth)],

@@ -472,6 +472,10 @@ def _target(monitor: "LossMonitor") -> str:
     return f"{monitor.target:.3f}"
 
 
+def _minute(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+
+
 def _print_estimates(report: "Report", output: Output) -> None:
     from ctxguard.monitor.estimation.live import Window
 
@@ -494,13 +498,13 @@ def _print_estimates(report: "Report", output: Output) -> None:
         if window not in live.populations:
             continue
         about = live.populations[window]
-        since = (
+        span = (
             ""
-            if about.since_seconds is None
-            else f" since {datetime.fromtimestamp(about.since_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+            if about.since_seconds is None or about.until_seconds is None
+            else f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
         )
         print_estimates(
-            f"Live estimates, {title}: {about.judged:,} judged requests{since}, "
+            f"Live estimates, {title}: {about.judged:,} judged requests{span}, "
             f"{about.labelled:,} of them labelled",
             live.estimates[window],
             output,

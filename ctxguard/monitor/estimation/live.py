@@ -54,11 +54,13 @@ class Population:
         labelled: How many of these people have graded, with a known probability.
         since_seconds: When the first of them was answered, in seconds since the epoch; None
             where there is none.
+        until_seconds: When the last was. Samples of later requests may wait for the judge.
     """
 
     judged: int
     labelled: int
     since_seconds: float | None
+    until_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ class _Judged:
         self._near_ids = [np.empty(0, np.int64)]
         self._n = 0
         self._first: float | None = None
+        self._last: float | None = None
         self._weight = 0.0
         self._covered = dict.fromkeys(LabelDepth, 0.0)
 
@@ -250,6 +253,7 @@ class _Judged:
         self._n += int(np.count_nonzero(is_inside))
         if self._first is None:
             self._first = float(time_seconds[is_inside][0])
+        self._last = float(time_seconds[is_inside][-1])
         weights = 1.0 / table["probability"]
         self._weight += float(weights[is_inside].sum())
         for depth, within in is_covered.items():
@@ -275,7 +279,7 @@ class _Judged:
         """What the estimates of this window are about."""
         picked = labels.sample_ids[~np.isnan(labels.probability[LabelDepth.SERVED])]
         labelled = int(np.count_nonzero(np.isin(self.near()[1], picked)))
-        return Population(self._n, labelled, self._first)
+        return Population(self._n, labelled, self._first, self._last)
 
 
 def _lies_within(

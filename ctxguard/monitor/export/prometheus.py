@@ -228,16 +228,20 @@ def _populations(live: LiveEstimates) -> _Families:
         {window: one.labelled for window, one in live.populations.items()},
         "window",
     )
-    yield _gauge(
-        "ctxguard_window_start_seconds",
-        "When the first judged request of a window was answered, in seconds since the epoch.",
-        {
-            window: one.since_seconds
-            for window, one in live.populations.items()
-            if one.since_seconds is not None
-        },
-        "window",
-    )
+    for name, end, text in (
+        ("start", "since_seconds", "first"),
+        ("end", "until_seconds", "last"),
+    ):
+        yield _gauge(
+            f"ctxguard_window_{name}_seconds",
+            f"When the {text} judged request of a window was answered, in seconds since the epoch.",
+            {
+                window: time
+                for window, one in live.populations.items()
+                if (time := getattr(one, end)) is not None
+            },
+            "window",
+        )
 
 
 def _labels(report: Report) -> _Families:
