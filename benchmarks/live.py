@@ -195,10 +195,10 @@ def summary(scenario: Scenario, database: Database, cells: Sequence[Cell]) -> di
 def _range(shares: Iterable[float | None]) -> str:
     """
     >>> _range([0.931, None, 0.95]), _range([None])
-    ('93% to 95%', 'none shown')
+    ('93% to 95%', '–')
     """
     shown = [share for share in shares if share is not None]
-    return f"{min(shown):.0%} to {max(shown):.0%}" if shown else "none shown"
+    return f"{min(shown):.0%} to {max(shown):.0%}" if shown else "–"
 
 
 def run_and_show(
@@ -289,7 +289,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "figures": len(cells),
             "kept": len(cells) - len(missed),
             "scenarios": summaries,
-            "cells": [cell.to_dict() for cell in cells],
+            "cells": [
+                {
+                    key: round(value, 4) if isinstance(value, float) else value
+                    for key, value in cell.to_dict().items()
+                }
+                for cell in cells
+            ],
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return 1 if missed else 0
