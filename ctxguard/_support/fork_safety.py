@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
 
@@ -11,6 +11,15 @@ class ForkAware(Protocol):
 
     def _reset_after_fork(self) -> None:
         """Forget what belongs to the parent process, and make new locks."""
+        ...
+
+
+@runtime_checkable
+class Resumed(Protocol):
+    """An object that starts threads in a forked child."""
+
+    def _resume_after_fork(self) -> None:
+        """Start them; called once all objects are reset. Must not raise."""
         ...
 
 
@@ -24,7 +33,8 @@ def reset_in_children(thing: ForkAware) -> None:
 
 
 def _reset_all() -> None:
-    for thing in list(_registered):
+    things = list(_registered)
+    for thing in things:
         try:
             thing._reset_after_fork()
         except Exception as error:
@@ -34,6 +44,10 @@ def _reset_all() -> None:
                 type(thing).__name__,
                 type(error).__name__,
             )
+    # A thread may use any of them, so none is started before all are reset.
+    for thing in things:
+        if isinstance(thing, Resumed):
+            thing._resume_after_fork()
 
 
 if hasattr(os, "register_at_fork"):

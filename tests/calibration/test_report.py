@@ -408,7 +408,7 @@ class TestSummary:
             {"promise": Promise(0.02, 0.5, 0.1), "noise": 0.25},  # cannot be kept
             {"held_out": 0.0},
             {"serving_k": 1},
-            {"serving_k": 30},  # more than there are candidates
+            {"serving_k": DEPTH},  # all candidates
         ],
         ids=str,
     )

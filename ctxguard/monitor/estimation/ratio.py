@@ -87,8 +87,8 @@ class Precision:
         """The estimate if its interval is narrow enough, and otherwise the n that it would take.
 
         >>> wide = Estimate(0.5, 0.3, 0.7, 100, "normal")
-        >>> Precision(max_width={Metric.MRR: 0.2}).checked(Metric.MRR, wide)
-        Estimate(value=None, lower=None, upper=None, n=100, method='normal', n_needed=400)
+        >>> Precision(max_width={Metric.MRR: 0.2}).checked(Metric.MRR, wide).n_needed
+        400
         """
         max_width = self.max_width.get(metric)
         if max_width is None or estimated.lower is None or estimated.upper is None:

@@ -99,7 +99,7 @@ class SampleWriter:
         atexit.register(self.stop)
 
     def _reset_after_fork(self) -> None:
-        """Begin without samples; in a forked child, on a thread of its own."""
+        """Begin without samples and without a thread."""
         # First, or the thread would take the parent's samples.
         self.sampler._reset_after_fork()
         self._writing = threading.Lock()
@@ -117,6 +117,9 @@ class SampleWriter:
         self._stopping = threading.Event()
         self._deadline = math.inf
         self._last_failure = ""
+
+    def _resume_after_fork(self) -> None:
+        """Write in a forked child as in its parent, on a thread of the child's own."""
         if self._running:
             self._running = False
             self.start()
