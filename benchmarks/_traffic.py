@@ -138,6 +138,20 @@ class Requests:
         """Numerator and denominator of each metric by the labels of people, shape (n, 2)."""
         return _terms(self, self.relevant, self.utilities)
 
+    def human_inclusion(self, metric: Metric) -> FloatArray:
+        """``ClusterTerms.inclusion`` of a metric by the labels of people, shape (n,)."""
+        rates = self.rates
+        if metric is Metric.MRR:
+            return np.full(len(self.chance), rates.full_pool_rate_if_no_hit)
+        if metric is not Metric.RECALL:
+            return np.ones(len(self.chance))
+        by_hit = [
+            rates.dropped_probability(has_hit=has_hit, in_baseline=False)
+            for has_hit in (False, True)
+        ]
+        has_hit = self.relevant[:, :DEFAULT_K].any(axis=1)
+        return np.where(has_hit, by_hit[True], by_hit[False])
+
     def judge_controls(self) -> dict[Metric, FloatArray]:
         """The columns of ``sums.control_columns``, shape (n, 5), by metric."""
         served = self.verdicts[:, :DEFAULT_K]

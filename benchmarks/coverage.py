@@ -172,13 +172,18 @@ def simulate(
                 own, controls = human[metric][labelled], judged[metric][labelled]
                 others = ControlSums.of(judged[metric][rest])
                 inverse = 1.0 / weights[labelled]
+                inclusion = requests.human_inclusion(metric)[labelled]
                 tallies[labelling, metric].add(
-                    estimate_from_clusters(metric, own, controls, others, inverse)
+                    estimate_from_clusters(
+                        metric, own, controls, others, inverse, inclusion=inclusion
+                    )
                 )
                 if labelling == "random":
                     nobody = ControlSums.of(controls[:0])
                     tallies["human", metric].add(
-                        estimate_from_clusters(metric, own, controls, nobody, inverse)
+                        estimate_from_clusters(
+                            metric, own, controls, nobody, inverse, inclusion=inclusion
+                        )
                     )
         for metric in METRICS:
             own = judged[metric]

@@ -124,6 +124,7 @@ def test_its_intervals_are_those_of_the_library_on_the_same_draws(
         own[labelled],
         ControlSums.of(own[rest]),
         1.0 / weights[labelled],
+        inclusion=requests.human_inclusion(metric)[labelled],
     )
     assert (found.value, found.lower, found.upper) == pytest.approx(
         (expected.value, expected.lower, expected.upper)

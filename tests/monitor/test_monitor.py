@@ -165,8 +165,8 @@ def test_an_empty_context_counts_as_zero_where_its_pool_holds_a_relevant_passage
 
 def test_without_data_every_metric_says_so() -> None:
     live = Watching(ScriptedJudge())
-    for window in Window:
-        assert all(found.value is None for found in live.monitor.estimates(window).values())
+    for estimates in live.monitor.report().estimates.values():
+        assert all(found.value is None for found in estimates.values())
     assert live.monitor.report().live.age_seconds is None
 
 

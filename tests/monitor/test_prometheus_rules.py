@@ -23,6 +23,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity
+from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
@@ -154,8 +155,11 @@ def test_every_label_that_is_chosen_by_has_that_value(scrape: str) -> None:
         for metric, label, value in matchers_in(expression):
             if label not in FROM_THE_SCRAPE:
                 values = known.get((metric, label), set())
-                if label == "metric":  # Which of them has an estimate depends on the traffic.
+                # Which of them has an estimate depends on the traffic, and on the judge.
+                if label == "metric":
                     values = {*Metric}
+                elif label == "window":
+                    values = {*Window}
                 assert values, f"{metric} has no label {label}"
                 assert value in values or value.startswith("$"), f"{metric}{{{label}={value!r}}}"
 

@@ -160,6 +160,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def live(folder: Path) -> Iterator[Live]:
     """A monitor and a server that scrapes it, after traffic that came while both were watching."""
     url = f"sqlite:///{folder / 'samples.db'}"
+    # The monitor makes no store.
+    SampleStore.open(url).close()
     write_labels(folder / "labels.jsonl")
     (folder / "rules.yml").write_text(prometheus.rules(), encoding="utf-8")
     monitor_log = folder / "monitor.log"
