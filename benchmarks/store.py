@@ -29,9 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._timing import environment
-from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
     Entry,
@@ -293,19 +292,16 @@ def scan(store: SampleStore, rows: int, repeats: int) -> Scanning:
     return Scanning(rows, statistics.median(took), max(took))
 
 
-class _NoJudge:
-    """Judges nothing: all samples are judged."""
+class _ErringJudge(LabelJudge):
+    """One that labels of people correct; all samples are judged already."""
 
-    name, version, max_grade = "scanned", "1", 3
-
-    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        raise NotImplementedError(query)
+    exact = False
 
 
 def report(url: str, repeats: int) -> Reporting:
     """Report on a store of its own, as a monitor does every 15 seconds."""
     with SampleStore.open(url, limits=Limits(max_bytes=None, max_age_seconds=None)) as store:
-        monitor = Monitor(store, _NoJudge())
+        monitor = Monitor(store, _ErringJudge({}))
         chance = np.random.default_rng(2)
         fill_judged(store, REPORTED, monitor.series)
         picked = store.pick_for_labels(monitor.series, LABELLED)

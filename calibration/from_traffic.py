@@ -7,7 +7,6 @@ question are one query, which weighs as much as all of them, so that no split di
 person's grade of a passage replaces the judge's.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +24,12 @@ from calibration.pool_labels import label
 from calibration.retrievers import RecordedRankings
 from calibration.weights import effective_number
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.metrics import Negative
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -216,7 +215,7 @@ def _wholly_judged(
     samples, in_part = [], []
     for sample_id, payload in sorted(store.payloads(ids).items(), reverse=True):
         record, row = SampleRecord.from_bytes(payload), table[sample_id]
-        labels = _read_verdicts(verdicts.get(sample_id, "{}"))
+        labels = verdicts_from_json(verdicts.get(sample_id, ""))
         people = by_people[sample_id].by_passage if sample_id in by_people else {}
         labels.update(people)
         if record.query is None:
@@ -287,15 +286,6 @@ def _note(route: Route, before: Profile) -> str:
 
 def _pool(record: SampleRecord) -> set[str]:
     return {record.passage_ids[place] for place in (*record.served, *record.dropped)}
-
-
-def _read_verdicts(verdicts: str) -> dict[str, Judgment]:
-    return {
-        passage_id: Judgment(
-            passage_id, int(grade), None if negative is None else Negative(negative), *judged
-        )
-        for passage_id, (grade, negative, *judged) in json.loads(verdicts or "{}").items()
-    }
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 
 import pytest
+import sqlalchemy as sa
+from judged_rows import table
 from watching import Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import Passage
+from ctxguard.monitor.estimation.borrow import borrowed_estimate
 from ctxguard.monitor.estimation.graded import depth_graded, graded_request
 from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.ppi import LabelledClusters
+from ctxguard.monitor.estimation.ratio import Precision
+from ctxguard.monitor.estimation.sums import sums_of
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
@@ -22,7 +28,7 @@ from ctxguard.monitor.labels.human import (
 )
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import LabelDepth, LabelRow
+from ctxguard.monitor.store import LabelDepth, LabelRow, schema
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
@@ -272,3 +278,28 @@ def test_labels_of_another_source_are_not_mixed_in(make_context: MakeContext, so
         [LabelRow(request_id, name, 1, None, "users", 1.0, source) for name in POOL]
     )
     assert live.monitor.report().live.labelled == before.labelled
+
+
+def test_a_labelled_sample_that_is_damaged_fails_no_report(make_context: MakeContext) -> None:
+    live, _ = live_with_labels(make_context, 40)
+    damaged = live.store.labels()[0][0]
+
+    def damage(connection: sa.Connection) -> None:
+        payloads = schema.payloads
+        connection.execute(
+            sa.update(payloads).where(payloads.c.sample_id == damaged).values(payload=b"no record")
+        )
+
+    live.store._database.write(damage)
+    assert live.monitor.report().live.labelled == 39
+
+
+def test_two_labels_are_too_few_to_borrow_from() -> None:
+    """Whatever precision is asked for: the error of a map through two points is not known."""
+    rows = table(
+        JudgedRequest(1.0, grades, tuple(map(float, grades)), None, 0.0, None, 0.0, 0.0)
+        for grades in ((1, 1), (0, 1))
+    )
+    labelled = LabelledClusters.of(rows, rows)
+    found = borrowed_estimate(Metric.PRECISION, labelled, sums_of(rows), Precision(min_n=2))
+    assert (found.value, found.n) == (None, 2)

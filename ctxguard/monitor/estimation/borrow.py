@@ -31,6 +31,9 @@ _TARGETS: dict[Metric, tuple[Metric, tuple[float, float]]] = {
 """The metrics that are linear in the relevance of single passages: which pair of means each is
 taken from, and how. The others' errors depend on what else was served."""
 
+_LEAST_LABELS = 10
+"""With fewer the map cannot be fitted and its error told, whatever precision is asked for."""
+
 _LEAST_POWER = 0.3
 """How much of a difference between requests the judge must see, of 1 for an exact judge."""
 
@@ -64,7 +67,7 @@ def borrowed_estimate(
         return Estimate(None, None, None, 0, "none", precision.min_n)
     weights = labelled.weights
     effective = float(weights.sum() ** 2 / np.sum(weights**2))
-    if effective < precision.min_n:
+    if effective < max(precision.min_n, _LEAST_LABELS):
         return no_estimate(n, effective, precision)
     source, contrast = _TARGETS[metric]
     columns = _columns(source)

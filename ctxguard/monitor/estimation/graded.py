@@ -1,12 +1,14 @@
-"""Samples that people have graded completely, as the rows that estimates need.
+"""Samples that people have graded, as the rows that estimates need.
 
 The rows are made while the text is at hand and outlive it. Labels that arrive later replace them.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ctxguard.core.metrics import Utilities
+from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import ROW, JudgedRequest, table_of
 from ctxguard.monitor.judges import Judgment
@@ -23,6 +25,8 @@ from ctxguard.monitor.labels.human import (
 )
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import GradedRow, LabelDepth, SampleStore
+
+_log = logging.getLogger(__name__)
 
 
 def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_grade: int) -> None:
@@ -47,7 +51,12 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
         if sample_id not in payloads:
             # What was graded of it before its text was deleted stays.
             continue
-        record = SampleRecord.from_bytes(payloads[sample_id])
+        try:
+            record = SampleRecord.from_bytes(payloads[sample_id])
+        except DataError as error:
+            # One damaged sample must not fail every report.
+            _log.warning("labels of sample %d are left out: %s", sample_id, error)
+            continue
         found = people.get(sample_id, HumanVerdicts({}, 0))
         by_people = found.by_passage
         judge = judged.summaries[place * ROW.itemsize : (place + 1) * ROW.itemsize]
