@@ -9,12 +9,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test test-slow test-kernels lint format schema dashboard figures pictures chaos clean
+.PHONY: help demo examples test coverage test-slow test-kernels lint format schema dashboard figures pictures chaos clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
 	@echo "make examples      every script in examples/"
-	@echo "make test          the tests, with coverage"
+	@echo "make test          the tests"
+	@echo "make coverage      the tests, and which lines they run: takes twice as long"
 	@echo "make test-slow     the long simulations as well"
 	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
 	@echo "make lint          ruff, mypy, import contracts"
@@ -64,6 +65,9 @@ $(1) $(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) \
 endef
 
 test: $(VENV)/.dev
+	$(call run,,-m "not slow",$(PARTS) doctests)
+
+coverage: $(VENV)/.dev
 	$(call run,,-m "not slow" --cov --cov-report=,$(PARTS) doctests)
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report

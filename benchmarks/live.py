@@ -251,8 +251,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no scenario's name has {' or '.join(map(repr, options.only))}")
     console = Console(width=80, highlight=False)
-    # What fails in an outage, fails on purpose.
-    logging.getLogger("ctxguard").setLevel(logging.ERROR)
     cells, summaries = list[Cell](), list[dict[str, Any]]()
 
     def run(scenario: Scenario, database: Database, seeds: Sequence[int], labellings: int) -> None:
@@ -302,4 +300,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # What fails in an outage, fails on purpose. Set here, because tests call main().
+    logging.getLogger("ctxguard").setLevel(logging.ERROR)
     sys.exit(main())
