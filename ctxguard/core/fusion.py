@@ -30,20 +30,21 @@ class Fusion:
     """How the legs' scores become one.
 
     Attributes:
-        method: ``reciprocal_rank`` (rank only; the default while nothing is calibrated) or
-            ``convex``.
+        method: ``reciprocal_rank`` (rank only), ``convex``, or ``ranker``: the candidates that
+            ``reciprocal_rank`` finds, ordered by the pooled ranker (`ctxguard.signals`).
         weight: The dense leg's share in ``convex``, in [0, 1].
         constant: The constant of ``reciprocal_rank``, > 0.
     """
 
-    method: Literal["reciprocal_rank", "convex"] = "reciprocal_rank"
+    method: Literal["reciprocal_rank", "convex", "ranker"] = "reciprocal_rank"
     weight: float = 0.5
     constant: int = RECIPROCAL_RANK_CONSTANT
 
     def __post_init__(self) -> None:
-        if self.method not in ("reciprocal_rank", "convex"):
+        if self.method not in ("reciprocal_rank", "convex", "ranker"):
             raise ConfigurationError(
-                f"fusion method {self.method!r} is unknown; use 'reciprocal_rank' or 'convex'"
+                f"fusion method {self.method!r} is unknown; use 'reciprocal_rank', 'convex' or "
+                "'ranker'"
             )
         if not 0.0 <= self.weight <= 1.0:
             raise ConfigurationError(f"fusion weight {self.weight!r} must lie in [0, 1]")
@@ -53,6 +54,8 @@ class Fusion:
     @property
     def kind(self) -> ScoreKind:
         """What the fused scores mean."""
+        if self.method == "ranker":
+            return ScoreKind.LOGIT
         return ScoreKind.RATIO if self.method == "convex" else ScoreKind.RANK
 
 

@@ -3,6 +3,7 @@
 Frozen data without behaviour. Pure: imports nothing from the package but errors.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -178,6 +179,8 @@ class Hit:
         rank: The 1-based rank that the engine gave it, which breaks ties of score. None if
             unknown; ties are then broken by ``passage_id``.
         metadata: What filters compare; None for none.
+        signals: Named numbers that a calibrated model may use beside the score, such as
+            ``freshness`` or another reranker's score, higher or lower is better; None for none.
     """
 
     passage_id: str
@@ -186,6 +189,7 @@ class Hit:
     title: str = ""
     rank: int | None = None
     metadata: Mapping[str, object] | None = field(default=None, hash=False)
+    signals: Mapping[str, float] | None = field(default=None, hash=False)
 
 
 class PassageSource(Protocol):
@@ -275,6 +279,8 @@ class Ranking:
             are none; ties are then broken by passage id, never by the order of the columns.
         legs: Each stage's own scores, by the stage's name (``lexical``, ``dense``, ``rerank``).
         failures: Stages that were left out of this answer.
+        signals: What else is known of the candidates, by the signal's name (DESIGN.md §5), shape
+            (n,) each, in the ranking's order; NaN where it is unknown for a candidate.
 
     Raises:
         ConfigurationError: at construction, for a kind or a route that does not exist. Names of
@@ -289,6 +295,7 @@ class Ranking:
     ranks: Sequence[int | None] | None = None
     legs: Mapping[str, Leg] = field(default_factory=dict)
     failures: tuple[StageFailure, ...] = ()
+    signals: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Adapters may give names, and members are compared by identity from here on.
@@ -328,6 +335,7 @@ class Ranking:
         """
         hits = tuple(hits)
         ranks = tuple([hit.rank for hit in hits])
+        names = sorted({name for hit in hits for name in hit.signals or ()})
         return cls(
             passage_ids=tuple([hit.passage_id for hit in hits]),
             scores=tuple([hit.score for hit in hits]),
@@ -335,6 +343,10 @@ class Ranking:
             passages=HitPassages(hits),
             route=cast(Route, route),
             ranks=None if ranks.count(None) == len(ranks) else ranks,
+            signals={
+                name: np.array([(hit.signals or {}).get(name, math.nan) for hit in hits], float)
+                for name in names
+            },
         )
 
 
