@@ -11,21 +11,15 @@ the interpreter lock, for which concurrent clients wait longer than for the work
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
-
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard._support.compiled import SUMS_REORDERED, compiled
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.index.lexical import Postings
 from ctxguard.retrieval.protocols import Float32Array, RowArray
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 WordArray = NDArray[np.int64]
 CountArray = NDArray[np.uint16]
@@ -38,27 +32,8 @@ FusionParams = tuple[bool, float, int]
 FusedCandidates = tuple[RowArray, FloatArray, FloatArray, FloatArray]
 """Rows, fused scores, lexical scores and cosines, best first, ties by row; shape (n,) each."""
 
-_SUMS_REORDERED = frozenset({"reassoc", "nsz", "contract"})
-"""Sums may be reordered, and so vectorised; NaN and infinities keep their meaning."""
 
-
-def _compiled(
-    fastmath: frozenset[str] = frozenset(),
-) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Compile on first use, or read from numba's cache on disk where it can be written."""
-
-    def compiled(loop: Callable[_P, _T]) -> Callable[_P, _T]:
-        flags = set(fastmath)
-        try:
-            return cast(Callable[_P, _T], numba.njit(loop, cache=True, nogil=True, fastmath=flags))
-        except RuntimeError:
-            # Neither the package nor the user's cache folder is writable: compile per process.
-            return cast(Callable[_P, _T], numba.njit(loop, nogil=True, fastmath=flags))
-
-    return compiled
-
-
-@_compiled()
+@compiled()
 def _sink(heap: RowArray, scores: AnyFloatArray, at: int, size: int) -> None:
     """Move a position down a heap until none below it is worse; of equal scores, the later is."""
     position = heap[at]
@@ -77,7 +52,7 @@ def _sink(heap: RowArray, scores: AnyFloatArray, at: int, size: int) -> None:
     heap[at] = position
 
 
-@_compiled()
+@compiled()
 def _sort(positions: RowArray, scores: AnyFloatArray) -> None:
     """Order positions best first, ties by position. Shell's sort is fastest for hundreds."""
     gap = 1
@@ -98,7 +73,7 @@ def _sort(positions: RowArray, scores: AnyFloatArray) -> None:
         gap //= 3
 
 
-@_compiled()
+@compiled()
 def best_first(scores: AnyFloatArray, k: int, above: float) -> RowArray:
     """Positions of the at most k highest scores above a bound, best first, ties by position.
 
@@ -131,7 +106,7 @@ def best_first(scores: AnyFloatArray, k: int, above: float) -> RowArray:
     return best
 
 
-@_compiled()
+@compiled()
 def search_postings(
     words: WordArray, postings: Postings, n_passages: int, k: int
 ) -> tuple[RowArray, FloatArray, Float32Array]:
@@ -149,13 +124,13 @@ def search_postings(
     return rows, all_scores[rows].astype(np.float64), all_scores
 
 
-@_compiled()
+@compiled()
 def _bm25(count: int, weight: float, norm: float) -> np.float32:
     """The score of one word in one passage; one formula, so that equal numbers score equally."""
     return np.float32(weight * (count / (count + norm)))
 
 
-@_compiled()
+@compiled()
 def posting_scores(
     counts: CountArray,
     rows: PostingRows,
@@ -179,7 +154,7 @@ def posting_scores(
     return scores
 
 
-@_compiled()
+@compiled()
 def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> WordArray:
     """How many passages that were not deleted have each word, shape (n_words,).
 
@@ -195,7 +170,7 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
     return there
 
 
-@_compiled()
+@compiled()
 def add_scores(  # noqa: PLR0917  compiled code takes no keywords
     all_scores: Float32Array,
     words: WordArray,
@@ -227,7 +202,7 @@ def add_scores(  # noqa: PLR0917  compiled code takes no keywords
                 all_scores[row] += _bm25(counts[at], weights[i], norms[row])
 
 
-@_compiled(_SUMS_REORDERED)
+@compiled(SUMS_REORDERED)
 def _product(vectors: Float32Array, row: int, vector: Float32Array) -> np.float32:
     """The inner product of one vector of many, read where it lies, with another."""
     total = np.float32(0.0)
@@ -236,7 +211,7 @@ def _product(vectors: Float32Array, row: int, vector: Float32Array) -> np.float3
     return total
 
 
-@_compiled(_SUMS_REORDERED)
+@compiled(SUMS_REORDERED)
 def _products(vectors: Float32Array, vector: Float32Array) -> Float32Array:
     """`_product` of every vector, four at a time, so that no sum waits for the one before it.
 
@@ -264,7 +239,7 @@ def _products(vectors: Float32Array, vector: Float32Array) -> Float32Array:
     return products
 
 
-@_compiled()
+@compiled()
 def nearest(
     vectors: Float32Array, vector: Float32Array, k: int, candidate_rows: RowArray | None
 ) -> tuple[RowArray, FloatArray]:
@@ -293,7 +268,7 @@ def kernel_params(fusion: Fusion) -> FusionParams:
     return fusion.method == "convex", fusion.weight, fusion.constant
 
 
-@_compiled()
+@compiled()
 def fuse_candidates(  # noqa: PLR0917  compiled code takes no keywords
     lexical_rows: RowArray,
     all_scores: Float32Array,
@@ -338,7 +313,7 @@ def fuse_candidates(  # noqa: PLR0917  compiled code takes no keywords
     return rows[best], fused[best], scores[best], cosines[best]
 
 
-@_compiled()
+@compiled()
 def search_both(  # noqa: PLR0917  compiled code takes no keywords
     words: WordArray,
     postings: Postings,
@@ -354,7 +329,7 @@ def search_both(  # noqa: PLR0917  compiled code takes no keywords
     return fuse_candidates(lexical_rows, all_scores, dense_rows, vectors, vector, k, fusion)
 
 
-@_compiled()
+@compiled()
 def _reciprocal_ranks(scores: FloatArray, above: float, constant: int) -> FloatArray:
     """1 / (constant + rank), equal scores sharing the better rank; 0 for garbage and below."""
     ranks = np.zeros(scores.size, np.float64)
@@ -370,7 +345,7 @@ def _reciprocal_ranks(scores: FloatArray, above: float, constant: int) -> FloatA
     return ranks
 
 
-@_compiled()
+@compiled()
 def _unit_interval(scores: FloatArray, minimum: float) -> FloatArray:
     """(score − minimum) / (highest − minimum), and 0 for garbage and for what is below."""
     shifted = np.zeros(scores.size, np.float64)
