@@ -27,7 +27,7 @@ class SnowballAnalyser:
         tokenization = require("bm25s.tokenization", "embedded")
         stop_words = tokenization.Tokenizer(stopwords=language).stopwords
         self._stop_words = frozenset(stop_words)
-        self._stemmers = _Stemmers(language)
+        self.stems = Stemmers(language).stems
         self.name = language
         self.scripts = frozenset({"LATIN", "CYRILLIC"} if language == "ru" else {"LATIN"})
         # Another release of either library may give other terms for the same text.
@@ -38,16 +38,14 @@ class SnowballAnalyser:
             f"stop words {digest} and Snowball {version} stems of {language!r}"
         )
 
+    def words(self, text: str) -> list[str]:
+        """The words of a text, stop words too, not stemmed."""
+        lower = _lower_turkish if self.name == "tr" else str.lower
+        return words(unicodedata.normalize("NFKC", text), lower)
+
     def analyse(self, text: str) -> list[str]:
         """The terms of a text."""
-        lower = _lower_turkish if self.name == "tr" else str.lower
-        kept = [
-            word
-            for word in words(unicodedata.normalize("NFKC", text), lower)
-            if word not in self._stop_words
-        ]
-        stems: list[str] = self._stemmers.stemmer.stemWords(kept)
-        return stems
+        return self.stems([word for word in self.words(text) if word not in self._stop_words])
 
 
 def _lower_turkish(text: str) -> str:
@@ -55,8 +53,20 @@ def _lower_turkish(text: str) -> str:
     return text.translate(_TURKISH_I).lower()
 
 
-class _Stemmers(threading.local):
-    """A stemmer for each thread: one cannot be used by several at once."""
+class Stemmers(threading.local):
+    """A stemmer for each thread: one cannot be used by several at once.
+
+    Args:
+        language: An ISO 639-1 code that PyStemmer knows.
+
+    Raises:
+        MissingExtraError: PyStemmer is not installed.
+    """
 
     def __init__(self, language: str) -> None:
-        self.stemmer = require("Stemmer", "embedded").Stemmer(language)
+        self._stemmer = require("Stemmer", "embedded").Stemmer(language)
+
+    def stems(self, of: list[str]) -> list[str]:
+        """The stem of each word."""
+        stems: list[str] = self._stemmer.stemWords(of)
+        return stems

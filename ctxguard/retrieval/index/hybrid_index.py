@@ -30,6 +30,7 @@ from ctxguard.retrieval.index.dense import (
     unit_rows,
 )
 from ctxguard.retrieval.index.filters import AllowedRows
+from ctxguard.retrieval.index.forward import EditedForwardIndex, ForwardIndex
 from ctxguard.retrieval.index.lexical import Bm25sIndex, EditedBm25sIndex, LexicalEngine
 from ctxguard.retrieval.index.passages import (
     BuildReport,
@@ -41,7 +42,7 @@ from ctxguard.retrieval.index.passages import (
 )
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
-from ctxguard.retrieval.index.segment import Segment
+from ctxguard.retrieval.index.segment import Segment, SignalLevel
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -110,7 +111,7 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class HybridIndex:
-    """Passages with their lexical and dense index; row i is the same passage in all three.
+    """Passages with what is kept for each; row i is the same passage in all of it.
 
     Attributes:
         base: The passages as they were built or merged last.
@@ -118,6 +119,7 @@ class HybridIndex:
         passages: The passages, in the order of their ids.
         lexical: Their BM25 index.
         dense: Their vectors.
+        forward: Their words in order; None where they are not kept.
         engine: The lexical engine.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
@@ -130,6 +132,7 @@ class HybridIndex:
     passages: PassageTable
     lexical: LexicalIndex
     dense: DenseIndex | EditedDenseIndex
+    forward: ForwardIndex | None
     engine: LexicalEngine
     embedder: str
     embedder_weights: str
@@ -146,6 +149,7 @@ class HybridIndex:
         analyser: Analyser = ENGLISH,
         exact_limit: int = EXACT_LIMIT,
         progress: Progress | None = None,
+        signals: SignalLevel = "none",
     ) -> "HybridIndex":
         """Index passages for both legs; arguments as for ``HybridRetriever.build``.
 
@@ -160,6 +164,7 @@ class HybridIndex:
             engine=engine,
             analyser=analyser,
             exact_limit=exact_limit,
+            signals=signals,
         )
         return cls._of(
             segment,
@@ -183,7 +188,7 @@ class HybridIndex:
         letters: Mapping[str, int],
         report: BuildReport,
     ) -> "HybridIndex":
-        passages, lexical, dense = _searched(base, edits)
+        passages, lexical, dense, forward = _searched(base, edits)
         unhandled, warning = unhandled_letters(letters, lexical.analyser)
         return cls(
             base=base,
@@ -191,6 +196,7 @@ class HybridIndex:
             passages=passages,
             lexical=lexical,
             dense=dense,
+            forward=forward,
             engine=engine,
             embedder=embedder,
             embedder_weights=embedder_weights,
@@ -207,6 +213,11 @@ class HybridIndex:
     def corpus_digest(self) -> str:
         """sha256 over the digests of ids, titles and texts; the same in any order of the corpus."""
         return self.passages.digest
+
+    @property
+    def signals(self) -> SignalLevel:
+        """What is kept for signals."""
+        return "none" if self.forward is None else "text"
 
     def added(
         self,
@@ -338,6 +349,7 @@ class HybridIndex:
             engine=self.engine,
             analyser=self.lexical.analyser,
             exact_limit=len(new),
+            signals=self.signals,
         )
         parts = [*self._kept(np.array(rows, np.int64)), (added, np.ones(len(new), np.bool_))]
         (base, in_base), *tail = parts
@@ -584,10 +596,10 @@ class HybridIndex:
 
 def _searched(
     base: Segment, edits: Edits | None
-) -> tuple[PassageTable, LexicalIndex, DenseIndex | EditedDenseIndex]:
+) -> tuple[PassageTable, LexicalIndex, DenseIndex | EditedDenseIndex, ForwardIndex | None]:
     """What a search of a base and its edits reads."""
     if edits is None:
-        return base.passages, base.lexical, base.dense
+        return base.passages, base.lexical, base.dense, base.forward
     tail, row_map = edits.tail, edits.row_map
     if not isinstance(base.lexical, Bm25sIndex) or not isinstance(tail.lexical, Bm25sIndex):
         raise ValueError(f"an index of {base.lexical.fingerprint} has no tail")
@@ -595,6 +607,9 @@ def _searched(
         EditedPassageTable(base.passages, tail.passages, row_map),
         EditedBm25sIndex(base.lexical, tail.lexical, row_map),
         EditedDenseIndex(base.dense, tail.dense, row_map),
+        EditedForwardIndex(base.forward, tail.forward, row_map)
+        if base.forward is not None and tail.forward is not None
+        else None,
     )
 
 

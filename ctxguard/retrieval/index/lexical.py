@@ -122,14 +122,14 @@ class Bm25sIndex:
         self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
         self.vocabulary = vocabulary
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.counted = Counted(*[_read_only(each) for each in counted])
+        self.counted = Counted(*[read_only(each) for each in counted])
         counts, rows, starts, lengths = self.counted
         if scores is None:
             weights = idf(np.diff(starts), len(self))
             scores = self._kernels.posting_scores(
                 counts, rows, starts, weights, length_norms(lengths)
             )
-        self.postings: Postings = _read_only(scores), rows, starts
+        self.postings: Postings = read_only(scores), rows, starts
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
@@ -231,7 +231,7 @@ class EditedBm25sIndex:
         self._base = base
         self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
         lengths = np.concatenate((base.counted.lengths, tail.counted.lengths))
-        self._norms = _read_only(length_norms(lengths[row_map.stored]))
+        self._norms = read_only(length_norms(lengths[row_map.stored]))
         self._parts = [
             (
                 index,
@@ -429,7 +429,8 @@ def _term_ids(
     return np.array(words, np.int64), np.array(ends, np.int64), vocabulary
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view that cannot be written to, of a mapped array too."""
     view = np.asarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.types import Passage
 from ctxguard.retrieval.index.dense import DenseIndex
+from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.index.lexical import (
     LexicalEngine,
     build_lexical,
@@ -24,22 +26,27 @@ from ctxguard.retrieval.index.lexical import (
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, RowArray
 
+SignalLevel = Literal["full", "text", "none"]
+"""What is kept for signals: words in order and sentence vectors, words alone, or nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Passages with their lexical and dense index; row i is the same passage in all three.
+    """Passages with what is kept for each; row i is the same passage in all of it.
 
     Attributes:
         segment_id: No other segment has it.
         passages: The passages, in the order of their ids.
         lexical: Their BM25 index.
         dense: Their vectors.
+        forward: Their words in order; None where they are not kept.
     """
 
     segment_id: str
     passages: PassageTable
     lexical: LexicalIndex
     dense: DenseIndex
+    forward: ForwardIndex | None
 
     @classmethod
     def build(
@@ -50,13 +57,16 @@ class Segment:
         engine: LexicalEngine,
         analyser: Analyser,
         exact_limit: int,
+        signals: SignalLevel,
     ) -> "Segment":
         """Index passages that `validate_passages` returned, with their unit vectors."""
+        texts = map(searchable_text, passages)
         return cls(
             token_hex(8),
             PassageTable.of(passages),
             build_lexical(engine, map(searchable_text, passages), analyser),
             DenseIndex.build(vectors, exact_limit=exact_limit),
+            None if signals == "none" else ForwardIndex.build(texts, analyser),
         )
 
     @classmethod
@@ -75,6 +85,7 @@ class Segment:
             exact_limit: As for `DenseIndex.build`.
         """
         segments = [segment for segment, _ in parts]
+        forward = [segment.forward for segment in segments if segment.forward is not None]
         rows = _new_rows(parts)
         n = sum(int(keep.sum()) for _, keep in parts)
         vectors = np.empty((n, segments[0].dense.dimension), np.float32)
@@ -85,6 +96,7 @@ class Segment:
             PassageTable.joined([segment.passages for segment in segments], rows),
             join_lexical(engine, [segment.lexical for segment in segments], rows),
             DenseIndex.build(vectors, exact_limit=exact_limit),
+            ForwardIndex.joined(forward, rows) if len(forward) == len(segments) else None,
         )
 
     def save(self, folder: Path) -> None:
@@ -92,6 +104,8 @@ class Segment:
         self.passages.save(folder)
         self.lexical.save(folder)
         self.dense.save(folder)
+        if self.forward is not None:
+            self.forward.save(folder)
 
     @classmethod
     def load(
@@ -114,8 +128,11 @@ class Segment:
             PassageTable.load(folder),
             load_lexical(engine, folder, analyser),
             DenseIndex.load(folder, with_codes=with_codes, exact_limit=exact_limit),
+            ForwardIndex.load(folder, analyser),
         )
         sizes = {len(segment.passages), len(segment.lexical), len(segment.dense)}
+        if segment.forward is not None:
+            sizes.add(len(segment.forward))
         if len(sizes) > 1:
             raise ValueError(f"its parts hold different numbers of passages: {sorted(sizes)}")
         return segment

@@ -1,0 +1,59 @@
+"""How passages and queries are read in order: sentences, words, and the stem of each word."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ctxguard.retrieval.analysers.english import EnglishAnalyser
+from ctxguard.retrieval.analysers.snowball import SnowballAnalyser, Stemmers
+from ctxguard.retrieval.analysers.words import words
+from ctxguard.retrieval.protocols import Analyser
+
+LONGEST_SENTENCE = 64
+"""Words after which a sentence is cut: lists and tables often have no full stop."""
+
+_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？｡]+|\n+")
+"""What stands between two sentences; abbreviations are not looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How texts are read; safe to use from several threads at once.
+
+    Attributes:
+        words: The words of a text in order, each as often as it occurs, stop words too.
+        stems: The stem of each of some words.
+    """
+
+    words: Callable[[str], list[str]]
+    stems: Callable[[list[str]], list[str]]
+
+    @classmethod
+    def of(cls, analyser: Analyser) -> "Reading":
+        """As an analyser splits texts, with stop words, and Snowball's stems where there are any.
+
+        Of Chinese and other scripts without spaces, and of a user's own analyser, the words are its
+        terms, which are their own stems.
+
+        Raises:
+            MissingExtraError: PyStemmer is not installed.
+        """
+        if isinstance(analyser, EnglishAnalyser):
+            return cls(words, Stemmers("en").stems)
+        if isinstance(analyser, SnowballAnalyser):
+            return cls(analyser.words, analyser.stems)
+        return cls(analyser.analyse, list)
+
+    def sentences(self, text: str) -> list[list[str]]:
+        """The words of each sentence; none is empty or longer than `LONGEST_SENTENCE`.
+
+        >>> from ctxguard.retrieval.analysers.english import ENGLISH
+        >>> Reading.of(ENGLISH).sentences("Fish soup\\nServe hot. (See p. 3!) Enjoy")
+        [['fish', 'soup'], ['serve', 'hot'], ['see'], ['enjoy']]
+        """
+        read = [self.words(sentence) for sentence in _END.split(text)]
+        return [
+            sentence[start : start + LONGEST_SENTENCE]
+            for sentence in read
+            for start in range(0, len(sentence), LONGEST_SENTENCE)
+        ]

@@ -1,0 +1,103 @@
+"""The inner loops of the forward index, compiled by numba.
+
+Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxguard._support.compiled import compiled
+from ctxguard.core.types import FloatArray
+from ctxguard.retrieval.index.forward import Ordered
+from ctxguard.retrieval.protocols import RowArray
+
+Numbers32 = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+
+
+@compiled()
+def passages_with(ordered: Ordered, number_of: Numbers32, n_numbers: int) -> Numbers:
+    """How many passages have each number, shape (n_numbers,).
+
+    Args:
+        ordered: The words of the passages.
+        number_of: The number of each word: its own, or its stem's.
+        n_numbers: All below this.
+    """
+    passages = np.zeros(n_numbers, np.int64)
+    last = np.full(n_numbers, -1, np.int64)
+    for row in range(ordered.starts.size - 1):
+        for at in range(ordered.starts[row], ordered.starts[row + 1]):
+            word = ordered.words[at]
+            number = number_of[word if word >= 0 else ~word]
+            if last[number] != row:
+                last[number] = row
+                passages[number] += 1
+    return passages
+
+
+@compiled()
+def renumbered(words: Numbers32, numbers: Numbers32) -> Numbers32:
+    """The new number of each word; complements stay complements."""
+    new = np.empty(words.size, np.int32)
+    for at in range(words.size):
+        word = words[at]
+        new[at] = numbers[word] if word >= 0 else ~numbers[~word]
+    return new
+
+
+@compiled()
+def taken(ordered: Ordered, rows: RowArray) -> tuple[Numbers32, Numbers]:
+    """The words of some passages, in the order of ``rows``, and where each begins."""
+    starts = np.zeros(rows.size + 1, np.int64)
+    for i in range(rows.size):
+        size = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
+        starts[i + 1] = starts[i] + size
+    words = np.empty(starts[-1], np.int32)
+    for i in range(rows.size):
+        begin = ordered.starts[rows[i]]
+        words[starts[i] : starts[i + 1]] = ordered.words[begin : ordered.starts[rows[i] + 1]]
+    return words, starts
+
+
+@compiled()
+def candidate_words(  # noqa: PLR0917  compiled code takes no keywords
+    rows: RowArray,
+    stored: RowArray,
+    base: Ordered,
+    tail: Ordered,
+    stem_of: Numbers32,
+    stem_weights: FloatArray,
+    norm: tuple[float, float],
+) -> tuple[Numbers, Numbers, FloatArray, Numbers, FloatArray]:
+    """The fields of `CandidateWords` of some rows.
+
+    Args:
+        rows: Of the edited index, or of the base where it has no edits.
+        stored: As for `RowMap`; empty without edits.
+        base: The base's words.
+        tail: The tail's words.
+        stem_of: The stem of each word.
+        stem_weights: The inverse document frequency of each stem.
+        norm: What BM25 adds to the counts of a passage without words, and for each word.
+    """
+    n_base = base.starts.size - 1
+    places = rows if stored.size == 0 else stored[rows]
+    starts = np.zeros(rows.size + 1, np.int64)
+    norms = np.empty(rows.size, np.float64)
+    for i in range(rows.size):
+        part, row = (base, places[i]) if places[i] < n_base else (tail, places[i] - n_base)
+        length = part.starts[row + 1] - part.starts[row]
+        starts[i + 1] = starts[i] + length
+        norms[i] = norm[0] + norm[1] * length
+    words = np.empty(starts[-1], np.int64)
+    stems = np.empty(starts[-1], np.int64)
+    weights = np.empty(starts[-1], np.float64)
+    for i in range(rows.size):
+        part, row = (base, places[i]) if places[i] < n_base else (tail, places[i] - n_base)
+        for to in range(starts[i], starts[i + 1]):
+            word = part.words[part.starts[row] + to - starts[i]]
+            words[to] = word
+            stems[to] = stem_of[word if word >= 0 else ~word]
+            weights[to] = stem_weights[stems[to]]
+    return words, stems, weights, starts, norms
