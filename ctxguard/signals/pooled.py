@@ -1,0 +1,145 @@
+"""A pool of candidates as the pooled ranker sees it: its inputs, its scores, the second pass.
+
+Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ctxguard._support.compiled import compiled
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.types import FloatArray, Leg
+from ctxguard.signals.candidates import (
+    LIST_SIGNALS,
+    Float32Array,
+    best_first,
+    cosines_between,
+    list_signals,
+)
+from ctxguard.signals.ranker import CLIP, INPUTS, Ranker, RankerLevel
+from ctxguard.signals.second_pass import SECOND_PASS, second_pass
+
+RANKER_SIGNAL = "ranker"
+"""The name of the ranker's score among the signals."""
+
+
+def rank_candidates(
+    legs: Mapping[str, Leg],
+    signals: Mapping[str, FloatArray],
+    vectors: Float32Array,
+    term_cosines: FloatArray,
+    ranker: Ranker,
+) -> dict[str, FloatArray]:
+    """Score the candidates of one query, and compare each with those that score highest.
+
+    Args:
+        legs: ``lexical`` and ``dense``, shape (n,) each.
+        signals: The text signals, and the sentence signals if there are any, shape (n,) each.
+        vectors: The passages' unit vectors, shape (n, dimension).
+        term_cosines: The cosines of the passages' term vectors, shape (n, n).
+        ranker: Gives the weights, of level ``full`` where there are sentence signals.
+
+    Returns:
+        ``LIST_SIGNALS``, ``ranker`` (finite; higher is better) and ``SECOND_PASS``, shape (n,)
+        each, in the order of the input.
+
+    Raises:
+        KeyError: an input of the ranker is missing.
+    """
+    cosines = cosines_between(vectors)
+    lists = list_signals(cosines, term_cosines, best_first(fuse(legs, Fusion())))
+    named = dict(zip(LIST_SIGNALS, lists, strict=True))
+    level = level_of(signals)
+    weights = ranker.weights(level)
+    inputs = ranker_inputs(legs, {**signals, **named}, level)
+    scores = _weighted_sums(inputs, np.array([weights[name] for name in INPUTS[level]]))
+    named[RANKER_SIGNAL] = scores
+    passes = second_pass(cosines, term_cosines, scores)
+    return named | dict(zip(SECOND_PASS, passes, strict=True))
+
+
+def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:
+    """The level of the ranker for which these signals suffice."""
+    return "full" if "sentence_match" in signals else "text"
+
+
+def ranker_inputs(
+    legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], level: RankerLevel
+) -> FloatArray:
+    """The inputs of a level, shape (number of inputs, n), rows in the order of ``INPUTS``.
+
+    A z-score is 0 where all values are equal; that of an unknown value (NaN) is 0 too, and its
+    rank is the one after all others.
+
+    Args:
+        legs: ``lexical`` and ``dense``, shape (n,) each.
+        signals: The raw signals by name, list signals included, shape (n,) each.
+        level: Which inputs.
+
+    Raises:
+        KeyError: a signal is missing.
+    """
+    values = {
+        **signals,
+        "dense": legs["dense"].scores,
+        "lexical": np.log1p(np.maximum(legs["lexical"].scores, 0.0)),
+        "reciprocal_ranks": fuse(legs, Fusion()),
+    }
+    names = INPUTS[level]
+    rows = np.array([values[name.rpartition(".")[0]] for name in names])
+    _transform(rows, sum(name.endswith(".z") for name in names))
+    return rows
+
+
+@compiled()
+def _transform(rows: FloatArray, n_scores: int) -> None:
+    """Replace the first rows by clipped z-scores, and the others by half the log of their rank."""
+    for row in range(len(rows)):
+        if row < n_scores:
+            _standardise(rows[row])
+        else:
+            _log_ranks(rows[row])
+
+
+@compiled()
+def _standardise(values: FloatArray) -> None:
+    known, total, lowest, highest = 0, 0.0, np.inf, -np.inf
+    for value in values:
+        if not np.isnan(value):
+            known += 1
+            total += value
+            lowest, highest = min(lowest, value), max(highest, value)
+    # Of equal values, rounding alone would make a spread.
+    if not highest > lowest:
+        values[:] = 0.0
+        return
+    mean = total / known
+    squares = 0.0
+    for value in values:
+        if not np.isnan(value):
+            squares += (value - mean) ** 2
+    spread = np.sqrt(squares / known)
+    for i in range(values.size):
+        z = (values[i] - mean) / spread
+        values[i] = 0.0 if np.isnan(z) else min(max(z, -CLIP), CLIP)
+
+
+@compiled()
+def _log_ranks(values: FloatArray) -> None:
+    given = values.copy()
+    for i in range(given.size):
+        rank = 1
+        for other in given:
+            # NaN fails every comparison.
+            rank += other > given[i] or (np.isnan(given[i]) and not np.isnan(other))
+        values[i] = 0.5 * np.log(rank)
+
+
+@compiled()
+def _weighted_sums(rows: FloatArray, weights: FloatArray) -> FloatArray:
+    sums = np.zeros(rows.shape[1], np.float64)
+    for row in range(len(rows)):
+        for i in range(sums.size):
+            sums[i] += weights[row] * rows[row, i]
+    return sums

@@ -1,0 +1,167 @@
+"""The pooled ranker: an order of candidates that was learned on other collections.
+
+r = Σ a_k · z_k + Σ d_l · ½ · ln(rank_l), where z_k is the z-score of an input in the list, clipped
+to ±4, and rank_l the 1-based rank by an input, equal values sharing the better one. The weights are
+those of the most likely order under a softmax over each list (ListNet; Cao et al., ICML 2007),
+fitted by `calibration.ranker`. Those in ``ranker.json`` were trained on the collections that the
+file names.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard.errors import DataError
+
+RankerLevel = Literal["full", "text"]
+
+FORMAT = 1
+CLIP = 4.0
+"""z-scores beyond this count as this: in a list of 100 one candidate can stand out by 10."""
+
+_TEXT_SCORES = (
+    "dense",
+    "lexical",
+    "reciprocal_ranks",
+    "stem_bm25",
+    "stem_coverage",
+    "coverage",
+    "sentence_coverage",
+    "lead_coverage",
+    "length",
+    "bigram_coverage",
+    "redundancy",
+    "similarity_3",
+    "similarity_10",
+    "term_similarity_3",
+)
+_SENTENCE_SCORES = ("sentence_match", "token_match", "sentence_similarity")
+
+INPUTS: Mapping[RankerLevel, tuple[str, ...]] = {
+    "full": (
+        *(f"{name}.z" for name in (*_TEXT_SCORES, *_SENTENCE_SCORES)),
+        "dense.log_rank",
+        "lexical.log_rank",
+        "sentence_match.log_rank",
+    ),
+    "text": (*(f"{name}.z" for name in _TEXT_SCORES), "dense.log_rank", "lexical.log_rank"),
+}
+"""The inputs of each level, ``NAME.z`` or ``NAME.log_rank``."""
+
+_FIX = "write one with `ctxguard fit-ranker`"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranker:
+    """The weights of the pooled ranker, by input.
+
+    Attributes:
+        full: One weight for each of ``INPUTS["full"]``.
+        text: One weight for each of ``INPUTS["text"]``: for candidates without sentence signals.
+        trained_on: The collections that the weights were trained on.
+
+    Raises:
+        DataError: at construction, for an input that lacks a weight, is unknown, or whose weight
+            is no finite number.
+    """
+
+    full: Mapping[str, float]
+    text: Mapping[str, float]
+    trained_on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for level in INPUTS:
+            _check(level, self.weights(level))
+
+    @staticmethod
+    def default() -> "Ranker":
+        """The ranker that comes with the package; read once."""
+        return _default()
+
+    @staticmethod
+    def load(file: Path | str) -> "Ranker":
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: it cannot be read, or is no ranker, or one of another format.
+        """
+        file = Path(file)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"cannot be read as a ranker ({error}); {_FIX}", path=file) from error
+        return _parsed(text, file)
+
+    def save(self, file: Path) -> None:
+        """Write it as JSON, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        data = {
+            "format": FORMAT,
+            "trained_on": list(self.trained_on),
+            **{level: dict(self.weights(level)) for level in INPUTS},
+        }
+        with atomic_write(file) as stream:
+            stream.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def weights(self, level: RankerLevel) -> Mapping[str, float]:
+        """The weights of one level, by input."""
+        return self.full if level == "full" else self.text
+
+    def digest(self) -> str:
+        """Identifies the weights, in 16 hexadecimal digits."""
+        weights = {
+            level: {name: float(weight) for name, weight in self.weights(level).items()}
+            for level in INPUTS
+        }
+        return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _default() -> Ranker:
+    file = files(__package__).joinpath("ranker.json")
+    return _parsed(file.read_text(encoding="utf-8"), Path("ranker.json"))
+
+
+def _check(level: RankerLevel, weights: Mapping[str, float]) -> None:
+    missing = [name for name in INPUTS[level] if name not in weights]
+    unknown = [name for name in weights if name not in INPUTS[level]]
+    if missing or unknown:
+        lists = [f"lacks {', '.join(missing)}"] if missing else []
+        lists += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
+        raise DataError(f"the ranker's level {level!r} {' and '.join(lists)}; {_FIX}")
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise DataError(f"the ranker's weight of {name}, {weight!r}, is no number; {_FIX}")
+        if not math.isfinite(weight):
+            raise DataError(f"the ranker's weight of {name}, {weight!r}, is not finite; {_FIX}")
+
+
+def _parsed(text: str, file: Path) -> Ranker:
+    try:
+        data: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON ({error}); {_FIX}", path=file) from error
+    if not isinstance(data, dict) or data.keys() != {"format", "trained_on", *INPUTS}:
+        raise DataError(f"is no ranker; {_FIX}", path=file)
+    if data["format"] != FORMAT:
+        raise DataError(
+            f"has format {data['format']!r}; this release reads {FORMAT}; {_FIX}", path=file
+        )
+    if not isinstance(data["trained_on"], list) or not all(
+        isinstance(data[level], dict) for level in INPUTS
+    ):
+        raise DataError(f"is no ranker; {_FIX}", path=file)
+    try:
+        return Ranker(data["full"], data["text"], tuple(map(str, data["trained_on"])))
+    except DataError as error:
+        raise DataError(str(error), path=file) from error

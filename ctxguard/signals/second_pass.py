@@ -1,0 +1,93 @@
+"""The second pass: how each candidate resembles those that the pooled ranker puts first.
+
+With r the ranker's scores, w = softmax(r), and S and L the cosines of the passages' vectors and of
+their term vectors:
+
+- ``term_support_3``, ``vector_support_3``: mean L, mean S to the 3 best others;
+- ``term_support``: Σ_{j≠i} w_j L_ij / Σ_{j≠i} w_j;
+- ``smoothed_by_vectors``, ``smoothed_by_terms``: r averaged over the candidates with the weights
+  exp((S_ij − 1) / 0.1) and L_ij² + 10⁻⁶, where S_ii = L_ii = 0 (score regularisation; Diaz, CIKM
+  2005);
+- ``vector_redundancy``, ``term_redundancy``: the highest S, L to a better candidate.
+
+This is relevance feedback by the list itself, without a second search (Lavrenko and Croft, SIGIR
+2001).
+
+Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
+"""
+
+import numpy as np
+
+from ctxguard._support.compiled import compiled
+from ctxguard.core.types import FloatArray
+from ctxguard.signals.candidates import best_first, highest_to_better, mean_of_best
+
+SECOND_PASS = (
+    "term_support_3",
+    "term_support",
+    "vector_support_3",
+    "smoothed_by_vectors",
+    "smoothed_by_terms",
+    "vector_redundancy",
+    "term_redundancy",
+)
+"""The rows of `second_pass`."""
+
+_WIDTH = 0.1
+_FLOOR = 1e-6
+
+
+@compiled()
+def second_pass(cosines: FloatArray, term_cosines: FloatArray, scores: FloatArray) -> FloatArray:
+    """The signals of the second pass, shape (7, n), rows as in ``SECOND_PASS``.
+
+    A candidate without another has 0 everywhere, and its own score for the smoothed ones.
+
+    Args:
+        cosines: S, shape (n, n); the diagonal is not read.
+        term_cosines: L, shape (n, n); the diagonal is not read.
+        scores: r, shape (n,), finite.
+    """
+    order = best_first(scores)
+    rows = np.empty((7, scores.size), np.float64)
+    rows[0] = mean_of_best(term_cosines, order, 3)
+    rows[1] = _weighted_mean(term_cosines, scores)
+    rows[2] = mean_of_best(cosines, order, 3)
+    rows[3] = _smoothed(np.exp((cosines - 1.0) / _WIDTH), np.exp(-1.0 / _WIDTH), scores)
+    rows[4] = _smoothed(term_cosines * term_cosines + _FLOOR, _FLOOR, scores)
+    rows[5] = highest_to_better(cosines, order)
+    rows[6] = highest_to_better(term_cosines, order)
+    return rows
+
+
+@compiled()
+def _weighted_mean(cosines: FloatArray, scores: FloatArray) -> FloatArray:
+    """Each candidate's mean cosine to the others, weighted by softmax(scores)."""
+    n = scores.size
+    means = np.zeros(n, np.float64)
+    if n > 1:
+        weights = np.exp(scores - scores.max())
+        for position in range(n):
+            total = weight = 0.0
+            for other in range(n):
+                if other != position:
+                    total += weights[other] * cosines[position, other]
+                    weight += weights[other]
+            # Beside a score that is higher by hundreds, the others weigh nothing.
+            means[position] = total / weight if weight > 0.0 else 0.0
+    return means
+
+
+@compiled()
+def _smoothed(weights: FloatArray, own: float, scores: FloatArray) -> FloatArray:
+    """The mean score under each candidate's weights, shape (n, n), with its own on the diagonal."""
+    n = scores.size
+    means = np.empty(n, np.float64)
+    for position in range(n):
+        total, weight = own * scores[position], own
+        for other in range(n):
+            if other != position:
+                total += weights[position, other] * scores[other]
+                weight += weights[position, other]
+        means[position] = total / weight
+    return means
