@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from ctxguard._support.compiled import SUMS_REORDERED, compiled
 from ctxguard.core.types import FloatArray
 
-LIST_SIGNALS = ("redundancy", "similarity_3", "similarity_10", "term_similarity_3")
-"""The rows of `list_signals`."""
-
 Float32Array = NDArray[np.float32]
 OrderArray = NDArray[np.int64]
 
@@ -112,18 +109,19 @@ def highest_to_better(cosines: FloatArray, order: OrderArray) -> FloatArray:
     return highest
 
 
-@compiled()
-def list_signals(cosines: FloatArray, term_cosines: FloatArray, order: OrderArray) -> FloatArray:
-    """The list signals, shape (4, n), rows as in ``LIST_SIGNALS``.
+def list_signals(
+    cosines: FloatArray, term_cosines: FloatArray, order: OrderArray
+) -> dict[str, FloatArray]:
+    """The list signals by name, shape (n,) each.
 
     Args:
         cosines: Of the passages' vectors, shape (n, n); the diagonal is not read.
         term_cosines: Of the passages' term vectors, shape (n, n); the diagonal is not read.
         order: Positions, best first, shape (n,).
     """
-    rows = np.empty((4, order.size), np.float64)
-    rows[0] = highest_to_better(cosines, order)
-    rows[1] = mean_of_best(cosines, order, 3)
-    rows[2] = mean_of_best(cosines, order, 10)
-    rows[3] = mean_of_best(term_cosines, order, 3)
-    return rows
+    return {
+        "redundancy": highest_to_better(cosines, order),
+        "similarity_3": mean_of_best(cosines, order, 3),
+        "similarity_10": mean_of_best(cosines, order, 10),
+        "term_similarity_3": mean_of_best(term_cosines, order, 3),
+    }

@@ -10,15 +10,9 @@ import numpy as np
 from ctxguard._support.compiled import compiled
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg
-from ctxguard.signals.candidates import (
-    LIST_SIGNALS,
-    Float32Array,
-    best_first,
-    cosines_between,
-    list_signals,
-)
+from ctxguard.signals.candidates import Float32Array, best_first, cosines_between, list_signals
 from ctxguard.signals.ranker import CLIP, INPUTS, Ranker, RankerLevel
-from ctxguard.signals.second_pass import SECOND_PASS, second_pass
+from ctxguard.signals.second_pass import second_pass
 
 RANKER_SIGNAL = "ranker"
 """The name of the ranker's score among the signals."""
@@ -41,22 +35,27 @@ def rank_candidates(
         ranker: Gives the weights, of level ``full`` where there are sentence signals.
 
     Returns:
-        ``LIST_SIGNALS``, ``ranker`` (finite; higher is better) and ``SECOND_PASS``, shape (n,)
-        each, in the order of the input.
+        The list signals, ``ranker`` (finite; higher is better) and the signals of the second pass
+        by name, shape (n,) each, in the order of the input.
 
     Raises:
         KeyError: an input of the ranker is missing.
     """
     cosines = cosines_between(vectors)
     lists = list_signals(cosines, term_cosines, best_first(fuse(legs, Fusion())))
-    named = dict(zip(LIST_SIGNALS, lists, strict=True))
+    scores = ranker_scores(legs, {**signals, **lists}, ranker)
+    return {**lists, RANKER_SIGNAL: scores, **second_pass(cosines, term_cosines, scores)}
+
+
+def ranker_scores(
+    legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], ranker: Ranker
+) -> FloatArray:
+    """The ranker's score of every candidate, shape (n,); arguments as for `ranker_inputs`."""
     level = level_of(signals)
     weights = ranker.weights(level)
-    inputs = ranker_inputs(legs, {**signals, **named}, level)
-    scores = _weighted_sums(inputs, np.array([weights[name] for name in INPUTS[level]]))
-    named[RANKER_SIGNAL] = scores
-    passes = second_pass(cosines, term_cosines, scores)
-    return named | dict(zip(SECOND_PASS, passes, strict=True))
+    return _weighted_sums(
+        ranker_inputs(legs, signals, level), np.array([weights[name] for name in INPUTS[level]])
+    )
 
 
 def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:
@@ -88,22 +87,22 @@ def ranker_inputs(
     }
     names = INPUTS[level]
     rows = np.array([values[name.rpartition(".")[0]] for name in names])
-    _transform(rows, sum(name.endswith(".z") for name in names))
+    _transform(rows, sum(name.endswith(".z") for name in names), CLIP)
     return rows
 
 
 @compiled()
-def _transform(rows: FloatArray, n_scores: int) -> None:
+def _transform(rows: FloatArray, n_scores: int, most: float) -> None:
     """Replace the first rows by clipped z-scores, and the others by half the log of their rank."""
     for row in range(len(rows)):
         if row < n_scores:
-            _standardise(rows[row])
+            _standardise(rows[row], most)
         else:
             _log_ranks(rows[row])
 
 
 @compiled()
-def _standardise(values: FloatArray) -> None:
+def _standardise(values: FloatArray, most: float) -> None:
     known, total, lowest, highest = 0, 0.0, np.inf, -np.inf
     for value in values:
         if not np.isnan(value):
@@ -122,7 +121,7 @@ def _standardise(values: FloatArray) -> None:
     spread = np.sqrt(squares / known)
     for i in range(values.size):
         z = (values[i] - mean) / spread
-        values[i] = 0.0 if np.isnan(z) else min(max(z, -CLIP), CLIP)
+        values[i] = 0.0 if np.isnan(z) else min(max(z, -most), most)
 
 
 @compiled()

@@ -22,24 +22,14 @@ from ctxguard._support.compiled import compiled
 from ctxguard.core.types import FloatArray
 from ctxguard.signals.candidates import best_first, highest_to_better, mean_of_best
 
-SECOND_PASS = (
-    "term_support_3",
-    "term_support",
-    "vector_support_3",
-    "smoothed_by_vectors",
-    "smoothed_by_terms",
-    "vector_redundancy",
-    "term_redundancy",
-)
-"""The rows of `second_pass`."""
-
 _WIDTH = 0.1
 _FLOOR = 1e-6
 
 
-@compiled()
-def second_pass(cosines: FloatArray, term_cosines: FloatArray, scores: FloatArray) -> FloatArray:
-    """The signals of the second pass, shape (7, n), rows as in ``SECOND_PASS``.
+def second_pass(
+    cosines: FloatArray, term_cosines: FloatArray, scores: FloatArray
+) -> dict[str, FloatArray]:
+    """The signals of the second pass by name, shape (n,) each.
 
     A candidate without another has 0 everywhere, and its own score for the smoothed ones.
 
@@ -49,15 +39,15 @@ def second_pass(cosines: FloatArray, term_cosines: FloatArray, scores: FloatArra
         scores: r, shape (n,), finite.
     """
     order = best_first(scores)
-    rows = np.empty((7, scores.size), np.float64)
-    rows[0] = mean_of_best(term_cosines, order, 3)
-    rows[1] = _weighted_mean(term_cosines, scores)
-    rows[2] = mean_of_best(cosines, order, 3)
-    rows[3] = _smoothed(np.exp((cosines - 1.0) / _WIDTH), np.exp(-1.0 / _WIDTH), scores)
-    rows[4] = _smoothed(term_cosines * term_cosines + _FLOOR, _FLOOR, scores)
-    rows[5] = highest_to_better(cosines, order)
-    rows[6] = highest_to_better(term_cosines, order)
-    return rows
+    return {
+        "term_support_3": mean_of_best(term_cosines, order, 3),
+        "term_support": _weighted_mean(term_cosines, scores),
+        "vector_support_3": mean_of_best(cosines, order, 3),
+        "smoothed_by_vectors": _smoothed_by_vectors(cosines, scores),
+        "smoothed_by_terms": _smoothed_by_terms(term_cosines, scores),
+        "vector_redundancy": highest_to_better(cosines, order),
+        "term_redundancy": highest_to_better(term_cosines, order),
+    }
 
 
 @compiled()
@@ -79,15 +69,29 @@ def _weighted_mean(cosines: FloatArray, scores: FloatArray) -> FloatArray:
 
 
 @compiled()
-def _smoothed(weights: FloatArray, own: float, scores: FloatArray) -> FloatArray:
-    """The mean score under each candidate's weights, shape (n, n), with its own on the diagonal."""
-    n = scores.size
-    means = np.empty(n, np.float64)
-    for position in range(n):
-        total, weight = own * scores[position], own
-        for other in range(n):
+def _smoothed_by_vectors(cosines: FloatArray, scores: FloatArray) -> FloatArray:
+    own = np.exp(-1.0 / _WIDTH)
+    totals, weights = own * scores, np.full(scores.size, own)
+    for position in range(scores.size):
+        for other in range(position):
+            # A power takes longer than all else here: once for both.
+            weight = np.exp((cosines[position, other] - 1.0) / _WIDTH)
+            totals[position] += weight * scores[other]
+            totals[other] += weight * scores[position]
+            weights[position] += weight
+            weights[other] += weight
+    return totals / weights
+
+
+@compiled()
+def _smoothed_by_terms(cosines: FloatArray, scores: FloatArray) -> FloatArray:
+    means = np.empty(scores.size, np.float64)
+    for position in range(scores.size):
+        total, weights = _FLOOR * scores[position], _FLOOR
+        for other in range(scores.size):
             if other != position:
-                total += weights[position, other] * scores[other]
-                weight += weights[position, other]
-        means[position] = total / weight
+                weight = cosines[position, other] ** 2 + _FLOOR
+                total += weight * scores[other]
+                weights += weight
+        means[position] = total / weights
     return means
