@@ -1,0 +1,246 @@
+"""Train the pooled ranker on labelled queries, and measure the order that it gives.
+
+The weights a minimise the mean, over the sets of queries and in each over its queries, of
+
+    −Σ_i g_i · ln softmax(X a)_i    and    penalty · |a − a₀|²,
+
+where X holds the inputs of a query's candidates (`ctxguard.signals.pooled.ranker_inputs`) and g_i
+is candidate i's share in the sum of their grades (ListNet with the top probability; Cao et al.,
+ICML 2007). Every set counts the same, however many queries it has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.fit import NDCG_CUTOFF, fold_of
+from calibration.pool_labels import IntArray, PoolLabels
+from calibration.replay import Pools
+from ctxguard._support.extras import require
+from ctxguard.core.fusion import Fusion, fuse
+from ctxguard.core.metrics import ndcg
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import CalibrationError
+from ctxguard.signals.ranker import INPUTS, Ranker, RankerLevel
+
+PENALTY = 3e-3
+"""Of weights that are trained on whole collections, towards 0."""
+
+PRIOR = 1.0
+"""Of weights that are fitted to few queries, towards those that they start from, for each query."""
+
+_DIGITS = 6
+"""Significant digits of a weight in a file: more than the labels support."""
+
+_STEPS = 100
+_TOLERANCE = 1e-10
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The candidates of queries as a ranker sees them, with what is known of them.
+
+    Attributes:
+        inputs: Shape (n_q, n_inputs, depth), 0 beyond the end of a query's candidates.
+        shares: Shape (n_q, depth), each candidate's share in the grades of its query.
+        retrieved: Shape (n_q, depth), False beyond the end.
+        weights: Shape (n_q,), how much each query counts.
+    """
+
+    inputs: FloatArray
+    shares: FloatArray
+    retrieved: NDArray[np.bool_]
+    weights: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def training_lists(
+    pools: Pools, labels: PoolLabels, level: RankerLevel, rows: IntArray | None = None
+) -> Lists:
+    """The queries of which a relevant passage was retrieved: others do not tell which is better.
+
+    Args:
+        pools: A replay of the hybrid route with the signals of ``level``.
+        labels: Their labels; a passage without one counts as not relevant.
+        level: Which inputs.
+        rows: The queries to take; None for all.
+    """
+    pooled = require("ctxguard.signals.pooled", "embedded")
+    gains = np.maximum(labels.grades, 0) * labels.retrieved
+    taken = gains.any(axis=1)
+    if rows is not None:
+        taken &= np.isin(np.arange(len(pools)), rows)
+    inputs = np.zeros((int(taken.sum()), len(INPUTS[level]), pools.scores.shape[1]))
+    rankings = [each for each, wanted in zip(pools.rankings(), taken, strict=True) if wanted]
+    for row, ranking in enumerate(rankings):
+        own = pooled.ranker_inputs(ranking.legs, ranking.signals, level)
+        inputs[row, :, : own.shape[1]] = own
+    gains = gains[taken]
+    return Lists(
+        inputs,
+        gains / gains.sum(axis=1, keepdims=True),
+        labels.retrieved[taken],
+        labels.weights[taken],
+    )
+
+
+def train(sets: Sequence[Lists], penalty: float, start: FloatArray | None = None) -> FloatArray:
+    """The weights of the inputs, shape (n_inputs,).
+
+    Newton's method with halved steps; the loss is convex, and the penalty makes it strictly so.
+
+    Args:
+        sets: The queries of each collection, at least one.
+        penalty: > 0.
+        start: a₀, shape (n_inputs,); None for 0.
+
+    Raises:
+        CalibrationError: a set has no query with a relevant passage among its candidates.
+    """
+    if not sets or not all(map(len, sets)):
+        raise CalibrationError(
+            "no labelled query has a relevant passage among its candidates, so no order can be "
+            "learned: label more queries, or check that the labels belong to this index"
+        )
+    origin = np.zeros(sets[0].inputs.shape[1]) if start is None else start
+    weights = origin.copy()
+    loss, slope, curvature = _loss(sets, weights, origin, penalty)
+    for _ in range(_STEPS):
+        step = np.linalg.solve(curvature, slope)
+        length = 1.0
+        tried = _loss(sets, weights - step, origin, penalty)
+        while tried[0] > loss and length > _TOLERANCE:
+            length /= 2.0
+            tried = _loss(sets, weights - length * step, origin, penalty)
+        weights = weights - length * step
+        loss, slope, curvature = tried
+        if np.abs(length * step).max() < _TOLERANCE:
+            break
+    return weights
+
+
+def _loss(
+    sets: Sequence[Lists], weights: FloatArray, origin: FloatArray, penalty: float
+) -> tuple[float, FloatArray, FloatArray]:
+    """The loss, its gradient and its second derivatives."""
+    away = weights - origin
+    loss = penalty * float(away @ away)
+    slope = 2.0 * penalty * away
+    curvature = 2.0 * penalty * np.eye(away.size)
+    for each in sets:
+        # Not matrix products, whose order of sums depends on the number of threads.
+        scores = np.einsum("k,qkn->qn", weights, each.inputs)
+        scores = np.where(each.retrieved, scores, -np.inf)
+        scores -= scores.max(axis=1, keepdims=True)
+        powers = np.exp(scores)
+        totals = powers.sum(axis=1, keepdims=True)
+        chances = powers / totals
+        logs = np.where(each.retrieved, scores - np.log(totals), 0.0)
+        share = each.weights / (each.weights.sum() * len(sets))
+        loss -= float((share * (each.shares * logs).sum(axis=1)).sum())
+        slope += np.einsum("q,qn,qkn->k", share, chances - each.shares, each.inputs)
+        means = np.einsum("qn,qkn->qk", chances, each.inputs)
+        weighted = each.inputs * (share[:, None] * chances)[:, None, :]
+        curvature += np.einsum("qkn,qln->kl", weighted, each.inputs)
+        curvature -= np.einsum("q,qk,ql->kl", share, means, means)
+    return loss, slope, curvature
+
+
+def train_ranker(sets: Mapping[str, tuple[Pools, PoolLabels]]) -> Ranker:
+    """A ranker from collections that all count the same, by name.
+
+    Raises:
+        CalibrationError: As for `train`.
+    """
+
+    def trained(level: RankerLevel) -> dict[str, float]:
+        lists = [training_lists(pools, labels, level) for pools, labels in sets.values()]
+        return _named(level, train(lists, PENALTY))
+
+    return Ranker(trained("full"), trained("text"), tuple(sets))
+
+
+def refit(
+    ranker: Ranker, name: str, pools: Pools, labels: PoolLabels, rows: IntArray | None = None
+) -> Ranker:
+    """A ranker moved as far from where it was as some labelled queries say.
+
+    Args:
+        ranker: The weights to start from. They stay on a level whose signals the pools lack.
+        name: The collection that the queries belong to.
+        pools: A replay of the hybrid route with its signals.
+        labels: Their labels.
+        rows: The queries to fit on; None for all.
+
+    Raises:
+        CalibrationError: As for `train`.
+    """
+
+    def fitted(level: RankerLevel) -> Mapping[str, float]:
+        if level not in levels(pools):
+            return ranker.weights(level)
+        lists = training_lists(pools, labels, level, rows)
+        start = np.array([ranker.weights(level)[each] for each in INPUTS[level]])
+        return _named(level, train([lists], PRIOR / max(len(lists), 1), start))
+
+    return Ranker(fitted("full"), fitted("text"), (*ranker.trained_on, name))
+
+
+def levels(pools: Pools) -> tuple[RankerLevel, ...]:
+    """The levels of a ranker whose inputs these pools have."""
+    pooled = require("ctxguard.signals.pooled", "embedded")
+    return ("full", "text") if pooled.level_of(pools.signals) == "full" else ("text",)
+
+
+def _named(level: RankerLevel, weights: FloatArray) -> dict[str, float]:
+    rounded = [float(f"{weight:.{_DIGITS}g}") for weight in weights]
+    return dict(zip(INPUTS[level], rounded, strict=True))
+
+
+def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> FloatArray:
+    """nDCG@10 of each query, shape (n_q,), NaN for one without a relevant passage.
+
+    Args:
+        pools: A replay of the hybrid route with its signals.
+        labels: Their labels.
+        ranker: Orders the candidates; None for reciprocal ranks.
+    """
+    pooled = require("ctxguard.signals.pooled", "embedded")
+    values = np.full(len(pools), np.nan)
+    for row, ranking in enumerate(pools.rankings()):
+        if ranker is None:
+            scores = fuse(ranking.legs, Fusion())
+        else:
+            scores = pooled.ranker_scores(ranking.legs, ranking.signals, ranker)
+        # Ties go by passage id, as in a search.
+        order = np.lexsort((ranking.passage_ids, -scores))
+        grades = labels.grades[row, order].tolist()
+        value = ndcg(grades, labels.query_grades[row], NDCG_CUTOFF)
+        values[row] = np.nan if value is None else value
+    return values
+
+
+def held_out(
+    ranker: Ranker, name: str, pools: Pools, labels: PoolLabels
+) -> tuple[Ranker, FloatArray]:
+    """A refitted ranker, with what such a one gives for queries that it was not fitted on.
+
+    Returns:
+        The ranker that is fitted on all queries; and nDCG@10 of each query, as by
+        `ndcg_by_query`, by a ranker that is fitted on the queries of the other folds.
+
+    Raises:
+        CalibrationError: the other folds of a query have no query to fit on.
+    """
+    fold = np.array([fold_of(query_id) for query_id in pools.query_ids])
+    values = np.full(len(pools), np.nan)
+    for number in sorted(set(fold.tolist())):
+        others = refit(ranker, name, pools, labels, np.flatnonzero(fold != number))
+        inside = [pools.query_ids[row] for row in np.flatnonzero(fold == number)]
+        rows = np.flatnonzero(fold == number)
+        values[rows] = ndcg_by_query(pools.subset(inside), labels.rows(rows), others)
+    return refit(ranker, name, pools, labels), values
