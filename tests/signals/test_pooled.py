@@ -1,0 +1,332 @@
+"""List signals, the pooled ranker's score and the second pass give what their formulas say."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.signals.candidates import best_first, cosines_between, list_signals
+from ctxguard.signals.pooled import level_of, rank_candidates, ranker_inputs, ranker_scores
+from ctxguard.signals.ranker import INPUTS, Ranker
+from ctxguard.signals.second_pass import second_pass
+
+COSINES = np.array(
+    [[9.0, 0.9, 0.5, 0.1], [0.9, 9.0, 0.4, 0.2], [0.5, 0.4, 9.0, 0.3], [0.1, 0.2, 0.3, 9.0]]
+)
+"""Of a to d. The diagonal must not be read."""
+
+TEXT = ("stem_bm25", "stem_coverage", "coverage", "sentence_coverage", "lead_coverage", "length")
+SENTENCES = ("sentence_match", "token_match", "sentence_similarity")
+BEST_THREE = 3
+
+
+def legs_of(dense: FloatArray, lexical: FloatArray) -> dict[str, Leg]:
+    return {"dense": Leg(dense, ScoreKind.COSINE), "lexical": Leg(lexical, ScoreKind.RATIO)}
+
+
+class Pool:
+    """Everything of a query's candidates, drawn at random."""
+
+    def __init__(self, n: int, seed: int = 0, dimension: int = 24) -> None:
+        rng = np.random.default_rng(seed)
+        vectors = rng.normal(size=(n, dimension)) + 0.5
+        self.vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+        terms = np.abs(rng.normal(size=(n, 6)))
+        terms /= np.linalg.norm(terms, axis=1, keepdims=True)
+        self.term_cosines = np.einsum("it,jt->ij", terms, terms)
+        self.legs = legs_of(rng.uniform(size=n), rng.exponential(size=n))
+        names = (*TEXT, "bigram_coverage", *SENTENCES)
+        self.signals = {name: rng.normal(size=n) for name in names}
+
+    def agree(self) -> None:
+        """Let both legs give one order, so that no two reciprocal ranks are equal."""
+        dense = self.legs["dense"].scores
+        self.legs = legs_of(dense, np.exp(dense))
+
+    def ranked(self, positions: list[int] | None = None) -> dict[str, FloatArray]:
+        """The pooled signals of the candidates at some positions, in that order."""
+        at = list(range(len(self.vectors))) if positions is None else positions
+        legs = {name: Leg(leg.scores[at], leg.kind) for name, leg in self.legs.items()}
+        return rank_candidates(
+            legs,
+            {name: values[at] for name, values in self.signals.items()},
+            self.vectors[at],
+            self.term_cosines[np.ix_(at, at)],
+            Ranker.default(),
+        )
+
+
+class TestCosines:
+    def test_they_are_inner_products_with_zeros_on_the_diagonal(self) -> None:
+        vectors = np.array([[1, 0, 0], [0.6, 0.8, 0], [0, 0, 1]], np.float32)
+        expected = [[0.0, 0.6, 0.0], [0.6, 0.0, 0.0], [0.0, 0.0, 0.0]]
+        assert cosines_between(vectors) == pytest.approx(np.array(expected))
+
+    @given(st.integers(0, 23), st.integers(1, 70))
+    @settings(deadline=None)
+    def test_every_pair_is_there_whatever_their_number(self, n: int, dimension: int) -> None:
+        vectors = np.random.default_rng(n).normal(size=(n, dimension)).astype(np.float32)
+        expected = np.einsum("id,jd->ij", vectors, vectors, dtype=np.float64)
+        np.fill_diagonal(expected, 0.0)
+        assert cosines_between(vectors) == pytest.approx(expected, abs=1e-4)
+
+    def test_equal_vectors_have_equal_cosines_wherever_they_stand(self) -> None:
+        rng = np.random.default_rng(0)
+        vectors = rng.normal(size=(5, 31)).astype(np.float32)[[0, 1, 2, 0, 3, 4, 0]]
+        cosines = cosines_between(vectors)
+        assert cosines[0, [1, 2, 4, 5]].tolist() == cosines[3, [1, 2, 4, 5]].tolist()
+        assert cosines[0, [1, 2, 4, 5]].tolist() == cosines[6, [1, 2, 4, 5]].tolist()
+        assert (cosines == cosines.T).all()
+
+
+class TestListSignals:
+    def test_worked_by_hand(self) -> None:
+        found = list_signals(COSINES, COSINES / 2, np.array([1, 0, 3, 2]))  # b, a, d, c
+        assert found["redundancy"] == pytest.approx(np.array([0.9, 0.0, 0.5, 0.2]))
+        thirds = np.array([1.5, 1.5, 1.2, 0.6]) / 3
+        assert found["similarity_3"] == pytest.approx(thirds)
+        assert found["similarity_10"] == pytest.approx(thirds)
+        assert found["term_similarity_3"] == pytest.approx(thirds / 2)
+
+    def test_of_five_only_the_three_best_others_count(self) -> None:
+        cosines = np.full((5, 5), 0.5)
+        cosines[:, 4] = cosines[4, :] = 1.0
+        found = list_signals(cosines, cosines, np.arange(5))
+        assert found["similarity_3"].tolist() == [0.5, 0.5, 0.5, 0.5, 1.0]
+        assert found["similarity_10"].tolist() == [0.625, 0.625, 0.625, 0.625, 1.0]
+
+    def test_one_candidate_resembles_nothing(self) -> None:
+        one = np.ones((1, 1))
+        found = list_signals(one, one, np.array([0]))
+        assert {name: values.tolist() for name, values in found.items()} == {
+            name: [0.0] for name in found
+        }
+
+    def test_what_no_better_one_resembles_is_not_redundant(self) -> None:
+        found = list_signals(np.full((2, 2), -0.3), np.zeros((2, 2)), np.array([0, 1]))
+        assert found["redundancy"].tolist() == [0.0, 0.0]
+
+
+class TestSecondPass:
+    def test_worked_by_hand(self) -> None:
+        # The weights are as 2 to 4 to 1 to 2, so the order is b, a, d, c.
+        scores = np.log([2.0, 4.0, 1.0, 2.0])
+        found = second_pass(COSINES, COSINES / 2, scores)
+        thirds = np.array([1.5, 1.5, 1.2, 0.6]) / 3
+        assert found["vector_support_3"] == pytest.approx(thirds)
+        assert found["term_support_3"] == pytest.approx(thirds / 2)
+        support = np.array([4.3 / 7, 2.6 / 5, 3.2 / 8, 1.3 / 7])
+        assert found["term_support"] == pytest.approx(support / 2)
+        assert found["vector_redundancy"] == pytest.approx(np.array([0.9, 0.0, 0.5, 0.2]))
+        assert found["term_redundancy"] == pytest.approx(np.array([0.45, 0.0, 0.25, 0.1]))
+
+    def test_smoothing_worked_by_hand(self) -> None:
+        cosine = 1.0 - 0.1 * math.log(2.0)  # so that exp((S − 1) / 0.1) is one half
+        vectors, terms = np.full((2, 2), cosine), np.full((2, 2), 0.5)
+        found = second_pass(vectors, terms, np.array([1.0, 0.0]))
+        own = math.exp(-10.0)
+        expected = np.array([own, 0.5]) / (own + 0.5)
+        assert found["smoothed_by_vectors"] == pytest.approx(expected)
+        expected = np.array([1e-6, 0.25 + 1e-6]) / (0.25 + 2e-6)
+        assert found["smoothed_by_terms"] == pytest.approx(expected)
+
+    def test_one_candidate_keeps_its_score_and_has_no_support(self) -> None:
+        one = np.ones((1, 1))
+        for name, values in second_pass(one, one, np.ones(1)).items():
+            assert values.tolist() == ([1.0] if name.startswith("smoothed") else [0.0])
+
+    def test_a_score_that_is_far_higher_leaves_the_others_finite(self) -> None:
+        pair = np.full((2, 2), 0.5)
+        for values in second_pass(pair, pair, np.array([1000.0, -1000.0])).values():
+            assert np.isfinite(values).all()
+
+
+def plain_z(values: list[float]) -> list[float]:
+    known = [value for value in values if not math.isnan(value)]
+    if not known or max(known) == min(known):
+        return [0.0 for _ in values]
+    mean = math.fsum(known) / len(known)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))
+    return [
+        0.0 if math.isnan(value) else min(max((value - mean) / spread, -4.0), 4.0)
+        for value in values
+    ]
+
+
+def plain_log_ranks(values: list[float]) -> list[float]:
+    known = [value for value in values if not math.isnan(value)]
+    ranks = [
+        1 + (len(known) if math.isnan(value) else sum(other > value for other in known))
+        for value in values
+    ]
+    return [0.5 * math.log(rank) for rank in ranks]
+
+
+def plain_reciprocal_ranks(pool: Pool) -> list[float]:
+    dense, lexical = (pool.legs[name].scores.tolist() for name in ("dense", "lexical"))
+
+    def of(values: list[float], value: float) -> float:
+        return 1.0 / (61.0 + sum(other > value for other in values))
+
+    return [
+        of(dense, d) + (of(lexical, b) if b > 0 else 0.0)
+        for d, b in zip(dense, lexical, strict=True)
+    ]
+
+
+def plain_best_first(scores: list[float]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+
+
+def plain_mean(table: list[list[float]], order: list[int], i: int, k: int) -> float:
+    best = [j for j in order if j != i][:k]
+    return math.fsum(table[i][j] for j in best) / len(best) if best else 0.0
+
+
+def plain_highest(table: list[list[float]], order: list[int], i: int) -> float:
+    return max([0.0, *(table[i][j] for j in order[: order.index(i)])])
+
+
+def plain_smoothed(weights: list[list[float]], scores: list[float], i: int) -> float:
+    return math.fsum(w * r for w, r in zip(weights[i], scores, strict=True)) / math.fsum(weights[i])
+
+
+def plain(pool: Pool, ranker: Ranker) -> Mapping[str, list[float]]:
+    """All pooled signals again, in loops over lists."""
+    n = len(pool.vectors)
+    all_s = pool.vectors.astype(np.float64)
+    s = [[float(np.dot(all_s[i], all_s[j])) if i != j else 0.0 for j in range(n)] for i in range(n)]
+    t = [[float(pool.term_cosines[i, j]) if i != j else 0.0 for j in range(n)] for i in range(n)]
+    fused = plain_reciprocal_ranks(pool)
+    order = plain_best_first(fused)
+    found = {
+        "redundancy": [plain_highest(s, order, i) for i in range(n)],
+        "similarity_3": [plain_mean(s, order, i, BEST_THREE) for i in range(n)],
+        "similarity_10": [plain_mean(s, order, i, 10) for i in range(n)],
+        "term_similarity_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
+    }
+    values = {name: each.tolist() for name, each in pool.signals.items()} | found
+    values["dense"] = pool.legs["dense"].scores.tolist()
+    values["lexical"] = [math.log1p(score) for score in pool.legs["lexical"].scores.tolist()]
+    values["reciprocal_ranks"] = fused
+    scores = [0.0] * n
+    for name, weight in ranker.full.items():
+        signal, _, form = name.rpartition(".")
+        given = (plain_z if form == "z" else plain_log_ranks)(values[signal])
+        scores = [score + weight * value for score, value in zip(scores, given, strict=True)]
+    order = plain_best_first(scores)
+    total = math.fsum(math.exp(score) for score in scores)
+    w = [math.exp(score) / total for score in scores]
+    by_vectors = [[math.exp((s[i][j] - 1) / 0.1) for j in range(n)] for i in range(n)]
+    by_terms = [[t[i][j] ** 2 + 1e-6 for j in range(n)] for i in range(n)]
+    return found | {
+        "ranker": scores,
+        "term_support_3": [plain_mean(t, order, i, BEST_THREE) for i in range(n)],
+        "term_support": [
+            math.fsum(w[j] * t[i][j] for j in range(n) if j != i)
+            / math.fsum(w[j] for j in range(n) if j != i)
+            for i in range(n)
+        ],
+        "vector_support_3": [plain_mean(s, order, i, BEST_THREE) for i in range(n)],
+        "smoothed_by_vectors": [plain_smoothed(by_vectors, scores, i) for i in range(n)],
+        "smoothed_by_terms": [plain_smoothed(by_terms, scores, i) for i in range(n)],
+        "vector_redundancy": [plain_highest(s, order, i) for i in range(n)],
+        "term_redundancy": [plain_highest(t, order, i) for i in range(n)],
+    }
+
+
+class TestRankCandidates:
+    @given(st.integers(2, 30), st.integers(0, 10_000))
+    @settings(deadline=None, max_examples=40)
+    def test_it_is_the_formulas_in_plain_loops(self, n: int, seed: int) -> None:
+        pool = Pool(n, seed)
+        found = pool.ranked()
+        expected = plain(pool, Ranker.default())
+        assert found.keys() == expected.keys()
+        for name, values in found.items():
+            assert values.tolist() == pytest.approx(expected[name], abs=1e-5), name
+
+    @given(st.integers(2, 30), st.integers(0, 10_000))
+    @settings(deadline=None, max_examples=40)
+    def test_candidates_in_another_order_have_the_same_signals(self, n: int, seed: int) -> None:
+        pool = Pool(n, seed)
+        pool.agree()
+        positions = np.random.default_rng(seed).permutation(n).tolist()
+        here, there = pool.ranked(), pool.ranked(positions)
+        for name, values in there.items():
+            assert values == pytest.approx(here[name][positions], abs=1e-6), name
+
+    def test_one_candidate_has_every_signal(self) -> None:
+        found = Pool(1).ranked()
+        assert all(values.shape == (1,) and np.isfinite(values).all() for values in found.values())
+        assert found["ranker"].tolist() == [0.0]
+
+    def test_no_candidate_has_none(self) -> None:
+        assert {values.shape for values in Pool(0).ranked().values()} == {(0,)}
+
+    def test_of_equal_candidates_the_first_is_the_better_one(self) -> None:
+        assert Pool(1).ranked([0, 0, 0])["redundancy"] == pytest.approx(np.array([0.0, 1.0, 1.0]))
+        assert best_first(np.zeros(3)).tolist() == [0, 1, 2]
+
+    @given(st.integers(6, 30), st.integers(0, 10_000))
+    @settings(deadline=None, max_examples=20)
+    def test_one_more_candidate_that_both_legs_put_last_changes_no_better_ones_list_signals(
+        self, n: int, seed: int
+    ) -> None:
+        pool = Pool(n, seed)
+        pool.agree()
+        order = np.argsort(-pool.legs["dense"].scores).tolist()
+        with_last, without = pool.ranked(order), pool.ranked(order[:-1])
+        for name in ("redundancy", "similarity_3", "term_similarity_3"):
+            assert with_last[name][:-1] == pytest.approx(without[name], abs=1e-6)
+
+    def test_without_sentence_signals_the_weights_of_text_hold(self) -> None:
+        pool = Pool(12)
+        for name in SENTENCES:
+            del pool.signals[name]
+        weights = dict.fromkeys(INPUTS["text"], 0.0) | {"dense.log_rank": -2.0}
+        ranker = Ranker(dict.fromkeys(INPUTS["full"], 1.0), weights)
+        found = rank_candidates(pool.legs, pool.signals, pool.vectors, pool.term_cosines, ranker)
+        ranks = 1 + np.argsort(np.argsort(-pool.legs["dense"].scores))
+        assert level_of(pool.signals) == "text"
+        assert found["ranker"] == pytest.approx(-np.log(ranks))
+
+
+class TestRankerInputs:
+    def test_a_z_score_is_clipped_at_4(self) -> None:
+        pool = Pool(100)
+        pool.signals["length"] = np.zeros(100)
+        pool.signals["length"][7] = 1.0  # √99 standard deviations above the mean
+        inputs = dict(zip(INPUTS["full"], self.inputs(pool), strict=True))
+        assert inputs["length.z"][7] == 4.0
+        assert inputs["length.z"][0] == pytest.approx(-0.01 / math.sqrt(0.01 * 0.99))
+
+    def test_an_unknown_value_is_the_mean_and_ranks_last(self) -> None:
+        pool = Pool(3)
+        pool.signals["sentence_match"] = np.array([1.0, math.nan, 3.0])
+        inputs = dict(zip(INPUTS["full"], self.inputs(pool), strict=True))
+        assert inputs["sentence_match.z"].tolist() == [-1.0, 0.0, 1.0]
+        expected = 0.5 * np.log([2.0, 3.0, 1.0])
+        assert inputs["sentence_match.log_rank"] == pytest.approx(expected)
+
+    def test_equal_values_say_nothing_and_share_the_first_rank(self) -> None:
+        pool = Pool(5)
+        pool.signals["sentence_match"] = np.full(5, 0.1)
+        inputs = dict(zip(INPUTS["full"], self.inputs(pool), strict=True))
+        assert inputs["sentence_match.z"].tolist() == [0.0] * 5
+        assert inputs["sentence_match.log_rank"].tolist() == [0.0] * 5
+
+    def test_the_score_is_their_weighted_sum(self) -> None:
+        pool = Pool(9)
+        ranker = Ranker.default()
+        signals = pool.signals | pool.ranked()
+        weights = np.array([ranker.full[name] for name in INPUTS["full"]])
+        expected = np.einsum("k,kn->n", weights, ranker_inputs(pool.legs, signals, "full"))
+        assert ranker_scores(pool.legs, signals, ranker) == pytest.approx(expected)
+
+    def inputs(self, pool: Pool) -> FloatArray:
+        return ranker_inputs(pool.legs, pool.signals | pool.ranked(), "full")
