@@ -15,6 +15,8 @@ from ctxguard.core.types import FloatArray, Hit, Ranking
 
 Float32Array = NDArray[np.float32]
 RowArray = NDArray[np.int64]
+Int8Array = NDArray[np.int8]
+PieceArray = NDArray[np.uint16] | NDArray[np.int32]
 
 Progress = Callable[[int], None]
 """Told how many passages are done so far."""
@@ -143,6 +145,89 @@ class Embedder(Protocol):
     def fingerprint(self) -> str:
         """A digest of the weights: two models of one name and size give no error when swapped."""
         ...
+
+
+class QueryTokens(NamedTuple):
+    """A query as a model reads it: its vector, and the state of each of its word pieces.
+
+    Attributes:
+        vector: What `Embedder.encode_query` gives, shape (dimension,).
+        states: Unit vectors, the model's last hidden state of each word piece, shape (m, d).
+            The model's own marks and its prompt are no word pieces of the query.
+        pieces: The number of each word piece in the model's vocabulary, shape (m,).
+    """
+
+    vector: Float32Array
+    states: Float32Array
+    pieces: NDArray[np.int64]
+
+
+class Sentences(NamedTuple):
+    """The sentences of passages, as sets of word pieces and as vectors.
+
+    Attributes:
+        vectors: 127 times the unit vector of each sentence, rounded: the mean of the model's last
+            hidden states of its word pieces; shape (n_sentences, d).
+        lengths: Word pieces of each sentence, 1 to 64, shape (n_sentences,).
+        pieces: The number of each word piece in the model's vocabulary, of one sentence after the
+            other, shape (n_pieces,).
+        starts: Where each passage's sentences begin, and where its pieces do, with the ends of the
+            last; shape (n_passages + 1, 2).
+    """
+
+    vectors: Int8Array
+    lengths: NDArray[np.uint8]
+    pieces: PieceArray
+    starts: RowArray
+
+    @classmethod
+    def of(cls, passages: "Sequence[Sentences]") -> "Sentences":
+        """The sentences of several sets of passages, one after the other; at least one set."""
+        sizes = np.array([each.starts[-1] for each in passages])
+        begins = np.cumsum(sizes, axis=0) - sizes
+        starts = [each.starts[1:] + begin for each, begin in zip(passages, begins, strict=True)]
+        return cls(
+            np.concatenate([each.vectors for each in passages]),
+            np.concatenate([each.lengths for each in passages]),
+            np.concatenate([each.pieces for each in passages]),
+            np.concatenate([np.zeros((1, 2), np.int64), *starts]),
+        )
+
+
+class TokenEncoder(Protocol):
+    """Gives states of word pieces beside vectors. Safe to call from several threads at once."""
+
+    def encode_query(self, text: str) -> QueryTokens:
+        """A query's vector and its word pieces, from one pass through the model."""
+        ...
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> tuple[Float32Array, Sentences]:
+        """What `Embedder.encode_passages` gives, and each passage's sentences."""
+        ...
+
+    def token_table(self, progress: Progress | None = None) -> Int8Array:
+        """127 times the unit vector of each word piece by itself, rounded, shape (n_pieces, d).
+
+        Args:
+            progress: Called with the number of word pieces done so far, where they are not known.
+        """
+        ...
+
+
+@runtime_checkable
+class TokenEmbedder(Protocol):
+    """An `Embedder` that can give states of word pieces too."""
+
+    def token_encoder(self) -> TokenEncoder | None:
+        """What gives them; None where this model cannot. May load the model."""
+        ...
+
+
+def token_encoder_of(embedder: Embedder) -> TokenEncoder | None:
+    """What gives an embedder's states of word pieces; None where it has none."""
+    return embedder.token_encoder() if isinstance(embedder, TokenEmbedder) else None
 
 
 @runtime_checkable

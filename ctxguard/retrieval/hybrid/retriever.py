@@ -31,7 +31,14 @@ from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
-from ctxguard.retrieval.protocols import Analyser, Embedder, Float32Array, Progress, Reranker
+from ctxguard.retrieval.protocols import (
+    Analyser,
+    Embedder,
+    Float32Array,
+    Progress,
+    QueryTokens,
+    Reranker,
+)
 
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000
@@ -428,21 +435,25 @@ class HybridRetriever:
                 search = replace(settings.search(each, query), allowed=allowed)
                 search_legs(search, self._live.legs, None)
 
-    def encode_query(self, query: str) -> Float32Array:
-        """A query's vector, shape (dimension,), for callers that retrieve it more than once.
+    def encode_query(self, query: str) -> Float32Array | QueryTokens:
+        """A query's vector, for callers that retrieve it more than once.
+
+        Returns:
+            Shape (dimension,). Together with the query's word pieces where the index has sentences.
 
         Raises:
             QueryError: As for ``retrieve``.
         """
-        settings = self._settings
-        return settings.embedder.encode_query(settings.search(self.generation, query).query)
+        search = self._settings.search(self.generation, query)
+        tokens = search.query_tokens()
+        return search.embedder.encode_query(search.query) if tokens is None else tokens
 
     def retrieve(
         self,
         query: str,
         *,
         depth: int = DEFAULT_DEPTH,
-        query_vector: Float32Array | None = None,
+        query_vector: Float32Array | QueryTokens | None = None,
         where: Where | None = None,
     ) -> Ranking:
         """The best candidates for a query, each with the scores of every stage that answered.
@@ -455,8 +466,8 @@ class HybridRetriever:
         Args:
             query: At most ``max_query_chars`` characters.
             depth: The most candidates returned, ≥ 1.
-            query_vector: The query's vector if it is known, shape (dimension,); None to encode
-                the query.
+            query_vector: The query's vector if it is known, shape (dimension,), or what
+                ``encode_query`` gave; None to encode the query.
             where: A filter on the passages' metadata; None for all passages. Both legs search
                 only what it allows, so that ``depth`` passages are found where there are so many.
                 How rare a word is, and so a BM25 score, is counted over all passages.

@@ -20,8 +20,10 @@ from ctxguard.retrieval.protocols import (
     Embedder,
     Float32Array,
     LexicalHits,
+    QueryTokens,
     Reranker,
     RowArray,
+    token_encoder_of,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +102,8 @@ class Search:
         stages: The stages to run, a value of ``STAGES``.
         fusion: How the legs' scores become one.
         embedder: Encodes the query where ``query_vector`` is None.
-        query_vector: The caller's vector of the query, shape (dimension,), of any length; or None.
+        query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
+            with its word pieces; or None.
         allowed: The only rows that may be candidates; None for all.
     """
 
@@ -110,7 +113,7 @@ class Search:
     stages: tuple[str, ...]
     fusion: Fusion
     embedder: Embedder
-    query_vector: Float32Array | None
+    query_vector: Float32Array | QueryTokens | None
     allowed: AllowedRows | None
 
     def lexical(self) -> LexicalHits:
@@ -167,12 +170,30 @@ class Search:
         _check_finite(RERANK, logits)
         return logits
 
-    def unit_vector(self) -> Float32Array:
-        """The query's vector at unit length, shape (dimension,); errors as for `dense`."""
+    def query_tokens(self) -> QueryTokens | None:
+        """The query's word pieces, encoded where the caller did not give them.
+
+        Returns:
+            None where the index has no sentences, or the embedder gives no states of word pieces.
+
+        Raises:
+            Exception: whatever the embedder raises.
+        """
+        if isinstance(self.query_vector, QueryTokens):
+            return self.query_vector
+        encoder = None if self.index.sentences is None else token_encoder_of(self.embedder)
+        return None if encoder is None else encoder.encode_query(self.query)
+
+    def unit_vector(self, tokens: QueryTokens | None = None) -> Float32Array:
+        """The query's vector at unit length, shape (dimension,); errors as for `dense`.
+
+        Args:
+            tokens: From ``query_tokens``, so that the query is not encoded again.
+        """
         given = self.query_vector
-        vector = np.ascontiguousarray(
-            self.embedder.encode_query(self.query) if given is None else given, np.float32
-        )
+        known = tokens if given is None else given
+        vector = self.embedder.encode_query(self.query) if known is None else vector_of(known)
+        vector = np.ascontiguousarray(vector, np.float32)
         dimension = self.index.dense.dimension
         if vector.shape != (dimension,):
             raise StageError(
@@ -199,6 +220,11 @@ class Search:
             DENSE: Leg(cosines, ScoreKind.COSINE),
         }
         return Candidates(rows, scores, self.fusion.kind, legs)
+
+
+def vector_of(query_vector: Float32Array | QueryTokens) -> Float32Array:
+    """A query's vector, without its word pieces."""
+    return query_vector.vector if isinstance(query_vector, QueryTokens) else query_vector
 
 
 def _check_finite(stage: str, scores: FloatArray) -> None:

@@ -12,11 +12,11 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.resilience import Deadlines, Stage
-from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES, Search
+from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES, Search, vector_of
 from ctxguard.retrieval.hybrid.stages import rerank_stage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import without_surrogates
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Reranker
+from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class SearchSettings:
         query: str,
         *,
         depth: int = DEFAULT_DEPTH,
-        query_vector: Float32Array | None = None,
+        query_vector: Float32Array | QueryTokens | None = None,
         where: Where | None = None,
     ) -> Search:
         """Check one query; arguments and errors as for ``HybridRetriever.retrieve``."""
@@ -119,10 +119,11 @@ class SearchSettings:
                 f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
             )
         n_passages, dimension = len(index.dense), index.dense.dimension
-        if query_vector is not None and np.shape(query_vector) != (dimension,):
+        shape = (dimension,) if query_vector is None else np.shape(vector_of(query_vector))
+        if shape != (dimension,):
             raise ConfigurationError(
-                f"query_vector has shape {np.shape(query_vector)}, the index's vectors have "
-                f"({dimension},): encode the query with the index's embedder"
+                f"query_vector has shape {shape}, the index's vectors have ({dimension},): encode "
+                "the query with the index's embedder"
             )
         if RERANK in self.stages:
             depth = max(depth, self.rerank_depth)

@@ -42,7 +42,12 @@ from ctxguard.retrieval.index.passages import (
 )
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
-from ctxguard.retrieval.index.segment import Segment, SignalLevel
+from ctxguard.retrieval.index.segment import Encoded, Segment, SignalLevel
+from ctxguard.retrieval.index.sentences import (
+    SearchedSentences,
+    SentenceIndex,
+    TokenTable,
+)
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -51,6 +56,8 @@ from ctxguard.retrieval.protocols import (
     LexicalIndex,
     Progress,
     RowArray,
+    TokenEncoder,
+    token_encoder_of,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ if TYPE_CHECKING:
 MERGE_FROM = 2_000
 """Passages in the tail, or deleted from the base, above which a change merges base and tail."""
 
-_BASE, _TAIL = "base", "tail"
+_BASE, _TAIL, _TOKENS = "base", "tail", "tokens"
 _DELETED = "deleted.npy"
 
 
@@ -120,6 +127,7 @@ class HybridIndex:
         lexical: Their BM25 index.
         dense: Their vectors.
         forward: Their words in order; None where they are not kept.
+        sentences: Their sentences; None where they are not kept.
         engine: The lexical engine.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
@@ -133,6 +141,7 @@ class HybridIndex:
     lexical: LexicalIndex
     dense: DenseIndex | EditedDenseIndex
     forward: ForwardIndex | None
+    sentences: SearchedSentences | None
     engine: LexicalEngine
     embedder: str
     embedder_weights: str
@@ -155,12 +164,16 @@ class HybridIndex:
 
         Raises:
             DataError: passages that cannot be indexed, or vectors with NaN or an infinity.
-            ConfigurationError: an unknown engine, or vectors of the wrong shape.
+            ConfigurationError: an unknown engine, vectors of the wrong shape, or an embedder
+                that cannot give the signals.
         """
         valid, report = validate_passages(passages)
+        table = None
+        if signals == "full":
+            table = TokenTable.of(_token_encoder(embedder).token_table())
         segment = Segment.build(
             valid,
-            _encode(embedder, valid, progress),
+            _encode(embedder, valid, table, progress),
             engine=engine,
             analyser=analyser,
             exact_limit=exact_limit,
@@ -169,6 +182,7 @@ class HybridIndex:
         return cls._of(
             segment,
             None,
+            table=table,
             engine=engine,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
@@ -182,6 +196,7 @@ class HybridIndex:
         base: Segment,
         edits: Edits | None,
         *,
+        table: TokenTable | None,
         engine: LexicalEngine,
         embedder: str,
         embedder_weights: str,
@@ -189,6 +204,7 @@ class HybridIndex:
         report: BuildReport,
     ) -> "HybridIndex":
         passages, lexical, dense, forward = _searched(base, edits)
+        sentences = None if table is None else _searched_sentences(table, base, edits)
         unhandled, warning = unhandled_letters(letters, lexical.analyser)
         return cls(
             base=base,
@@ -197,6 +213,7 @@ class HybridIndex:
             lexical=lexical,
             dense=dense,
             forward=forward,
+            sentences=sentences,
             engine=engine,
             embedder=embedder,
             embedder_weights=embedder_weights,
@@ -217,7 +234,13 @@ class HybridIndex:
     @property
     def signals(self) -> SignalLevel:
         """What is kept for signals."""
-        return "none" if self.forward is None else "text"
+        if self.forward is None:
+            return "none"
+        return "text" if self.sentences is None else "full"
+
+    @property
+    def _table(self) -> TokenTable | None:
+        return None if self.sentences is None else self.sentences.table
 
     def added(
         self,
@@ -237,7 +260,8 @@ class HybridIndex:
                 f"{len(repeated)} of {len(new)} passages have the id of one in the index, first "
                 f"{repeated[0]!r}; use upsert to replace them"
             )
-        index = self._changed(new, _encode(embedder, new, progress), (), self._with(report))
+        encoded = _encode(embedder, new, self._table, progress)
+        index = self._changed(new, encoded, (), self._with(report))
         return index, Changes(added=len(new), encoded=len(new))
 
     def deleted(self, passage_ids: Iterable[str]) -> "tuple[HybridIndex, Changes]":
@@ -255,8 +279,9 @@ class HybridIndex:
             )
         if len(gone) == len(self.passages):
             raise DataError("deleting every passage would leave nothing to search")
-        no_vectors = np.empty((0, self.dense.dimension), np.float32)
-        return self._changed((), no_vectors, gone, self.report), Changes(deleted=len(gone))
+        return self._changed((), self._encoded_before([]), gone, self.report), Changes(
+            deleted=len(gone)
+        )
 
     def edited(self) -> "HybridIndex":
         """This index with an edit, if it can have one: its searches take other compiled loops."""
@@ -293,7 +318,7 @@ class HybridIndex:
             for passage, row in zip(given, rows, strict=True)
             if row is None or self.passages.line(row) != passage_line(passage)
         ]
-        vectors, n_encoded = self._vectors_of(new, embedder, progress)
+        encoded, n_encoded = self._encoded(new, embedder, progress)
         gone = {passage.passage_id for passage, row in new if row is not None}
         changes = Changes(
             added=sum(row is None for _, row in new),
@@ -308,30 +333,44 @@ class HybridIndex:
         if not new and not gone:
             return self, changes
         report = report if delete_others else self._with(report)
-        return self._changed([passage for passage, _ in new], vectors, gone, report), changes
+        return self._changed([passage for passage, _ in new], encoded, gone, report), changes
 
-    def _vectors_of(
+    def _encoded(
         self,
         passages: Sequence[tuple[Passage, int | None]],
         embedder: Embedder,
         progress: Progress | None,
-    ) -> tuple[Float32Array, int]:
-        """Unit vectors of passages, encoded where the row's text is another; how many those are."""
-        vectors = np.empty((len(passages), self.dense.dimension), np.float32)
-        unknown = []
+    ) -> tuple[Encoded, int]:
+        """Passages encoded, where the row's text is another; how many those are."""
+        unknown, known, rows = [], [], []
         for at, (passage, row) in enumerate(passages):
             if row is None or searchable_text(self.passages[row]) != searchable_text(passage):
                 unknown.append(at)
             else:
-                vectors[at] = self.dense.vectors_at(np.array([row]))[0]
-        if unknown:
-            vectors[unknown] = _encode(embedder, [passages[at][0] for at in unknown], progress)
-        return vectors, len(unknown)
+                known.append(at)
+                rows.append(row)
+        new = _encode(embedder, [passages[at][0] for at in unknown], self._table, progress)
+        old = self._encoded_before(rows)
+        vectors = np.empty((len(passages), self.dense.dimension), np.float32)
+        vectors[unknown], vectors[known] = new.vectors, old.vectors
+        sentences = None
+        if new.sentences is not None and old.sentences is not None:
+            sentences = SentenceIndex.joined(
+                [new.sentences, old.sentences],
+                [np.array(unknown, np.int64), np.array(known, np.int64)],
+            )
+        return Encoded(vectors, sentences), len(unknown)
+
+    def _encoded_before(self, rows: Sequence[int]) -> Encoded:
+        """What a model made of the passages of some rows."""
+        at = np.array(rows, np.int64)
+        sentences = None if self.sentences is None else self.sentences.taken(at)
+        return Encoded(self.dense.vectors_at(at), sentences)
 
     def _changed(
         self,
         new: Sequence[Passage],
-        vectors: Float32Array,
+        encoded: Encoded,
         gone: Collection[str],
         report: BuildReport,
     ) -> "HybridIndex":
@@ -345,7 +384,7 @@ class HybridIndex:
         letters.subtract(letters_by_script([searchable_text(self.passages[row]) for row in rows]))
         added = Segment.build(
             new,
-            vectors,
+            encoded,
             engine=self.engine,
             analyser=self.lexical.analyser,
             exact_limit=len(new),
@@ -363,6 +402,7 @@ class HybridIndex:
         return self._of(
             base,
             edits,
+            table=self._table,
             engine=self.engine,
             embedder=self.embedder,
             embedder_weights=self.embedder_weights,
@@ -503,6 +543,8 @@ class HybridIndex:
         parts = {_BASE: storage.Part(self.base.segment_id, self.base.save)}
         if self.edits is not None:
             parts[_TAIL] = storage.Part(self.edits.tail.segment_id, self.edits.save)
+        if self._table is not None:
+            parts[_TOKENS] = storage.Part(self._table.table_id, self._table.save)
         storage.save(folder, content, parts)
 
     @classmethod
@@ -571,11 +613,15 @@ class HybridIndex:
             if deleted.size and not 0 <= deleted[0] <= deleted[-1] < len(base.passages):
                 raise ValueError(f"{_DELETED} names a row that the base does not have")
             edits = Edits.of(base, tail, deleted)
+        table = None
+        if _TOKENS in parts:
+            table = TokenTable.load(files / _TOKENS, parts[_TOKENS])
         report = dict(manifest["report"])
         letters = report.pop("letters")
         index = cls._of(
             base,
             edits,
+            table=table,
             engine=lexical["engine"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],
@@ -618,14 +664,41 @@ def _kernels() -> Any:
     return require("ctxguard.retrieval.index.kernels", "embedded")
 
 
+def _searched_sentences(table: TokenTable, base: Segment, edits: Edits | None) -> SearchedSentences:
+    tail, row_map = (None, None) if edits is None else (edits.tail.sentences, edits.row_map)
+    if base.sentences is None or (row_map is not None and tail is None):
+        raise ValueError("there is a token table, but not every passage has sentences")
+    return SearchedSentences(table, base.sentences, tail, row_map)
+
+
+def _token_encoder(embedder: Embedder) -> TokenEncoder:
+    encoder = token_encoder_of(embedder)
+    if encoder is None:
+        raise ConfigurationError(
+            f"the embedder {embedder.name!r} gives no states of word pieces (`token_encoder`), "
+            'which the signals "full" need; give another embedder, or build the index with the '
+            'signals "text"'
+        )
+    return encoder
+
+
 def _encode(
-    embedder: Embedder, passages: Sequence[Passage], progress: Progress | None
-) -> Float32Array:
+    embedder: Embedder,
+    passages: Sequence[Passage],
+    table: TokenTable | None,
+    progress: Progress | None,
+) -> Encoded:
+    """Encode passages; their sentences too where there is a token table."""
     texts = [searchable_text(passage) for passage in passages]
-    vectors = embedder.encode_passages(texts, progress)
+    sentences = None
+    if table is None:
+        vectors = embedder.encode_passages(texts, progress)
+    else:
+        vectors, found = _token_encoder(embedder).encode_passages(texts, progress)
+        sentences = SentenceIndex(found, n_vocabulary=len(table.states))
     if vectors.shape != (len(texts), embedder.dimension):
         raise ConfigurationError(
             f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "
             f"passages; it must be {(len(texts), embedder.dimension)}"
         )
-    return unit_rows(vectors, [passage.passage_id for passage in passages])
+    return Encoded(unit_rows(vectors, [passage.passage_id for passage in passages]), sentences)

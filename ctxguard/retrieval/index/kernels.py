@@ -19,7 +19,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.index.lexical import Postings
-from ctxguard.retrieval.protocols import Float32Array, RowArray
+from ctxguard.retrieval.protocols import Float32Array, PieceArray, RowArray
 
 WordArray = NDArray[np.int64]
 CountArray = NDArray[np.uint16]
@@ -168,6 +168,28 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
         for at in range(starts[word], starts[word + 1]):
             there[word] += new_rows[rows[at]] >= 0
     return there
+
+
+@compiled()
+def rows_with_pieces(
+    pieces: PieceArray, starts: RowArray, rows: RowArray, n_vocabulary: int
+) -> PostingRows:
+    """How many of some rows have each word piece, shape (n_vocabulary,).
+
+    Args:
+        pieces: As for `Sentences`.
+        starts: As for `Sentences`.
+        rows: Each once.
+        n_vocabulary: All pieces are below this.
+    """
+    found = np.zeros(n_vocabulary, np.int32)
+    last = np.full(n_vocabulary, -1, np.int64)
+    for row in rows:
+        for at in range(starts[row, 1], starts[row + 1, 1]):
+            if last[pieces[at]] != row:
+                last[pieces[at]] = row
+                found[pieces[at]] += 1
+    return found
 
 
 @compiled()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,23 @@ from ctxguard.retrieval.index.lexical import (
     load_lexical,
 )
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text
+from ctxguard.retrieval.index.sentences import SentenceIndex
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, RowArray
 
 SignalLevel = Literal["full", "text", "none"]
 """What is kept for signals: words in order and sentence vectors, words alone, or nothing."""
+
+
+class Encoded(NamedTuple):
+    """What a model made of some passages.
+
+    Attributes:
+        vectors: Unit vectors, shape (n, dimension).
+        sentences: Their sentences; None where they are not kept.
+    """
+
+    vectors: Float32Array
+    sentences: SentenceIndex | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,7 @@ class Segment:
         lexical: Their BM25 index.
         dense: Their vectors.
         forward: Their words in order; None where they are not kept.
+        sentences: Their sentences; None where they are not kept.
     """
 
     segment_id: str
@@ -47,26 +61,28 @@ class Segment:
     lexical: LexicalIndex
     dense: DenseIndex
     forward: ForwardIndex | None
+    sentences: SentenceIndex | None
 
     @classmethod
     def build(
         cls,
         passages: Sequence[Passage],
-        vectors: Float32Array,
+        encoded: Encoded,
         *,
         engine: LexicalEngine,
         analyser: Analyser,
         exact_limit: int,
         signals: SignalLevel,
     ) -> "Segment":
-        """Index passages that `validate_passages` returned, with their unit vectors."""
+        """Index passages that `validate_passages` returned, with what was encoded of them."""
         texts = map(searchable_text, passages)
         return cls(
             token_hex(8),
             PassageTable.of(passages),
             build_lexical(engine, map(searchable_text, passages), analyser),
-            DenseIndex.build(vectors, exact_limit=exact_limit),
+            DenseIndex.build(encoded.vectors, exact_limit=exact_limit),
             None if signals == "none" else ForwardIndex.build(texts, analyser),
+            encoded.sentences,
         )
 
     @classmethod
@@ -86,6 +102,7 @@ class Segment:
         """
         segments = [segment for segment, _ in parts]
         forward = [segment.forward for segment in segments if segment.forward is not None]
+        sentences = [segment.sentences for segment in segments if segment.sentences is not None]
         rows = _new_rows(parts)
         n = sum(int(keep.sum()) for _, keep in parts)
         vectors = np.empty((n, segments[0].dense.dimension), np.float32)
@@ -97,6 +114,7 @@ class Segment:
             join_lexical(engine, [segment.lexical for segment in segments], rows),
             DenseIndex.build(vectors, exact_limit=exact_limit),
             ForwardIndex.joined(forward, rows) if len(forward) == len(segments) else None,
+            SentenceIndex.joined(sentences, rows) if len(sentences) == len(segments) else None,
         )
 
     def save(self, folder: Path) -> None:
@@ -106,6 +124,8 @@ class Segment:
         self.dense.save(folder)
         if self.forward is not None:
             self.forward.save(folder)
+        if self.sentences is not None:
+            self.sentences.save(folder)
 
     @classmethod
     def load(
@@ -129,10 +149,13 @@ class Segment:
             load_lexical(engine, folder, analyser),
             DenseIndex.load(folder, with_codes=with_codes, exact_limit=exact_limit),
             ForwardIndex.load(folder, analyser),
+            SentenceIndex.load(folder),
         )
         sizes = {len(segment.passages), len(segment.lexical), len(segment.dense)}
         if segment.forward is not None:
             sizes.add(len(segment.forward))
+        if segment.sentences is not None:
+            sizes.add(len(segment.sentences))
         if len(sizes) > 1:
             raise ValueError(f"its parts hold different numbers of passages: {sorted(sizes)}")
         return segment

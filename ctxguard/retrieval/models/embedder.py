@@ -4,6 +4,7 @@ The model is loaded on first use. Its identity, the digest of its weights, is kn
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from ctxguard.retrieval.models.runtimes import Encoder, ModelTask, Runtime, Runt
 from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading, torch
 from ctxguard.retrieval.models.runtimes.tracing import PROBES, traceable_embedder
 from ctxguard.retrieval.models.window import PassageWindow
-from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.protocols import (
+    Float32Array,
+    Int8Array,
+    Progress,
+    QueryTokens,
+    Sentences,
+    TokenEncoder,
+)
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -128,9 +136,33 @@ class SentenceTransformerEmbedder:
                 progress(start + len(rows))
         return vectors
 
+    def token_encoder(self) -> TokenEncoder | None:
+        """Gives the states of word pieces; None where this model does not. Loads the model."""
+        encoder = self._model.token_encoder()
+        return None if encoder is None else _TokenEncoder(self._model, encoder)
+
     def fingerprint(self) -> str:
         """The digest of the weights, the same on every runtime; see `weights_digest`."""
         return self._model.weights
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenEncoder:
+    """See `TokenEncoder`."""
+
+    model: RuntimeModel
+    encoder: Encoder
+
+    def encode_query(self, text: str) -> QueryTokens:
+        return self.encoder.query_tokens(text)
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> tuple[Float32Array, Sentences]:
+        return self.encoder.passages_with_sentences(texts, progress)
+
+    def token_table(self, progress: Progress | None = None) -> Int8Array:
+        return self.model.token_table(self.encoder, progress)
 
 
 def named_embedder(name: str) -> SentenceTransformerEmbedder:

@@ -1,46 +1,119 @@
-"""Texts to rows of numbers by an exported model: its tokenizer and its session."""
+"""Texts to rows of numbers by a model's tokenizer and its session."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
 from ctxguard.retrieval.models.runtimes.exported import Exported
-from ctxguard.retrieval.models.runtimes.openvino_session import OpenVinoSession
+from ctxguard.retrieval.models.runtimes.tracing import Traceable
+from ctxguard.retrieval.models.sentences import (
+    as_int8,
+    sentence_lengths,
+    sentence_vectors,
+    unit_states,
+)
 from ctxguard.retrieval.models.window import PassageWindow
-from ctxguard.retrieval.protocols import Float32Array, Progress
-
-_BATCH = 8
-"""More are slower: they no longer fit into a core's cache, and short texts are padded further."""
+from ctxguard.retrieval.protocols import (
+    Float32Array,
+    Int8Array,
+    Progress,
+    QueryTokens,
+    Sentences,
+)
 
 _CHUNK = 512
+
+_MAX_WINDOWS = 8
+"""The sentences of a passage are read this many times as far as its vector."""
+
+_TABLE_BATCH = 256
+"""Word pieces by themselves are short: many fit into a core's cache."""
 
 _Item = tuple[str, str | None]
 
 
-class Encoder:
-    """An exported model in a session. Safe to use from several threads at once.
+class Session(Protocol):
+    """Computes a model's outputs. Safe to call from several threads at once."""
 
-    Args:
-        exported: The model; its tokenizer and settings are used.
-        session: Runs its graph.
+    @property
+    def batch(self) -> int:
+        """How many texts to give at once."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """How many calls run side by side."""
+        ...
+
+    @property
+    def n_outputs(self) -> int:
+        """How many outputs the model has: one row a text, and perhaps the states of its tokens."""
+        ...
+
+    def run(self, inputs: Sequence[NDArray[np.int64]], n_outputs: int = 1) -> list[Float32Array]:
+        """The model's first outputs for a batch; inputs of shape (n, tokens)."""
+        ...
+
+
+class _Pieces(NamedTuple):
+    """A text's own word pieces in one window: without the model's marks and its prompt.
+
+    Attributes:
+        ids: Their numbers, shape (n,).
+        starts: The character that each begins with, shape (n,).
+        states: Their states, shape (n, d).
     """
 
-    def __init__(self, exported: Exported, session: OpenVinoSession) -> None:
-        self._inputs = exported.inputs
-        self._exported_tokenizer = exported.tokenizer.decode()
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    states: Float32Array
+
+    @classmethod
+    def of(cls, encoding: Any, states: Float32Array, n_prompt: int) -> "_Pieces":
+        """Those of a window behind a prompt of so many characters."""
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        is_mark = np.array(encoding.special_tokens_mask, np.bool_)
+        own = np.flatnonzero(~is_mark & ((n_prompt == 0) | (offsets[:, 1] > n_prompt)))
+        return cls(np.array(encoding.ids, np.int64)[own], offsets[own, 0], states[own])
+
+
+class Encoder:
+    """A model in a session. Safe to use from several threads at once.
+
+    Args:
+        model: Its tokenizer and settings are used.
+        session: Computes it.
+    """
+
+    def __init__(self, model: Exported | Traceable, session: Session) -> None:
+        self._inputs = model.inputs
+        self._model_tokenizer = model.tokenizer.decode()
         self._session = session
         # Set up once: a tokenizer raises "Already borrowed" when it is changed while it is used.
         self._tokenizer: Any = require("tokenizers", "embedded").Tokenizer.from_str(
-            self._exported_tokenizer
+            self._model_tokenizer
         )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        if exported.inputs.max_tokens is not None:
-            self._tokenizer.enable_truncation(exported.inputs.max_tokens)
-        self.width: int = exported.expected.shape[1]
+        if model.inputs.max_tokens is not None:
+            self._tokenizer.enable_truncation(model.inputs.max_tokens)
+        self.width: int = model.expected.shape[1]
+
+    @property
+    def gives_tokens(self) -> bool:
+        """Whether the model gives the states of tokens too."""
+        return self._session.n_outputs > 1
+
+    @cached_property
+    def n_pieces(self) -> int:
+        """How many word pieces the model's vocabulary has."""
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return max(vocabulary.values()) + 1
 
     @property
     def passage_window(self) -> PassageWindow | None:
@@ -48,7 +121,7 @@ class Encoder:
         tokens = self._inputs.max_tokens
         if tokens is None:
             return None
-        return PassageWindow(self._exported_tokenizer, tokens, self._inputs.passage_prompt)
+        return PassageWindow(self._model_tokenizer, tokens, self._inputs.passage_prompt)
 
     def query(self, text: str) -> Float32Array:
         """The row of a query, shape (width,)."""
@@ -63,33 +136,126 @@ class Encoder:
         """One row per text together with the query, shape (n, width)."""
         return self._many([(query, text) for text in texts])
 
-    def _many(self, items: Sequence[_Item], progress: Progress | None = None) -> Float32Array:
-        """Texts of similar length share a batch, the longest first; threads share the batches.
+    def query_tokens(self, text: str) -> QueryTokens:
+        """The row of a query and its word pieces; for a model that gives tokens."""
+        encoding = self._tokenizer.encode(self._inputs.query_prompt + text)
+        (vector,), (states,) = self._infer([encoding], 2)
+        pieces = _Pieces.of(encoding, states, len(self._inputs.query_prompt))
+        return QueryTokens(vector, unit_states(pieces.states), pieces.ids)
 
-        The batches do not depend on the number of threads, so neither do the rows.
+    def passages_with_sentences(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> tuple[Float32Array, Sentences]:
+        """One row per passage, and the sentences of each; for a model that gives tokens.
+
+        A text that is longer than the window is read in up to 8 windows; its row is the first's.
         """
+        if not texts:
+            rows, (vectors, lengths, pieces, starts) = self.passages_with_sentences([""])
+            return rows[:0], Sentences(vectors[:0], lengths[:0], pieces[:0], starts[:1])
+        prompt = self._inputs.passage_prompt
+        rows = np.zeros((len(texts), self.width), np.float32)
+        sentences: list[Any] = [None] * len(texts)
+
+        def encode(batch: Sequence[int]) -> None:
+            rows[batch], found = self._with_sentences([prompt + texts[at] for at in batch])
+            for at, each in zip(batch, found, strict=True):
+                sentences[at] = each
+
+        self._spread(_longest_first(list(map(len, texts))), self._session.batch, encode, progress)
+        return rows, Sentences.of(sentences)
+
+    def token_table(self, progress: Progress | None = None) -> Int8Array:
+        """The state of every word piece between the model's own marks, as `as_int8` gives it."""
+        frame = self._tokenizer.encode("a")
+        content = [at for at, mark in enumerate(frame.special_tokens_mask) if not mark]
+        before, after = frame.ids[: content[0]], frame.ids[content[-1] + 1 :]
+        states = self._infer([frame], 2)[1]
+        table = np.zeros((self.n_pieces, states.shape[-1]), np.int8)
+
+        def encode(pieces: Sequence[int]) -> None:
+            ids = np.array([[*before, piece, *after] for piece in pieces], np.int64)
+            columns = {
+                "input_ids": ids,
+                "attention_mask": np.ones_like(ids),
+                "token_type_ids": np.full_like(ids, frame.type_ids[0]),
+            }
+            states = self._session.run([columns[name] for name in self._inputs.names], 2)[1]
+            table[pieces] = as_int8(states[:, len(before)])
+
+        self._spread(range(self.n_pieces), _TABLE_BATCH, encode, progress)
+        return table
+
+    def _many(self, items: Sequence[_Item], progress: Progress | None = None) -> Float32Array:
         rows = np.zeros((len(items), self.width), np.float32)
-        order = sorted(range(len(items)), key=lambda at: _length(items[at]), reverse=True)
 
         def encode(batch: Sequence[int]) -> None:
             rows[batch] = self._run([items[at] for at in batch])
 
-        workers = max(1, min(self._session.workers, -(-len(items) // _BATCH)))
+        lengths = [len(text) + len(pair or "") for text, pair in items]
+        self._spread(_longest_first(lengths), self._session.batch, encode, progress)
+        return rows
+
+    def _spread(
+        self,
+        order: Sequence[int],
+        size: int,
+        encode: Callable[[Sequence[int]], None],
+        progress: Progress | None,
+    ) -> None:
+        """Call ``encode`` with batches of so many items, which threads share.
+
+        The batches do not depend on the number of threads, so neither do the rows.
+        """
+        workers = max(1, min(self._session.workers, -(-len(order) // size)))
         with ThreadPoolExecutor(workers, "ctxguard-encode") as threads:
             for start in range(0, len(order), _CHUNK):
                 chunk = order[start : start + _CHUNK]
-                batches = [chunk[at : at + _BATCH] for at in range(0, len(chunk), _BATCH)]
+                batches = [chunk[at : at + size] for at in range(0, len(chunk), size)]
                 # One worker needs no thread; map otherwise hands out every batch at once.
                 for _ in map(encode, batches) if workers == 1 else threads.map(encode, batches):
                     pass
                 if progress is not None:
                     progress(start + len(chunk))
-        return rows
+
+    def _with_sentences(self, texts: Sequence[str]) -> tuple[Float32Array, list[Sentences]]:
+        """The rows of a batch, and the sentences of each text, which begins with the prompt."""
+        n_prompt = len(self._inputs.passage_prompt)
+        encodings = [self._tokenizer.encode(text) for text in texts]
+        vectors, states = self._infer(encodings, 2)
+        windows = [
+            [_Pieces.of(encoding, of_text, n_prompt)]
+            for encoding, of_text in zip(encodings, states, strict=True)
+        ]
+        further = [
+            (row, window)
+            for row, encoding in enumerate(encodings)
+            for window in encoding.overflowing[: _MAX_WINDOWS - 1]
+        ]
+        for start in range(0, len(further), self._session.batch):
+            batch = further[start : start + self._session.batch]
+            states = self._infer([window for _, window in batch], 2)[1]
+            for (row, window), of_window in zip(batch, states, strict=True):
+                windows[row].append(_Pieces.of(window, of_window, n_prompt))
+        return vectors, [self._sentences(*each) for each in zip(texts, windows, strict=True)]
+
+    def _sentences(self, text: str, windows: Sequence[_Pieces]) -> Sentences:
+        """The sentences of a text from its windows."""
+        pieces = _Pieces(*map(np.concatenate, zip(*windows, strict=True)))
+        lengths = sentence_lengths(text, pieces.starts)
+        return Sentences(
+            sentence_vectors(pieces.states, lengths),
+            lengths,
+            pieces.ids.astype(np.uint16) if self.n_pieces <= 2**16 else pieces.ids.astype(np.int32),
+            np.array([[0, 0], [lengths.size, pieces.ids.size]], np.int64),
+        )
 
     def _run(self, items: Sequence[_Item]) -> Float32Array:
         # One by one: a batch would be tokenized on threads that a fork does not survive.
-        encodings = [self._tokenizer.encode(text, pair) for text, pair in items]
-        shape = (len(items), max(len(encoding) for encoding in encodings))
+        return self._infer([self._tokenizer.encode(text, pair) for text, pair in items], 1)[0]
+
+    def _infer(self, encodings: Sequence[Any], n_outputs: int) -> list[Float32Array]:
+        shape = (len(encodings), max(len(encoding) for encoding in encodings))
         columns = {
             "input_ids": np.full(shape, self._inputs.pad_id, np.int64),
             "attention_mask": np.zeros(shape, np.int64),
@@ -99,8 +265,9 @@ class Encoder:
             columns["input_ids"][row, : len(encoding)] = encoding.ids
             columns["attention_mask"][row, : len(encoding)] = encoding.attention_mask
             columns["token_type_ids"][row, : len(encoding)] = encoding.type_ids
-        return self._session.run([columns[name] for name in self._inputs.names])
+        return self._session.run([columns[name] for name in self._inputs.names], n_outputs)
 
 
-def _length(item: _Item) -> int:
-    return len(item[0]) + len(item[1] or "")
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    """Texts of similar length share a batch; a lack of memory shows at once."""
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)

@@ -7,21 +7,23 @@ from. It is read whole, and used only if its digest is right.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.retrieval.protocols import Float32Array, Int8Array
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_T = TypeVar("_T")
+
+_FORMAT = 2
 _SETTINGS = ("*.json", "*.txt", "*.model")
 
 
@@ -74,47 +76,29 @@ def default_cache() -> Path | None:
         return None
 
 
-def cache_key(weights: str, folder: Path) -> str:
+def cache_key(weights: str, folder: Path, kind: str = "openvino") -> str:
     """What an export depends on: the weights, and the model's other files.
 
     Args:
         weights: The digest of the weights.
         folder: The model's; the same weights under another pooling are another model.
+        kind: What is kept of it: ``openvino`` for an export, ``tokens`` for its token table.
     """
-    digest = hashlib.sha256(f"{_FORMAT}\0openvino\0{weights}".encode())
+    digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{weights}".encode())
     for file in sorted({file for pattern in _SETTINGS for file in folder.rglob(pattern)}):
         digest.update(f"\0{file.relative_to(folder).as_posix()}\0".encode())
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return f"openvino-{digest.hexdigest()[:32]}"
+    return f"{kind}-{digest.hexdigest()[:32]}"
 
 
 def read(cache: Path, key: str) -> Exported | None:
     """The model kept under a key; None where there is none, or its file is damaged."""
-    file = cache / f"{key}.npz"
-    try:
-        # Opened here, since a damaged archive would leave numpy's own handle open.
-        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
-            parts = {name: arrays[name] for name in arrays.files}
-        if parts.pop("digest").tobytes() != _digest(key, parts):
-            raise ValueError("its digest is wrong")
-        inputs = json.loads(parts["inputs"].tobytes())
-        return Exported(
-            graph=parts["graph"].tobytes(),
-            weights=parts["weights"].tobytes(),
-            tokenizer=parts["tokenizer"].tobytes(),
-            inputs=Inputs(**{**inputs, "names": tuple(inputs["names"])}),
-            expected=np.asarray(parts["expected"], np.float32),
-        )
-    except FileNotFoundError:
-        return None
-    except Exception as error:
-        # A damaged archive may raise anything.
-        _log.warning(
-            "%s is damaged or was not made for this model (%s); the model is exported again",
-            file,
-            type(error).__name__,
-        )
-        return None
+    return _read(cache, key, _exported)
+
+
+def read_table(cache: Path, key: str) -> Int8Array | None:
+    """The token table kept under a key; None where there is none, or its file is damaged."""
+    return _read(cache, key, lambda parts: np.asarray(parts["table"], np.int8))
 
 
 def write(cache: Path, key: str, exported: Exported) -> None:
@@ -122,7 +106,36 @@ def write(cache: Path, key: str, exported: Exported) -> None:
 
     Where that is not possible, a warning is logged; the next start exports again.
     """
-    parts = {name: np.asarray(value) for name, value in _parts(exported)}
+    _write(cache, key, {name: np.asarray(value) for name, value in _parts(exported)})
+
+
+def write_table(cache: Path, key: str, table: Int8Array) -> None:
+    """Keep a token table under a key, as `write` does a model."""
+    _write(cache, key, {"table": table})
+
+
+def _read(cache: Path, key: str, made: Callable[[dict[str, Any]], _T]) -> _T | None:
+    file = cache / f"{key}.npz"
+    try:
+        # Opened here, since a damaged archive would leave numpy's own handle open.
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            parts = {name: arrays[name] for name in arrays.files}
+        if parts.pop("digest").tobytes() != _digest(key, parts):
+            raise ValueError("its digest is wrong")
+        return made(parts)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        # A damaged archive may raise anything.
+        _log.warning(
+            "%s is damaged or was not made for this model (%s); it is made again",
+            file,
+            type(error).__name__,
+        )
+        return None
+
+
+def _write(cache: Path, key: str, parts: dict[str, Any]) -> None:
     digest = np.frombuffer(_digest(key, parts), np.uint8)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,10 +143,22 @@ def write(cache: Path, key: str, exported: Exported) -> None:
             np.savez(stream, allow_pickle=False, digest=digest, **parts)
     except OSError as error:
         _log.warning(
-            "the exported model could not be kept in %s (%s); every start will export it again",
+            "%s could not be kept in %s (%s); every start will make it again",
+            "the token table" if "table" in parts else "the exported model",
             cache,
             error.strerror or type(error).__name__,
         )
+
+
+def _exported(parts: dict[str, Any]) -> Exported:
+    inputs = json.loads(parts["inputs"].tobytes())
+    return Exported(
+        graph=parts["graph"].tobytes(),
+        weights=parts["weights"].tobytes(),
+        tokenizer=parts["tokenizer"].tobytes(),
+        inputs=Inputs(**{**inputs, "names": tuple(inputs["names"])}),
+        expected=np.asarray(parts["expected"], np.float32),
+    )
 
 
 def _parts(exported: Exported) -> Iterator[tuple[str, object]]:

@@ -35,6 +35,9 @@ class OpenVinoSession:
         MissingExtraError: OpenVINO is not installed.
     """
 
+    batch = 8
+    """More are slower: they no longer fit into a core's cache, and short texts are padded."""
+
     def __init__(self, exported: Exported, precision: str) -> None:
         self._precision = precision
         self._model = _CORE.get().read_model(exported.graph, exported.weights)
@@ -48,17 +51,24 @@ class OpenVinoSession:
         """How many calls run side by side: the processors, or as many as `OMP_NUM_THREADS` says."""
         return int(self._ready().get_property("NUM_STREAMS"))
 
-    def run(self, inputs: Sequence[IntArray]) -> Float32Array:
-        """The graph's output for a batch, shape (n, width); inputs of shape (n, tokens)."""
+    @property
+    def n_outputs(self) -> int:
+        """How many outputs the graph has."""
+        return len(self._model.outputs)
+
+    def run(self, inputs: Sequence[IntArray], n_outputs: int = 1) -> list[Float32Array]:
+        """The graph's first outputs for a batch; inputs of shape (n, tokens)."""
         compiled = self._ready()
         try:
             request = self._idle.pop()
         except IndexError:
             request = compiled.create_infer_request()
         request.infer(list(inputs), share_inputs=True)
-        output = np.array(request.get_output_tensor(0).data, np.float32)
+        outputs = [
+            np.array(request.get_output_tensor(at).data, np.float32) for at in range(n_outputs)
+        ]
         self._idle.append(request)
-        return output
+        return outputs
 
     def _reset_after_fork(self) -> None:
         """In a forked child, which has none of the threads: compile again when next called."""

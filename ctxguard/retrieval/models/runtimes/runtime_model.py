@@ -24,12 +24,19 @@ from ctxguard.retrieval.models.runtimes.exported import (
     cache_key,
     default_cache,
     read,
+    read_table,
     write,
+    write_table,
 )
 from ctxguard.retrieval.models.runtimes.openvino_session import OpenVinoSession, has_bf16, openvino
 from ctxguard.retrieval.models.runtimes.torch_model import TorchModel
-from ctxguard.retrieval.models.runtimes.tracing import Traceable, to_openvino
-from ctxguard.retrieval.protocols import Float32Array
+from ctxguard.retrieval.models.runtimes.torch_session import TorchSession
+from ctxguard.retrieval.models.runtimes.tracing import (
+    Traceable,
+    UntraceableModelError,
+    to_openvino,
+)
+from ctxguard.retrieval.protocols import Float32Array, Int8Array, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +118,7 @@ class RuntimeModel:
         self._cache = default_cache() if cache is None else cache
         self._given_folder = folder
         self._opened: tuple[Runtime, Encoder | None] | None = None
+        self._table: Int8Array | None = None
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -146,6 +154,41 @@ class RuntimeModel:
             ConfigurationError: it cannot compute this model as torch does.
         """
         return self._open_once()[1]
+
+    def token_encoder(self) -> Encoder | None:
+        """The model on its runtime, torch included; None where it gives no states of tokens.
+
+        Raises:
+            MissingExtraError, ConfigurationError: as for ``encoder``.
+        """
+        encoder = self.encoder or self._torch_encoder
+        return encoder if encoder is not None and encoder.gives_tokens else None
+
+    @cached_property
+    def _torch_encoder(self) -> Encoder | None:
+        try:
+            with self.torch.held() as model:
+                traceable = self._task.trace(model)
+        except UntraceableModelError:
+            return None
+        return Encoder(traceable, TorchSession(self.torch, traceable))
+
+    def token_table(self, encoder: Encoder, progress: Progress | None) -> Int8Array:
+        """The states of single word pieces, from the cache where they are known.
+
+        Args:
+            encoder: From ``token_encoder``.
+            progress: Called with the number of word pieces done so far.
+        """
+        with self._lock:
+            if self._table is None:
+                key = cache_key(self.weights, self.folder, "tokens")
+                self._table = None if self._cache is None else read_table(self._cache, key)
+                if self._table is None:
+                    self._table = encoder.token_table(progress)
+                    if self._cache is not None:
+                        write_table(self._cache, key, self._table)
+            return self._table
 
     def _open_once(self) -> tuple[Runtime, Encoder | None]:
         if self._opened is None:

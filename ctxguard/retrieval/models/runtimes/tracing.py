@@ -42,16 +42,19 @@ class Traceable:
     """A model in torch, with its results for the probes.
 
     Attributes:
-        module: Takes the inputs in the order of their names and returns one tensor (n, width).
+        module: Takes the inputs in the order of their names and returns a tensor (n, width); with
+            the states of the tokens (n, tokens, d) behind it, where the model gives them.
         tokenizer: The content of a ``tokenizer.json``.
         inputs: How texts become arrays.
         expected: torch's results for the probes, shape (n_probes, width).
+        n_outputs: How many tensors the module returns.
     """
 
     module: Any
     tokenizer: bytes
     inputs: Inputs
     expected: Float32Array
+    n_outputs: int
 
 
 def traceable_embedder(model: Any) -> Traceable:
@@ -130,13 +133,18 @@ def _traceable(model: Any, output: str, inputs: Inputs, expected: Float32Array) 
             self.model = model
 
         def forward(self, *tensors: Any) -> Any:
-            result = self.model(dict(zip(inputs.names, tensors, strict=True)))[output]
-            if output == "sentence_embedding":
-                return torch.nn.functional.normalize(result, dim=-1)
-            return result
+            results = self.model(dict(zip(inputs.names, tensors, strict=True)))
+            if output != "sentence_embedding":
+                return results[output]
+            unit = torch.nn.functional.normalize(results[output], dim=-1)
+            return (unit, results["token_embeddings"]) if "token_embeddings" in results else unit
 
     tokenizer = model.tokenizer.backend_tokenizer.to_str().encode()
-    return Traceable(Whole().eval(), tokenizer, inputs, expected)
+    whole = Whole().eval()
+    with torch.inference_mode():
+        outputs = whole(*[each.to(model.device) for each in _example(inputs)])
+    n_outputs = len(outputs) if isinstance(outputs, tuple) else 1
+    return Traceable(whole, tokenizer, inputs, expected, n_outputs)
 
 
 def _example(inputs: Inputs) -> tuple[Any, ...]:
