@@ -49,7 +49,7 @@ from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
+from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress, QueryTokens
 
 SUMMARY = "Measure what a profile loses on a corpus that changes after its calibration."
 Change = Literal["added", "replaced", "around"]
@@ -123,7 +123,7 @@ class HybridOnly:
         """The retriever's."""
         return self.inner.fingerprint()
 
-    def encode_query(self, query: str) -> Float32Array:
+    def encode_query(self, query: str) -> Float32Array | QueryTokens:
         """The retriever's."""
         return self.inner.encode_query(query)
 
