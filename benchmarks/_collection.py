@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks._text import text_features
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus, splits
-from calibration.fit import fit_fusion, pool_signals
+from calibration.fit import fit_fusion, pool_features
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools, replay
 from ctxguard._support.cache_folder import cache_folder
@@ -120,7 +120,7 @@ class Collection:
             self._views[fusion.weight] = View(
                 pools,
                 label(pools, self.dataset),
-                pool_signals(pools),
+                pool_features(pools),
                 text_features(pools, query_texts, self._retriever.passage),
             )
         return self._views[fusion.weight]

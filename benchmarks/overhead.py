@@ -33,7 +33,8 @@ from ctxguard.core.context import Context
 from ctxguard.core.decision import decide
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.signals import RelevanceModel, signal_names
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import feature_names
 from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -102,7 +103,7 @@ def make_pool(n: int, seed: int) -> Pool:
 
 def relevance_model(legs: Sequence[str]) -> RelevanceModel:
     """Coefficients of a plausible size; what they are changes nothing in the time."""
-    names = signal_names(legs)
+    names = feature_names(legs)
     return RelevanceModel(
         legs=tuple(sorted(legs)),
         coefficients=tuple([0.0 if name.endswith("log_rank") else 0.5 for name in names]),

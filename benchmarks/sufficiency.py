@@ -35,7 +35,7 @@ from benchmarks._collection import Collection, default_cache
 from benchmarks.policies import environment
 from calibration.data.dataset import Dataset, Query, split_by_query
 from calibration.evaluate import interval_bounds
-from calibration.fit import fit_relevance, pool_signals
+from calibration.fit import fit_relevance, pool_features
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
 from calibration.sufficiency import (
@@ -241,7 +241,7 @@ def _measure_split(
 ) -> _Split:
     policy: Policy = RatioPolicy(k=K)
     if name != "first 5":
-        model = fit_relevance(*fit, pool_signals(fit[0]))
+        model = fit_relevance(*fit, pool_features(fit[0]))
         policy = ExpectedUtilityPolicy(model, k=K, cost=0.0)
     fitted = calibrate_sufficiency(policy, fit, setting, false_alarms=ALPHA, delta=DELTA)
     if fitted is None:

@@ -236,7 +236,9 @@ def _provenance(
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    skipped = [f"{route.value}: {line}" for route, p in pools.items() for line in p.skipped]
+    skipped = [
+        f"{route.value}: {line}" for route, p in pools.items() for line in (*p.notes, *p.skipped)
+    ]
     return Provenance(
         ctxguard_version=versions.get("ctxguard", "unknown"),
         seed=settings.seed,

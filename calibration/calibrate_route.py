@@ -15,7 +15,7 @@ from calibration.fit import (
     fit_relevance,
     fit_temperature,
     out_of_fold,
-    pool_signals,
+    pool_features,
     probabilities,
 )
 from calibration.grid import MAX_K, Grid, GridIndex, plain_grid, ratio_grid, utility_grid
@@ -27,6 +27,7 @@ from calibration.weights import deciles, n_equivalent, weighted_mean
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.signals import named_features, signal_of
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, FloatArray
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import (
@@ -385,10 +386,13 @@ def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Polic
             f"ratio: {labelled} answerable queries to choose on, and a probability needs "
             f"{FEWEST_LABELS}"
         )
-    if legs < 2:
+    signals = len({signal_of(feature) for feature in named_features(pools.signals)})
+    if legs < 2 and not signals:
         return "ratio", "ratio: a single scorer, whose probability would keep the same order"
+    named = f", {signals} named signals" if signals else ""
     return "expected_utility", (
-        f"expected_utility: {labelled} answerable queries to choose on, and {legs} scorers"
+        f"expected_utility: {labelled} answerable queries to choose on, {max(legs, 1)} "
+        f"scorer{'s' * (legs > 1)}{named}"
     )
 
 
@@ -407,12 +411,7 @@ def _ratio_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _
 
 
 def _utility_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _Candidates:
-    if not pools.legs:
-        raise CalibrationError(
-            f"route {pools.route.value}: the retriever gives no leg's scores, so there is no "
-            "signal for a probability; use --policy ratio"
-        )
-    table, ks = pool_signals(pools), _sizes(pools, settings)
+    table, ks = pool_features(pools), _sizes(pools, settings)
     model = fit_relevance(pools, labels, table)
 
     def grid(pools: Pools, labels: PoolLabels, values: FloatArray) -> Grid:
@@ -420,7 +419,9 @@ def _utility_candidates(pools: Pools, labels: PoolLabels, settings: Settings) ->
 
     return _Candidates(
         grid(pools, labels, out_of_fold(pools, labels, table)),
-        lambda pools, labels: grid(pools, labels, probabilities(model, pools, pool_signals(pools))),
+        lambda pools, labels: grid(
+            pools, labels, probabilities(model, pools, pool_features(pools))
+        ),
     )
 
 

@@ -17,8 +17,8 @@ from calibration.fit import fit_temperature
 from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
-from ctxguard.core.signals import RelevanceModel
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 

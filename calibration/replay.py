@@ -9,11 +9,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.readers import RunEntry
@@ -22,6 +23,7 @@ from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.decision import candidate_order
+from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Flag,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
-_FORMAT = 2
+_FORMAT = 3
 
 _NO_SCORES = (
     "no candidate has a score that is a number; if the retriever gives none, say that its score "
@@ -68,6 +70,9 @@ class Pools:
             another route or with another kind of score than most.
         documents: As ``passage_ids``, with the document's id instead of its best-ranked chunk's;
             None where no passage is a chunk of a document.
+        signals: Named signals that every candidate has, shape (n_q, depth), NaN beyond a pool's
+            end.
+        notes: Signals left out because a candidate lacks them, one line each.
     """
 
     route: Route
@@ -80,6 +85,8 @@ class Pools:
     skipped: tuple[str, ...] = ()
     tokens: FloatArray | None = None
     documents: tuple[tuple[str, ...], ...] | None = None
+    signals: Mapping[str, FloatArray] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.query_ids)
@@ -109,19 +116,17 @@ class Pools:
         """The pools of these queries, in this order, without those that were skipped."""
         where = {query_id: row for row, query_id in enumerate(self.query_ids)}
         rows = [where[query_id] for query_id in query_ids if query_id in where]
-        return Pools(
-            route=self.route,
-            kind=self.kind,
+        return replace(
+            self,
             query_ids=tuple(self.query_ids[row] for row in rows),
             passage_ids=tuple(self.passage_ids[row] for row in rows),
             scores=self.scores[rows],
             legs={name: scores[rows] for name, scores in self.legs.items()},
-            leg_kinds=self.leg_kinds,
-            skipped=self.skipped,
             tokens=None if self.tokens is None else self.tokens[rows],
             documents=None
             if self.documents is None
             else tuple(self.documents[row] for row in rows),
+            signals={name: values[rows] for name, values in self.signals.items()},
         )
 
     def rankings(self) -> Iterator[Ranking]:
@@ -142,6 +147,7 @@ class Pools:
                     name: Leg(scores[row, :n], self.leg_kinds[name])
                     for name, scores in self.legs.items()
                 },
+                signals={name: values[row, :n] for name, values in self.signals.items()},
             )
 
     def run(self) -> dict[str, tuple[RunEntry, ...]]:
@@ -309,6 +315,10 @@ def _columns(
     scores = np.full(shape, np.nan)
     leg_kinds = {name: leg.kind for _, ranking in answered for name, leg in ranking.legs.items()}
     legs = {name: np.full(shape, np.nan) for name in sorted(leg_kinds)}
+    signals = {
+        name: np.full(shape, np.nan)
+        for name in sorted({name for _, ranking in answered for name in ranking.signals})
+    }
     tokens = np.full(shape, np.nan)
     all_ids, documents = [], []
     for row, (_, ranking) in enumerate(answered):
@@ -321,9 +331,12 @@ def _columns(
         ]
         for name, leg in ranking.legs.items():
             legs[name][row, :n] = leg.scores[order]
+        for name, values in ranking.signals.items():
+            signals[name][row, :n] = values[order]
         tokens[row, :n] = [_tokens(ranking.passages, position) for position in order]
         all_ids.append(tuple(ranking.passage_ids[position] for position in order))
         documents.append(_documents(ranking, order))
+    whole, notes = _whole_signals(signals, np.isnan(scores))
     return Pools(
         route=route,
         kind=kind,
@@ -335,7 +348,39 @@ def _columns(
         skipped=skipped,
         tokens=tokens,
         documents=None if documents == all_ids else tuple(documents),
+        signals=whole,
+        notes=notes,
     )
+
+
+def _whole_signals(
+    signals: Mapping[str, FloatArray], beyond: NDArray[np.bool_]
+) -> tuple[dict[str, FloatArray], tuple[str, ...]]:
+    """The signals that every candidate has, and a line about each of the others.
+
+    Args:
+        signals: Shape (n_q, depth) each.
+        beyond: Same shape, whether there is no candidate.
+
+    Raises:
+        ConfigurationError: a signal's name has a full stop, as only the names of its features do.
+    """
+    whole, notes = {}, []
+    for name, values in signals.items():
+        if "." in name or not name:
+            raise ConfigurationError(
+                f"the retriever gives a signal named {name!r}: a name must have no full stop, and "
+                "at least one letter"
+            )
+        lacking = int((~(beyond | (np.abs(values) < INVALID_MAGNITUDE)).all(axis=1)).sum())
+        if lacking:
+            notes.append(
+                f"signal {name!r} is left out: {lacking} of {len(values)} queries have a candidate "
+                "without it"
+            )
+        else:
+            whole[name] = values
+    return whole, tuple(notes)
 
 
 def _tokens(passages: PassageSource, position: int) -> float:
@@ -400,8 +445,11 @@ def _save(pools: Pools, file: Path) -> None:
         "leg_kinds": {name: kind.value for name, kind in pools.leg_kinds.items()},
         "skipped": pools.skipped,
         "documents": pools.documents,
+        "signals": list(pools.signals),
+        "notes": pools.notes,
     }
     arrays: dict[str, Any] = {f"leg_{name}": leg for name, leg in pools.legs.items()}
+    arrays |= {f"signal_{name}": values for name, values in pools.signals.items()}
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
     arrays["scores"] = pools.scores
     if pools.tokens is not None:
@@ -430,6 +478,8 @@ def _load(file: Path) -> Pools | None:
                 documents=None
                 if about["documents"] is None
                 else tuple(tuple(ids) for ids in about["documents"]),
+                signals={name: arrays[f"signal_{name}"] for name in about["signals"]},
+                notes=tuple(about["notes"]),
             )
     except Exception:
         # A damaged archive can raise any type.

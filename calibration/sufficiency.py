@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibration import risk
-from calibration.fit import FOLDS, fit_relevance, fold_of, pool_signals
+from calibration.fit import FOLDS, fit_relevance, fold_of, pool_features
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from calibration.weights import counted, n_equivalent
@@ -193,7 +193,7 @@ def _unseen_decisions(policy: Policy, pools: Pools, labels: PoolLabels) -> Itera
     if not isinstance(policy, ExpectedUtilityPolicy):
         yield from (decide(ranking, policy) for ranking in rankings)
         return
-    table = pool_signals(pools)
+    table = pool_features(pools)
     folds = np.array([fold_of(query_id) for query_id in pools.query_ids])
     policies = []
     for number in range(FOLDS):

@@ -23,7 +23,7 @@ from calibration.evaluate import (
     bootstrap_interval,
     per_query,
 )
-from calibration.fit import fit_temperature, pool_signals, probabilities
+from calibration.fit import fit_temperature, pool_features, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label
 from calibration.replay import Pools
 from calibration.report.data import (
@@ -257,7 +257,7 @@ def _reliability(
             None,
             "No query was held out, and a model looks better on the queries it was fitted on.",
         )
-    values = probabilities(policy.model, pools, pool_signals(pools))
+    values = probabilities(policy.model, pools, pool_features(pools))
     relevant = labels.relevant
     kept = np.zeros((len(pools), 3))
     for row, ranking in enumerate(pools.rankings()):

@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import (
     INVALID_MAGNITUDE,
     all_valid,
@@ -25,10 +26,11 @@ from ctxguard.core.scores import (
     relative_score,
     within_domain,
 )
+from ctxguard.core.signals import legs_in_order
 from ctxguard.core.types import (
     DropReason,
     Flag,
-    Leg,
+    FloatArray,
     Ranking,
     ScoreKind,
     Threshold,
@@ -205,10 +207,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     # A score that is impossible for its kind is no signal of the model, and matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    legs = ranking.legs
-    if not isinstance(order, range):
-        legs = {name: Leg(leg.scores[list(order)], leg.kind) for name, leg in legs.items()}
-    probabilities = policy.model.probabilities(legs) if n else None
+    probabilities = _probabilities(ranking, order, policy.model) if n else None
     if probabilities is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
@@ -229,6 +228,20 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
         set_aside,
         ranked,
     )
+
+
+def _probabilities(
+    ranking: Ranking, order: Sequence[int], model: RelevanceModel
+) -> FloatArray | None:
+    """P(relevant) of the candidates in this order; None if the model lacks a signal."""
+    signals = ranking.signals
+    if model.signals and not isinstance(order, range):
+        rows = list(order)
+        wanted = [name for name in model.signals if name in signals]
+        if any(len(signals[name]) != len(ranking) for name in wanted):
+            return None
+        signals = {name: signals[name][rows] for name in wanted}
+    return model.probabilities(legs_in_order(ranking, order), signals)
 
 
 def _relative_prefix(

@@ -6,7 +6,7 @@ Pure: no I/O, no clock, no logging.
 from dataclasses import dataclass
 from typing import Literal
 
-from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError
 

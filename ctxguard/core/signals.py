@@ -1,161 +1,253 @@
-"""The features of a candidate, and P(relevant) from a model's plain coefficients.
+"""The features of a candidate: what a model sees of its scores and of its named signals.
 
 For each leg that scored the candidates: its value, the gap to the leg's best, its z-score in
 the list, the logarithm of its rank, and the leg's best value; where there are several, the sum
-of reciprocal ranks and whether every leg matched (DESIGN.md §5). Pure; numpy alone.
+of reciprocal ranks and whether every leg matched; and of each named signal the transforms that
+``TRANSFORMS`` lists (DESIGN.md §5). Pure; numpy alone.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard.core.fusion import RECIPROCAL_RANK_CONSTANT
 from ctxguard.core.scores import INVALID_MAGNITUDE
-from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.core.types import FloatArray, Leg, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 PER_LEG = ("value", "gap", "z", "log_rank", "top")
 ACROSS_LEGS = ("reciprocal_ranks", "in_all_legs")
 
+RANKING = "ranking"
+"""In place of a leg's name: the scores of a ranking that has no legs."""
+
+TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "stem_bm25": ("raw", "z", "gap"),
+        "stem_coverage": ("raw", "z"),
+        "coverage": ("raw", "z", "gap"),
+        "sentence_coverage": ("raw", "z"),
+        "lead_coverage": ("raw",),
+        "length": ("raw", "z"),
+        "bigram_coverage": ("raw",),
+        "sentence_match": ("raw", "z", "gap"),
+        "token_match": ("raw", "z", "gap"),
+        "sentence_similarity": (),
+        "redundancy": (),
+        "similarity_3": (),
+        "similarity_10": (),
+        "term_similarity_3": (),
+        "ranker": ("raw", "z", "gap", "log_rank"),
+        "term_support_3": ("raw", "z"),
+        "term_support": ("raw", "z"),
+        "vector_support_3": ("raw", "z"),
+        "smoothed_by_vectors": ("z",),
+        "smoothed_by_terms": ("z",),
+        "vector_redundancy": ("raw",),
+        "term_redundancy": ("raw",),
+    }
+)
+"""What a model may use of each signal of `ctxguard.signals`; none of an input of the ranker."""
+
+OTHER_TRANSFORMS = ("raw", "z", "gap")
+"""What it may use of any other signal, such as a wrapped retriever's own."""
+
+_SUFFIXES = ("z", "gap", "log_rank")
+_BLOCKS = {"raw": 0, "value": 0, "gap": 1, "z": 2, "log_rank": 3, "top": 4}
 _PROBABILITY_EDGE = 1e-9
+NO_SIGNALS: Mapping[str, FloatArray] = MappingProxyType({})
 
 
-def signal_names(legs: Sequence[str]) -> tuple[str, ...]:
-    """The names of the signals of a set of legs, in the order of ``signals``' rows.
+def named_features(signals: Iterable[str]) -> tuple[str, ...]:
+    """The names of the features of named signals, sorted by signal.
 
-    >>> signal_names(["dense"])
-    ('dense.value', 'dense.gap', 'dense.z', 'dense.log_rank', 'dense.top')
+    A feature has its signal's name, and after a full stop its transform, unless it is the raw
+    value: ``z`` is the z-score in the list, ``gap`` the value less the list's highest, and
+    ``log_rank`` the logarithm of the rank.
+
+    >>> named_features(["lead_coverage", "freshness", "redundancy"])
+    ('freshness', 'freshness.z', 'freshness.gap', 'lead_coverage')
     """
-    names = [f"{leg}.{signal}" for leg in sorted(legs) for signal in PER_LEG]
-    return (*names, *(ACROSS_LEGS if len(legs) > 1 else ()))
+    return tuple(
+        name if transform == "raw" else f"{name}.{transform}"
+        for name in sorted(signals)
+        for transform in TRANSFORMS.get(name, OTHER_TRANSFORMS)
+    )
 
 
-def signals(legs: Mapping[str, Leg]) -> FloatArray:
-    """The signals of every candidate of one ranking.
+def signal_of(feature: str) -> str:
+    """The signal that a named feature is made from.
+
+    >>> signal_of("ranker.log_rank"), signal_of("ranker")
+    ('ranker', 'ranker')
+    """
+    return _parsed(feature)[0]
+
+
+def _parsed(feature: str) -> tuple[str, str]:
+    """The signal and the transform of a named feature.
+
+    Raises:
+        ConfigurationError: it is the name of no feature.
+    """
+    name, dot, suffix = feature.partition(".")
+    if not name or (dot and suffix not in _SUFFIXES):
+        raise ConfigurationError(
+            f"{feature!r} is no feature: it must be the name of a signal, which has no full stop, "
+            f"alone or followed by .{', .'.join(_SUFFIXES)}"
+        )
+    return name, suffix or "raw"
+
+
+def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, ...]:
+    """The names of the features of a set of legs, in the order of ``features``' rows.
+
+    Args:
+        legs: Names of legs.
+        named: Features of named signals, which follow as they are.
+
+    >>> feature_names(["dense"], ["ranker.z"])
+    ('dense.value', 'dense.gap', 'dense.z', 'dense.log_rank', 'dense.top', 'ranker.z')
+    """
+    legs = sorted(legs)
+    names = [f"{leg}.{feature}" for leg in legs for feature in PER_LEG]
+    return (*names, *(ACROSS_LEGS if len(legs) > 1 else ()), *named)
+
+
+class _Plan(NamedTuple):
+    """Where each feature is in the block of all transforms of all values.
+
+    Attributes:
+        signals: The named signals, which follow the legs as values.
+        ranked: The values whose rank is needed.
+        rows: Shape (n_features,), rows of the block.
+    """
+
+    signals: tuple[str, ...]
+    ranked: tuple[int, ...]
+    rows: NDArray[np.intp]
+
+
+@lru_cache(maxsize=256)
+def _plan(legs: tuple[str, ...], named: tuple[str, ...]) -> _Plan:
+    parsed = [_parsed(feature) for feature in named]
+    signals = tuple(dict.fromkeys(name for name, _ in parsed))
+    at = {name: len(legs) + row for row, name in enumerate(signals)}
+    wanted = [(leg, feature) for leg in range(len(legs)) for feature in PER_LEG]
+    named_at = [(at[name], transform) for name, transform in parsed]
+    n = len(legs) + len(signals)
+    across = [len(PER_LEG) * n, len(PER_LEG) * n + 1] if len(legs) > 1 else []
+    return _Plan(
+        signals,
+        (*range(len(legs)), *[row for row, transform in named_at if transform == "log_rank"]),
+        np.array(
+            [_BLOCKS[feature] * n + row for row, feature in wanted]
+            + across
+            + [_BLOCKS[transform] * n + row for row, transform in named_at],
+            dtype=np.intp,
+        ),
+    )
+
+
+def features(
+    legs: Mapping[str, Leg],
+    signals: Mapping[str, FloatArray] = NO_SIGNALS,
+    named: Sequence[str] = (),
+) -> FloatArray:
+    """The features of every candidate of one ranking.
 
     Args:
         legs: Each stage's scores, shape (n,) each. One that is missing or garbage makes its
             leg's gap and top NaN for every candidate, since the leg's best is then unknown: a
-            missing score is another signal set, with its own model.
+            missing score is another set of features, with its own model.
+        signals: Named signals, shape (n,) each, with the same rule.
+        named: The features of named signals that are wanted, as ``named_features`` names them.
 
     Returns:
-        Shape (n_signals, n), rows in the order of ``signal_names``.
+        Shape (n_features, n), rows in the order of ``feature_names``.
 
     Raises:
-        ConfigurationError: a leg whose scores carry rank only.
+        ConfigurationError: a leg whose scores carry rank only, or a name of no feature.
+        KeyError: a signal that is wanted is not there.
 
     >>> legs = {"dense": Leg(np.array([0.9, 0.5]), ScoreKind.COSINE)}
-    >>> signals(legs).round(2).tolist()
+    >>> features(legs).round(2).tolist()
     [[0.9, 0.5], [0.0, -0.4], [1.0, -1.0], [0.0, 0.69], [0.9, 0.9]]
+    >>> features({}, {"freshness": np.array([3.0, 1.0])}, ["freshness.gap"]).tolist()
+    [[0.0, -2.0]]
     """
-    names = sorted(legs)
-    n = legs[names[0]].scores.shape[0] if names else 0
-    rows = np.empty((len(signal_names(names)), n))
+    names = tuple(sorted(legs))
+    plan = _plan(names, tuple(named))
+    columns = [legs[name].scores for name in names]
+    columns += [signals[name] for name in plan.signals]
+    n_values, n = len(columns), len(columns[0]) if columns else 0
     if n == 0:
-        return rows
-    reciprocal, matched, row = np.zeros(n), np.ones(n, dtype=bool), 0
-    for name in names:
-        leg = legs[name]
-        value = _additive(leg)
-        ascending = np.sort(value)
-        top, centred = ascending[-1], value - value.mean()
-        spread = float(np.sqrt(centred @ centred / n))
-        rank = n + 1.0 - np.searchsorted(ascending, value, side="right")
-        rows[row] = value
-        rows[row + 1] = value - top
-        # Of equal values, rounding alone would make a spread.
-        rows[row + 2] = centred / spread if top > ascending[0] and spread > 0.0 else 0.0
-        rows[row + 3] = np.log(rank)
-        rows[row + 4] = top
-        reciprocal += 1.0 / (RECIPROCAL_RANK_CONSTANT + rank)
-        if leg.kind is ScoreKind.RATIO:
-            matched &= value > 0.0
-        row += len(PER_LEG)
+        return np.empty((plan.rows.size, 0))
+    block = np.empty((len(PER_LEG) * n_values + len(ACROSS_LEGS), n))
+    values, gaps, z, log_ranks, tops = block[: len(PER_LEG) * n_values].reshape(-1, n_values, n)
+    np.concatenate(columns, out=values.reshape(-1))
+    values[np.abs(values) >= INVALID_MAGNITUDE] = np.nan
+    for value, name in zip(values, names, strict=False):
+        _make_additive(value, legs[name].kind)
+    top = values.max(axis=1, keepdims=True)
+    tops[:] = top
+    np.subtract(values, top, out=gaps)
+    centred = values - values.mean(axis=1, keepdims=True)
+    spread = np.sqrt(np.einsum("vn,vn->v", centred, centred) / n)[:, None]
+    # Of equal values, rounding alone would make a spread.
+    spread[(values.min(axis=1, keepdims=True) == top) | (spread == 0.0)] = np.inf
+    np.divide(centred, spread, out=z)
+    for row in plan.ranked:
+        ranks = n + 1.0 - np.searchsorted(np.sort(values[row]), values[row], side="right")
+        log_ranks[row] = ranks
     if len(names) > 1:
-        rows[row] = reciprocal
-        rows[row + 1] = matched
-    return rows
+        reciprocal, matched = block[-2], block[-1]
+        reciprocal[:] = (1.0 / (RECIPROCAL_RANK_CONSTANT + log_ranks[: len(names)])).sum(axis=0)
+        matched[:] = 1.0
+        for value, name in zip(values, names, strict=False):
+            if legs[name].kind is ScoreKind.RATIO:
+                matched *= value > 0.0
+    for row in plan.ranked:
+        np.log(log_ranks[row], out=log_ranks[row])
+    return block.take(plan.rows, axis=0)
 
 
-def _additive(leg: Leg) -> FloatArray:
-    """Scores on a scale where differences mean the same everywhere; NaN for garbage."""
-    scores = np.where(np.abs(leg.scores) < INVALID_MAGNITUDE, leg.scores, np.nan)
-    if leg.kind is ScoreKind.RATIO:
-        return np.log1p(np.maximum(scores, 0.0))
-    if leg.kind is ScoreKind.PROBABILITY:
+def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
+    """Put scores on a scale where differences mean the same everywhere."""
+    if kind is ScoreKind.RATIO:
+        np.log1p(np.maximum(scores, 0.0), out=scores)
+    elif kind is ScoreKind.PROBABILITY:
         clipped = np.clip(scores, _PROBABILITY_EDGE, 1.0 - _PROBABILITY_EDGE)
-        return np.log(clipped / (1.0 - clipped))
-    if leg.kind is ScoreKind.RANK:
+        np.log(clipped / (1.0 - clipped), out=scores)
+    elif kind is ScoreKind.RANK:
         raise ConfigurationError(
-            "scores of kind 'rank' carry order only and give no signal; hand the legs over apart"
+            "scores of kind 'rank' carry order only and give no feature; hand the legs over apart"
         )
-    return scores
 
 
-@dataclass(frozen=True)
-class RelevanceModel:
-    """Logistic regression over the signals of one set of legs, as plain numbers.
+def legs_in_order(ranking: Ranking, order: Sequence[int]) -> Mapping[str, Leg]:
+    """The legs of a ranking, or the leg ``RANKING`` of its own scores where it has none.
 
-    P(relevant) = 1 / (1 + exp(−(intercept + Σ coefficient · (signal − mean) / scale))).
+    Of scores that carry order only, the leg is minus the logarithm of the rank.
 
-    Attributes:
-        legs: The legs that it was fitted on, sorted: it serves no other set.
-        coefficients: One per signal, in the order of ``signal_names(legs)``.
-        means: The mean of each signal in the data that it was fitted on.
-        scales: The scale of each signal in that data, > 0.
-        intercept: Log-odds of a candidate with average signals.
+    Args:
+        ranking: The ranking.
+        order: Positions of the candidates that are wanted, best first.
+
+    Returns:
+        Legs whose scores have the shape of ``order``.
     """
-
-    legs: tuple[str, ...]
-    coefficients: tuple[float, ...]
-    means: tuple[float, ...]
-    scales: tuple[float, ...]
-    intercept: float
-
-    def __post_init__(self) -> None:
-        names = signal_names(self.legs)
-        if not self.legs or list(self.legs) != sorted(set(self.legs)):
-            raise ConfigurationError(f"legs {self.legs!r} must be distinct, sorted names")
-        for field, values in (
-            ("coefficients", self.coefficients),
-            ("means", self.means),
-            ("scales", self.scales),
-        ):
-            if len(values) != len(names):
-                raise ConfigurationError(
-                    f"{field} has {len(values)} numbers for {len(names)} signals"
-                )
-            if not np.isfinite(values).all():
-                raise ConfigurationError(f"{field} {values!r} must be finite numbers")
-        if not math.isfinite(self.intercept):
-            raise ConfigurationError(f"intercept {self.intercept!r} must be a finite number")
-        if min(self.scales) <= 0.0:
-            raise ConfigurationError(f"scale {min(self.scales)!r} must be > 0")
-        # The standardisation is folded into the coefficients once, not on every request.
-        weights = np.asarray(self.coefficients) / np.asarray(self.scales)
-        object.__setattr__(self, "_weights", weights)
-        object.__setattr__(
-            self, "_offset", float(self.intercept - weights @ np.asarray(self.means))
-        )
-
-    def probabilities(self, legs: Mapping[str, Leg]) -> FloatArray | None:
-        """P(relevant) of every candidate, shape (n,).
-
-        Returns:
-            None if the legs are not those that the model was fitted on, carry rank only, or lack a
-            score: a probability from other signals would be a guess.
-        """
-        if tuple(sorted(legs)) != self.legs:
-            return None
-        if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
-            return None
-        weights: FloatArray = self._weights  # type: ignore[attr-defined]
-        # Not a matrix product, which rounds equal candidates apart by where they stand.
-        log_odds: FloatArray = np.einsum("s,sn->n", weights, signals(legs))
-        log_odds += self._offset  # type: ignore[attr-defined]
-        if not np.isfinite(log_odds).all():
-            return None
-        with np.errstate(over="ignore"):
-            return 1.0 / (1.0 + np.exp(-log_odds))
+    as_given = isinstance(order, range)
+    if ranking.legs:
+        if as_given:
+            return ranking.legs
+        rows = list(order)
+        return {name: Leg(leg.scores[rows], leg.kind) for name, leg in ranking.legs.items()}
+    if ranking.kind is ScoreKind.RANK:
+        return {RANKING: Leg(-np.log(np.arange(1, len(order) + 1)), ScoreKind.LOGIT)}
+    scores = np.array(ranking.scores, dtype=np.float64)
+    return {RANKING: Leg(scores if as_given else scores[list(order)], ranking.kind)}

@@ -15,11 +15,9 @@ import numpy as np
 
 from ctxguard.core.decision import Decision
 from ctxguard.core.scores import INVALID_MAGNITUDE
+from ctxguard.core.signals import RANKING
 from ctxguard.core.types import Flag, FloatArray, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
-
-RANKING = "ranking"
-"""In place of a leg's name: the scores of a ranking that has no legs."""
 
 PER_LEG = ("top", "gap", "first")
 

@@ -17,8 +17,9 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.sufficiency import SufficiencyModel
+from ctxguard.core.trees import Trees
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 
@@ -38,6 +39,7 @@ for _core in (
     RatioPolicy,
     ExpectedUtilityPolicy,
     RelevanceModel,
+    Trees,
     SufficiencyModel,
     Fusion,
     Utilities,
@@ -305,17 +307,13 @@ class Profile(_Frozen):
         data = self.model_dump(mode="json")
         # Left out, so that a profile of an older release keeps its bytes and its id.
         for route in data["routes"].values():
-            for field in ("safe_policy", "sufficiency"):
-                if route[field] is None:
-                    del route[field]
-            own = [segment["certificate"] for segment in route["segments"].values()]
-            for certificate in filter(None, (route["certificate"], *own)):
-                for field in ("recall_difference", "n_equivalent"):
-                    if certificate[field] is None:
-                        del certificate[field]
-            fitted = route.get("sufficiency")
-            if fitted is not None and fitted["n_equivalent"] is None:
-                del fitted["n_equivalent"]
+            _leave_out_unset(route, "safe_policy", "sufficiency")
+            served = [route, *route["segments"].values()]
+            for one in served:
+                _leave_out_unset(one["certificate"], "recall_difference", "n_equivalent")
+            for policy in (route.get("safe_policy"), *[one["policy"] for one in served]):
+                _leave_out_unset((policy or {}).get("model"), "features", "clip", "trees")
+            _leave_out_unset(route.get("sufficiency"), "n_equivalent")
         if self.utilities.unjudged == DEFAULT_UTILITIES.unjudged:
             del data["utilities"]["unjudged"]
         if self.provenance.utilities_source is None:
@@ -417,6 +415,13 @@ def fingerprint_differences(
         else:
             lines.append(f"{key} is {now!r}, was {was!r}")
     return tuple(lines)
+
+
+def _leave_out_unset(data: dict[str, Any] | None, *fields: str) -> None:
+    """Delete those of the fields that are null or empty."""
+    for field in fields if data else ():
+        if data[field] in (None, []):
+            del data[field]
 
 
 def _refuse_constant(name: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy
-from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import DropReason, Flag, Hit, Leg, Ranking, ScoreKind, Threshold
 from ctxguard.errors import ConfigurationError
 

@@ -19,7 +19,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.core.signals import RelevanceModel
+from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.profile.schema import (

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.signals import PER_LEG, RelevanceModel, signal_names, signals
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import PER_LEG, feature_names, features
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
 from ctxguard.errors import ConfigurationError
 
-N_BOTH = len(signal_names(["dense", "lexical"]))
+N_BOTH = len(feature_names(["dense", "lexical"]))
 
 
 def leg(*scores: float, kind: ScoreKind = ScoreKind.COSINE) -> Leg:
@@ -20,11 +21,11 @@ def leg(*scores: float, kind: ScoreKind = ScoreKind.COSINE) -> Leg:
 
 
 def by_name(legs: dict[str, Leg]) -> dict[str, list[float]]:
-    return dict(zip(signal_names(list(legs)), signals(legs).tolist(), strict=True))
+    return dict(zip(feature_names(list(legs)), features(legs).tolist(), strict=True))
 
 
 def model_of(*coefficients: float, legs: tuple[str, ...] = ("dense",)) -> RelevanceModel:
-    n = len(signal_names(legs))
+    n = len(feature_names(legs))
     given = (*coefficients, *[0.0] * (n - len(coefficients)))
     return RelevanceModel(legs, given, (0.0,) * n, (1.0,) * n, 0.0)
 
@@ -47,12 +48,12 @@ class TestSignals:
         assert found["in_all_legs"] == [0.0, 1.0]
 
     def test_one_leg_has_nothing_across_legs(self) -> None:
-        assert signals({"dense": leg(0.9)}).shape == (len(PER_LEG), 1)
+        assert features({"dense": leg(0.9)}).shape == (len(PER_LEG), 1)
 
     def test_the_order_of_the_legs_does_not_matter(self) -> None:
         dense, lexical = leg(0.9, 0.5), leg(1.0, 3.0, kind=ScoreKind.RATIO)
-        one = signals({"dense": dense, "lexical": lexical})
-        other = signals({"lexical": lexical, "dense": dense})
+        one = features({"dense": dense, "lexical": lexical})
+        other = features({"lexical": lexical, "dense": dense})
         assert np.array_equal(one, other)
 
     def test_lexical_scores_are_taken_by_their_logarithm(self) -> None:
@@ -79,16 +80,16 @@ class TestSignals:
         self, scores: list[float], data: st.DataObject
     ) -> None:
         order = data.draw(st.permutations(range(len(scores))))
-        moved = signals({"dense": leg(*[scores[i] for i in order])})
-        assert moved == pytest.approx(signals({"dense": leg(*scores)})[:, order], abs=1e-6)
+        moved = features({"dense": leg(*[scores[i] for i in order])})
+        assert moved == pytest.approx(features({"dense": leg(*scores)})[:, order], abs=1e-6)
 
     def test_no_candidates_and_no_legs(self) -> None:
-        assert signals({"dense": leg(), "lexical": leg()}).shape == (N_BOTH, 0)
-        assert signals({}).shape == (0, 0)
+        assert features({"dense": leg(), "lexical": leg()}).shape == (N_BOTH, 0)
+        assert features({}).shape == (0, 0)
 
     def test_rank_only_scores_give_no_signal(self) -> None:
         with pytest.raises(ConfigurationError, match="order only"):
-            signals({"fused": leg(0.1, kind=ScoreKind.RANK)})
+            features({"fused": leg(0.1, kind=ScoreKind.RANK)})
 
     @pytest.mark.parametrize("kind", [kind for kind in ScoreKind if kind is not ScoreKind.RANK])
     @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, -3.4e38])
@@ -121,10 +122,10 @@ class TestRelevanceModel:
             "dense": Leg(random.uniform(-1, 1, 40), ScoreKind.COSINE),
             "lexical": Leg(random.exponential(5.0, 40), ScoreKind.RATIO),
         }
-        features: FloatArray = signals(legs).T
-        means, scales = features.mean(axis=0), features.std(axis=0)
+        table: FloatArray = features(legs).T
+        means, scales = table.mean(axis=0), table.std(axis=0)
         scales[scales < 1e-12] = 1.0  # the top is the same for all
-        standardised = (features - means) / scales
+        standardised = (table - means) / scales
         theirs = linear_model.LogisticRegression()
         theirs.fit(standardised, random.random(40) < 0.5)
         ours = RelevanceModel(
@@ -168,7 +169,7 @@ class TestRelevanceModel:
             ({"legs": ("lexical", "dense")}, "sorted"),
             ({"legs": ()}, "sorted"),
             ({"legs": ("dense", "dense")}, "distinct"),
-            ({"means": (0.0,) * 4}, "means has 4 numbers for 5 signals"),
+            ({"means": (0.0,) * 4}, "means has 4 numbers for 5 features"),
             ({"scales": (1.0, 1.0, 1.0, 1.0, 0.0)}, "scale 0.0 must be > 0"),
             ({"coefficients": (math.nan, 0.0, 0.0, 0.0, 0.0)}, "coefficients .* finite"),
             ({"scales": (math.inf, 1.0, 1.0, 1.0, 1.0)}, "scales .* finite"),

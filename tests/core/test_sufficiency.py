@@ -9,7 +9,8 @@ import pytest
 
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
-from ctxguard.core.signals import RelevanceModel, signal_names
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import feature_names
 from ctxguard.core.sufficiency import (
     RANKING,
     SufficiencyModel,
@@ -52,7 +53,7 @@ class TestSignals:
         assert len(list_signal_names(legs_of(ranking))) == 7
 
     def test_the_first_passage_is_the_decisions_not_the_rankings(self) -> None:
-        names = signal_names(("dense",))
+        names = feature_names(("dense",))
         by_lowest = tuple([-1.0 if name == "dense.value" else 0.0 for name in names])
         zeros, ones = (0.0,) * len(names), (1.0,) * len(names)
         model = RelevanceModel(("dense",), by_lowest, zeros, ones, 5.0)

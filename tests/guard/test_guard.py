@@ -17,7 +17,8 @@ from ctxguard.core.context import Assembly, Context
 from ctxguard.core.decision import decide
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
-from ctxguard.core.signals import RelevanceModel, signal_names
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import feature_names
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -627,7 +628,7 @@ class TestCalibration:
             guard_of(profile=f"{tmp_path}/absent.json")
 
     def test_expected_utility_through_the_guard(self) -> None:
-        names = signal_names(["dense"])
+        names = feature_names(["dense"])
         model = RelevanceModel(("dense",), (10.0, 0, 0, 0, 0), (0.0,) * 5, (1.0,) * 5, -7.0)
         assert names[0] == "dense.value"
         cosines = np.array([0.2, 0.9, 0.8, 0.1, 0.3, 0.0])
@@ -1070,7 +1071,7 @@ class TestNeverEmptyByAccident:
 
 
 def never_relevant() -> RelevanceModel:
-    n = len(signal_names(("lexical",)))
+    n = len(feature_names(("lexical",)))
     return RelevanceModel(("lexical",), (0.0,) * n, (0.0,) * n, (1.0,) * n, -3.0)
 
 

@@ -1,0 +1,136 @@
+"""P(relevant) of a candidate, from a model's plain numbers. Pure; numpy alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctxguard.core.signals import NO_SIGNALS, feature_names, features, signal_of
+from ctxguard.core.trees import Trees
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class RelevanceModel:
+    """Logistic regression over the features of candidates, and boosted trees, as plain numbers.
+
+    P(relevant) = 1 / (1 + exp(−l)), with l = intercept + Σ coefficient · (feature − mean) / scale,
+    or where there are trees the mean of that and of their log-odds.
+
+    Attributes:
+        legs: The legs that it was fitted on, sorted: it serves no other set. ``ranking`` alone
+            stands for the scores of a ranking without legs.
+        coefficients: One per feature, in the order of ``feature_names(legs, features)``.
+        means: The mean of each feature in the data that it was fitted on.
+        scales: The scale of each feature in that data, > 0.
+        intercept: Log-odds of a candidate with average features.
+        features: The features of named signals, as ``named_features`` names them.
+        clip: The largest magnitude of a standardised feature in the regression, > 0: what is
+            farther out counts as that. None for no limit.
+        trees: Over the same features, not standardised; None for the regression alone.
+
+    Raises:
+        ConfigurationError: at construction, for numbers that are not of one model.
+    """
+
+    legs: tuple[str, ...]
+    coefficients: tuple[float, ...]
+    means: tuple[float, ...]
+    scales: tuple[float, ...]
+    intercept: float
+    features: tuple[str, ...] = ()
+    clip: float | None = None
+    trees: Trees | None = None
+
+    def __post_init__(self) -> None:
+        if not self.legs or list(self.legs) != sorted(set(self.legs)):
+            raise ConfigurationError(f"legs {self.legs!r} must be distinct, sorted names")
+        signals = tuple(dict.fromkeys(map(signal_of, self.features)))
+        if len(set(self.features)) != len(self.features):
+            raise ConfigurationError(f"features {self.features!r} must be distinct")
+        names = feature_names(self.legs, self.features)
+        for field, values in (
+            ("coefficients", self.coefficients),
+            ("means", self.means),
+            ("scales", self.scales),
+        ):
+            if len(values) != len(names):
+                raise ConfigurationError(
+                    f"{field} has {len(values)} numbers for {len(names)} features"
+                )
+            if not np.isfinite(values).all():
+                raise ConfigurationError(f"{field} {values!r} must be finite numbers")
+        if not math.isfinite(self.intercept):
+            raise ConfigurationError(f"intercept {self.intercept!r} must be a finite number")
+        if min(self.scales) <= 0.0:
+            raise ConfigurationError(f"scale {min(self.scales)!r} must be > 0")
+        if self.clip is not None and not 0.0 < self.clip < math.inf:
+            raise ConfigurationError(f"clip {self.clip!r} must be > 0 and finite, or null")
+        if self.trees is not None and self.trees.n_features > len(names):
+            raise ConfigurationError(
+                f"the trees compare feature {self.trees.n_features - 1}, and there are only "
+                f"{len(names)}, from 0"
+            )
+        # The standardisation is folded into the coefficients once, not on every request.
+        means, scales = np.asarray(self.means), np.asarray(self.scales)
+        weights = np.asarray(self.coefficients) / scales
+        reach = None if self.clip is None else (self.clip * scales)[:, None]
+        for name, value in (
+            ("_signals", signals),
+            ("_weights", weights),
+            ("_offset", float(self.intercept - weights @ means)),
+            ("_lowest", None if reach is None else means[:, None] - reach),
+            ("_highest", None if reach is None else means[:, None] + reach),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """The named signals that it needs."""
+        signals: tuple[str, ...] = self.__dict__["_signals"]
+        return signals
+
+    def probabilities(
+        self, legs: Mapping[str, Leg], signals: Mapping[str, FloatArray] = NO_SIGNALS
+    ) -> FloatArray | None:
+        """P(relevant) of every candidate, shape (n,).
+
+        Args:
+            legs: Each stage's scores, shape (n,) each.
+            signals: Named signals, shape (n,) each; more than the model needs may be there.
+
+        Returns:
+            None if the legs are not those that the model was fitted on, carry rank only, or lack a
+            score, or if a signal is missing or lacks a value: a probability from other features
+            would be a guess.
+        """
+        if tuple(sorted(legs)) != self.legs:
+            return None
+        if any(leg.kind is ScoreKind.RANK for leg in legs.values()):
+            return None
+        if self.features:
+            n = len(legs[self.legs[0]].scores)
+            for name in self.signals:
+                if name not in signals or len(signals[name]) != n:
+                    return None
+        return self.from_features(features(legs, signals, self.features))
+
+    def from_features(self, values: FloatArray) -> FloatArray | None:
+        """P(relevant) of every candidate, shape (n,), from features of shape (n_features, n).
+
+        Returns:
+            None if a feature is not finite.
+        """
+        own = self.__dict__
+        near = values if self.clip is None else values.clip(own["_lowest"], own["_highest"])
+        # Not a matrix product, which rounds equal candidates apart by where they stand.
+        log_odds: FloatArray = np.einsum("s,sn->n", own["_weights"], near)
+        log_odds += own["_offset"]
+        if not np.isfinite(log_odds).all():
+            return None
+        if self.trees is not None:
+            log_odds = 0.5 * (log_odds + self.trees.log_odds(values))
+        with np.errstate(over="ignore"):
+            return 1.0 / (1.0 + np.exp(-log_odds))
