@@ -169,7 +169,7 @@ def fit_relevance(
         regression.fit(standardised, relevant, sample_weight=weights)
         # By all labels, so that models of folds are of the same kind as the one they stand for.
         trees = (
-            fit_trees(inputs, relevant, weights)
+            fit_trees(inputs, relevant, None if (weights == 1.0).all() else weights)
             if labels.n_answerable >= FEWEST_FOR_TREES
             else None
         )

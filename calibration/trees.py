@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
 from ctxguard.core.trees import MAX_LEAVES, Trees
@@ -21,13 +22,15 @@ SETTINGS: dict[str, Any] = {
 _DIGITS = 8
 
 
-def fit_trees(features: FloatArray, relevant: np.ndarray, weights: FloatArray) -> Trees:
+def fit_trees(
+    features: FloatArray, relevant: NDArray[np.bool_], weights: FloatArray | None
+) -> Trees:
     """Boosted trees of relevance; the caller limits the number of threads.
 
     Args:
         features: Shape (n, n_features), finite.
         relevant: Shape (n,), of both kinds.
-        weights: Shape (n,).
+        weights: Shape (n,); None where all are 1, which is several times faster.
     """
     ensemble = require("sklearn.ensemble", "calibrate")
     model = ensemble.HistGradientBoostingClassifier(**SETTINGS)
@@ -37,7 +40,7 @@ def fit_trees(features: FloatArray, relevant: np.ndarray, weights: FloatArray) -
     return Trees(_rounded(model._baseline_prediction.item()), *(tuple(own) for own in columns))
 
 
-def _flattened(nodes: np.ndarray) -> tuple[tuple[Any, ...], ...]:
+def _flattened(nodes: NDArray[np.void]) -> tuple[tuple[Any, ...], ...]:
     """One tree's features, thresholds, masks and values, as ``Trees`` describes them."""
     features: list[int] = []
     thresholds: list[float] = []

@@ -344,10 +344,18 @@ class Ranking:
             route=cast(Route, route),
             ranks=None if ranks.count(None) == len(ranks) else ranks,
             signals={
-                name: np.array([(hit.signals or {}).get(name, math.nan) for hit in hits], float)
+                name: np.array([_number((hit.signals or {}).get(name)) for hit in hits])
                 for name in names
             },
         )
+
+
+def _number(value: object) -> float:
+    """As a float; NaN for what is none: adapters hand over what their engine said."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def listed(passage_ids: Sequence[str], limit: int = 10) -> str:

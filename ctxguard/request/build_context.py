@@ -4,13 +4,14 @@ No clock, no counters and no locks: those are the guard's, which also counts the
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ctxguard.core.assembly import first_readable, nothing_readable
 from ctxguard.core.context import Assembled, Assembly, Context, assemble, bare_passages
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
-from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
 from ctxguard.request.input import Request
@@ -139,6 +140,11 @@ def _decide(
 
 def _missing_signals(ranking: Ranking, policy: Policy) -> str:
     """What a policy with a model needs, and what it has."""
-    needed = policy.model.legs if policy.kind == "expected_utility" else ()
-    has = ", ".join(sorted(ranking.legs)) or "none"
-    return f"the policy needs scores of {', '.join(needed)}, the answer has those of {has}"
+    model = cast(ExpectedUtilityPolicy, policy).model
+    if set(model.legs) != (set(ranking.legs) or {RANKING}):
+        has = ", ".join(sorted(ranking.legs)) or "none"
+        return f"the policy needs scores of {', '.join(model.legs)}, the answer has those of {has}"
+    absent = [name for name in model.signals if name not in ranking.signals]
+    if absent:
+        return f"the policy needs signals that the answer lacks: {', '.join(absent)}"
+    return "the policy needs every candidate's scores and signals, and some candidate lacks one"

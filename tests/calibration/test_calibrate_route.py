@@ -27,7 +27,7 @@ from calibration.evaluate import per_query
 from calibration.grid import Grid, plain_grid, ratio_grid
 from calibration.pool_labels import label
 from calibration.replay import replay
-from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Leg, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.schema import Profile
@@ -126,11 +126,18 @@ class TestFamily:
         route = outcome_of(calibrated(30, policy="expected_utility")).profile
         assert route.why.startswith("expected_utility was asked for")
 
-    def test_a_probability_without_any_leg_is_refused(self) -> None:
-        retriever, dataset = simulate(30)
-        bare = {text: replace(r, legs={}) for text, r in retriever.rankings.items()}
-        with pytest.raises(CalibrationError, match=r"no leg's scores.*--policy ratio"):
-            calibrate(Recorded(bare), dataset, Settings("expected_utility", depth=DEPTH))
+    def test_named_signals_give_one_beside_the_rankings_own_scores(self) -> None:
+        retriever, dataset = simulate(60)
+        alone = {
+            text: replace(ranking, legs={}, signals={"freshness": ranking.legs["dense"].scores})
+            for text, ranking in retriever.rankings.items()
+        }
+        asked = Settings(depth=DEPTH, objective="utility")
+        route = calibrate(Recorded(alone), dataset, asked).profile.routes[Route.HYBRID]
+        assert isinstance(route.policy, ExpectedUtilityPolicy)
+        assert route.policy.model.legs == ("ranking",)
+        assert route.policy.model.signals == ("freshness",)
+        assert "1 scorer, 1 named signals" in route.why
 
     def test_a_leg_without_a_score_is_refused_with_the_way_out(self) -> None:
         retriever, dataset = simulate(60)

@@ -14,7 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from ctxguard.core.types import Leg, Mode, Passage, PassageSource, Ranking, Route, ScoreKind
+from ctxguard.core.signals import OTHER_TRANSFORMS, TRANSFORMS
+from ctxguard.core.types import (
+    FloatArray,
+    Leg,
+    Mode,
+    Passage,
+    PassageSource,
+    Ranking,
+    Route,
+    ScoreKind,
+)
 from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.sampler import Sample
@@ -56,6 +66,7 @@ class SampleRecord:
             where they are not stored.
         flags: The flags of the answer.
         profile_id: The profile that decided; None without one.
+        signals: The named signals that a model may use, float32.
     """
 
     request_id: str
@@ -81,6 +92,7 @@ class SampleRecord:
     passages: Mapping[int, Passage]
     flags: tuple[str, ...] = ()
     profile_id: str | None = None
+    signals: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
 
     def passage(self, position: int) -> Passage:
         """The passage at a position; without title and text where they were not stored."""
@@ -118,10 +130,12 @@ class SampleRecord:
             passages=_Kept(self),
             route=self.route,
             legs=self.legs,
+            signals=self.signals,
         )
 
     def to_bytes(self) -> bytes:
         """The record as compressed JSON, for ``from_bytes``."""
+        packed_signals = {name: _packed(values) for name, values in self.signals.items()}
         document = {
             **{name: getattr(self, name) for name in _plain_fields()},
             "format": FORMAT,
@@ -129,6 +143,8 @@ class SampleRecord:
             "legs": {
                 name: [leg.kind.value, _packed(leg.scores)] for name, leg in self.legs.items()
             },
+            # Left out where there are none, so that a release before named signals reads it.
+            **({"signals": packed_signals} if packed_signals else {}),
             "rates": asdict(self.rates),
             "passages": [
                 [position, passage.title, passage.text]
@@ -166,6 +182,10 @@ class SampleRecord:
                     name: Leg(_unpacked(scores).astype(np.float64), ScoreKind(kind))
                     for name, (kind, scores) in data["legs"].items()
                 },
+                "signals": {
+                    name: _unpacked(values).astype(np.float64)
+                    for name, values in data.get("signals", {}).items()
+                },
                 "rates": JudgingRates(**data["rates"]),
                 "passages": {
                     position: Passage(ids[position], text, title)
@@ -180,7 +200,7 @@ class SampleRecord:
 @cache
 def _plain_fields() -> tuple[str, ...]:
     """The fields of a record that JSON holds as they are."""
-    converted = {"scores", "legs", "rates", "passages"}
+    converted = {"scores", "legs", "signals", "rates", "passages"}
     return tuple([field.name for field in fields(SampleRecord) if field.name not in converted])
 
 
@@ -223,6 +243,11 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         legs={
             name: Leg(np.asarray(leg.scores, np.float64), leg.kind)
             for name, leg in ranking.legs.items()
+        },
+        signals={
+            name: np.asarray(values, np.float64)
+            for name, values in ranking.signals.items()
+            if TRANSFORMS.get(name, OTHER_TRANSFORMS)
         },
         served=tuple(served),
         dropped=dropped,
