@@ -186,6 +186,21 @@ class Reliability(_Frozen):
     kept_relevant: Interval
 
 
+class SignalFamily(_Frozen):
+    """What one family of signals adds to P(relevant): see ``calibration.families``.
+
+    Attributes:
+        signals: Its signals, or the legs.
+        gain: Strict UDCG with all families less that without this one, paired by query.
+        milliseconds: What it costs a query; None if that was not measured.
+    """
+
+    family: str
+    signals: tuple[str, ...]
+    gain: Interval
+    milliseconds: float | None
+
+
 class MeasuredRule(_Frozen):
     """The policy that one rule would choose, measured on held-out queries.
 
@@ -316,6 +331,8 @@ class RouteReport(_Frozen):
         queries: Number of queries measured on.
         answerable: Number of those with a relevant passage.
         no_reliability: Why ``reliability`` is None.
+        families: What each family of signals adds; empty if the model has no named signals, or
+            there is none. Measured out of fold if no query was held out.
         price: None if no query was held out, or recall loss is undefined on all of them.
         no_segments: Why ``segments`` is None.
         dropped_irrelevant: Irrelevant passages among those served today.
@@ -340,6 +357,7 @@ class RouteReport(_Frozen):
     frontier: Frontier
     reliability: Reliability | None
     no_reliability: str | None
+    families: tuple[SignalFamily, ...]
     price: Price | None
     segments: Segments | None
     no_segments: str | None

@@ -6,7 +6,7 @@ queries, which took no part in any choice, or on the choosing queries if none wa
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from calibration.evaluate import (
     bootstrap_interval,
     per_query,
 )
+from calibration.families import family_gains
 from calibration.fit import fit_temperature, pool_features, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label
 from calibration.replay import Pools
@@ -35,6 +36,7 @@ from calibration.report.data import (
     RouteReport,
     SegmentRow,
     Segments,
+    SignalFamily,
 )
 from calibration.report.dropped import PassageOf, dropped_passages
 from calibration.report.reliability import (
@@ -83,13 +85,20 @@ class _Measured:
     chosen: QueryMetrics
 
 
-def report(calibration: Calibration, passages: PassageOf | None = None) -> ReportData:
+def report(
+    calibration: Calibration,
+    passages: PassageOf | None = None,
+    *,
+    milliseconds: Mapping[str, float] | None = None,
+) -> ReportData:
     """Gather what a person needs to check a calibration.
 
     Args:
         calibration: Result of ``calibration.calibrate.calibrate``.
         passages: Returns a passage by its id, such as ``HybridRetriever.passage``, for the
             examples, or raises KeyError. Without it, or on KeyError, only the id is shown.
+        milliseconds: What each family of signals costs a query, by its name in
+            ``calibration.families``; None if that was not measured.
 
     Returns:
         The data for ``write_html`` and ``write_json``; equal calibrations give equal data.
@@ -101,7 +110,9 @@ def report(calibration: Calibration, passages: PassageOf | None = None) -> Repor
         serving_k=calibration.settings.serving_k,
         confidence=CONFIDENCE,
         routes=tuple(
-            _route(calibration, route, passages) for route in Route if route in calibration.outcomes
+            _route(calibration, route, passages, milliseconds)
+            for route in Route
+            if route in calibration.outcomes
         ),
         labels=_label_counts(calibration),
         utilities=profile.utilities,
@@ -156,7 +167,12 @@ def _labels_needed(test: Certification) -> str:
     )
 
 
-def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -> RouteReport:
+def _route(
+    calibration: Calibration,
+    route: Route,
+    passages: PassageOf | None,
+    milliseconds: Mapping[str, float] | None,
+) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
     chosen, seed = outcome.profile, settings.seed
     column = _segment_column(calibration)
@@ -190,6 +206,7 @@ def _route(calibration: Calibration, route: Route, passages: PassageOf | None) -
         frontier=frontier(outcome, seed=seed),
         reliability=reliability,
         no_reliability=no_reliability,
+        families=_families(calibration, measured, route, milliseconds),
         price=None
         if calibration.held_out is None
         else price(outcome, pools, labels, settings.utilities, delta=settings.delta, seed=seed),
@@ -275,6 +292,27 @@ def _reliability(
         ),
         None,
     )
+
+
+def _families(
+    calibration: Calibration,
+    measured: _Measured,
+    route: Route,
+    milliseconds: Mapping[str, float] | None,
+) -> tuple[SignalFamily, ...]:
+    settings, utilities = calibration.settings, calibration.profile.utilities
+    if not isinstance(calibration.outcomes[route].profile.policy, ExpectedUtilityPolicy):
+        return ()
+    pools = calibration.pools[route].subset([q.query_id for q in calibration.chosen_on.queries])
+    gains = family_gains(
+        (pools, label(pools, calibration.dataset, utilities)),
+        None if calibration.held_out is None else (measured.pools, measured.labels),
+        utilities=utilities,
+        min_keep=settings.min_keep,
+        milliseconds=milliseconds,
+        seed=settings.seed,
+    )
+    return tuple(SignalFamily(**asdict(gain) | {"gain": gain.gain}) for gain in gains)
 
 
 def _segment_column(calibration: Calibration) -> str | None:
