@@ -28,7 +28,7 @@ from ctxguard.signals.ranker import INPUTS, Ranker, RankerLevel
 PENALTY = 3e-3
 """Of weights that are trained on whole collections, towards 0."""
 
-PRIOR = 1.0
+PRIOR = 10.0
 """Of weights that are fitted to few queries, towards those that they start from, for each query."""
 
 _DIGITS = 6
@@ -56,6 +56,23 @@ class Lists:
 
     def __len__(self) -> int:
         return len(self.weights)
+
+
+@dataclass(frozen=True)
+class RankerFit:
+    """A ranker that was fitted to labelled queries, with what such fits are worth.
+
+    Attributes:
+        ranker: Fitted to all queries.
+        levels: The levels that were fitted; the first is that of the queries' signals.
+        ndcg: nDCG@10 of each query, shape (n_q,), NaN for one without a relevant passage: by
+            ``reciprocal_rank``, by the ``shipped`` ranker, and by a ``fitted`` one that was fitted
+            to the queries of other folds.
+    """
+
+    ranker: Ranker
+    levels: tuple[RankerLevel, ...]
+    ndcg: Mapping[str, FloatArray]
 
 
 def training_lists(
@@ -224,23 +241,31 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
     return values
 
 
-def held_out(
-    ranker: Ranker, name: str, pools: Pools, labels: PoolLabels
-) -> tuple[Ranker, FloatArray]:
-    """A refitted ranker, with what such a one gives for queries that it was not fitted on.
+def fit(ranker: Ranker, name: str, pools: Pools, labels: PoolLabels) -> RankerFit:
+    """Refit a ranker on all labelled queries, and measure such fits on queries they do not know.
 
-    Returns:
-        The ranker that is fitted on all queries; and nDCG@10 of each query, as by
-        `ndcg_by_query`, by a ranker that is fitted on the queries of the other folds.
+    Args:
+        ranker: The ranker to start from.
+        name: The collection that the queries belong to.
+        pools: A replay of the hybrid route with its signals.
+        labels: Their labels.
 
     Raises:
-        CalibrationError: the other folds of a query have no query to fit on.
+        CalibrationError: As for `train`, also where a fold's queries are all that have labels.
     """
     fold = np.array([fold_of(query_id) for query_id in pools.query_ids])
-    values = np.full(len(pools), np.nan)
+    held_out = np.full(len(pools), np.nan)
     for number in sorted(set(fold.tolist())):
+        inside = np.flatnonzero(fold == number)
         others = refit(ranker, name, pools, labels, np.flatnonzero(fold != number))
-        inside = [pools.query_ids[row] for row in np.flatnonzero(fold == number)]
-        rows = np.flatnonzero(fold == number)
-        values[rows] = ndcg_by_query(pools.subset(inside), labels.rows(rows), others)
-    return refit(ranker, name, pools, labels), values
+        own = pools.subset([pools.query_ids[row] for row in inside])
+        held_out[inside] = ndcg_by_query(own, labels.rows(inside), others)
+    return RankerFit(
+        refit(ranker, name, pools, labels),
+        levels(pools),
+        {
+            "reciprocal_rank": ndcg_by_query(pools, labels, None),
+            "shipped": ndcg_by_query(pools, labels, ranker),
+            "fitted": held_out,
+        },
+    )

@@ -1,0 +1,166 @@
+"""``ctxguard fit-ranker``: fit the pooled ranker to labelled queries, with held-out evidence."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ctxguard.cli import _options
+from ctxguard.cli._comparison import difference_in_words
+from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
+from ctxguard.cli._inputs import open_index, read_labelled
+from ctxguard.cli._tables import Rows
+from ctxguard.core.types import DEFAULT_DEPTH, Route
+
+if TYPE_CHECKING:
+    from calibration.compare.paired_differences import Difference
+    from ctxguard.profile.schema import Interval
+
+_ORDERS = {
+    "reciprocal_rank": "reciprocal ranks",
+    "shipped": "shipped ranker",
+    "fitted": "fitted ranker",
+}
+_BEFORE = ("reciprocal_rank", "shipped")
+"""What the others are compared with."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to an application."""
+    app.command("fit-ranker")(fit_ranker)
+
+
+def fit_ranker(
+    *,
+    index: _options.IndexFolder,
+    data: _options.LabelledQueries,
+    split: Annotated[str | None, _options.split("train")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the fitted ranker here, for --ranker.",
+            show_default="not written",
+        ),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
+    ] = DEFAULT_DEPTH,
+    seed: _options.Seed = 0,
+    as_json: _options.AsJson = False,
+) -> None:
+    """Fit the ranker that orders an index's candidates to labelled queries.
+
+    The fit starts from the ranker that ctxguard comes with and moves from it as far as the labels
+    say. Prints nDCG@10 of reciprocal ranks, of the shipped ranker and of fitted ones, each measured
+    on queries that it was not fitted on, and says which is better.
+    """
+    from calibration.compare.paired_differences import paired_difference
+    from calibration.evaluate import bootstrap_interval
+    from calibration.pool_labels import label
+    from calibration.ranker import fit
+    from calibration.replay import replay
+    from ctxguard.core.fusion import Fusion
+    from ctxguard.signals.ranker import Ranker
+
+    if out is not None:
+        check_writable(out, "--out")
+    output = Output(as_json=as_json)
+    labelled = read_labelled(data, split, "train")
+    with output.doing("opening the index"):
+        retriever = open_index(index, None).with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
+    labelled, counts = labelled.against(retriever)
+    dataset = labelled.dataset
+    with output.passes() as begin:
+        progress = begin("replaying hybrid", len(dataset))
+        pools = replay(retriever, dataset.queries, depth=depth, progress=progress)
+    with output.doing("fitting"):
+        labels = label(pools, dataset)
+        fitted = fit(Ranker.default(), dataset.name, pools, labels)
+        means = {
+            order: bootstrap_interval(values, labels.weights, seed=seed)
+            for order, values in fitted.ndcg.items()
+        }
+        differences = {
+            order: {
+                other: paired_difference(
+                    "ndcg", fitted.ndcg[order], fitted.ndcg[other], labels.weights, seed=seed
+                )
+                for other in _BEFORE[:position]
+            }
+            for position, order in enumerate(_ORDERS)
+        }
+    if out is not None:
+        fitted.ranker.save(out)
+    verdict = _verdict(differences["fitted"]["shipped"], out)
+    notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
+    if as_json:
+        print_json(
+            {
+                "out": None if out is None else str(out),
+                "ranker": fitted.ranker.digest(),
+                "levels": list(fitted.levels),
+                **counts,
+                "ndcg_at_10": {order: each.model_dump() for order, each in means.items()},
+                "differences": {
+                    order: {other: asdict(each) for other, each in by_other.items()}
+                    for order, by_other in differences.items()
+                },
+                "verdict": verdict,
+                "data": dataset.name,
+                "split": labelled.split,
+                "dataset_digest": dataset.digest(),
+                "depth": depth,
+                "seed": seed,
+                "notes": notes,
+            }
+        )
+    else:
+        output.facts(
+            [
+                ("queries", labelled.described(counts)),
+                ("signals", fitted.levels[0]),
+                ("measured", "fitted rankers on queries that they were not fitted to"),
+            ]
+        )
+        output.out.print(_shown(means, differences))
+        output.facts([("verdict", verdict)])
+    for note in notes:
+        output.note(note)
+
+
+def _shown(
+    means: "Mapping[str, Interval]", differences: "Mapping[str, Mapping[str, Difference]]"
+) -> Rows:
+    others = [f"less {_ORDERS[other]}>" for other in _BEFORE]
+    rows = table("order", "nDCG@10>", "95% interval>", "n>", *others)
+    for order, each in means.items():
+        rows.add_row(
+            _ORDERS[order],
+            number(each.value),
+            interval(each),
+            f"{each.n:,}",
+            *[
+                difference_in_words(differences[order][other])
+                if other in differences[order]
+                else ""
+                for other in _BEFORE
+            ],
+        )
+    return rows
+
+
+def _verdict(gain: "Difference", out: Path | None) -> str:
+    """Which ranker to serve, and what to do for it."""
+    if gain.outcome == "better":
+        use = f"give it with --ranker {out}" if out is not None else "write it with --out FILE"
+        return f"the fitted ranker is better than the shipped one: {use}"
+    if gain.outcome == "worse":
+        return "the fitted ranker is worse than the shipped one: keep the shipped one"
+    written = "" if out is None else f"; {out} need not be used"
+    return (
+        "these labels do not show that the fitted ranker is better than the shipped one: keep the "
+        f"shipped one, or label more queries{written}"
+    )
