@@ -15,6 +15,7 @@ from ctxguard.cli import (
     demo,
     evaluate,
     explain,
+    fit_ranker,
     golden,
     hard_negatives,
     index,
@@ -72,6 +73,7 @@ for _module in (
     metrics,
     utilities,
     golden,
+    fit_ranker,
     hard_negatives,
 ):
     _module.register(app)

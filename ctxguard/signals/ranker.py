@@ -9,7 +9,6 @@ file names.
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard.core.scores import is_valid
 from ctxguard.errors import DataError
 
 RankerLevel = Literal["full", "text"]
@@ -140,10 +140,10 @@ def _check(level: RankerLevel, weights: Mapping[str, float]) -> None:
         lists += [f"has the unknown {', '.join(map(repr, unknown))}"] if unknown else []
         raise DataError(f"the ranker's level {level!r} {' and '.join(lists)}; {_FIX}")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise DataError(f"the ranker's weight of {name}, {weight!r}, is no number; {_FIX}")
-        if not math.isfinite(weight):
-            raise DataError(f"the ranker's weight of {name}, {weight!r}, is not finite; {_FIX}")
+        if isinstance(weight, bool) or not is_valid(weight):
+            raise DataError(
+                f"the ranker's weight of {name}, {weight!r}, is no finite number; {_FIX}"
+            )
 
 
 def _parsed(text: str, file: Path) -> Ranker:
