@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from ctxguard._support.compiled import compiled
 from ctxguard.core.types import FloatArray
-from ctxguard.signals.text import CandidateWords
-
-NumberArray = NDArray[np.int64]
+from ctxguard.signals.text import CandidateWords, NumberArray, TermArray
 
 _STEP = 2.0**-24
 """Components are multiples of this. Their products are then added without any rounding, so that no
@@ -20,23 +18,28 @@ cosine depends on the order of the terms or the candidates; it is off by some 1e
 
 
 @compiled()
-def term_cosines(candidates: CandidateWords) -> FloatArray:
+def term_cosines(candidates: CandidateWords, weights: FloatArray) -> FloatArray:
     """The cosine of every two candidates' term vectors.
 
     The component of a stem is its weight · count / (count + norm), as in BM25 (Robertson and
     Zaragoza, 2009).
 
+    Args:
+        candidates: Their stems.
+        weights: The inverse document frequency of each stem, shape (n_stems,).
+
     Returns:
         Shape (n, n), in [0, 1], symmetric; 1 on the diagonal; 0 for a candidate without words.
     """
     n = candidates.norms.size
-    terms, n_terms = _renumbered(candidates.stems)
-    first, owners, parts = _postings(candidates, terms, n_terms)
+    terms, distinct = renumbered(candidates.stems)
+    first, owners, parts = _postings(candidates, terms, weights[distinct])
     cosines = np.zeros((n, n), np.float64)
-    for term in range(n_terms):
-        for at in range(first[term], first[term + 1]):
+    for term in range(distinct.size):
+        for at in range(first[term] + 1, first[term + 1]):
+            row, part = cosines[owners[at]], parts[at]
             for other in range(first[term], at):
-                cosines[owners[at], owners[other]] += parts[at] * parts[other]
+                row[owners[other]] += part * parts[other]
     for i in range(n):
         cosines[i, i] = 1.0 if candidates.starts[i + 1] > candidates.starts[i] else 0.0
         for j in range(i):
@@ -46,66 +49,69 @@ def term_cosines(candidates: CandidateWords) -> FloatArray:
 
 
 @compiled()
-def _renumbered(numbers: NumberArray) -> tuple[NumberArray, int]:
-    """The same numbers counted from 0 in the order of their first appearance, and how many."""
+def renumbered(numbers: TermArray) -> tuple[NDArray[np.int32], TermArray]:
+    """Numbers counted from 0 in the order of their first appearance, and those that they stand for.
+
+    Returns:
+        The new number of each, same shape, and the old number of each new one, shape (n_distinct,).
+    """
     size = 8
     while size < 2 * numbers.size:
         size *= 2
-    table = np.full(size, -1, np.int64)
-    new = np.empty(size, np.int64)
-    renumbered = np.empty(numbers.size, np.int64)
+    table = np.full(size, -1, np.int32)
+    new = np.empty(numbers.size, np.int32)
+    distinct = np.empty_like(numbers)
     n = 0
     for i in range(numbers.size):
         at = numbers[i] & (size - 1)
-        while table[at] >= 0 and table[at] != numbers[i]:
+        while table[at] >= 0 and distinct[table[at]] != numbers[i]:
             at = (at + 1) & (size - 1)
         if table[at] < 0:
-            table[at] = numbers[i]
-            new[at] = n
+            table[at] = n
+            distinct[n] = numbers[i]
             n += 1
-        renumbered[i] = new[at]
-    return renumbered, n
+        new[i] = table[at]
+    return new, distinct[:n]
 
 
 @compiled()
 def _postings(
-    candidates: CandidateWords, terms: NumberArray, n_terms: int
-) -> tuple[NumberArray, NumberArray, FloatArray]:
+    candidates: CandidateWords, terms: NDArray[np.int32], weights: FloatArray
+) -> tuple[NumberArray, NDArray[np.int32], FloatArray]:
     """By term: where its candidates begin, which they are, and their unit vectors' components."""
-    n = candidates.norms.size
-    counts = np.zeros(n_terms, np.int64)
-    distinct = np.empty(terms.size, np.int64)
+    n, starts = candidates.norms.size, candidates.starts
+    counts = np.zeros(weights.size, np.int64)
+    distinct = np.empty(terms.size, np.int32)
     parts = np.empty(terms.size, np.float64)
-    ends = np.empty(n + 1, np.int64)
-    ends[0] = size = 0
-    first = np.zeros(n_terms + 1, np.int64)
+    ends = np.zeros(n + 1, np.int64)
+    first = np.zeros(weights.size + 1, np.int64)
+    size = 0
     for i in range(n):
-        for at in range(candidates.starts[i], candidates.starts[i + 1]):
-            term = terms[at]
-            if counts[term] == 0:
-                distinct[size] = term
-                parts[size] = candidates.stem_weights[at]
-                first[term + 1] += 1
+        for at in range(starts[i], starts[i + 1]):
+            if counts[terms[at]] == 0:
+                distinct[size] = terms[at]
                 size += 1
-            counts[term] += 1
+            counts[terms[at]] += 1
         squares = 0.0
         for at in range(ends[i], size):
-            count = counts[distinct[at]]
-            counts[distinct[at]] = 0
-            parts[at] *= count / (count + candidates.norms[i])
+            term = distinct[at]
+            parts[at] = weights[term] * (counts[term] / (counts[term] + candidates.norms[i]))
             squares += parts[at] * parts[at]
+            counts[term] = 0
+            first[term + 1] += 1
+        scale = 1.0 / (np.sqrt(squares) * _STEP) if squares > 0.0 else 0.0
         for at in range(ends[i], size):
-            parts[at] = np.rint(parts[at] / (np.sqrt(squares) * _STEP))
+            parts[at] = np.rint(parts[at] * scale)
         ends[i + 1] = size
-    for term in range(n_terms):
+    for term in range(weights.size):
         first[term + 1] += first[term]
-    at_term = first[:-1].copy()
-    owners = np.empty(size, np.int64)
+    to = first[:-1].copy()
+    owners = np.empty(size, np.int32)
     by_term = np.empty(size, np.float64)
     for i in range(n):
         for at in range(ends[i], ends[i + 1]):
-            to = at_term[distinct[at]]
-            at_term[distinct[at]] += 1
-            owners[to] = i
-            by_term[to] = parts[at]
+            term = distinct[at]
+            owners[to[term]] = i
+            by_term[to[term]] = parts[at]
+            to[term] += 1
     return first, owners, by_term

@@ -33,7 +33,7 @@ REACH = 3
 """Words after the first of a pair in which `bigram_coverage` looks for the second."""
 
 NumberArray = NDArray[np.int64]
-SlotArray = NDArray[np.int32]
+TermArray = NDArray[np.int32] | NumberArray
 
 
 class CandidateWords(NamedTuple):
@@ -42,16 +42,14 @@ class CandidateWords(NamedTuple):
     Attributes:
         words: The number of each word, ≥ 0; of the first of a sentence its complement ``~number``,
             shape (n_words,).
-        stems: The number of each word's stem, ≥ 0, same shape.
-        stem_weights: The inverse document frequency of each word's stem, same shape.
+        stems: The number of each word's stem, ≥ 0, same shape. Equal words have equal stems.
         starts: The words of candidate i are those from ``starts[i]`` to ``starts[i + 1]``, shape
             (n + 1,).
         norms: What its length adds to the counts of BM25, shape (n,).
     """
 
-    words: NumberArray
-    stems: NumberArray
-    stem_weights: FloatArray
+    words: TermArray
+    stems: TermArray
     starts: NumberArray
     norms: FloatArray
 
@@ -61,10 +59,10 @@ class QueryWords(NamedTuple):
 
     Attributes:
         words: The number of each distinct word, −1 for one that no passage has, shape (n_words,).
-        weights: The weight of each, same shape.
+        weights: The weight of each, > 0, same shape.
         order: The positions in ``words`` of the words as they follow each other, shape (length,).
         stems: The number of each distinct stem, −1 for one that no passage has, shape (n_stems,).
-        stem_weights: The weight of each, same shape.
+        stem_weights: The weight of each, > 0, same shape.
         stem_counts: How often the query has each, same shape.
     """
 
@@ -77,13 +75,13 @@ class QueryWords(NamedTuple):
 
 
 @compiled()
-def _table(keys: NumberArray) -> tuple[NumberArray, SlotArray]:
+def _table(keys: TermArray) -> tuple[NumberArray, NumberArray]:
     """A hash table of the position of each key ≥ 0; of equal keys, of the first."""
     size = 8
     while size < 4 * keys.size:
         size *= 2
     table = np.full(size, -1, np.int64)
-    positions = np.full(size, -1, np.int32)
+    positions = np.full(size, -1, np.int64)
     for position in range(keys.size):
         if keys[position] < 0:
             continue
@@ -97,7 +95,7 @@ def _table(keys: NumberArray) -> tuple[NumberArray, SlotArray]:
 
 
 @compiled()
-def _find(key: int, table: NumberArray, positions: SlotArray) -> np.int32:
+def _find(key: int, table: NumberArray, positions: NumberArray) -> int:
     """The position of a key, −1 if it is not there."""
     at = key & (table.size - 1)
     while table[at] >= 0 and table[at] != key:
@@ -106,77 +104,36 @@ def _find(key: int, table: NumberArray, positions: SlotArray) -> np.int32:
 
 
 @compiled()
-def find_all(numbers: NumberArray, wanted: NumberArray) -> SlotArray:
-    """The position in ``wanted`` of each number, or complement of one; −1 for none.
+def passages_with(terms: TermArray, starts: NumberArray, wanted: TermArray) -> NumberArray:
+    """How many candidates have each of some words or stems, shape as ``wanted``.
 
     Args:
-        numbers: Shape (n,).
-        wanted: −1 for what cannot be found.
-
-    Returns:
-        Shape (n,).
+        terms: As ``CandidateWords.words`` or ``stems``.
+        starts: As ``CandidateWords.starts``.
+        wanted: Distinct numbers.
     """
     table, positions = _table(wanted)
-    found = np.empty(numbers.size, np.int32)
-    for at in range(numbers.size):
-        number = numbers[at]
-        found[at] = _find(number if number >= 0 else ~number, table, positions)
-    return found
-
-
-@compiled()
-def _bm25(slots: SlotArray, weights: FloatArray, counts: FloatArray, norm: float) -> float:
-    """BM25 in Lucene's form of one candidate, without its constant factor k1 + 1."""
-    found = np.zeros(weights.size, np.int64)
-    for slot in slots:
-        if slot >= 0:
-            found[slot] += 1
-    score = 0.0
-    for slot in range(weights.size):
-        if found[slot] > 0:
-            score += weights[slot] * counts[slot] * (found[slot] / (found[slot] + norm))
-    return score
-
-
-@compiled()
-def _covered(slots: SlotArray, weights: FloatArray) -> float:
-    """The weight of the distinct words that are found, added up in their own order.
-
-    In the order in which they are found, rounding would make candidates differ that have the same.
-    """
-    found = np.zeros(weights.size, np.bool_)
-    is_any = False
-    for slot in slots:
-        if slot >= 0:
-            found[slot] = is_any = True
-    covered = 0.0
-    if is_any:
-        for slot in range(weights.size):
-            if found[slot]:
-                covered += weights[slot]
-    return covered
-
-
-@compiled()
-def _best_sentence(words: NumberArray, slots: SlotArray, weights: FloatArray) -> float:
-    """The highest `_covered` of a candidate's sentences."""
-    best, start = 0.0, 0
-    for at in range(1, words.size + 1):
-        if at == words.size or words[at] < 0:
-            best = max(best, _covered(slots[start:at], weights))
-            start = at
-    return best
+    counts = np.zeros(wanted.size, np.int64)
+    last = np.full(wanted.size, -1, np.int64)
+    for i in range(starts.size - 1):
+        for at in range(starts[i], starts[i + 1]):
+            term = terms[at]
+            position = _find(term if term >= 0 else ~term, table, positions)
+            if position >= 0 and last[position] != i:
+                last[position] = i
+                counts[position] += 1
+    return counts
 
 
 @compiled()
 def _pairs(order: NumberArray, weights: FloatArray) -> tuple[NumberArray, FloatArray]:
-    """The distinct pairs of positions that follow each other, each as one number, and weights."""
+    """The distinct pairs of words that follow each other, each as one number, and their weights."""
     pairs = np.empty(max(order.size - 1, 0), np.int64)
     for at in range(pairs.size):
         pairs[at] = order[at] * weights.size + order[at + 1]
     table, positions = _table(pairs)
-    n = 0
     pair_weights = np.empty(pairs.size, np.float64)
+    n = 0
     for at in range(pairs.size):
         if _find(pairs[at], table, positions) == at:
             pairs[n] = pairs[at]
@@ -186,20 +143,70 @@ def _pairs(order: NumberArray, weights: FloatArray) -> tuple[NumberArray, FloatA
 
 
 @compiled()
-def _found_pairs(
-    slots: SlotArray, n_words: int, table: NumberArray, positions: SlotArray, n_pairs: int
-) -> SlotArray:
-    """The positions of the pairs that a candidate has, some perhaps more than once."""
-    found = np.zeros(n_pairs, np.bool_)
-    for at in range(slots.size):
-        if slots[at] < 0:
-            continue
-        for other in range(max(at - 1, 0), min(at + REACH + 1, slots.size)):
-            if other != at and slots[other] >= 0:
-                pair = _find(slots[at] * n_words + slots[other], table, positions)
+def _bm25(found: NumberArray, weights: FloatArray, counts: FloatArray, norm: float) -> float:
+    """BM25 in Lucene's form, which has no factor k1 + 1."""
+    score = 0.0
+    for stem in range(found.size):
+        if found[stem] > 0:
+            score += weights[stem] * counts[stem] * (found[stem] / (found[stem] + norm))
+    return score
+
+
+@compiled()
+def _covered(found: NumberArray, weights: FloatArray) -> float:
+    """The share of the weight of those that are found, each counted once.
+
+    Added up in their own order: in the order in which they are found, rounding would make
+    candidates differ that have the same.
+    """
+    covered = total = 0.0
+    for at in range(found.size):
+        total += weights[at]
+        if found[at] > 0:
+            covered += weights[at]
+    return covered / total if total > 0.0 else 0.0
+
+
+@compiled()
+def _counts(words: NumberArray, n: int) -> NumberArray:
+    counts = np.zeros(n, np.int64)
+    for word in words:
+        counts[word] += 1
+    return counts
+
+
+@compiled()
+def _best_sentence(words: NumberArray, sentences: NumberArray, weights: FloatArray) -> float:
+    """The highest share of a sentence, from the query's words and the sentence of each."""
+    best, start = 0.0, 0
+    for at in range(1, words.size + 1):
+        if at == words.size or sentences[at] != sentences[start]:
+            best = max(best, _covered(_counts(words[start:at], weights.size), weights))
+            start = at
+    return best
+
+
+@compiled()
+def _bigram(  # noqa: PLR0917  compiled code takes no keywords
+    words: NumberArray,
+    places: NumberArray,
+    pairs: NumberArray,
+    pair_weights: FloatArray,
+    table: NumberArray,
+    positions: NumberArray,
+    n_words: int,
+) -> float:
+    """The share of pairs that are found, from the query's words and the place of each."""
+    found = np.zeros(pairs.size, np.int64)
+    for first in range(words.size):
+        second = max(first - 1, 0)
+        while second < words.size and places[second] <= places[first] + REACH:
+            if second != first and places[second] >= places[first] - 1:
+                pair = _find(words[first] * n_words + words[second], table, positions)
                 if pair >= 0:
-                    found[pair] = True
-    return np.flatnonzero(found).astype(np.int32)
+                    found[pair] = 1
+            second += 1
+    return _covered(found, pair_weights)
 
 
 @compiled()
@@ -221,25 +228,41 @@ def text_signals(candidates: CandidateWords, query: QueryWords) -> FloatArray:
     Returns:
         Shape (7, n), rows in the order of `NAMES`.
     """
-    signals = np.zeros((7, candidates.norms.size), np.float64)
-    slots = find_all(candidates.words, query.words)
-    stem_slots = find_all(candidates.stems, query.stems)
+    starts, n_words = candidates.starts, query.words.size
+    signals = np.empty((7, candidates.norms.size), np.float64)
+    word_table, word_positions = _table(query.words)
+    stem_table, stem_positions = _table(query.stems)
     pairs, pair_weights = _pairs(query.order, query.weights)
-    table, positions = _table(pairs)
-    total, n_words = query.weights.sum(), query.weights.size
+    pair_table, pair_positions = _table(pairs)
+    # The query's words in a candidate: which, where, and in what sentence.
+    words = np.empty(candidates.words.size, np.int64)
+    places = np.empty(candidates.words.size, np.int64)
+    sentences = np.empty(candidates.words.size, np.int64)
     for i in range(candidates.norms.size):
-        start, end = candidates.starts[i], candidates.starts[i + 1]
-        signals[5, i] = np.log1p(float(end - start))
-        if n_words == 0:
-            continue
-        words, found, stems = candidates.words[start:end], slots[start:end], stem_slots[start:end]
-        bm25 = _bm25(stems, query.stem_weights, query.stem_counts, candidates.norms[i])
-        signals[0, i] = np.log1p(bm25)
-        signals[1, i] = _covered(stems, query.stem_weights) / query.stem_weights.sum()
-        signals[2, i] = _covered(found, query.weights) / total
-        signals[3, i] = _best_sentence(words, found, query.weights) / total
-        signals[4, i] = _covered(found[:LEAD], query.weights) / total
-        if pairs.size:
-            these = _found_pairs(found, n_words, table, positions, pairs.size)
-            signals[6, i] = _covered(these, pair_weights) / pair_weights.sum()
+        stems = np.zeros(query.stems.size, np.int64)
+        n = lead = sentence = 0
+        for at in range(starts[i], starts[i + 1]):
+            word = candidates.words[at]
+            if word < 0:
+                word = ~word
+                sentence += 1
+            stem = _find(candidates.stems[at], stem_table, stem_positions)
+            if stem < 0:
+                continue
+            stems[stem] += 1
+            position = _find(word, word_table, word_positions)
+            if position >= 0:
+                words[n], places[n], sentences[n] = position, at - starts[i], sentence
+                n += 1
+                lead += places[n - 1] < LEAD
+        norm = candidates.norms[i]
+        signals[0, i] = np.log1p(_bm25(stems, query.stem_weights, query.stem_counts, norm))
+        signals[1, i] = _covered(stems, query.stem_weights)
+        signals[2, i] = _covered(_counts(words[:n], n_words), query.weights)
+        signals[3, i] = _best_sentence(words[:n], sentences[:n], query.weights)
+        signals[4, i] = _covered(_counts(words[:lead], n_words), query.weights)
+        signals[5, i] = np.log1p(float(starts[i + 1] - starts[i]))
+        signals[6, i] = _bigram(
+            words[:n], places[:n], pairs, pair_weights, pair_table, pair_positions, n_words
+        )
     return signals

@@ -154,7 +154,7 @@ class ForwardIndex:
 
     def term_cosines(self, rows: RowArray) -> FloatArray:
         """The cosines of rows' term vectors, shape (n, n); see `ctxguard.signals.term_vectors`."""
-        return term_cosines(self._candidates(rows))
+        return term_cosines(self._candidates(rows), self._stem_weights)
 
     def _candidates(self, rows: RowArray) -> "CandidateWords":
         return _text().CandidateWords(
@@ -164,7 +164,6 @@ class ForwardIndex:
                 self.ordered,
                 self._tail,
                 self.stem_of,
-                self._stem_weights,
                 self._norm,
             )
         )
@@ -260,9 +259,9 @@ def named_signals(candidates: "CandidateWords", query: "QueryWords") -> dict[str
     return dict(zip(text.NAMES, text.text_signals(candidates, query), strict=True))
 
 
-def term_cosines(candidates: "CandidateWords") -> FloatArray:
+def term_cosines(candidates: "CandidateWords", stem_weights: FloatArray) -> FloatArray:
     """The cosines of candidates' term vectors, shape (n, n)."""
-    cosines: FloatArray = _term_vectors().term_cosines(candidates)
+    cosines: FloatArray = _term_vectors().term_cosines(candidates, stem_weights)
     return cosines
 
 

@@ -67,9 +67,8 @@ def candidate_words(  # noqa: PLR0917  compiled code takes no keywords
     base: Ordered,
     tail: Ordered,
     stem_of: Numbers32,
-    stem_weights: FloatArray,
     norm: tuple[float, float],
-) -> tuple[Numbers, Numbers, FloatArray, Numbers, FloatArray]:
+) -> tuple[Numbers32, Numbers32, Numbers, FloatArray]:
     """The fields of `CandidateWords` of some rows.
 
     Args:
@@ -78,7 +77,6 @@ def candidate_words(  # noqa: PLR0917  compiled code takes no keywords
         base: The base's words.
         tail: The tail's words.
         stem_of: The stem of each word.
-        stem_weights: The inverse document frequency of each stem.
         norm: What BM25 adds to the counts of a passage without words, and for each word.
     """
     n_base = base.starts.size - 1
@@ -90,14 +88,13 @@ def candidate_words(  # noqa: PLR0917  compiled code takes no keywords
         length = part.starts[row + 1] - part.starts[row]
         starts[i + 1] = starts[i] + length
         norms[i] = norm[0] + norm[1] * length
-    words = np.empty(starts[-1], np.int64)
-    stems = np.empty(starts[-1], np.int64)
-    weights = np.empty(starts[-1], np.float64)
+    words = np.empty(starts[-1], np.int32)
+    stems = np.empty(starts[-1], np.int32)
     for i in range(rows.size):
         part, row = (base, places[i]) if places[i] < n_base else (tail, places[i] - n_base)
-        for to in range(starts[i], starts[i + 1]):
-            word = part.words[part.starts[row] + to - starts[i]]
-            words[to] = word
-            stems[to] = stem_of[word if word >= 0 else ~word]
-            weights[to] = stem_weights[stems[to]]
-    return words, stems, weights, starts, norms
+        begin = part.starts[row]
+        for at in range(starts[i + 1] - starts[i]):
+            word = part.words[begin + at]
+            words[starts[i] + at] = word
+            stems[starts[i] + at] = stem_of[word if word >= 0 else ~word]
+    return words, stems, starts, norms

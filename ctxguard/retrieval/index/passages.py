@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_digest
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index.filters import EditedMetadataRows, FilteredRows, MetadataRows
 from ctxguard.retrieval.index.row_map import RowMap
@@ -122,7 +122,7 @@ def _repaired(passage: Passage) -> Passage:
     return passage if clean == passage else clean
 
 
-def searchable_text(passage: Passage) -> str:
+def searchable_text(passage: Passage | Hit) -> str:
     """The text that both legs index and a reranker reads: title and text."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
