@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FloatArray, Hit, Passage
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.analysers.reading import Reading
 from ctxguard.retrieval.index.forward import (
@@ -32,7 +33,25 @@ from ctxguard.retrieval.protocols import Analyser
 MAX_WORDS = 2_000_000
 """Words that are kept, at 16 bytes each."""
 
-_NON_NEGATIVE = 2**63 - 1
+_NON_NEGATIVE = np.int64(2**63 - 1)
+_NO_WORDS: NumberArray = np.zeros(0, np.int64)
+
+
+class _PassagesWith:
+    """How many passages of a corpus have each term."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        numbers = _numbers(list(counts))
+        order = np.argsort(numbers)
+        self._numbers = numbers[order]
+        self._counts = np.array(list(counts.values()), np.int64)[order]
+
+    def __call__(self, numbers: NumberArray) -> NumberArray:
+        """The counts of some numbers, same shape; 0 for one that no passage has."""
+        at = np.searchsorted(self._numbers, numbers)
+        at[at == self._numbers.size] = 0
+        is_there = self._numbers[at] == numbers if self._numbers.size else np.zeros(at.shape, bool)
+        return np.where(is_there, self._counts[at], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +65,8 @@ class _Corpus:
         mean_length: Words of a passage on the mean.
     """
 
-    words_with: Mapping[int, int]
-    stems_with: Mapping[int, int]
+    words_with: _PassagesWith
+    stems_with: _PassagesWith
     n_passages: int
     mean_length: float
 
@@ -59,6 +78,11 @@ class _Read:
     text: int
     words: NumberArray
     stems: NumberArray
+
+    @property
+    def size(self) -> int:
+        """Its words, and as much as what is kept beside them takes."""
+        return self.words.size + 32
 
 
 class TextSignals:
@@ -72,6 +96,7 @@ class TextSignals:
 
     Raises:
         ConfigurationError: an unknown language, or ``max_words`` below 1.
+        DataError: a corpus without passages.
         MissingExtraError: a library that it needs is not installed.
     """
 
@@ -88,23 +113,28 @@ class TextSignals:
         self._vectors: Any = require("ctxguard.signals.term_vectors", "embedded")
         self._reading = Reading.of(as_analyser(analyser))
         self._max_words = max_words
+        self._corpus = None if corpus is None else self._counted(corpus)
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
         # By passage id, those used last at the end.
         self._kept: OrderedDict[str, _Read] = OrderedDict()
-        self._n_words = 0
+        self._size = 0
         self._lock = Lock()
-        self._corpus = None if corpus is None else self._counted(corpus)
 
     def text_signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
         """The text family of some passages, shape (n,) each; see `ctxguard.signals.text`."""
         candidates, n_passages = self._candidates(passages)
-        known = [
+        words_with, stems_with = (
             partial(self._known, terms, candidates.starts, corpus)
             for terms, corpus in (
                 (candidates.words, self._corpus and self._corpus.words_with),
                 (candidates.stems, self._corpus and self._corpus.stems_with),
             )
-        ]
-        return named_signals(candidates, query_words(self._reading, query, *known, n_passages))
+        )
+        terms = query_words(self._reading, query, words_with, stems_with, n_passages)
+        return named_signals(candidates, terms)
 
     def term_cosines(self, passages: Sequence[Passage | Hit]) -> FloatArray:
         """The cosines of term vectors, shape (n, n); see `ctxguard.signals.term_vectors`."""
@@ -113,35 +143,38 @@ class TextSignals:
         if self._corpus is None:
             with_stem = self._kernels.passages_with(candidates.stems, candidates.starts, distinct)
         else:
-            with_stem = _looked_up(self._corpus.stems_with, distinct)
+            with_stem = self._corpus.stems_with(distinct)
         return term_cosines(candidates._replace(stems=stems), idf(with_stem, n_passages))
 
     def _known(
         self,
         terms_there: NumberArray,
         starts: NumberArray,
-        corpus: Mapping[int, int] | None,
+        corpus: _PassagesWith | None,
         terms: list[str],
     ) -> tuple[NumberArray, NumberArray]:
         """As `ctxguard.retrieval.index.forward.Known`."""
         numbers = _numbers(terms)
         if corpus is None:
             return numbers, self._kernels.passages_with(terms_there, starts, numbers)
-        return numbers, _looked_up(corpus, numbers)
+        return numbers, corpus(numbers)
 
     def _candidates(self, passages: Sequence[Passage | Hit]) -> tuple[Any, int]:
         """The `CandidateWords` of passages, and among how many passages words are rare."""
         read = [self._read(passage) for passage in passages]
         lengths = np.array([each.words.size for each in read], np.int64)
-        mean = float(lengths.mean()) if self._corpus is None else self._corpus.mean_length
+        if self._corpus is None:
+            mean, n_passages = float(lengths.sum()) / max(len(read), 1), len(read)
+        else:
+            mean, n_passages = self._corpus.mean_length, self._corpus.n_passages
         base, per_word = bm25_norm(mean)
         candidates = self._kernels.CandidateWords(
-            np.concatenate([each.words for each in read]),
-            np.concatenate([each.stems for each in read]),
+            np.concatenate([_NO_WORDS, *[each.words for each in read]]),
+            np.concatenate([_NO_WORDS, *[each.stems for each in read]]),
             np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))),
             base + per_word * lengths,
         )
-        return candidates, len(read) if self._corpus is None else self._corpus.n_passages
+        return candidates, n_passages
 
     def _read(self, passage: Passage | Hit) -> _Read:
         """Its words, kept or split now."""
@@ -156,10 +189,10 @@ class TextSignals:
         with self._lock:
             old = self._kept.pop(passage.passage_id, None)
             self._kept[passage.passage_id] = read
-            self._n_words += read.words.size - (0 if old is None else old.words.size)
-            while self._n_words > self._max_words:
+            self._size += read.size - (0 if old is None else old.size)
+            while self._size > self._max_words:
                 _, gone = self._kept.popitem(last=False)
-                self._n_words -= gone.words.size
+                self._size -= gone.size
         return read
 
     def _split(self, text: str) -> _Read:
@@ -171,26 +204,22 @@ class TextSignals:
         return _Read(hash(text), numbers, _numbers(self._reading.stems(words)))
 
     def _counted(self, corpus: Iterable[Passage]) -> _Corpus:
-        words_with: Counter[int] = Counter()
-        stems_with: Counter[int] = Counter()
+        words_with: Counter[str] = Counter()
+        stems_with: Counter[str] = Counter()
         n_passages = n_words = 0
         for passage in corpus:
             words = self._reading.words(searchable_text(passage))
-            words_with.update(set(map(_number, words)))
-            stems_with.update(set(map(_number, self._reading.stems(words))))
+            distinct = list(dict.fromkeys(words))
+            words_with.update(distinct)
+            stems_with.update(set(self._reading.stems(distinct)))
             n_passages += 1
             n_words += len(words)
-        return _Corpus(words_with, stems_with, n_passages, n_words / max(n_passages, 1))
-
-
-def _number(term: str) -> int:
-    """63 bits that identify a term in this process."""
-    return hash(term) & _NON_NEGATIVE
+        if n_passages == 0:
+            raise DataError("the corpus is empty: there is nothing to count how rare words are in")
+        counts = _PassagesWith(words_with), _PassagesWith(stems_with)
+        return _Corpus(*counts, n_passages, n_words / n_passages)
 
 
 def _numbers(terms: list[str]) -> NumberArray:
-    return np.array([_number(term) for term in terms], np.int64)
-
-
-def _looked_up(passages_with: Mapping[int, int], numbers: NumberArray) -> NumberArray:
-    return np.array([passages_with.get(number, 0) for number in numbers.tolist()], np.int64)
+    """63 bits that identify each term in this process."""
+    return np.array([hash(term) for term in terms], np.int64) & _NON_NEGATIVE
