@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks._boosted import boosted_out_of_fold, boosted_probabilities
 from benchmarks._collection import View
 from calibration.calibrate_route import FEWEST_LABELS
 from calibration.fit import fit_relevance, out_of_fold
 from calibration.grid import (
     MAX_K,
-    PROBABILITIES,
     RATIOS,
     Grid,
     GridIndex,
@@ -169,8 +167,8 @@ def largest_gap(_fitted: View, applied: View) -> Contexts:
 
 def expected_utility(fitted: View, applied: View) -> Contexts:
     """Logistic P(relevant), tuned on predictions out of fold as ``calibrate`` does."""
-    model = fit_relevance(fitted.pools, fitted.labels, fitted.signals)
-    own = out_of_fold(fitted.pools, fitted.labels, fitted.signals)
+    model = fit_relevance(fitted.pools, fitted.labels, fitted.table)
+    own = out_of_fold(fitted.pools, fitted.labels, fitted.table)
     grid = utility_grid(fitted.pools, fitted.labels, own, model)
     return _decided(grid.policy(grid.means.best()), applied)
 
@@ -195,8 +193,8 @@ def keeping_recall(k: int) -> Rule:
         family: PolicyKind = "ratio"
         if labels.n_answerable >= FEWEST_LABELS:
             family = "expected_utility"
-            model = fit_relevance(fitted.pools, labels, fitted.signals)
-            own = out_of_fold(fitted.pools, labels, fitted.signals)
+            model = fit_relevance(fitted.pools, labels, fitted.table)
+            own = out_of_fold(fitted.pools, labels, fitted.table)
             grid = utility_grid(fitted.pools, labels, own, model, ks=ks)
         else:
             grid = ratio_grid(fitted.pools, labels, ks=ks)
@@ -207,17 +205,6 @@ def keeping_recall(k: int) -> Rule:
         return _decided(grid.policy(index), applied)
 
     return rule
-
-
-def boosted(fitted: View, applied: View) -> Contexts:
-    """Boosted trees over the same signals and text features, tuned out of fold."""
-    own, unseen = boosted_out_of_fold(fitted), boosted_probabilities(fitted, applied)
-    own_order = np.argsort(-own, axis=1, kind="stable")
-    in_order = np.take_along_axis(own, own_order, axis=1)
-    _, index = _tuned(fitted.labels.reordered(own_order), in_order, PROBABILITIES)
-    order = np.argsort(-unseen, axis=1, kind="stable")
-    kept = _applied(np.take_along_axis(unseen, order, axis=1), PROBABILITIES, index)
-    return Contexts(order, kept, f"k={index[0] + 1} min_probability={PROBABILITIES[index[1]]:g}")
 
 
 def perfect(_fitted: View, applied: View) -> Contexts:
@@ -244,6 +231,11 @@ RULES: Mapping[str, Rule] = {
     "expected utility": expected_utility,
     "keep recall 5": keeping_recall(5),
     "keep recall 10": keeping_recall(10),
-    "boosted": boosted,
     "perfect": perfect,
 }
+
+OVER_SIGNALS: Mapping[str, Rule] = {
+    "ranker, k 5": fixed(5),
+    "signals": expected_utility,
+}
+"""Over the candidates in the order of the pooled ranker, with its signals."""

@@ -1,11 +1,11 @@
 """A BEIR folder as the benchmarks of policies see it: indexed, replayed and labelled once.
 
 The index and the query vectors are kept in a cache folder by the digest of the corpus and of the
-queries; pools under a fusion weight are kept in memory.
+queries; pools under a fusion are kept in memory.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._text import text_features
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, read_corpus, splits
 from calibration.fit import fit_fusion, pool_features
@@ -22,11 +21,17 @@ from calibration.replay import Pools, replay
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Route
+from ctxguard.demo.corpus import passages as demo_passages
+from ctxguard.demo.labelled_questions import questions
 from ctxguard.errors import DataError
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index import storage
+from ctxguard.retrieval.index.passages import passage_line
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+
+DEMO = Path("demo")
+"""In place of a folder: the demonstration's corpus and questions."""
 
 
 def default_cache() -> Path:
@@ -41,21 +46,17 @@ class View:
     Attributes:
         pools: The candidates, best fused score first.
         labels: What is known of them.
-        signals: Shape (n_q, depth, n_signals), NaN beyond a pool's end.
-        text: Shape (n_q, depth, n_features), the cheap text features; NaN beyond a pool's end.
+        table: Shape (n_q, depth, n_features), NaN beyond a pool's end.
     """
 
     pools: Pools
     labels: PoolLabels
-    signals: FloatArray
-    text: FloatArray
+    table: FloatArray
 
     def rows(self, rows: IntArray) -> "View":
         """The same of some of the queries."""
         ids = [self.pools.query_ids[row] for row in rows]
-        return View(
-            self.pools.subset(ids), self.labels.rows(rows), self.signals[rows], self.text[rows]
-        )
+        return View(self.pools.subset(ids), self.labels.rows(rows), self.table[rows])
 
     def of(self, query_ids: Sequence[str]) -> "View":
         """The same of the queries with these ids; those that could not be replayed are left out."""
@@ -65,10 +66,11 @@ class View:
 
 
 class Collection:
-    """One folder's labelled queries over its own corpus, by the hybrid route.
+    """One set of labelled queries over its own corpus, by the hybrid route.
 
     Args:
-        folder: A BEIR folder; the queries of all its splits are taken together.
+        folder: A BEIR folder; the queries of all its splits are taken together. ``demo`` for the
+            demonstration's questions.
         cache: Where the index and the query vectors are kept.
         embedder: The model of the dense leg.
         depth: Candidates per query.
@@ -81,26 +83,21 @@ class Collection:
         embedder: SentenceTransformerEmbedder,
         depth: int = DEFAULT_DEPTH,
     ) -> None:
-        self.name = folder.resolve().name
         self.dataset = all_splits(folder)
+        self.name = folder.resolve().name
         self.depth = depth
-        self._views: dict[float, View] = {}
-        self._retriever = indexed(folder, cache, embedder)
-        self._vectors = encoded_queries(self.dataset, self._retriever, cache, embedder)
+        self._views: dict[tuple[Fusion, bool], View] = {}
+        self.retriever = indexed(folder, cache, embedder)
+        self._vectors = encoded_queries(self.dataset, cache, embedder)
 
     @cached_property
     def _for_fusion(self) -> tuple[Pools, PoolLabels]:
         """Candidates in which both legs are whole, as calibration fits its fusion on."""
-        pools = replay(
-            self._retriever.with_fusion(Fusion()).on_route(Route.HYBRID),
-            self.dataset.queries,
-            depth=2 * self.depth,
-            vectors=self._vectors,
-        )
+        pools = self._replayed(Fusion(), 2 * self.depth)
         return pools, label(pools, self.dataset)
 
     def fitted_fusion(self, query_ids: Sequence[str]) -> Fusion:
-        """The convex fusion that calibration would fit on these queries."""
+        """The convex fusion that calibration fits on these queries where there are no signals."""
         pools, labels = self._for_fusion
         row_of = {query_id: row for row, query_id in enumerate(pools.query_ids)}
         rows = [row_of[query_id] for query_id in query_ids if query_id in row_of]
@@ -108,22 +105,45 @@ class Collection:
         return fit_fusion(own, labels.rows(np.array(rows, dtype=np.int64)))
 
     def under(self, fusion: Fusion) -> View:
-        """All queries under a convex fusion."""
-        if fusion.weight not in self._views:
-            pools = replay(
-                self._retriever.with_fusion(fusion).on_route(Route.HYBRID),
-                self.dataset.queries,
-                depth=self.depth,
-                vectors=self._vectors,
-            )
-            query_texts = {query.query_id: query.text for query in self.dataset.queries}
-            self._views[fusion.weight] = View(
-                pools,
-                label(pools, self.dataset),
-                pool_features(pools),
-                text_features(pools, query_texts, self._retriever.passage),
-            )
-        return self._views[fusion.weight]
+        """All queries under a fusion."""
+        return self._view((fusion, True), lambda: self._replayed(fusion, self.depth))
+
+    def by_reciprocal_rank(self, *, with_signals: bool) -> View:
+        """All queries in the order of reciprocal ranks, with the signals or without."""
+
+        def pools() -> Pools:
+            plain = self._replayed(Fusion(), self.depth)
+            if not with_signals:
+                return plain
+            return replace(plain, signals=signals_of(self.under(Fusion("ranker")).pools, plain))
+
+        return self._view((Fusion(), with_signals), pools)
+
+    def _view(self, key: tuple[Fusion, bool], make: Callable[[], Pools]) -> View:
+        if key not in self._views:
+            pools = make()
+            self._views[key] = View(pools, label(pools, self.dataset), pool_features(pools))
+        return self._views[key]
+
+    def _replayed(self, fusion: Fusion, depth: int) -> Pools:
+        return replay(
+            self.retriever.with_fusion(fusion).on_route(Route.HYBRID),
+            self.dataset.queries,
+            depth=depth,
+            # The ranker needs the vectors of a query's tokens as well.
+            vectors=None if fusion.method == "ranker" else self._vectors,
+        )
+
+
+def signals_of(ranked: Pools, pools: Pools) -> dict[str, FloatArray]:
+    """The signals of the same candidates in the order of other pools."""
+    signals = {name: np.full(values.shape, np.nan) for name, values in ranked.signals.items()}
+    for row, (theirs, ours) in enumerate(zip(ranked.passage_ids, pools.passage_ids, strict=True)):
+        column = {passage_id: at for at, passage_id in enumerate(theirs)}
+        order = [column[passage_id] for passage_id in ours]
+        for name, values in ranked.signals.items():
+            signals[name][row, : len(order)] = values[row, order]
+    return signals
 
 
 def all_splits(folder: Path) -> Dataset:
@@ -132,6 +152,8 @@ def all_splits(folder: Path) -> Dataset:
     Raises:
         DataError: a query id is in two splits.
     """
+    if folder == DEMO:
+        return questions()
     parts = [read_beir(folder, split) for split in splits(folder)]
     queries = [query for part in parts for query in part.queries]
     if len({query.query_id for query in queries}) != len(queries):
@@ -148,24 +170,23 @@ def all_splits(folder: Path) -> Dataset:
 
 def indexed(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> HybridRetriever:
     """The index of a folder's whole corpus, from the cache if it is there."""
-    with (folder / "corpus.jsonl").open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
-    made_by = (embedder.fingerprint(), ENGLISH.fingerprint, storage.SCHEMA_VERSION)
+    passages = list(demo_passages() if folder == DEMO else read_corpus(folder))
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(passage_line(passage))
+    made_by = (embedder.fingerprint(), ENGLISH.fingerprint, storage.SCHEMA_VERSION, "signals")
     digest.update("\0".join(map(str, made_by)).encode())
     saved = cache / f"index-{digest.hexdigest()[:16]}"
     if saved.exists():
         return HybridRetriever.load(saved, embedder=embedder)
-    retriever = HybridRetriever.build(read_corpus(folder), embedder=embedder)
+    retriever = HybridRetriever.build(passages, embedder=embedder)
     saved.parent.mkdir(parents=True, exist_ok=True)
     retriever.save(saved)
     return retriever
 
 
 def encoded_queries(
-    dataset: Dataset,
-    retriever: HybridRetriever,
-    cache: Path,
-    embedder: SentenceTransformerEmbedder,
+    dataset: Dataset, cache: Path, embedder: SentenceTransformerEmbedder
 ) -> dict[str, Any]:
     """The vector of every query by its id, from the cache if it is there."""
     texts = sorted({query.text for query in dataset.queries})
@@ -174,7 +195,7 @@ def encoded_queries(
     if file.exists():
         vectors = np.load(file, allow_pickle=False)
     else:
-        vectors = np.stack([retriever.encode_query(text) for text in texts])
+        vectors = np.stack([embedder.encode_query(text) for text in texts])
         temporary = file.with_suffix(".part.npy")
         np.save(temporary, vectors)
         temporary.replace(file)

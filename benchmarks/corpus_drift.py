@@ -156,7 +156,7 @@ class Drifting:
             searchable_text(passage): vector
             for passage, vector in zip(index.passages, vectors_of_all, strict=True)
         }
-        vectors = encoded_queries(dataset, whole, cache, embedder)
+        vectors = encoded_queries(dataset, cache, embedder)
         known |= {query.text: vectors[query.query_id] for query in dataset.queries}
         passages = {passage.passage_id: passage for passage in index.passages}
         if len(dataset) > most:

@@ -101,7 +101,8 @@ def calibrate(
             ``HybridRetriever``, or anything that ``ContextGuard`` takes.
         dataset: Labelled queries. What is kept for a query without a relevant passage is harm.
         settings: How to choose and certify.
-        fusion: How the legs are fused; fitted unless given.
+        fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals,
+            and fits the weight of convex fusion where it has none.
         score_kind: What the scores of plain hits mean; see ``ContextGuard``.
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
@@ -203,13 +204,16 @@ def _fit_fusion(
     passes: Passes,
     cache: Path | None,
 ) -> Fusion:
-    """Convex fusion with the weight that ranks best on the queries that may fit.
+    """The pooled ranker where there are signals, which nothing is fitted for here.
 
-    Those are all the choosing queries, or with a promise the part of them that orders the
-    candidates: the other part certifies, so nothing may be fitted to it.
+    Otherwise convex fusion with the weight that ranks best on the queries that may fit. Those are
+    all the choosing queries, or with a promise the part of them that orders the candidates: the
+    other part certifies, so nothing may be fitted to it.
     """
     if Route.HYBRID not in retriever.routes:
         return Fusion()
+    if getattr(retriever, "has_signals", False):
+        return Fusion("ranker")
     fit_on = chosen_on
     if settings.promise is not None:
         fit_on, _ = ordering_and_test_parts(chosen_on, settings.seed)

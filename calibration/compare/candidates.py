@@ -14,7 +14,7 @@ from ctxguard.profile.schema import Profile
 
 SPEC = (
     "comma-separated: a route (lexical, dense, hybrid, or one of them with +rerank), "
-    "reciprocal_rank[:CONSTANT] or convex[:DENSE_SHARE], k=N, min_ratio=R, rerank=MODEL"
+    "reciprocal_rank[:CONSTANT], convex[:DENSE_SHARE] or ranker, k=N, min_ratio=R, rerank=MODEL"
 )
 """The syntax of a candidate's settings."""
 
@@ -111,7 +111,7 @@ def parse_candidates(
     if settings.get("min_ratio") and route is Route.HYBRID and not is_relative(fusion.kind):
         raise ConfigurationError(
             f"the candidate {text!r} filters by min_ratio, but reciprocal-rank scores carry order "
-            "only; add convex, or leave min_ratio out"
+            "only; add convex or ranker, or leave min_ratio out"
         )
     candidate = Candidate(
         name=name,
@@ -132,13 +132,9 @@ def _part(part: str, text: str) -> tuple[str, object]:
     """One setting of a spec and its value."""
     if part in {route.value for route in Route if route is not Route.EXTERNAL}:
         return "route", Route(part)
-    word, _, argument = part.partition(":")
-    if word == "reciprocal_rank":
-        constant = _number(argument, part, text, whole=True) if argument else Fusion().constant
-        return "fusion", Fusion("reciprocal_rank", constant=int(constant))
-    if word == "convex":
-        weight = _number(argument, part, text) if argument else Fusion().weight
-        return "fusion", Fusion("convex", weight=weight)
+    fusion = _fusion(part, text)
+    if fusion is not None:
+        return "fusion", fusion
     word, equals, argument = part.partition("=")
     if equals and word == "k":
         return "k", int(_number(argument, part, text, whole=True))
@@ -147,6 +143,18 @@ def _part(part: str, text: str) -> tuple[str, object]:
     if equals and word == "rerank" and argument:
         return "reranker", argument
     raise ConfigurationError(f"{part!r} in the candidate {text!r} cannot be read; write {SPEC}")
+
+
+def _fusion(part: str, text: str) -> Fusion | None:
+    """The fusion that a part of a spec names; None for another setting."""
+    word, _, argument = part.partition(":")
+    if word == "reciprocal_rank":
+        constant = _number(argument, part, text, whole=True) if argument else Fusion().constant
+        return Fusion("reciprocal_rank", constant=int(constant))
+    if word == "convex":
+        weight = _number(argument, part, text) if argument else Fusion().weight
+        return Fusion("convex", weight=weight)
+    return Fusion("ranker") if part == "ranker" else None
 
 
 def _number(value: str, part: str, text: str, *, whole: bool = False) -> float:
@@ -160,11 +168,12 @@ def _number(value: str, part: str, text: str, *, whole: bool = False) -> float:
     return number
 
 
-def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
-    """Each leg alone, and both legs fused in both ways, each at a fixed k.
+def default_candidates(*, reranked: bool = False, ranked: bool = False) -> tuple[Candidate, ...]:
+    """Each leg alone, and both legs fused in each way, each at a fixed k.
 
     Args:
         reranked: Add the fused legs with reranking.
+        ranked: Add the fused legs in the order of the pooled ranker, which needs signals.
     """
     fixed = RatioPolicy()
     candidates = [
@@ -173,6 +182,8 @@ def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
         Candidate("reciprocal_rank", fixed, Route.HYBRID, Fusion()),
         Candidate("convex:0.5", fixed, Route.HYBRID, Fusion("convex", weight=0.5)),
     ]
+    if ranked:
+        candidates.append(Candidate("ranker", fixed, Route.HYBRID, Fusion("ranker")))
     if reranked:
         candidates.append(Candidate("rerank", fixed, Route.HYBRID_RERANK))
     return tuple(candidates)

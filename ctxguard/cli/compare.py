@@ -169,13 +169,14 @@ def compare(
     _check_out(out, against)
     profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
     sources = _sources(retriever or [], run or [], indexed=index is not None)
+    opened = None if index is None else open_index(index, None)
     candidates = _candidates(
         candidate or [],
         profiles,
         k or [],
         reranked=reranker is not None,
         sources=tuple(sources),
-        indexed=index is not None,
+        opened=opened,
     )
     check_candidates(candidates, baseline, depth)
     utilities = with_utilities(_utilities(profiles), utility)
@@ -191,7 +192,6 @@ def compare(
             )
             for name, source in sources.items()
         }
-        opened = None if index is None else open_index(index, None)
         views = _Views(opened, reranker, external)
         views.check(profiles.values(), candidates)
     labelled, counts = labelled.against(views.first)
@@ -300,7 +300,7 @@ def _candidates(
     *,
     reranked: bool,
     sources: tuple[str, ...],
-    indexed: bool,
+    opened: "HybridRetriever | None",
 ) -> "list[Candidate]":
     """Ways to cut an index's rankings or, without one, the first source's; each source as it is."""
     from calibration.compare.candidates import (
@@ -312,10 +312,11 @@ def _candidates(
     )
 
     ks = tuple(dict.fromkeys(ks)) or (DEFAULT_K,)
-    own = None if indexed else sources[0]
+    own = None if opened is not None else sources[0]
     candidates = [each for spec in specs for each in parse_candidates(spec, ks, own)]
-    if not specs and indexed:
-        candidates = list(at_each_k(default_candidates(reranked=reranked), ks))
+    if not specs and opened is not None:
+        each_way = default_candidates(reranked=reranked, ranked=opened.has_signals)
+        candidates = list(at_each_k(each_way, ks))
     candidates += at_each_k([of_source(name) for name in sources], ks)
     return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _GUARD_BUCKETS = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 5e-3, 20e-3, 0.1)
 _KEPT_BUCKETS = (0, 1, 2, 3, 5, 7, 10, 20, 50)
-KNOWN_STAGES = frozenset({"lexical", "dense", "rerank", "retriever", "assembly"})
+KNOWN_STAGES = frozenset({"lexical", "dense", "rerank", "signals", "retriever", "assembly"})
 FAILED_CAUSES = frozenset(
     {*FailureKind, "unavailable", "filter_violation", "invalid_request", "cancelled"}
 )

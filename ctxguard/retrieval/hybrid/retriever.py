@@ -23,12 +23,13 @@ from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
 from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES
 from ctxguard.retrieval.hybrid.settings import SearchSettings
-from ctxguard.retrieval.hybrid.stages import rerank, rerank_stage, search_legs
+from ctxguard.retrieval.hybrid.stages import add_signals, rerank, rerank_stage, search_legs
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.lexical import LexicalEngine
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
+from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import (
@@ -38,7 +39,9 @@ from ctxguard.retrieval.protocols import (
     Progress,
     QueryTokens,
     Reranker,
+    token_encoder_of,
 )
+from ctxguard.signals.ranker import Ranker
 
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000
@@ -52,12 +55,14 @@ class HybridRetriever:
     Args:
         index: The index to search.
         embedder: The model that made the index's vectors.
-        fusion: How the legs' scores become one.
+        fusion: How the legs' scores become one; None for the pooled ranker where the index has
+            signals, else for reciprocal ranks.
         reranker: Scores the best candidates again; None for no reranking.
         rerank_depth: How many candidates the reranker scores. A ranking has one kind of score,
             so that a reranked one holds at most these.
         max_query_chars: Longer queries are refused.
         deadlines: Time limits on the search and its stages; None for no limits.
+        ranker: The weights by which fusion ``ranker`` orders; None for those of the package.
 
     Raises:
         ConfigurationError: another embedder than the index's, or a setting out of range.
@@ -68,22 +73,24 @@ class HybridRetriever:
         index: HybridIndex,
         *,
         embedder: Embedder,
-        fusion: Fusion = Fusion(),  # noqa: B008  frozen
+        fusion: Fusion | None = None,
         reranker: Reranker | None = None,
         rerank_depth: int = DEFAULT_RERANK_DEPTH,
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
         deadlines: Deadlines | None = None,
+        ranker: Ranker | None = None,
     ) -> None:
         index.check_embedder(embedder)
         self._settings = SearchSettings(
             embedder=embedder,
-            fusion=fusion,
+            fusion=default_fusion(index) if fusion is None else fusion,
             reranker=reranker,
             rerank_depth=rerank_depth,
             rerank_stage=rerank_stage(),
             max_query_chars=max_query_chars,
             deadlines=deadlines,
             stages=STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK],
+            ranker=Ranker.default() if ranker is None else ranker,
         )
         self._live = LiveIndex(index)
         self._pinned: HybridIndex | None = None
@@ -100,6 +107,7 @@ class HybridRetriever:
         progress: Progress | None = None,
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
         deadlines: Deadlines | None = None,
+        signals: SignalLevel | None = None,
     ) -> Self:
         """Index passages for both legs.
 
@@ -118,6 +126,9 @@ class HybridRetriever:
             progress: Called with the number of passages encoded so far.
             max_query_chars: As for the class.
             deadlines: As for the class.
+            signals: What is kept to compute signals from: ``full``; ``text`` for the texts' words
+                alone, so that no vectors of sentences are kept; ``none``. None for ``full`` where
+                the embedder gives what that needs, else ``text``.
 
         Raises:
             DataError: an empty corpus, a repeated id, or vectors with NaN or an infinity.
@@ -131,6 +142,7 @@ class HybridRetriever:
             analyser=as_analyser(analyser),
             exact_limit=exact_limit,
             progress=progress,
+            signals=default_signals(embedder) if signals is None else signals,
         )
         return cls(index, embedder=embedder, max_query_chars=max_query_chars, deadlines=deadlines)
 
@@ -141,11 +153,12 @@ class HybridRetriever:
         *,
         embedder: Embedder | None = None,
         analyser: Analyser | str | None = None,
-        fusion: Fusion = Fusion(),  # noqa: B008  frozen
+        fusion: Fusion | None = None,
         reranker: Reranker | None = None,
         rerank_depth: int = DEFAULT_RERANK_DEPTH,
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
         deadlines: Deadlines | None = None,
+        ranker: Ranker | None = None,
         verify: bool | None = None,
     ) -> Self:
         """Open a saved index, memory-mapped.
@@ -160,6 +173,7 @@ class HybridRetriever:
             rerank_depth: As for the class.
             max_query_chars: As for the class.
             deadlines: As for the class.
+            ranker: As for the class.
             verify: Whether to check the digest of every file; its size is always checked. None
                 to check indexes up to 256 MiB.
 
@@ -178,6 +192,7 @@ class HybridRetriever:
             rerank_depth=rerank_depth,
             max_query_chars=max_query_chars,
             deadlines=deadlines,
+            ranker=ranker,
         )
         loaded._live.folder, loaded._live.version = Path(folder), version
         return loaded
@@ -297,6 +312,11 @@ class HybridRetriever:
         return self._settings.fusion
 
     @property
+    def has_signals(self) -> bool:
+        """Whether the index holds what signals are computed from; see ``Ranking.signals``."""
+        return self.generation.forward is not None
+
+    @property
     def report(self) -> BuildReport:
         """How many passages were indexed, left out and repaired."""
         return self.generation.report
@@ -388,19 +408,25 @@ class HybridRetriever:
         A profile holds for a retriever whose fingerprint equals that of its own, apart from the
         corpus, of which ``corpus_sketch`` says how much has changed.
         """
-        index, settings = self.generation, self._settings
-        fusion, reranker = settings.fusion, settings.reranker
+        index, reranker = self.generation, self._settings.reranker
         return {
             "embedder": portable_name(index.embedder),
             "embedder_weights": index.embedder_weights,
             "lexical": index.lexical.fingerprint,
-            "fusion": f"convex w={fusion.weight!r}"
-            if fusion.method == "convex"
-            else f"reciprocal_rank c={fusion.constant}",
+            "fusion": self._fusion_in_words(index),
             "reranker": "none" if reranker is None else reranker.fingerprint,
             "corpus_size": str(len(index.passages)),
             "corpus_digest": index.corpus_digest,
         }
+
+    def _fusion_in_words(self, index: HybridIndex) -> str:
+        fusion = self._settings.fusion
+        if fusion.method == "convex":
+            return f"convex w={fusion.weight!r}"
+        ranks = f"reciprocal_rank c={fusion.constant}"
+        if fusion.method == "ranker":
+            return f"ranker {self._settings.ranker.digest()}, signals {index.signals}, {ranks}"
+        return ranks
 
     def corpus_sketch(self) -> CorpusSketch:
         """A sketch of all passages, by which a profile tells how much of them has changed."""
@@ -492,6 +518,12 @@ class HybridRetriever:
             raise FilterViolationError(
                 "filter", "the search gave a passage that `where` excludes: a bug, please report it"
             )
+        if search.with_signals and candidates.rows.size:
+            signalled = add_signals(search, candidates, settings.ranker)
+            if isinstance(signalled, StageFailure):
+                failures.append(signalled)
+            else:
+                candidates = signalled
         if settings.reranker is not None and RERANK in search.stages:
             best = candidates.best(settings.rerank_depth)
             reranked = rerank(search, best, settings.reranker, settings.rerank_stage, budget)
@@ -510,4 +542,15 @@ class HybridRetriever:
             route=ROUTES[tuple(candidates.legs)],
             legs=candidates.legs,
             failures=tuple(failures),
+            signals=candidates.signals,
         )
+
+
+def default_fusion(index: HybridIndex) -> Fusion:
+    """How legs are fused while nothing is calibrated: by the pooled ranker, if it has signals."""
+    return Fusion() if index.signals == "none" else Fusion("ranker")
+
+
+def default_signals(embedder: Embedder) -> SignalLevel:
+    """The most that can be kept with an embedder; may load its model."""
+    return "text" if token_encoder_of(embedder) is None else "full"

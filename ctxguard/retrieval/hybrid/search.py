@@ -5,7 +5,7 @@ Nothing here knows of time limits, threads or circuits: see `ctxguard.retrieval.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -69,12 +69,14 @@ class Candidates:
         scores: Shape (n,), higher is better.
         kind: What the scores mean.
         legs: Each stage's own scores of the same rows, by stage.
+        signals: What else is known of the same rows, by the signal's name.
     """
 
     rows: RowArray
     scores: FloatArray
     kind: ScoreKind
     legs: Mapping[str, Leg]
+    signals: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def best(self, n: int) -> "Candidates":
         """The at most ``n`` best."""
@@ -83,12 +85,21 @@ class Candidates:
     def reranked(self, logits: FloatArray) -> "Candidates":
         """These candidates ordered by a reranker's logits, shape (n,)."""
         legs = {**self.legs, RERANK: Leg(logits, ScoreKind.LOGIT)}
-        unordered = Candidates(self.rows, logits, ScoreKind.LOGIT, legs)
-        return unordered._at(np.lexsort((self.rows, -logits)))
+        return replace(self, legs=legs).ordered_by(logits, ScoreKind.LOGIT)
+
+    def ordered_by(self, scores: FloatArray, kind: ScoreKind) -> "Candidates":
+        """These candidates with other scores, shape (n,), best first, ties by row."""
+        ordered = replace(self, scores=scores, kind=kind)
+        return ordered._at(np.lexsort((self.rows, -scores)))
 
     def _at(self, positions: RowArray | slice) -> "Candidates":
-        legs = {name: Leg(leg.scores[positions], leg.kind) for name, leg in self.legs.items()}
-        return Candidates(self.rows[positions], self.scores[positions], self.kind, legs)
+        return Candidates(
+            self.rows[positions],
+            self.scores[positions],
+            self.kind,
+            {name: Leg(leg.scores[positions], leg.kind) for name, leg in self.legs.items()},
+            {name: values[positions] for name, values in self.signals.items()},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,8 @@ class Search:
         query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
             with its word pieces; or None.
         allowed: The only rows that may be candidates; None for all.
+        with_signals: Whether the candidates' signals are computed, which need the query's word
+            pieces.
     """
 
     index: HybridIndex
@@ -115,6 +128,8 @@ class Search:
     embedder: Embedder
     query_vector: Float32Array | QueryTokens | None
     allowed: AllowedRows | None
+    with_signals: bool = False
+    _tokens: list[QueryTokens | None] = field(default_factory=list, init=False)
 
     def lexical(self) -> LexicalHits:
         """Search the lexical leg.
@@ -171,7 +186,7 @@ class Search:
         return logits
 
     def query_tokens(self) -> QueryTokens | None:
-        """The query's word pieces, encoded where the caller did not give them.
+        """The query's word pieces, encoded once where the caller did not give them.
 
         Returns:
             None where the index has no sentences, or the embedder gives no states of word pieces.
@@ -181,17 +196,15 @@ class Search:
         """
         if isinstance(self.query_vector, QueryTokens):
             return self.query_vector
-        encoder = None if self.index.sentences is None else token_encoder_of(self.embedder)
-        return None if encoder is None else encoder.encode_query(self.query)
+        if not self._tokens:
+            encoder = None if self.index.sentences is None else token_encoder_of(self.embedder)
+            self._tokens.append(None if encoder is None else encoder.encode_query(self.query))
+        return self._tokens[0]
 
-    def unit_vector(self, tokens: QueryTokens | None = None) -> Float32Array:
-        """The query's vector at unit length, shape (dimension,); errors as for `dense`.
-
-        Args:
-            tokens: From ``query_tokens``, so that the query is not encoded again.
-        """
+    def unit_vector(self) -> Float32Array:
+        """The query's vector at unit length, shape (dimension,); errors as for `dense`."""
         given = self.query_vector
-        known = tokens if given is None else given
+        known = self.query_tokens() if given is None and self.with_signals else given
         vector = self.embedder.encode_query(self.query) if known is None else vector_of(known)
         vector = np.ascontiguousarray(vector, np.float32)
         dimension = self.index.dense.dimension

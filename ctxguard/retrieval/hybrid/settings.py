@@ -17,6 +17,7 @@ from ctxguard.retrieval.hybrid.stages import rerank_stage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import without_surrogates
 from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker
+from ctxguard.signals.ranker import Ranker
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class SearchSettings:
         max_query_chars: The longest query that is searched, ≥ 1.
         deadlines: Time limits on the search and its stages; None for no limits.
         stages: The stages to run, a value of ``STAGES``.
+        ranker: Orders the candidates where the fusion is ``ranker``.
 
     Raises:
         ConfigurationError: a setting out of range.
@@ -45,6 +47,7 @@ class SearchSettings:
     max_query_chars: int
     deadlines: Deadlines | None
     stages: tuple[str, ...]
+    ranker: Ranker
 
     def __post_init__(self) -> None:
         for name in ("rerank_depth", "max_query_chars"):
@@ -125,6 +128,7 @@ class SearchSettings:
                 f"query_vector has shape {shape}, the index's vectors have ({dimension},): encode "
                 "the query with the index's embedder"
             )
+        by_ranker = self.fusion.method == "ranker"
         if RERANK in self.stages:
             depth = max(depth, self.rerank_depth)
         return Search(
@@ -132,8 +136,9 @@ class SearchSettings:
             query=without_surrogates(query),
             depth=min(depth, n_passages),
             stages=self.stages,
-            fusion=self.fusion,
+            fusion=replace(self.fusion, method="reciprocal_rank") if by_ranker else self.fusion,
             embedder=self.embedder,
             query_vector=query_vector,
             allowed=None if where is None else index.passages.metadata_rows.allowed(where),
+            with_signals=by_ranker,
         )

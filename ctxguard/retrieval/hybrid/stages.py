@@ -20,7 +20,9 @@ from ctxguard.retrieval.hybrid.search import (
     DenseHits,
     Search,
 )
+from ctxguard.retrieval.hybrid.signals import SIGNALS, with_signals
 from ctxguard.retrieval.protocols import LexicalHits, Reranker
+from ctxguard.signals.ranker import Ranker
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -161,6 +163,14 @@ def rerank(
     work = partial(search.logits, reranker, candidates.rows)
     logits = _try(RERANK, stage.call, work, _left(budget, RERANK))
     return logits.failure if isinstance(logits, StageFailed) else candidates.reranked(logits)
+
+
+def add_signals(
+    search: Search, candidates: Candidates, ranker: Ranker
+) -> Candidates | StageFailure:
+    """The candidates with their signals, in the order of the ranker, or why there are none."""
+    found = _try(SIGNALS, with_signals, search, candidates, ranker)
+    return found.failure if isinstance(found, StageFailed) else found
 
 
 def _left(budget: Budget | None, stage: str) -> float | None:
