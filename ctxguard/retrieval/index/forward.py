@@ -114,17 +114,18 @@ class ForwardIndex:
 
         It is the same as one that was built from their texts.
         """
-        kernels, words, starts = _kernels(), [], [np.zeros(1, np.int64)]
+        kernels, words, lengths = _kernels(), [], []
         vocabulary: dict[str, int] = {}
         for index in indexes:
             numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in index.vocabulary]
             words.append(kernels.renumbered(index.ordered.words, np.array(numbers, np.int32)))
-            starts.append(index.ordered.starts[1:] + starts[-1][-1])
+            lengths.append(np.diff(index.ordered.starts))
+        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))))
         new = np.concatenate(rows)
         order = np.empty(int((new >= 0).sum()), np.int64)
         order[new[new >= 0]] = np.flatnonzero(new >= 0)
-        all_words = Ordered(np.concatenate(words), np.concatenate(starts))
-        taken = Ordered(*kernels.taken(Ordered(*map(read_only, all_words)), order))
+        stored = Ordered(read_only(np.concatenate(words)), read_only(starts))
+        taken = Ordered(*kernels.taken(stored, order))
         # Numbers by first appearance, without the words that are gone.
         numbers_there = np.where(taken.words < 0, ~taken.words, taken.words)
         there, first = np.unique(numbers_there, return_index=True)

@@ -1,0 +1,306 @@
+"""The forward index: what it holds, saved, joined and edited, as one built anew does."""
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctxguard.core.types import Hit, Passage
+from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
+from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
+from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.analysers.reading import LONGEST_SENTENCE, Reading
+from ctxguard.retrieval.index import hybrid_index
+from ctxguard.retrieval.index.forward import ForwardIndex
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.text_signals import TextSignals
+from ctxguard.testing import WordHashEmbedder
+
+WORDS = ["red", "dog", "dogs", "fox", "foxes", "sea", "the", "wait_for", "sun."]
+QUERY = "the red foxes wait for dogs quagga"
+
+texts = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
+corpora = st.dictionaries(
+    st.sampled_from([f"p{n:02}" for n in range(14)]),
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map(" ".join),
+    min_size=1,
+    max_size=10,
+)
+
+
+def passages_of(corpus: dict[str, str]) -> list[Passage]:
+    return [Passage(passage_id, text) for passage_id, text in corpus.items()]
+
+
+def build(corpus: dict[str, str], **settings: str) -> HybridIndex:
+    return HybridIndex.build(
+        passages_of(corpus),
+        embedder=WordHashEmbedder(),
+        **{"signals": "text", **settings},  # type: ignore[arg-type]
+    )
+
+
+def assert_same_words(one: ForwardIndex, other: ForwardIndex) -> None:
+    assert list(one.vocabulary) == list(other.vocabulary)
+    assert one.ordered.words.tolist() == other.ordered.words.tolist()
+    assert one.ordered.starts.tolist() == other.ordered.starts.tolist()
+
+
+def assert_same_signals(one: ForwardIndex | None, other: ForwardIndex | None) -> None:
+    assert one is not None
+    assert other is not None
+    assert len(one) == len(other)
+    rows = np.arange(len(one))[::-1].copy()
+    found, expected = one.text_signals(QUERY, rows), other.text_signals(QUERY, rows)
+    for name, values in found.items():
+        assert values.tolist() == expected[name].tolist(), name
+    assert one.term_cosines(rows).tolist() == other.term_cosines(rows).tolist()
+
+
+def test_words_are_kept_in_order_with_the_starts_of_sentences() -> None:
+    index = ForwardIndex.build(["The wait_for. Wait\nfoxes", "", "the fox"])
+    assert list(index.vocabulary) == ["the", "wait_for", "wait", "for", "foxes", "fox"]
+    # ~n marks the first word of a sentence.
+    assert index.ordered.words.tolist() == [~0, 1, 2, 3, ~2, ~4, ~0, 5]
+    assert index.ordered.starts.tolist() == [0, 6, 6, 8]
+    assert index.words_with.tolist() == [2, 1, 1, 1, 1, 1]
+    assert list(index.stems) == ["the", "wait_for", "wait", "for", "fox"]
+    assert index.stems_with.tolist() == [2, 1, 1, 1, 2]
+
+
+def test_sentences_end_at_marks_and_lines_and_long_ones_are_cut() -> None:
+    sentences = Reading.of(ENGLISH).sentences
+    assert sentences("One two? Three! “Four.” Five") == [
+        ["one", "two"],
+        ["three"],
+        ["four"],
+        ["five"],
+    ]
+    assert sentences("os.path 3.14") == [["os", "path", "14"]]
+    assert sentences("\n\n . \n") == []
+    assert [len(each) for each in sentences("word " * 150)] == [LONGEST_SENTENCE] * 2 + [22]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_can_be_read(language: str) -> None:
+    reading = Reading.of(analyser_for(language))
+    words = reading.words("Größe 東京都 Сидели läsa")
+    assert words
+    assert len(reading.stems(words)) == len(words)
+
+
+def test_an_analyser_of_ones_own_gives_words_that_are_their_own_stems() -> None:
+    class Letters:
+        name, fingerprint, scripts = "letters", "each letter", None
+
+        def analyse(self, text: str) -> list[str]:
+            return [letter for letter in text if letter.isalpha()]
+
+    index = ForwardIndex.build(["ab. ca"], Letters())
+    assert list(index.vocabulary) == list(index.stems) == ["a", "b", "c"]
+    assert index.text_signals("cb", np.array([0]))["sentence_coverage"].tolist() == [0.5]
+
+
+def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+    index = ForwardIndex.build(["red foxes run. the dog", "", "the sea"])
+    index.save(tmp_path)
+    loaded = ForwardIndex.load(tmp_path)
+    assert loaded is not None
+    assert_same_words(loaded, index)
+    assert_same_signals(loaded, index)
+    assert ForwardIndex.load(tmp_path / "elsewhere") is None
+
+
+@given(st.lists(st.tuples(texts, st.integers(0, 2)), min_size=1, max_size=12), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_joined_parts_are_the_index_of_their_texts(
+    assigned: list[tuple[str, int]], seed: int
+) -> None:
+    """Each text is in the first part, in the second, or deleted from the first."""
+    kept = [text for text, part in assigned if part < 2]
+    places = random.Random(seed).sample(range(len(kept)), len(kept))
+    parts: list[list[str]] = [[], []]
+    rows: list[list[int]] = [[], []]
+    whole, at = [""] * len(kept), iter(places)
+    for text, part in assigned:
+        new = next(at) if part < 2 else -1
+        parts[part % 2].append(text)
+        rows[part % 2].append(new)
+        if new >= 0:
+            whole[new] = text
+    joined = ForwardIndex.joined(
+        [ForwardIndex.build(part) for part in parts], [np.array(new, np.int64) for new in rows]
+    )
+    assert_same_words(joined, ForwardIndex.build(whole))
+
+
+@given(
+    corpora,
+    st.lists(st.tuples(st.sampled_from(["upsert", "delete"]), corpora), min_size=1, max_size=4),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_edits_give_the_signals_of_an_index_built_anew(
+    corpus: dict[str, str], edits: list[tuple[str, dict[str, str]]]
+) -> None:
+    now, index = dict(corpus), build(corpus)
+    for kind, by in edits:
+        if kind == "upsert":
+            index, _ = index.upserted(passages_of(by), WordHashEmbedder())
+            now |= by
+        elif len(gone := by.keys() & now.keys()) < len(now):
+            index, _ = index.deleted(gone)
+            now = {each: text for each, text in now.items() if each not in gone}
+    assert_same_signals(index.forward, build(now).forward)
+
+
+@pytest.mark.parametrize("merge_from", [0, 2_000])
+@pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
+def test_an_edited_index_is_saved_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge_from: int, engine: str
+) -> None:
+    monkeypatch.setattr(hybrid_index, "MERGE_FROM", merge_from)
+    corpus = {"a": "red foxes wait", "b": "the sea", "c": "dogs"}
+    build(corpus, engine=engine).save(tmp_path)
+    index, _ = HybridIndex.load(tmp_path).upserted(
+        passages_of({"b": "the red sea. quagga", "d": "sun"}), WordHashEmbedder()
+    )
+    index.save(tmp_path)
+    loaded = HybridIndex.load(tmp_path)
+    assert loaded.signals == "text"
+    anew = build(corpus | {"b": "the red sea. quagga", "d": "sun"}, engine=engine)
+    assert_same_signals(loaded.forward, anew.forward)
+
+
+def test_an_index_without_words_stays_without(tmp_path: Path) -> None:
+    """So do folders of older releases, which have the same files."""
+    build({"a": "red fox", "b": "sea"}, signals="none").save(tmp_path)
+    index, _ = HybridIndex.load(tmp_path).upserted(passages_of({"c": "dog"}), WordHashEmbedder())
+    assert index.forward is None
+    assert index.signals == "none"
+
+
+def words(folder: Path) -> np.ndarray:
+    return np.load(folder / "forward.words.npy")
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "other types": lambda at: np.save(at / "forward.words.npy", words(at).astype(np.int64)),
+    "a word too few": lambda at: np.save(at / "forward.words.npy", words(at)[:-1]),
+    "a word too high": lambda at: np.save(at / "forward.words.npy", words(at) + np.int32(90)),
+    "a complement too low": lambda at: np.save(at / "forward.words.npy", words(at) - np.int32(90)),
+    "no start": lambda at: np.save(at / "forward.starts.npy", np.zeros(0, np.int64)),
+    "starts that go back": lambda at: np.save(
+        at / "forward.starts.npy", np.array([0, 4, 2, len(words(at))])
+    ),
+    "a short vocabulary": lambda at: (at / "forward.vocabulary.json").write_text('["a"]') and None,
+    "a vocabulary that is none": lambda at: (
+        (at / "forward.vocabulary.json").write_text("[1, 2, 3, 4, 5, 6]") and None
+    ),
+    "a repeated word": lambda at: (
+        (at / "forward.vocabulary.json").write_text(json.dumps(["red"] * 6)) and None
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_words_are_refused(tmp_path: Path, damage: str) -> None:
+    build({"a": "red fox", "b": "the sea", "c": "a dog. sun"}).save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    files = tmp_path / manifest["generation"] / "base"
+    DAMAGE[damage](files)
+    for name, described in manifest["files"].items():
+        described["bytes"] = (tmp_path / manifest["generation"] / name).stat().st_size
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(IndexFolderError, match="build it again"):
+        HybridIndex.load(tmp_path, verify=False)
+
+
+# Passages that are given with the query.
+
+
+PASSAGES = [
+    Passage("a", "Red foxes run. The dogs wait_for", "Foxes"),
+    Passage("b", "the sea"),
+    Passage("c", ""),
+    Passage("d", "red dogs"),
+]
+
+
+def test_given_passages_have_the_signals_of_an_index_of_the_corpus() -> None:
+    signals = TextSignals(corpus=PASSAGES)
+    index = HybridIndex.build(PASSAGES, embedder=WordHashEmbedder(), signals="text")
+    assert index.passages.ids == ("a", "b", "d")
+    forward = ForwardIndex.build(
+        ["Foxes\nRed foxes run. The dogs wait_for", "the sea", "", "red dogs"]
+    )
+    rows = np.array([3, 2, 0])
+    for _ in range(2):
+        found = signals.text_signals(QUERY, [PASSAGES[row] for row in rows])
+        for name, values in forward.text_signals(QUERY, rows).items():
+            assert found[name] == pytest.approx(values), name
+    cosines = signals.term_cosines([PASSAGES[row] for row in rows])
+    assert cosines == pytest.approx(forward.term_cosines(rows))
+
+
+def test_without_a_corpus_the_candidates_are_counted() -> None:
+    texts = [f"{each.title}\n{each.text}" for each in PASSAGES]
+    forward, rows = ForwardIndex.build(texts), np.arange(4)
+    hits = [Hit(each.passage_id, 1.0, each.text, each.title) for each in PASSAGES]
+    signals = TextSignals()
+    for name, values in signals.text_signals(QUERY, hits).items():
+        assert values == pytest.approx(forward.text_signals(QUERY, rows)[name]), name
+    assert signals.term_cosines(hits) == pytest.approx(forward.term_cosines(rows))
+    assert signals.text_signals(QUERY, [])["coverage"].shape == (0,)
+    assert signals.term_cosines([]).shape == (0, 0)
+
+
+def test_a_passage_with_another_text_is_read_again() -> None:
+    signals = TextSignals(corpus=PASSAGES)
+    for text, coverage in (("sea", 1.0), ("fox", 0.0), ("sea", 1.0)):
+        found = signals.text_signals("sea", [Passage("b", text)])
+        assert found["coverage"].tolist() == [coverage]
+
+
+def test_no_more_words_are_kept_than_allowed() -> None:
+    """What is no longer kept is read again; passages without words take memory too."""
+    signals = TextSignals(corpus=PASSAGES, max_words=400)
+    for n in range(50):
+        many = [Passage(f"{n}.{at}", "red " * at) for at in range(30)]
+        assert signals.text_signals("red", many)["coverage"].tolist() == [0.0] + [1.0] * 29
+        assert sum(kept.size for kept in signals._kept.values()) == signals._size <= 400
+    huge = Passage("huge", "red " * 1_000)
+    assert signals.text_signals("red", [huge])["coverage"].tolist() == [1.0]
+
+
+def test_threads_that_share_the_words_kept_find_the_same() -> None:
+    signals = TextSignals(corpus=PASSAGES, max_words=100)
+    expected = {name: x.tolist() for name, x in signals.text_signals(QUERY, PASSAGES).items()}
+    wrong = []
+
+    def ask() -> None:
+        for _ in range(100):
+            found = signals.text_signals(QUERY, PASSAGES)
+            if {name: x.tolist() for name, x in found.items()} != expected:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max_words is 0"):
+        TextSignals(max_words=0)
+    with pytest.raises(ConfigurationError, match="no analyser for the language 'xx'"):
+        TextSignals("xx")
+    with pytest.raises(DataError, match="the corpus is empty"):
+        TextSignals(corpus=[])
