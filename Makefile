@@ -76,7 +76,7 @@ test-slow: $(VENV)/.dev
 	$(call run,,,$(PARTS) doctests)
 
 # Those parts whose results are floating-point numbers, again with a plainer processor's arithmetic.
-NUMERIC := benchmarks calibration core retrieval
+NUMERIC := benchmarks calibration core retrieval signals
 
 test-kernels: $(VENV)/.dev
 	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(NUMERIC))

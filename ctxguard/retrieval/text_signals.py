@@ -126,12 +126,12 @@ class TextSignals:
     def text_signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
         """The text family of some passages, shape (n,) each; see `ctxguard.signals.text`."""
         candidates, n_passages = self._candidates(passages)
-        words_with, stems_with = (
-            partial(self._known, terms, candidates.starts, corpus)
-            for terms, corpus in (
-                (candidates.words, self._corpus and self._corpus.words_with),
-                (candidates.stems, self._corpus and self._corpus.stems_with),
-            )
+        corpus, starts = self._corpus, candidates.starts
+        words_with = partial(
+            self._known, candidates.words, starts, None if corpus is None else corpus.words_with
+        )
+        stems_with = partial(
+            self._known, candidates.stems, starts, None if corpus is None else corpus.stems_with
         )
         terms = query_words(self._reading, query, words_with, stems_with, n_passages)
         return named_signals(candidates, terms)

@@ -100,7 +100,8 @@ def _find(key: int, table: NumberArray, positions: NumberArray) -> int:
     at = key & (table.size - 1)
     while table[at] >= 0 and table[at] != key:
         at = (at + 1) & (table.size - 1)
-    return positions[at]
+    position: int = positions[at]
+    return position
 
 
 @compiled()

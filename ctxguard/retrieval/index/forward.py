@@ -76,7 +76,7 @@ class ForwardIndex:
         self.analyser = analyser
         self.vocabulary = vocabulary
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.ordered = Ordered(*map(read_only, ordered))
+        self.ordered = _read_only(ordered)
         self._reading = Reading.of(analyser)
         stems: dict[str, int] = {}
         of_words = self._reading.stems(list(vocabulary))
@@ -124,7 +124,7 @@ class ForwardIndex:
         new = np.concatenate(rows)
         order = np.empty(int((new >= 0).sum()), np.int64)
         order[new[new >= 0]] = np.flatnonzero(new >= 0)
-        stored = Ordered(read_only(np.concatenate(words)), read_only(starts))
+        stored = _read_only(Ordered(np.concatenate(words), starts))
         taken = Ordered(*kernels.taken(stored, order))
         # Numbers by first appearance, without the words that are gone.
         numbers_there = np.where(taken.words < 0, ~taken.words, taken.words)
@@ -158,7 +158,7 @@ class ForwardIndex:
         return term_cosines(self._candidates(rows), self._stem_weights)
 
     def _candidates(self, rows: RowArray) -> "CandidateWords":
-        return _text().CandidateWords(
+        candidates: CandidateWords = _text().CandidateWords(
             *_kernels().candidate_words(
                 rows,
                 self._stored,
@@ -168,6 +168,7 @@ class ForwardIndex:
                 self._norm,
             )
         )
+        return candidates
 
     def save(self, folder: Path) -> None:
         """Write the words as arrays and the vocabulary as JSON."""
@@ -215,10 +216,10 @@ class EditedForwardIndex(ForwardIndex):
         stem_of[word_numbers] = stem_numbers[tail.stem_of]
         self.stem_of = read_only(stem_of)
         words = kernels.renumbered(tail.ordered.words, word_numbers)
-        self._tail = Ordered(read_only(words), tail.ordered.starts)
+        self._tail = _read_only(Ordered(words, tail.ordered.starts))
         self._stored = row_map.stored
         deleted = np.flatnonzero(row_map.base_rows < 0)
-        gone = Ordered(*map(read_only, kernels.taken(self.ordered, deleted)))
+        gone = _read_only(Ordered(*kernels.taken(self.ordered, deleted)))
         counts = [
             _passages_with(part, self.stem_of, len(self.stems)) for part in (self._tail, gone)
         ]
@@ -244,7 +245,7 @@ def query_words(
     counts = Counter(reading.stems(order))
     words, with_word = words_with(list(positions))
     stems, with_stem = stems_with(list(counts))
-    return _text().QueryWords(
+    terms: QueryWords = _text().QueryWords(
         words,
         _weights(with_word, n_passages, log(n_passages + 1.5)),
         np.array([positions[word] for word in order], np.int64),
@@ -252,6 +253,7 @@ def query_words(
         _weights(with_stem, n_passages, log1p(n_passages)),
         np.array(list(counts.values()), np.float64),
     )
+    return terms
 
 
 def named_signals(candidates: "CandidateWords", query: "QueryWords") -> dict[str, FloatArray]:
@@ -305,6 +307,10 @@ def _extended(
     return both, np.array([both[term] for term in tail], np.int32)
 
 
+def _read_only(ordered: Ordered) -> Ordered:
+    return Ordered(read_only(ordered.words), read_only(ordered.starts))
+
+
 def _check(ordered: Ordered, n_words: int) -> None:
     """Refuse arrays with which the compiled loops would read or write outside of them.
 
@@ -337,4 +343,4 @@ def _term_vectors() -> Any:
 
 
 _NO_ROWS: RowArray = read_only(np.zeros(0, np.int64))
-_NO_WORDS = Ordered(read_only(np.zeros(0, np.int32)), read_only(np.zeros(1, np.int64)))
+_NO_WORDS = _read_only(Ordered(np.zeros(0, np.int32), np.zeros(1, np.int64)))
