@@ -11,7 +11,7 @@ from ctxguard.testing.faults import (
 from ctxguard.testing.judge_contract import JudgeContract
 from ctxguard.testing.lexical_contract import LexicalContract
 from ctxguard.testing.retriever_contract import RetrieverContract
-from ctxguard.testing.word_hash_embedder import WordHashEmbedder
+from ctxguard.testing.word_hash_embedder import WordHashEmbedder, WordTokenEmbedder
 
 __all__ = [
     "FakeRetriever",
@@ -24,4 +24,5 @@ __all__ = [
     "LexicalContract",
     "RetrieverContract",
     "WordHashEmbedder",
+    "WordTokenEmbedder",
 ]

@@ -1,12 +1,31 @@
-"""An embedder for tests that need vectors and no model."""
+"""Embedders for tests that need vectors and no model."""
 
 import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.protocols import Float32Array, Progress
+from ctxguard.retrieval.models.sentences import (
+    as_int8,
+    sentence_lengths,
+    sentence_vectors,
+    unit_states,
+)
+from ctxguard.retrieval.protocols import (
+    Float32Array,
+    Int8Array,
+    Progress,
+    QueryTokens,
+    RowArray,
+    Sentences,
+)
+
+_N_PIECES = 997
+_STATE_LENGTH = 32
+_WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class WordHashEmbedder:
@@ -48,3 +67,71 @@ class WordHashEmbedder:
     def fingerprint(self) -> str:
         """What the vectors depend on."""
         return f"word-hash {self.dimension} {self._salt}"
+
+
+class WordTokenEmbedder(WordHashEmbedder):
+    """A `WordHashEmbedder` that also gives states of words, so that an index keeps sentences.
+
+    A word's piece is its hash. Its state is its own direction and half of its text's: the mean of
+    all.
+    """
+
+    def token_encoder(self) -> "_WordEncoder":
+        """Gives the states."""
+        return _WordEncoder(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _WordEncoder:
+    """See `TokenEncoder`."""
+
+    embedder: WordTokenEmbedder
+
+    def encode_query(self, text: str) -> QueryTokens:
+        """A query's vector and its words."""
+        _, pieces, states = self._words(text)
+        return QueryTokens(self.embedder.encode_query(text), unit_states(states), pieces)
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> tuple[Float32Array, Sentences]:
+        """One unit vector per text, and each text's sentences."""
+        found = [self._sentences(text) for text in texts]
+        none = Sentences(
+            np.zeros((0, _STATE_LENGTH), np.int8),
+            np.zeros(0, np.uint8),
+            np.zeros(0, np.uint16),
+            np.zeros((1, 2), np.int64),
+        )
+        return self.embedder.encode_passages(texts, progress), Sentences.of([none, *found])
+
+    def token_table(self, progress: Progress | None = None) -> Int8Array:
+        """The direction of every word."""
+        if progress is not None:
+            progress(_N_PIECES)
+        return as_int8(_directions())
+
+    def _sentences(self, text: str) -> Sentences:
+        starts, pieces, states = self._words(text)
+        lengths = sentence_lengths(text, starts)
+        return Sentences(
+            sentence_vectors(states, lengths),
+            lengths,
+            pieces.astype(np.uint16),
+            np.array([[0, 0], [lengths.size, pieces.size]]),
+        )
+
+    def _words(self, text: str) -> tuple[list[int], RowArray, Float32Array]:
+        """Where each word begins, its piece, and its state."""
+        words = list(_WORD.finditer(text))
+        digests = [hashlib.sha256(word[0].lower().encode()).digest() for word in words]
+        pieces = np.array([int.from_bytes(each[:4]) % _N_PIECES for each in digests], np.int64)
+        states = _directions()[pieces]
+        if pieces.size:
+            states = states + np.float32(0.5) * states.mean(axis=0)
+        return [word.start() for word in words], pieces, states
+
+
+def _directions() -> Float32Array:
+    rng = np.random.default_rng(0)
+    return unit_states(rng.standard_normal((_N_PIECES, _STATE_LENGTH), dtype=np.float32))

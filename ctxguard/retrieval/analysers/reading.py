@@ -12,7 +12,7 @@ from ctxguard.retrieval.protocols import Analyser
 LONGEST_SENTENCE = 64
 """Words after which a sentence is cut: lists and tables often have no full stop."""
 
-_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？｡]+|\n+")
+SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？｡]+|\n+")
 """What stands between two sentences; abbreviations are not looked for."""
 
 
@@ -51,7 +51,7 @@ class Reading:
         >>> Reading.of(ENGLISH).sentences("Fish soup\\nServe hot. (See p. 3!) Enjoy")
         [['fish', 'soup'], ['serve', 'hot'], ['see'], ['enjoy']]
         """
-        read = [self.words(sentence) for sentence in _END.split(text)]
+        read = [self.words(sentence) for sentence in SENTENCE_END.split(text)]
         return [
             sentence[start : start + LONGEST_SENTENCE]
             for sentence in read

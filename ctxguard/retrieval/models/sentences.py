@@ -1,19 +1,17 @@
 """From the states of a text's word pieces to its sentences."""
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxguard.retrieval.analysers.reading import SENTENCE_END
 from ctxguard.retrieval.protocols import Float32Array, Int8Array
 
 SCALE = 127
 """A unit vector's numbers are kept as whole numbers, so many times as large."""
 
 _SHORTEST, _LONGEST = 5, 64
-
-_END = re.compile(r"[.!?…][\"'”’»)\]]*\s+|[。！？][」』”’）]*|\n+")
 
 
 def sentence_lengths(text: str, starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -32,7 +30,7 @@ def sentence_lengths(text: str, starts: Sequence[int] | NDArray[np.int64]) -> ND
     >>> sentence_lengths("a b c d e. f g h i j", [0, 2, 4, 6, 8, 9, 11, 13, 15, 17, 19]).tolist()
     [6, 5]
     """
-    ends = [match.end() for match in _END.finditer(text)]
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
     firsts = np.searchsorted(np.asarray(starts), ends)
     bounds = np.concatenate(([0], np.sort(firsts), [len(starts)]))
     return np.fromiter(_fitted(np.diff(bounds).tolist()), np.uint8)
