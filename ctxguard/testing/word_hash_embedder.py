@@ -25,7 +25,7 @@ from ctxguard.retrieval.protocols import (
 
 _N_PIECES = 997
 _STATE_LENGTH = 32
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+|[.,;:!?]")
 
 
 class WordHashEmbedder:
