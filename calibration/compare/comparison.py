@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibration.calibrate_route import FEWEST_LABELS
 from calibration.compare.candidates import Candidate
 from calibration.compare.paired_differences import BETTER_WHEN, Difference, differences
 from calibration.compare.verdict import DEFAULT_RULE, Verdict, VerdictRule, harm_share
@@ -23,6 +24,7 @@ from calibration.evaluate import (
     resampled_means,
     utilities_by_rank,
 )
+from calibration.families import FamilyGain, family_gains
 from calibration.grid import MAX_K
 from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
@@ -74,8 +76,10 @@ class Compared:
         curve: Gain and harm by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm), in [0, 1]; no value if both are 0.
         verdict: By the rule; None without an interval.
-        latency_ms: Median time of a retrieval with reranking, in milliseconds; without encoding
-            the query if query vectors were given.
+        latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
+            encoding the query if query vectors were given.
+        families: What each family of its named signals adds to P(relevant), out of fold; empty
+            without named signals, and with too few labels to fit on.
     """
 
     candidate: Candidate
@@ -86,6 +90,7 @@ class Compared:
     harm_share: Interval
     verdict: Verdict | None
     latency_ms: float
+    families: tuple[FamilyGain, ...]
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,11 @@ def compare(
             f"{dataset.name}: no query was answered by every candidate; the first left "
             f"out: {skipped[0]}"
         )
-    labelled = {}
+    labelled, families = {}, {}
     for stages, (pools, _) in replayed.items():
         own = pools.subset(common)
         labelled[stages] = own, label(own, dataset, utilities)
+        families[stages] = _families(labelled[stages], utilities, seed)
     compared = []
     for candidate in candidates:
         own, labels = labelled[candidate.stages]
@@ -188,6 +194,7 @@ def compare(
                 utilities=utilities,
                 rule=rule,
                 latency_ms=latency_ms,
+                families=families[candidate.stages],
                 seed=seed,
             )
         )
@@ -282,6 +289,7 @@ def _compared(
     utilities: Utilities,
     rule: VerdictRule,
     latency_ms: float,
+    families: tuple[FamilyGain, ...],
     seed: int,
 ) -> Compared:
     measured = per_query(pools, labels, candidate.policy, utilities)
@@ -297,7 +305,19 @@ def _compared(
         harm_share=share,
         verdict=rule.verdict(share),
         latency_ms=latency_ms,
+        families=families,
     )
+
+
+def _families(
+    labelled: tuple[Pools, PoolLabels], utilities: Utilities, seed: int
+) -> tuple[FamilyGain, ...]:
+    if labelled[1].n_answerable < FEWEST_LABELS:
+        return ()
+    try:
+        return family_gains(labelled, utilities=utilities, seed=seed)
+    except CalibrationError:  # nothing relevant was retrieved, for one
+        return ()
 
 
 def dynamic_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) -> Curve:

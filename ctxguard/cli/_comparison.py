@@ -76,6 +76,10 @@ def _candidate(each: "Compared") -> dict[str, object]:
         "harm_share": each.harm_share.model_dump(),
         "verdict": each.verdict,
         "latency_ms": each.latency_ms,
+        "families": [
+            {"family": one.family, "signals": list(one.signals), "gain": one.gain.model_dump()}
+            for one in each.families
+        ],
         "optimal_k": curve.optimal_k,
         "optimal_k_within_noise": list(curve.within_noise),
         "curve": [
@@ -101,6 +105,8 @@ def print_comparison(
     _print_curve(comparison, output)
     if comparison.differences:
         _print_differences(comparison, output)
+    if any(each.families for each in comparison.candidates):
+        _print_families(comparison, output)
 
 
 def _print_metrics(comparison: "Comparison", output: Output) -> None:
@@ -114,7 +120,7 @@ def _print_metrics(comparison: "Comparison", output: Output) -> None:
         )
     output.out.print(rows)
     output.out.print(
-        "ms: median time of a retrieval with reranking, without encoding the query",
+        "ms: median time of a retrieval with reranking and signals, without encoding the query",
         style="dim",
     )
 
@@ -210,6 +216,29 @@ def _print_differences(comparison: "Comparison", output: Output) -> None:
     output.out.print(rows)
 
 
+def _print_families(comparison: "Comparison", output: Output) -> None:
+    output.heading("What each family of signals adds to P(relevant), in strict UDCG")
+    rows = table("candidate", "family", "gained>", f"{_confidence()} interval>", "n>")
+    seen = set()
+    for each in comparison.candidates:
+        if each.candidate.stages in seen:
+            continue
+        seen.add(each.candidate.stages)
+        for position, one in enumerate(each.families):
+            rows.add_row(
+                _name(each.candidate.name) if position == 0 else "",
+                one.family,
+                _signed(one.gain.value),
+                _signed_interval(one.gain) or NO_DATA,
+                f"{one.gain.n:,}",
+                end_section=position == len(each.families) - 1,
+            )
+    output.out.print(rows)
+    output.out.print(
+        "with all families less without this one, refitted and measured out of fold", style="dim"
+    )
+
+
 def _difference_table(*leading: str) -> Rows:
     return table(*leading, "metric", "difference>", f"{_confidence()} interval>", "n>", "outcome")
 
@@ -240,7 +269,7 @@ def _signed(value: float | None) -> str:
     return NO_DATA if value is None else f"{value:+.3f}"
 
 
-def _signed_interval(each: "Difference") -> str:
+def _signed_interval(each: "Difference | Interval") -> str:
     if each.lower is None or each.upper is None:
         return ""
     return f"[{each.lower:+.3f}, {each.upper:+.3f}]"

@@ -202,8 +202,9 @@ def features(
     spread[(values.min(axis=1, keepdims=True) == top) | (spread == 0.0)] = np.inf
     np.divide(centred, spread, out=z)
     for row in plan.ranked:
-        ranks = n + 1.0 - np.searchsorted(np.sort(values[row]), values[row], side="right")
-        log_ranks[row] = ranks
+        value = values[row]
+        better = n - np.searchsorted(np.sort(value), value, side="right")
+        log_ranks[row] = better + 1.0 + 0.0 * value  # no value, no rank
     if len(names) > 1:
         reciprocal, matched = block[-2], block[-1]
         reciprocal[:] = (1.0 / (RECIPROCAL_RANK_CONSTANT + log_ranks[: len(names)])).sum(axis=0)

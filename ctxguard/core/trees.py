@@ -102,7 +102,7 @@ class Trees:
         n = features.shape[1]
         exceeds = features.take(own["_features"], axis=0) > own["_thresholds"]
         ruled_out = np.bitwise_or.reduce(
-            (exceeds * own["_masks"]).reshape(MAX_LEAVES - 1, -1, n), axis=0
+            (exceeds * own["_masks"]).reshape(MAX_LEAVES - 1, len(self.values), n), axis=0
         )
         values = own["_by_mask"].take(ruled_out + own["_first"])
         total: FloatArray = values.sum(axis=0)

@@ -20,6 +20,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.trees import Trees
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 from ctxguard.profile.schema import (
@@ -41,6 +42,16 @@ MODEL = RelevanceModel(
     means=(0.1, 0.2, 0.3, 0.4, 0.5),
     scales=(1.0, 2.0, 3.0, 4.0, 5.0),
     intercept=-2.5,
+)
+SIGNALS_MODEL = RelevanceModel(
+    legs=("dense",),
+    coefficients=(1.5, -0.25, 0.0, 1e-9, 3.0, 0.5),
+    means=(0.0,) * 6,
+    scales=(1.0,) * 6,
+    intercept=-2.5,
+    features=("ranker.z",),
+    clip=8.0,
+    trees=Trees(-1.0, ((5, 0), ()), ((0.5, 0.25), ()), ((3, 1), ()), ((0.1, 0.2, 0.3), (0.4,))),
 )
 CERTIFICATE = Certificate(
     alpha=0.1,
@@ -97,6 +108,13 @@ PROFILE = Profile(
     ),
     segment_by="language",
 )
+
+
+def with_model(model: RelevanceModel) -> Profile:
+    """The profile with this model in the policy of its hybrid route."""
+    hybrid = PROFILE.routes[Route.HYBRID]
+    served = hybrid.model_copy(update={"policy": ExpectedUtilityPolicy(model=model, k=7)})
+    return PROFILE.model_copy(update={"routes": {Route.HYBRID: served}})
 
 
 @pytest.fixture
@@ -213,6 +231,23 @@ class TestRoundTrip:
         assert Profile.load(file).routes[Route.HYBRID].certificate == DIFFERENCE
         # That of a segment has none still.
         assert changed.to_json().count("recall_difference") == 1
+
+    def test_a_profile_of_a_release_without_named_signals_keeps_its_bytes_and_its_id(
+        self, file: Path
+    ) -> None:
+        text = file.read_text(encoding="utf-8")
+        assert not any(name in text for name in ('"features"', '"clip"', '"trees"'))
+        assert Profile.load(file).profile_id == "5919fdbed559"  # as that release gave it
+
+    def test_a_model_with_named_signals_and_trees_survives(self, tmp_path: Path) -> None:
+        profile = with_model(SIGNALS_MODEL)
+        profile.save(tmp_path / "profile.json")
+        found = Profile.load(tmp_path / "profile.json")
+        assert found == profile
+        policy = found.routes[Route.HYBRID].policy
+        assert isinstance(policy, ExpectedUtilityPolicy)
+        assert policy.model == SIGNALS_MODEL
+        assert policy.model.signals == ("ranker",)
 
     def test_a_profile_cannot_be_changed(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):
@@ -341,6 +376,40 @@ class TestRefusals:
         changed(file, lambda data: data["routes"]["lexical"]["policy"].update(min_ratio=70))
         with pytest.raises(ProfileFormatError, match=r"routes\.lexical\.policy.*min_ratio 70"):
             Profile.load(file)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"features": ["ranker", "ranker.z"]}, "6 numbers for 7 features"),
+            ({"features": ["ranker.median"]}, "is no feature"),
+            ({"legs": ["dense", "lexical"]}, "6 numbers for 13 features"),
+            ({"clip": -1.0}, "clip -1.0"),
+            ({"clip": "far"}, "valid number"),
+            ({"trees": {}}, "Field required"),
+            (("values", [[0.1, 0.2, 0.3]]), "the same trees"),
+            (("values", [[0.1, 0.2, 0.3], []]), "tree 1 has 0 leaves"),
+            (("features", [[6, 0], []]), "the trees compare feature 6, and there are only 6"),
+            (("features", [[-5, 0], []]), "tree 0 compares feature -5"),
+            (("masks", [[7, 1], []]), "must rule out some"),
+            (("thresholds", [[0.5], []]), "2, 1 and 2"),
+            (("thresholds", [[0.5, "x"], []]), "valid number"),
+        ],
+    )
+    def test_a_damaged_model_is_refused(
+        self, tmp_path: Path, change: dict[str, object] | tuple[str, object], message: str
+    ) -> None:
+        path = tmp_path / "profile.json"
+        with_model(SIGNALS_MODEL).save(path)
+
+        def damage(data: dict[str, Any]) -> None:
+            model = data["routes"]["hybrid"]["policy"]["model"]
+            if isinstance(change, tuple):
+                model["trees"][change[0]] = change[1]
+            else:
+                model.update(change)
+
+        with pytest.raises(ProfileFormatError, match=rf"routes\.hybrid.*{message}"):
+            Profile.load(changed(path, damage))
 
     def test_an_unknown_route_or_kind_of_policy(self, file: Path) -> None:
         before = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Signals: what a model sees of a candidate, and P(relevant) from plain coefficients."""
+"""Features: what a model sees of a candidate's scores and of its named signals."""
 
 import math
 import warnings
@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.signals import PER_LEG, feature_names, features
-from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.core.signals import (
+    PER_LEG,
+    RANKING,
+    TRANSFORMS,
+    feature_names,
+    features,
+    legs_in_order,
+    named_features,
+    signal_of,
+)
+from ctxguard.core.types import Hit, Leg, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 N_BOTH = len(feature_names(["dense", "lexical"]))
@@ -22,12 +30,6 @@ def leg(*scores: float, kind: ScoreKind = ScoreKind.COSINE) -> Leg:
 
 def by_name(legs: dict[str, Leg]) -> dict[str, list[float]]:
     return dict(zip(feature_names(list(legs)), features(legs).tolist(), strict=True))
-
-
-def model_of(*coefficients: float, legs: tuple[str, ...] = ("dense",)) -> RelevanceModel:
-    n = len(feature_names(legs))
-    given = (*coefficients, *[0.0] * (n - len(coefficients)))
-    return RelevanceModel(legs, given, (0.0,) * n, (1.0,) * n, 0.0)
 
 
 finite_scores = st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=30)
@@ -101,90 +103,76 @@ class TestSignals:
         assert np.isnan(found["leg.gap"]).all()
 
 
-class TestRelevanceModel:
-    def test_probability_is_the_logistic_of_the_standardised_signals(self) -> None:
-        model = RelevanceModel(
-            legs=("dense",),
-            coefficients=(2.0, 0.0, 0.0, 0.0, 0.0),
-            means=(0.5, 0.0, 0.0, 0.0, 0.0),
-            scales=(0.1, 1.0, 1.0, 1.0, 1.0),
-            intercept=-1.0,
-        )
-        found = model.probabilities({"dense": leg(0.6, 0.5)})
-        assert found is not None
-        assert found.tolist() == pytest.approx([1 / (1 + math.exp(-1.0)), 1 / (1 + math.exp(1.0))])
+def named(**signals: list[float]) -> dict[str, list[float]]:
+    """Every feature of some named signals, by its name."""
+    names = named_features(signals)
+    arrays = {name: np.array(values) for name, values in signals.items()}
+    return dict(zip(names, features({}, arrays, names).tolist(), strict=True))
 
-    @pytest.mark.parametrize("seed", range(5))
-    def test_it_agrees_with_scikit_learn_on_the_same_coefficients(self, seed: int) -> None:
-        linear_model = pytest.importorskip("sklearn.linear_model")
-        random = np.random.default_rng(seed)
-        legs = {
-            "dense": Leg(random.uniform(-1, 1, 40), ScoreKind.COSINE),
-            "lexical": Leg(random.exponential(5.0, 40), ScoreKind.RATIO),
+
+class TestNamedSignals:
+    def test_by_hand(self) -> None:
+        found = named(ranker=[1.0, 3.0, 2.0, 2.0], lead_coverage=[0.5, 0.0, 1.0, 0.25])
+        # The mean is 2 and the variance 1/2; equal values share the better rank.
+        assert found == {
+            "lead_coverage": [0.5, 0.0, 1.0, 0.25],
+            "ranker": [1.0, 3.0, 2.0, 2.0],
+            "ranker.z": pytest.approx([-math.sqrt(2), math.sqrt(2), 0.0, 0.0]),
+            "ranker.gap": [-2.0, 0.0, -1.0, -1.0],
+            "ranker.log_rank": pytest.approx([math.log(4), 0.0, math.log(2), math.log(2)]),
         }
-        table: FloatArray = features(legs).T
-        means, scales = table.mean(axis=0), table.std(axis=0)
-        scales[scales < 1e-12] = 1.0  # the top is the same for all
-        standardised = (table - means) / scales
-        theirs = linear_model.LogisticRegression()
-        theirs.fit(standardised, random.random(40) < 0.5)
-        ours = RelevanceModel(
-            legs=("dense", "lexical"),
-            coefficients=tuple(theirs.coef_[0].tolist()),
-            means=tuple(means.tolist()),
-            scales=tuple(scales.tolist()),
-            intercept=float(theirs.intercept_[0]),
-        )
-        found = ours.probabilities(legs)
-        assert found is not None
-        expected = theirs.predict_proba(standardised)[:, 1]
-        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
 
-    def test_extreme_log_odds_saturate_without_a_warning(self) -> None:
-        found = model_of(1e6).probabilities({"dense": leg(1.0, -1.0)})
-        assert found is not None
-        assert found.tolist() == [1.0, 0.0]
+    def test_a_signal_that_is_not_in_the_table_has_its_value_z_score_and_gap(self) -> None:
+        assert named_features(["freshness"]) == ("freshness", "freshness.z", "freshness.gap")
 
-    @pytest.mark.parametrize(
-        "legs",
-        [
-            {},
-            {"lexical": leg(1.0, kind=ScoreKind.RATIO)},
-            {"dense": leg(0.9), "lexical": leg(1.0, kind=ScoreKind.RATIO)},
-        ],
-    )
-    def test_other_legs_than_its_own_give_no_probability(self, legs: dict[str, Leg]) -> None:
-        assert model_of(1.0).probabilities(legs) is None
+    def test_inputs_of_the_ranker_alone_are_no_features(self) -> None:
+        assert named_features(["redundancy", "sentence_similarity"]) == ()
 
-    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, -3.4e38])
-    def test_a_missing_or_garbage_score_gives_no_probability(self, garbage: float) -> None:
-        assert model_of(1.0).probabilities({"dense": leg(0.9, garbage)}) is None
+    def test_all_signals_of_the_library_make_34_features(self) -> None:
+        assert len(named_features(TRANSFORMS)) == 34
+        assert {signal_of(feature) for feature in named_features(TRANSFORMS)} <= set(TRANSFORMS)
 
-    def test_a_leg_that_carries_rank_only_gives_no_probability(self) -> None:
-        assert model_of(1.0).probabilities({"dense": leg(0.9, kind=ScoreKind.RANK)}) is None
+    def test_they_follow_those_of_the_legs_in_the_order_that_is_asked_for(self) -> None:
+        legs, wanted = {"dense": leg(0.9, 0.5)}, ("b.gap", "a")
+        signals = {"a": np.array([1.0, 2.0]), "b": np.array([3.0, 4.0])}
+        found = features(legs, signals, wanted)
+        assert feature_names(legs, wanted)[len(PER_LEG) :] == wanted
+        assert np.array_equal(found[: len(PER_LEG)], features(legs))
+        assert found[len(PER_LEG) :].tolist() == [[-1.0, 0.0], [1.0, 2.0]]
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"legs": ("lexical", "dense")}, "sorted"),
-            ({"legs": ()}, "sorted"),
-            ({"legs": ("dense", "dense")}, "distinct"),
-            ({"means": (0.0,) * 4}, "means has 4 numbers for 5 features"),
-            ({"scales": (1.0, 1.0, 1.0, 1.0, 0.0)}, "scale 0.0 must be > 0"),
-            ({"coefficients": (math.nan, 0.0, 0.0, 0.0, 0.0)}, "coefficients .* finite"),
-            ({"scales": (math.inf, 1.0, 1.0, 1.0, 1.0)}, "scales .* finite"),
-            ({"intercept": math.inf}, "intercept inf"),
-        ],
-    )
-    def test_a_model_that_cannot_work_is_refused(
-        self, change: dict[str, object], message: str
-    ) -> None:
-        settings: dict[str, object] = {
-            "legs": ("dense",),
-            "coefficients": (0.0,) * 5,
-            "means": (0.0,) * 5,
-            "scales": (1.0,) * 5,
-            "intercept": 0.0,
-        }
-        with pytest.raises(ConfigurationError, match=message):
-            RelevanceModel(**{**settings, **change})  # type: ignore[arg-type]
+    @given(st.floats(-1e6, 1e6), st.integers(1, 50))
+    def test_a_constant_signal_has_no_spread(self, value: float, n: int) -> None:
+        found = named(freshness=[value] * n)
+        assert found["freshness.z"] == found["freshness.gap"] == [0.0] * n
+
+    @given(finite_scores, st.data())
+    def test_they_follow_their_candidate(self, values: list[float], data: st.DataObject) -> None:
+        order = data.draw(st.permutations(range(len(values))))
+        moved, found = named(ranker=[values[i] for i in order]), named(ranker=values)
+        for name, own in found.items():
+            assert moved[name] == pytest.approx([own[i] for i in order], abs=1e-6)
+
+    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 3.4e38])
+    def test_garbage_is_missing_in_every_feature_without_a_warning(self, garbage: float) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = named(ranker=[1.0, garbage, 0.0])
+        assert all(math.isnan(values[1]) for values in found.values())
+
+    @pytest.mark.parametrize("name", ["ranker.top", "ranker.", ".z", "", "a.b.z"])
+    def test_what_is_the_name_of_no_feature_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="is no feature"):
+            features({}, {}, [name])
+
+
+class TestLegsInOrder:
+    def test_without_legs_the_scores_of_the_ranking_are_one(self) -> None:
+        ranking = Ranking.from_hits([Hit("a", 0.2), Hit("b", 0.9)], ScoreKind.COSINE)
+        (name, own), *others = legs_in_order(ranking, [1, 0]).items()
+        assert (name, own.scores.tolist(), own.kind) == (RANKING, [0.9, 0.2], ScoreKind.COSINE)
+        assert not others
+
+    def test_scores_that_carry_order_only_count_by_the_logarithm_of_their_rank(self) -> None:
+        ranking = Ranking.from_hits([Hit("a"), Hit("b")], ScoreKind.RANK)
+        own = legs_in_order(ranking, range(2))[RANKING]
+        assert own.scores.tolist() == pytest.approx([0.0, -math.log(2)])

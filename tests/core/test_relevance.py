@@ -1,0 +1,196 @@
+"""P(relevant) from plain coefficients and trees."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import feature_names, features
+from ctxguard.core.trees import Trees
+from ctxguard.core.types import FloatArray, Leg, ScoreKind
+from ctxguard.errors import ConfigurationError
+
+WANTED = ("freshness", "freshness.gap")
+
+# Freshness above 2 is worth 3 in log-odds, else −1.
+TREES = Trees(0.0, ((5,),), ((2.0,),), ((1,),), ((-1.0, 3.0),))
+
+
+def leg(*scores: float, kind: ScoreKind = ScoreKind.COSINE) -> Leg:
+    return Leg(np.array(scores, dtype=np.float64), kind)
+
+
+def model_of(*coefficients: float, legs: tuple[str, ...] = ("dense",)) -> RelevanceModel:
+    n = len(feature_names(legs))
+    given = (*coefficients, *[0.0] * (n - len(coefficients)))
+    return RelevanceModel(legs, given, (0.0,) * n, (1.0,) * n, 0.0)
+
+
+class TestRelevanceModel:
+    def test_probability_is_the_logistic_of_the_standardised_signals(self) -> None:
+        model = RelevanceModel(
+            legs=("dense",),
+            coefficients=(2.0, 0.0, 0.0, 0.0, 0.0),
+            means=(0.5, 0.0, 0.0, 0.0, 0.0),
+            scales=(0.1, 1.0, 1.0, 1.0, 1.0),
+            intercept=-1.0,
+        )
+        found = model.probabilities({"dense": leg(0.6, 0.5)})
+        assert found is not None
+        assert found.tolist() == pytest.approx([1 / (1 + math.exp(-1.0)), 1 / (1 + math.exp(1.0))])
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_it_agrees_with_scikit_learn_on_the_same_coefficients(self, seed: int) -> None:
+        linear_model = pytest.importorskip("sklearn.linear_model")
+        random = np.random.default_rng(seed)
+        legs = {
+            "dense": Leg(random.uniform(-1, 1, 40), ScoreKind.COSINE),
+            "lexical": Leg(random.exponential(5.0, 40), ScoreKind.RATIO),
+        }
+        table: FloatArray = features(legs).T
+        means, scales = table.mean(axis=0), table.std(axis=0)
+        scales[scales < 1e-12] = 1.0  # the top is the same for all
+        standardised = (table - means) / scales
+        theirs = linear_model.LogisticRegression()
+        theirs.fit(standardised, random.random(40) < 0.5)
+        ours = RelevanceModel(
+            legs=("dense", "lexical"),
+            coefficients=tuple(theirs.coef_[0].tolist()),
+            means=tuple(means.tolist()),
+            scales=tuple(scales.tolist()),
+            intercept=float(theirs.intercept_[0]),
+        )
+        found = ours.probabilities(legs)
+        assert found is not None
+        expected = theirs.predict_proba(standardised)[:, 1]
+        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+
+    def test_extreme_log_odds_saturate_without_a_warning(self) -> None:
+        found = model_of(1e6).probabilities({"dense": leg(1.0, -1.0)})
+        assert found is not None
+        assert found.tolist() == [1.0, 0.0]
+
+    @pytest.mark.parametrize(
+        "legs",
+        [
+            {},
+            {"lexical": leg(1.0, kind=ScoreKind.RATIO)},
+            {"dense": leg(0.9), "lexical": leg(1.0, kind=ScoreKind.RATIO)},
+        ],
+    )
+    def test_other_legs_than_its_own_give_no_probability(self, legs: dict[str, Leg]) -> None:
+        assert model_of(1.0).probabilities(legs) is None
+
+    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, -3.4e38])
+    def test_a_missing_or_garbage_score_gives_no_probability(self, garbage: float) -> None:
+        assert model_of(1.0).probabilities({"dense": leg(0.9, garbage)}) is None
+
+    def test_a_leg_that_carries_rank_only_gives_no_probability(self) -> None:
+        assert model_of(1.0).probabilities({"dense": leg(0.9, kind=ScoreKind.RANK)}) is None
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"legs": ("lexical", "dense")}, "sorted"),
+            ({"legs": ()}, "sorted"),
+            ({"legs": ("dense", "dense")}, "distinct"),
+            ({"means": (0.0,) * 4}, "means has 4 numbers for 5 features"),
+            ({"scales": (1.0, 1.0, 1.0, 1.0, 0.0)}, "scale 0.0 must be > 0"),
+            ({"coefficients": (math.nan, 0.0, 0.0, 0.0, 0.0)}, "coefficients .* finite"),
+            ({"scales": (math.inf, 1.0, 1.0, 1.0, 1.0)}, "scales .* finite"),
+            ({"intercept": math.inf}, "intercept inf"),
+            ({"features": ("freshness",)}, "coefficients has 5 numbers for 6 features"),
+            ({"features": ("freshness", "freshness")}, "distinct"),
+            ({"features": ("freshness.top",)}, "is no feature"),
+            ({"clip": 0.0}, "clip 0.0"),
+            ({"clip": math.inf}, "clip inf"),
+            ({"trees": TREES}, "the trees compare feature 5, and there are only 5"),
+        ],
+    )
+    def test_a_model_that_cannot_work_is_refused(
+        self, change: dict[str, object], message: str
+    ) -> None:
+        settings: dict[str, object] = {
+            "legs": ("dense",),
+            "coefficients": (0.0,) * 5,
+            "means": (0.0,) * 5,
+            "scales": (1.0,) * 5,
+            "intercept": 0.0,
+        }
+        with pytest.raises(ConfigurationError, match=message):
+            RelevanceModel(**{**settings, **change})  # type: ignore[arg-type]
+
+
+def with_freshness(**more: object) -> RelevanceModel:
+    """Log-odds are the freshness, whatever the cosine."""
+    return RelevanceModel(
+        ("dense",),
+        (0.0,) * 5 + (1.0, 0.0),
+        (0.0,) * 7,
+        (1.0,) * 7,
+        0.0,
+        features=WANTED,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def odds(model: RelevanceModel, *freshness: float) -> list[float]:
+    found = model.probabilities(
+        {"dense": leg(*np.linspace(0.9, 0.1, len(freshness)))}, {"freshness": np.array(freshness)}
+    )
+    assert found is not None
+    return np.log(found / (1.0 - found)).tolist()  # type: ignore[no-any-return]
+
+
+class TestNamedSignals:
+    def test_they_count_beside_the_legs(self) -> None:
+        assert with_freshness().signals == ("freshness",)
+        assert odds(with_freshness(), 1.0, -2.0) == pytest.approx([1.0, -2.0])
+
+    def test_far_inputs_count_as_the_limit(self) -> None:
+        assert odds(with_freshness(clip=4.0), 5.0, -9.0, 3.0) == pytest.approx([4.0, -4.0, 3.0])
+
+    def test_the_log_odds_of_regression_and_trees_are_averaged(self) -> None:
+        model = with_freshness(trees=TREES)
+        assert odds(model, 2.0, 4.0) == pytest.approx([(2.0 - 1.0) / 2, (4.0 + 3.0) / 2])
+
+    @given(st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=20), st.data())
+    def test_probabilities_follow_their_candidate(
+        self, freshness: list[float], data: st.DataObject
+    ) -> None:
+        order = data.draw(st.permutations(range(len(freshness))))
+        model, scores = with_freshness(trees=TREES, clip=8.0), np.linspace(0.9, 0.1, len(order))
+
+        def found(rows: list[int]) -> FloatArray:
+            values = model.probabilities(
+                {"dense": leg(*scores[rows])}, {"freshness": np.array(freshness)[rows]}
+            )
+            assert values is not None
+            return values
+
+        assert found(list(order)) == pytest.approx(found(list(range(len(order))))[list(order)])
+
+    @pytest.mark.parametrize(
+        "signals",
+        [
+            {},
+            {"age": np.zeros(2)},
+            {"freshness": np.array([1.0, math.nan])},
+            {"freshness": np.array([1.0, math.inf])},
+            {"freshness": np.zeros(3)},
+        ],
+    )
+    @pytest.mark.parametrize("trees", [None, TREES])
+    def test_a_missing_signal_gives_no_probability(
+        self, signals: dict[str, FloatArray], trees: Trees | None
+    ) -> None:
+        model = with_freshness(clip=8.0, trees=trees)
+        assert model.probabilities({"dense": leg(0.9, 0.1)}, signals) is None
+
+    def test_signals_that_it_does_not_need_change_nothing(self) -> None:
+        model = model_of(1.0)
+        legs, extra = {"dense": leg(0.9, 0.1)}, {"freshness": np.array([math.nan, 1.0])}
+        assert model.probabilities(legs, extra) == pytest.approx(model.probabilities(legs))
