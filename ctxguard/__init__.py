@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.sampling.inclusion import JudgingRates as JudgingRates
     from ctxguard.monitor.sampling.privacy import Privacy as Privacy
     from ctxguard.monitor.sampling.writer import sample_to as sample_to
+    from ctxguard.request.with_text_signals import WithTextSignals
     from ctxguard.retrieval import (
         AsyncRetriever,
         FilteringRetriever,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         RetrieverFunction,
         SwappingRetriever,
     )
+    from ctxguard.retrieval.text_signals import TextSignals
 
 __version__ = "0.1.0"
 
@@ -70,6 +72,8 @@ _LAZY_MODULES = {
     "Retriever": "ctxguard.retrieval",
     "RetrieverFunction": "ctxguard.retrieval",
     "SwappingRetriever": "ctxguard.retrieval",
+    "TextSignals": "ctxguard.retrieval.text_signals",
+    "WithTextSignals": "ctxguard.request.with_text_signals",
     "sample_to": "ctxguard.monitor.sampling.writer",
 }
 
@@ -118,9 +122,11 @@ __all__ = [
     "StageError",
     "StageUnavailableError",
     "SwappingRetriever",
+    "TextSignals",
     "Utilities",
     "Verdict",
     "Where",
+    "WithTextSignals",
     "__version__",
     "decide",
     "passage_digest",

@@ -111,7 +111,9 @@ class TextSignals:
             raise ConfigurationError(f"max_words is {max_words!r}; it must be at least 1")
         self._kernels: Any = require("ctxguard.signals.text", "embedded")
         self._vectors: Any = require("ctxguard.signals.term_vectors", "embedded")
-        self._reading = Reading.of(as_analyser(analyser))
+        analyser = as_analyser(analyser)
+        self._analyser = analyser.fingerprint
+        self._reading = Reading.of(analyser)
         self._max_words = max_words
         self._corpus = None if corpus is None else self._counted(corpus)
         self._reset_after_fork()
@@ -122,6 +124,15 @@ class TextSignals:
         self._kept: OrderedDict[str, _Read] = OrderedDict()
         self._size = 0
         self._lock = Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        """What splits texts, and what rare words are counted in; two of equal ones agree.
+
+        The passages of a corpus are counted, not compared: small changes change little.
+        """
+        counted_in = "its candidates" if self._corpus is None else "a corpus"
+        return f"{self._analyser}, counted in {counted_in}"
 
     def text_signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
         """The text family of some passages, shape (n,) each; see `ctxguard.signals.text`."""

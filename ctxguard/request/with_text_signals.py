@@ -1,0 +1,100 @@
+"""A wrapped retriever whose rankings bear the text family of signals."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.types import Ranking, Route, ScoreKind, ScoreKindName, member_of
+from ctxguard.request.wrapped_retriever import calls_of, ranking_of
+
+if TYPE_CHECKING:
+    from ctxguard.retrieval.protocols import AnyRetriever
+    from ctxguard.retrieval.text_signals import TextSignals
+
+
+class WithTextSignals:
+    """A retriever of your own, with the text family of signals beside its scores.
+
+    Give it to ``calibrate`` and to ``ContextGuard`` in the retriever's place. Every candidate's
+    text is read on every request. A request of 100 candidates of 200 words takes about 1 ms longer
+    where their texts are known, and 5 to 46 ms where they are new. A request for which a text
+    cannot be read has no text signals: the guard then keeps the top k and flags
+    ``missing_signals``.
+
+    Args:
+        retriever: Anything that ``ContextGuard`` takes, but one whose index is swapped.
+        text_signals: Computes the signals.
+        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
+
+    Raises:
+        ConfigurationError: it is no retriever, or there is no such kind of score.
+    """
+
+    retrieve: Callable[..., Any]
+    """As the retriever's own, and as asynchronous; ``aretrieve`` is there if the retriever has
+    both."""
+
+    def __init__(
+        self,
+        retriever: "AnyRetriever",
+        text_signals: "TextSignals",
+        *,
+        score_kind: ScoreKind | ScoreKindName | None = None,
+    ) -> None:
+        self._retriever = retriever
+        self._text_signals = text_signals
+        self._score_kind = (
+            None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+        )
+        calls = calls_of(retriever)
+        if calls.acall is None:
+            self.retrieve = self._plain(calls.call)
+        elif calls.acall == calls.call:
+            self.retrieve = self._awaited(calls.acall)
+        else:
+            self.retrieve, self.aretrieve = self._plain(calls.call), self._awaited(calls.acall)
+
+    @property
+    def route(self) -> Route:
+        """The stages that answer."""
+        route: Route = getattr(self._retriever, "route", Route.EXTERNAL)
+        return route
+
+    def fingerprint(self) -> dict[str, str]:
+        """The retriever's, and what splits texts; empty if nothing identifies the retriever."""
+        own = getattr(self._retriever, "fingerprint", None)
+        found = dict(own()) if callable(own) else {}
+        return found and {**found, "text_signals": self._text_signals.fingerprint}
+
+    def corpus_sketch(self) -> CorpusSketch | None:
+        """The retriever's; None if it gives none."""
+        own = getattr(self._retriever, "corpus_sketch", None)
+        sketch: CorpusSketch | None = own() if callable(own) else None
+        return sketch
+
+    # The signature is that of the wrapped call, by which a guard tells whether it takes a filter.
+
+    def _plain(self, call: Callable[..., Any]) -> Callable[..., Ranking]:
+        @wraps(call)
+        def retrieve(query: str, **options: Any) -> Ranking:
+            return self._with_signals(query, call(query, **options))
+
+        return retrieve
+
+    def _awaited(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Ranking]]:
+        @wraps(call)
+        async def retrieve(query: str, **options: Any) -> Ranking:
+            return self._with_signals(query, await call(query, **options))
+
+        return retrieve
+
+    def _with_signals(self, query: str, retrieved: Any) -> Ranking:
+        ranking = ranking_of(retrieved, self._score_kind)
+        try:
+            passages = [ranking.passages[position] for position in range(len(ranking))]
+            signals = self._text_signals.text_signals(query, passages)
+        except Exception:  # anyone's code is behind a passage, and without one none are comparable
+            return ranking
+        return replace(ranking, signals={**ranking.signals, **signals})

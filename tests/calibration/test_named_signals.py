@@ -1,0 +1,254 @@
+"""A wrapped retriever's own signals: from its hits through the profile to a guard."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+from simulated_pools import labelled, ranking_of
+
+from calibration.calibrate import Calibration, calibrate
+from calibration.calibrate_route import Settings
+from calibration.data.dataset import Dataset, Query
+from calibration.families import families_of, family_gains
+from calibration.fit import FEWEST_FOR_TREES, fit_relevance, pool_features
+from calibration.pool_labels import label
+from calibration.replay import replay
+from calibration.report import report
+from calibration.report.page import page
+from ctxguard import ContextGuard, ExpectedUtilityPolicy, Flag, Hit, Profile, Ranking, ScoreKind
+from ctxguard.core.decision import decide
+from ctxguard.core.signals import feature_names
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.sampling.inclusion import InclusionDesign
+from ctxguard.monitor.sampling.record import SampleRecord, record_of
+from ctxguard.monitor.sampling.sampler import Sample
+from ctxguard.request.telemetry import Telemetry
+
+N, DEPTH = 60, 12
+
+
+class Shop:
+    """Cosines that say little, and an authority that says which passage is right."""
+
+    def __init__(self, *, without: str = "") -> None:
+        self.without = without
+
+    def truth(self, query: str) -> int:
+        return int(query.rsplit(maxsplit=1)[-1]) % DEPTH
+
+    def retrieve(self, query: str, *, depth: int) -> list[Hit]:
+        random = np.random.default_rng(int(query.rsplit(maxsplit=1)[-1]))
+        noise, authority = random.random(DEPTH), random.random(DEPTH)
+        authority[self.truth(query)] += 1.0
+        return [
+            Hit(
+                f"{query}-{row}",
+                float(noise[row]),
+                f"Passage {row}.",
+                signals={
+                    name: value
+                    for name, value in (("authority", authority[row]), ("price", noise[-row - 1]))
+                    if name != self.without
+                },
+            )
+            for row in np.argsort(-noise)[:depth].tolist()
+        ]
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"engine": "shop"}
+
+
+def dataset(n: int = N) -> Dataset:
+    queries = tuple(Query(f"q{i:03d}", f"question {i}") for i in range(n))
+    qrels = {q.query_id: {f"{q.text}-{Shop().truth(q.text)}": 1} for q in queries}
+    return Dataset("shop", queries, qrels)
+
+
+@cache
+def calibrated(n: int = N) -> Calibration:
+    return calibrate(
+        Shop(),
+        dataset(n),
+        Settings(depth=DEPTH, objective="utility"),
+        score_kind=ScoreKind.COSINE,
+    )
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    calibrated().profile.save(tmp_path / "profile.json")
+    return tmp_path / "profile.json"
+
+
+def guard_of(retriever: object, profile: Path, registry: CollectorRegistry) -> ContextGuard:
+    return ContextGuard(
+        retriever,  # type: ignore[arg-type]
+        profile=profile,
+        score_kind=ScoreKind.COSINE,
+        telemetry=Telemetry(registry),
+    )
+
+
+class TestFromHitsToTheAnswer:
+    def test_the_right_passage_is_served_first_and_little_else(self, profile: Path) -> None:
+        guard = guard_of(Shop(), profile, CollectorRegistry())
+        contexts = {i: guard.retrieve(f"question {i}") for i in range(1000, 1030)}
+        first = [
+            c.passages[0].passage_id == f"question {i}-{i % DEPTH}" for i, c in contexts.items()
+        ]
+        assert np.mean(first) > 0.9
+        assert np.mean([len(context.passages) for context in contexts.values()]) < 2.0
+        assert all(context.flags == () for context in contexts.values())
+
+    def test_an_answer_without_a_signal_keeps_the_top_k_and_says_which(self, profile: Path) -> None:
+        registry = CollectorRegistry()
+        context = guard_of(Shop(without="authority"), profile, registry).retrieve("question 7")
+        assert context.flags == (Flag.MISSING_SIGNALS,)
+        assert context.differences == ("the policy needs signals that the answer lacks: authority",)
+        flagged = registry.get_sample_value("ctxguard_flags_total", {"flag": "missing_signals"})
+        assert flagged == 1.0
+
+    def test_the_order_in_which_candidates_come_changes_nothing(self, profile: Path) -> None:
+        policy = next(iter(Profile.load(profile).routes.values())).policy
+        hits = Shop().retrieve("question 5", depth=DEPTH)
+        ranking = Ranking.from_hits(hits, ScoreKind.COSINE)
+        turned = Ranking.from_hits(hits[::-1], ScoreKind.COSINE)
+        one, other = decide(ranking, policy), decide(turned, policy)
+        assert one.kept_ids == other.kept_ids
+        assert one.probabilities == pytest.approx(other.probabilities)
+
+    def test_a_sample_is_decided_again_as_it_was(self, profile: Path) -> None:
+        guard = guard_of(Shop(), profile, CollectorRegistry())
+        context = guard.retrieve("question 9")
+        made = record_of(Sample(context, 0.5, 1.0), InclusionDesign())
+        record = SampleRecord.from_bytes(made.to_bytes())
+        again = decide(record.ranking(), context.decision.policy)
+        assert again.kept_ids == context.decision.kept_ids
+        assert again.probabilities == pytest.approx(context.decision.probabilities, abs=1e-5)
+
+    def test_the_report_says_what_each_family_adds(self) -> None:
+        (route,) = report(calibrated()).routes
+        gained = {row.family: row.gain for row in route.families}
+        assert list(gained) == ["own"]
+        assert gained["own"].lower is not None
+        assert gained["own"].lower > 0.0
+        assert "What each family of signals adds" in page(report(calibrated()))
+
+    def test_the_same_seed_gives_the_same_bytes(self) -> None:
+        again = calibrate(
+            Shop(),
+            dataset(),
+            Settings(depth=DEPTH, objective="utility"),
+            score_kind=ScoreKind.COSINE,
+        )
+        assert again.profile.to_json() == calibrated().profile.to_json()
+
+
+class TestModels:
+    def test_scores_without_legs_are_a_leg(self) -> None:
+        policy = next(iter(calibrated().profile.routes.values())).policy
+        assert isinstance(policy, ExpectedUtilityPolicy)
+        assert policy.model.legs == ("ranking",)
+        assert policy.model.signals == ("authority", "price")
+
+    @pytest.mark.parametrize(("n", "has_trees"), [(30, False), (FEWEST_FOR_TREES, True)])
+    def test_trees_come_with_enough_answerable_queries(self, n: int, has_trees: bool) -> None:
+        pools = replay(Shop(), dataset(n).queries, depth=DEPTH, score_kind=ScoreKind.COSINE)
+        labels, table = label(pools, dataset(n)), pool_features(pools)
+        assert (fit_relevance(pools, labels, table).trees is not None) is has_trees
+        # A model of a fold is of the same kind as the one that it stands for.
+        fold = fit_relevance(pools, labels, table, np.arange(n // 2))
+        assert (fold.trees is not None) is has_trees
+
+
+def with_signals(**signals: Sequence[float]) -> Ranking:
+    arrays = {name: np.array(values) for name, values in signals.items()}
+    return replace(ranking_of([0.9, 0.5, 0.1], kind=ScoreKind.COSINE), signals=arrays)
+
+
+class TestPools:
+    def test_signals_are_kept_in_the_order_of_the_candidates(self) -> None:
+        ranking = ranking_of([0.1, 0.9], kind=ScoreKind.COSINE)
+        ranking = replace(ranking, signals={"price": np.array([5.0, 7.0])})
+        pools, _ = labelled([ranking], [{"p0": 1}], depth=3)
+        assert pools.passage_ids == (("p1", "p0"),)
+        assert pools.signals["price"][0, :2].tolist() == [7.0, 5.0]
+        assert math.isnan(pools.signals["price"][0, 2])
+        (again,) = pools.rankings()
+        assert again.signals["price"].tolist() == [7.0, 5.0]
+        names = feature_names(["ranking"], ["price", "price.z", "price.gap"])
+        assert pool_features(pools).shape == (1, 3, len(names))
+
+    @pytest.mark.parametrize("garbage", [math.nan, math.inf, -3.4e38])
+    def test_a_signal_that_a_candidate_lacks_is_left_out_with_a_note(self, garbage: float) -> None:
+        rankings = [
+            with_signals(price=[1.0, 2.0, 3.0], age=[1.0, garbage, 2.0]),
+            with_signals(price=[1.0, 2.0, 3.0], age=[1.0, 1.0, 2.0]),
+            ranking_of([], kind=ScoreKind.COSINE),  # without a candidate nothing is lacking
+        ]
+        pools, _ = labelled(rankings, [{"p0": 1}, {}, {}])
+        assert list(pools.signals) == ["price"]
+        (note,) = pools.notes
+        assert note == "signal 'age' is left out: 1 of 3 queries have a candidate without it"
+
+    def test_a_signal_that_some_answers_lack_is_left_out_with_a_note(self) -> None:
+        rankings = [with_signals(price=[1.0, 2.0, 3.0]), with_signals()]
+        pools, _ = labelled(rankings, [{"p0": 1}, {}])
+        assert not pools.signals
+        assert "'price' is left out: 1 of 2 queries" in pools.notes[0]
+
+    def test_the_note_is_in_the_profile(self) -> None:
+        class Half(Shop):
+            def retrieve(self, query: str, *, depth: int) -> list[Hit]:
+                hits = super().retrieve(query, depth=depth)
+                return [replace(hit, signals=None) for hit in hits] if "7" in query else hits
+
+        found = calibrate(Half(), dataset(), Settings(depth=DEPTH), score_kind=ScoreKind.COSINE)
+        notes = "\n".join(found.profile.provenance.notes)
+        assert "external: signal 'authority' is left out" in notes
+
+    def test_the_cache_keeps_them(self, tmp_path: Path) -> None:
+        asked = {"depth": DEPTH, "score_kind": ScoreKind.COSINE, "cache": tmp_path}
+        one = replay(Shop(), dataset(3).queries, **asked)  # type: ignore[arg-type]
+        other = replay(Shop(), dataset(3).queries, **asked)  # type: ignore[arg-type]
+        assert len(list(tmp_path.iterdir())) == 1
+        assert list(other.signals) == ["authority", "price"]
+        for name, values in one.signals.items():
+            assert np.array_equal(values, other.signals[name], equal_nan=True)
+
+    @pytest.mark.parametrize("name", ["price.z", "a.b", ""])
+    def test_a_name_that_would_be_taken_for_a_feature_is_refused(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="no full stop"):
+            labelled([with_signals(**{name: [1.0, 2.0, 3.0]})], [{"p0": 1}])
+
+    def test_what_is_no_number_is_unknown(self) -> None:
+        values: list[object] = [1, "2", None, "free", 10**400, True]
+        hits = [Hit(f"p{i}", 1.0, signals={"price": v}) for i, v in enumerate(values)]  # type: ignore[dict-item]
+        found = Ranking.from_hits(hits, ScoreKind.COSINE).signals["price"]
+        assert np.array_equal(found, [1.0, 2.0, math.nan, math.nan, math.nan, 1.0], equal_nan=True)
+
+
+class TestFamilies:
+    def test_each_signal_is_in_one_and_inputs_of_the_ranker_are_in_none(self) -> None:
+        given = with_signals(
+            coverage=[1.0, 2.0, 3.0], price=[0.0, 1.0, 0.0], redundancy=[0.0, 0.0, 1.0]
+        )
+        pools, _ = labelled([given], [{"p0": 1}])
+        assert families_of(pools) == {"coverage": ("coverage",), "own": ("price",)}
+
+    def test_without_named_signals_there_is_nothing_to_show(self) -> None:
+        pools, labels = labelled([with_signals()], [{"p0": 1}])
+        assert family_gains((pools, labels)) == ()
+
+    def test_they_are_measured_out_of_fold_without_other_queries(self) -> None:
+        pools = replay(Shop(), dataset(40).queries, depth=DEPTH, score_kind=ScoreKind.COSINE)
+        (own,) = family_gains((pools, label(pools, dataset(40))), milliseconds={"own": 0.25})
+        assert own.gain.n == 40
+        assert own.gain.lower is not None
+        assert own.gain.lower > 0.0
+        assert own.milliseconds == 0.25

@@ -1,0 +1,129 @@
+"""Text signals beside a wrapped retriever's scores."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ctxguard import ContextGuard, Hit, Passage, Ranking, Route, ScoreKind, TextSignals, Where
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.errors import ConfigurationError
+from ctxguard.request.with_text_signals import WithTextSignals
+from ctxguard.request.wrapped_retriever import calls_of
+
+pytest.importorskip("numba")
+
+NAMES = pytest.importorskip("ctxguard.signals.text").NAMES
+
+HITS = [
+    Hit("a", 0.9, "A harbour is a place where ships land."),
+    Hit("b", 0.8, "The lighthouse keeper counts ships.", signals={"freshness": 3.0}),
+]
+
+
+def plain(query: str, *, depth: int) -> list[Hit]:
+    return HITS[:depth]
+
+
+async def awaited(query: str, *, depth: int) -> list[Hit]:
+    return HITS[:depth]
+
+
+class Both:
+    route = Route.DENSE
+
+    def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> list[Hit]:
+        return HITS[:depth]
+
+    async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> list[Hit]:
+        return HITS[:depth]
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"engine": "e"}
+
+    def corpus_sketch(self) -> CorpusSketch:
+        return CorpusSketch.of([1, 2])
+
+
+def with_signals(retriever: Any, **more: Any) -> WithTextSignals:
+    return WithTextSignals(retriever, TextSignals(**more), score_kind=ScoreKind.COSINE)
+
+
+def found(retriever: Any) -> Ranking:
+    ranking: Ranking = with_signals(retriever).retrieve("lighthouse ships", depth=9)
+    return ranking
+
+
+def test_each_candidate_has_the_text_family_beside_its_own_signals() -> None:
+    ranking = found(plain)
+    assert set(ranking.signals) == {*NAMES, "freshness"}
+    expected = TextSignals().text_signals("lighthouse ships", HITS)
+    for name in NAMES:
+        assert ranking.signals[name].tolist() == expected[name].tolist()
+    assert ranking.signals["coverage"][1] > ranking.signals["coverage"][0]
+
+
+@pytest.mark.parametrize("retriever", [awaited, Both()])
+def test_asynchronous_calls_stay_asynchronous(retriever: Any) -> None:
+    calls = calls_of(with_signals(retriever))
+    assert calls.acall is not None
+    ranking: Any = asyncio.run(_result(calls.acall))
+    assert "coverage" in ranking.signals
+
+
+async def _result(call: Callable[..., Awaitable[Any]]) -> Any:
+    return await call("ships", depth=2)
+
+
+def test_a_guard_sees_what_the_retriever_takes() -> None:
+    assert calls_of(with_signals(Both())).can_filter
+    assert not calls_of(with_signals(plain)).can_filter
+    assert calls_of(with_signals(plain)).acall is None
+
+
+def test_it_answers_for_the_retriever_it_wraps() -> None:
+    wrapped = with_signals(Both())
+    assert wrapped.route is Route.DENSE
+    assert wrapped.corpus_sketch() == Both().corpus_sketch()
+    assert with_signals(plain).corpus_sketch() is None
+
+
+def test_what_splits_texts_is_part_of_the_fingerprint() -> None:
+    english, german = with_signals(Both()).fingerprint(), with_signals(Both(), analyser="de")
+    assert english["engine"] == "e"
+    assert english != german.fingerprint()
+    counted = with_signals(Both(), corpus=[Passage("a", "ships")])
+    assert english != counted.fingerprint()
+    # Otherwise a profile would look verified for any retriever.
+    assert with_signals(plain).fingerprint() == {}
+
+
+@dataclass
+class Unreadable:
+    """A source whose second passage cannot be read."""
+
+    hits: Sequence[Hit]
+
+    def __getitem__(self, position: int, /) -> Passage:
+        if position:
+            raise OSError("gone")
+        return Passage("a", "ships")
+
+
+def test_a_text_that_cannot_be_read_leaves_the_signals_out() -> None:
+    ranking = Ranking(("a", "b"), (0.9, 0.8), ScoreKind.COSINE, Unreadable(HITS))
+    assert found(lambda query, *, depth: ranking).signals == {}
+
+
+def test_through_the_guard() -> None:
+    guard = ContextGuard(with_signals(plain))
+    context = guard.retrieve("lighthouse ships")
+    assert [passage.passage_id for passage in context.passages] == ["a", "b"]
+    assert set(NAMES) <= set(context.decision.ranking.signals)
+
+
+def test_what_is_no_retriever_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no retriever"):
+        with_signals(3)
