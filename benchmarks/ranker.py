@@ -1,13 +1,14 @@
 """Train the pooled ranker, and measure it on collections that it was not trained on.
 
-    python -m benchmarks.ranker --data DIR … --demo --json ranker.json
-    python -m benchmarks.ranker --data DIR … --demo --write
+    python -m benchmarks.ranker --data DIR … demo --json ranker.json
+    python -m benchmarks.ranker --data DIR … demo --write
 
-Each folder is a BEIR folder and a family of its own. Its candidates are those of the hybrid route.
-For each family a ranker is trained on all the others and orders the family's candidates; nDCG@10 is
-compared with that of reciprocal ranks. A folder that has the splits train and test is trained on by
-the first and measured by the second; of any other all queries are used for both. Intervals are 95%
-paired bootstraps over queries; in the mean over families each has the same weight.
+Each folder is a BEIR folder and a family of its own; ``demo`` is the demo's questions. Candidates
+are those of the hybrid route. For each family a ranker is trained on all the others and orders the
+family's candidates; nDCG@10 is compared with that of reciprocal ranks. A folder that has the splits
+train and test is trained on by the first and measured by the second; of any other all queries are
+used for both. Intervals are 95% paired bootstraps over queries; in the mean over families each has
+the same weight.
 
 With ``--write`` a ranker is trained on all families and written into the package; a second run then
 gives the same file.
@@ -27,9 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 import ctxguard.signals.ranker
-from benchmarks._collection import all_splits, default_cache, indexed
+from benchmarks._collection import DEMO, Collection, default_cache
 from benchmarks.policies import Gain, environment, gain
-from benchmarks.sufficiency import demo_folder
 from calibration.data.dataset import Dataset
 from calibration.data.readers import read_beir, splits
 from calibration.pool_labels import PoolLabels, label
@@ -65,18 +65,18 @@ class Family:
 
 def family(folder: Path, cache: Path, embedder: SentenceTransformerEmbedder) -> Family:
     """Index a folder and replay its queries, or read both from the cache."""
-    retriever = indexed(folder, cache, embedder)
-    view = retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
+    collection = Collection(folder, cache, embedder)
+    view = collection.retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
 
     def replayed(dataset: Dataset) -> tuple[Pools, PoolLabels]:
         pools = replay(view, dataset.queries, cache=cache / "pools")
         return pools, label(pools, dataset)
 
-    if {"train", "test"} <= set(splits(folder)):
+    if folder != DEMO and {"train", "test"} <= set(splits(folder)):
         training, test = (replayed(read_beir(folder, name)) for name in ("train", "test"))
     else:
-        training = test = replayed(all_splits(folder))
-    return Family(folder.resolve().name, training, test)
+        training = test = replayed(collection.dataset)
+    return Family(collection.name, training, test)
 
 
 def on_level(pools: Pools, level: RankerLevel) -> Pools:
@@ -155,7 +155,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison; the exit status is 1 where a bar is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.ranker", description=SUMMARY)
     parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
-    parser.add_argument("--demo", action="store_true", help="the demo's questions are a family too")
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
@@ -165,10 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(width=120)
     embedder = SentenceTransformerEmbedder()
-    folders = [*options.data, *([demo_folder(options.cache)] if options.demo else [])]
     start = time.perf_counter()
     families = []
-    for folder in folders:
+    for folder in options.data:
         try:
             families.append(family(folder, options.cache, embedder))
         except CtxguardError as error:
