@@ -33,12 +33,14 @@ class HardNegative:
 
     Attributes:
         rank: Its 1-based rank in the retriever's order.
+        lead: Its score less that of the best relevant passage; None if none was retrieved.
     """
 
     query_id: str
     passage_id: str
     kind: NegativeKind
     rank: int
+    lead: float | None
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Mining:
     negatives: tuple[HardNegative, ...]
     answerable: int
     without_negative: int
+
+    def most_misleading(self, n: int) -> tuple[HardNegative, ...]:
+        """The at most n that score furthest above the best relevant passage."""
+        ahead = [each for each in self.negatives if each.lead is not None and each.lead > 0.0]
+        return tuple(sorted(ahead, key=lambda each: -(each.lead or 0.0))[:n])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +124,18 @@ def _of_query(
     query_id, ids = pools.query_ids[row], pools.passage_ids[row]
     relevant = dataset.relevant(query_id)
     first = next((n for n, passage_id in enumerate(ids, start=1) if passage_id in relevant), None)
+    top = None if first is None else float(pools.scores[row, first - 1])
     judged, others = [], []
     for rank, passage_id in enumerate(ids, start=1):
         if passage_id in relevant:
             continue
-        kind = _kind(dataset, query_id, passage_id)
-        negative = HardNegative(query_id, passage_id, kind, rank)
+        kind, score = _kind(dataset, query_id, passage_id), float(pools.scores[row, rank - 1])
+        lead = None if top is None else score - top
+        negative = HardNegative(query_id, passage_id, kind, rank, lead)
         if kind != "unjudged":
             if first is None or rank <= first + near:
                 judged.append(negative)
-        elif unjudged_margin is not None and first is not None:
-            top, score = float(pools.scores[row, first - 1]), float(pools.scores[row, rank - 1])
+        elif unjudged_margin is not None and top is not None:
             # A top of zero has no ratio below it.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_score(pools.kind, top, score) if apart else 1.0

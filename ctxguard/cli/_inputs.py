@@ -218,13 +218,23 @@ def with_utilities(base: "Utilities", settings: Sequence[str] | None) -> "Utilit
     return replace(base, **values)
 
 
-def open_index(folder: Path, reranker: str | None) -> "HybridRetriever":
-    """Load an index with its embedder, and the reranker if one is named."""
+def open_index(
+    folder: Path, *, reranker: str | None = None, ranker: Path | None = None
+) -> "HybridRetriever":
+    """Load an index with its embedder, and the reranker and the ranker's file if they are named.
+
+    Raises:
+        DataError: the file holds no ranker.
+    """
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+    from ctxguard.signals.ranker import Ranker
 
+    weights = None if ranker is None else Ranker.load(ranker)
     return HybridRetriever.load(
-        folder, reranker=None if reranker is None else CrossEncoderReranker(reranker)
+        folder,
+        reranker=None if reranker is None else CrossEncoderReranker(reranker),
+        ranker=weights,
     )
 
 

@@ -88,6 +88,15 @@ Reranker = Annotated[
         show_default="no reranking",
     ),
 ]
+RankerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ranker",
+        metavar="FILE",
+        help="Ranker that `ctxguard fit-ranker` wrote, for an index with signals.",
+        show_default="the ranker that comes with ctxguard",
+    ),
+]
 Utility = Annotated[
     list[str] | None,
     typer.Option(

@@ -29,6 +29,7 @@ def open_retriever(
     retriever: str | None,
     run: Path | None = None,
     reranker: str | None = None,
+    ranker: Path | None = None,
     score_kind: ScoreKind | None = None,
     fingerprint: Sequence[str] | None = None,
     queries: "Sequence[Query]" = (),
@@ -40,6 +41,7 @@ def open_retriever(
         retriever: ``MODULE:OBJECT``.
         run: TREC run file.
         reranker: Model that reranks the candidates of an index.
+        ranker: File with the weights that order them.
         score_kind: What the scores of plain hits, or of a run, mean; None for rank.
         fingerprint: ``KEY=VALUE`` each.
         queries: The queries of a run.
@@ -57,8 +59,8 @@ def open_retriever(
         )
     if index is not None:
         _refuse(given[0], {"--score-kind": score_kind, "--fingerprint": fingerprint})
-        return open_index(index, reranker)
-    _refuse(given[0], {"--reranker": reranker})
+        return open_index(index, reranker=reranker, ranker=ranker)
+    _refuse(given[0], {"--reranker": reranker, "--ranker": ranker})
     identity = None if not fingerprint else _pairs(fingerprint)
     if run is not None:
         return open_run(run, queries, score_kind, identity)

@@ -136,6 +136,7 @@ def calibrate(
     ] = None,
     utility: _options.Utility = None,
     reranker: _options.Reranker = None,
+    ranker: _options.RankerFile = None,
     seed: _options.Seed = 0,
     cache: Annotated[
         Path | None,
@@ -191,6 +192,7 @@ def calibrate(
             retriever=retriever,
             run=run,
             reranker=reranker,
+            ranker=ranker,
             score_kind=score_kind,
             fingerprint=fingerprint,
             queries=labelled.dataset.queries,

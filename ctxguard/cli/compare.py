@@ -99,6 +99,7 @@ def compare(
         ),
     ] = None,
     reranker: _options.Reranker = None,
+    ranker: _options.RankerFile = None,
     depth: Annotated[
         int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
     ] = DEFAULT_DEPTH,
@@ -169,7 +170,7 @@ def compare(
     _check_out(out, against)
     profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
     sources = _sources(retriever or [], run or [], indexed=index is not None)
-    opened = None if index is None else open_index(index, None)
+    opened = None if index is None else open_index(index, ranker=ranker)
     candidates = _candidates(
         candidate or [],
         profiles,

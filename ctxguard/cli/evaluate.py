@@ -86,6 +86,7 @@ def evaluate(
     ] = None,
     route: _options.OneRoute = None,
     reranker: _options.Reranker = None,
+    ranker: _options.RankerFile = None,
     depth: Annotated[
         int | None,
         typer.Option(
@@ -133,6 +134,7 @@ def evaluate(
             retriever=retriever,
             run=run,
             reranker=reranker,
+            ranker=ranker,
             score_kind=score_kind,
             fingerprint=fingerprint,
             queries=labelled.dataset.queries,

@@ -13,6 +13,7 @@ from ctxguard.cli._console import Output, check_writable, interval, number, prin
 from ctxguard.cli._inputs import open_index, read_labelled
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, Route
+from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
@@ -70,7 +71,13 @@ def fit_ranker(
     output = Output(as_json=as_json)
     labelled = read_labelled(data, split, "train")
     with output.doing("opening the index"):
-        retriever = open_index(index, None).with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
+        retriever = open_index(index)
+    if not retriever.has_signals:
+        raise ConfigurationError(
+            f"the index {index} has no signals, which the ranker reads: build it again with "
+            "`ctxguard index`"
+        )
+    retriever = retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
     labelled, counts = labelled.against(retriever)
     dataset = labelled.dataset
     with output.passes() as begin:

@@ -152,6 +152,7 @@ def coverage(
     ] = None,
     route: _options.OneRoute = None,
     reranker: _options.Reranker = None,
+    ranker: _options.RankerFile = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -179,7 +180,7 @@ def coverage(
     output = Output(as_json=as_json)
     dataset, times_asked, notes = _questions(data, split)
     with output.doing("opening the index"):
-        retriever = open_index(index, reranker)
+        retriever = open_index(index, reranker=reranker, ranker=ranker)
     notes += label_notes(dataset, data / "corpus.jsonl", retriever)
     route = retriever.route if route is None else route
     with output.passes() as begin:

@@ -1,15 +1,18 @@
 """``ctxguard hard-negatives``: passages that mislead the retriever, as training triplets."""
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._console import Output, check_writable, number, print_json, table
 from ctxguard.cli._inputs import open_index, read_labelled
 from ctxguard.core.types import DEFAULT_DEPTH
+
+_SHOWN = 5
 
 
 def register(app: typer.Typer) -> None:
@@ -50,13 +53,14 @@ def hard_negatives(
     depth: Annotated[
         int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
     ] = DEFAULT_DEPTH,
+    ranker: _options.RankerFile = None,
     as_json: _options.AsJson = False,
 ) -> None:
     """Write passages that are ranked high but labelled not relevant, as training triplets.
 
-    Only labelled passages are taken unless --include-unjudged is given: an unlabelled passage
-    may be relevant. Candidates are always ranked by convex fusion here, because the margin
-    compares scores.
+    They are ranked by the ranker, or by convex fusion where the index has no signals; those that
+    score furthest above a relevant passage are listed. Only labelled passages are taken unless
+    --include-unjudged is given: an unlabelled passage may be relevant.
     """
     from calibration.data.hard_negatives import mine, triplets, write_triplets
     from calibration.replay import replay
@@ -67,7 +71,9 @@ def hard_negatives(
     output = Output(as_json=as_json)
     labelled = read_labelled(data, split, "train")
     with output.doing("opening the index"):
-        retriever = open_index(index, None).with_fusion(Fusion("convex"))
+        retriever = open_index(index, ranker=ranker)
+        # Reciprocal ranks have no margin between two scores.
+        retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
     labelled, _ = labelled.against(retriever)
     dataset = labelled.dataset
     with output.passes() as begin:
@@ -96,6 +102,7 @@ def hard_negatives(
     )
     written = write_triplets(out, rows)
     kinds = Counter(negative.kind for negative in mining.negatives)
+    worst = mining.most_misleading(_SHOWN)
     notes = [*labelled.notes, *(f"{n:,} {what}" for what, n in (+missing).items())]
     notes += [f"left out: {line}" for line in pools.skipped]
     if kinds["unjudged"]:
@@ -109,6 +116,7 @@ def hard_negatives(
                 "out": str(out),
                 "triplets": written,
                 "negatives": dict(sorted(kinds.items())),
+                "most_misleading": [asdict(each) for each in worst],
                 "answerable": mining.answerable,
                 "without_negative": mining.without_negative,
                 "data": dataset.name,
@@ -128,5 +136,11 @@ def hard_negatives(
             ),
         ]
     )
+    if worst:
+        output.heading("Furthest above the best relevant passage")
+        rows = table("query", "passage", "rank>", "score above>")
+        for each in worst:
+            rows.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
+        output.out.print(rows)
     for note in notes:
         output.note(note)

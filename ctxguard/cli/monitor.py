@@ -213,7 +213,7 @@ def monitor(
     if cost_per_day is not None and prices is None:
         raise typer.BadParameter("a cost needs prices: give --prices", param_hint="--cost-per-day")
     loaded = None if profile is None else Profile.load(profile)
-    retriever = None if index is None else open_index(index, None)
+    retriever = None if index is None else open_index(index)
     made_judge = make_judge(
         judge,
         labels=labels,

@@ -58,6 +58,7 @@ def query(
     ] = Mode.ENFORCE,
     route: _options.OneRoute = None,
     reranker: _options.Reranker = None,
+    ranker: _options.RankerFile = None,
     show_all: Annotated[
         bool, typer.Option("--all", help="Show every dropped candidate instead of the first ten.")
     ] = False,
@@ -86,6 +87,7 @@ def query(
             index=index,
             retriever=retriever,
             reranker=reranker,
+            ranker=ranker,
             score_kind=score_kind,
             fingerprint=fingerprint,
         )

@@ -68,6 +68,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--include-unjudged"),
     ),
     "fit-utilities": ("--answers", "ANSWERS", "--data", "DATA"),
+    "fit-ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
 }
 WITHOUT_MEASUREMENTS = ("golden freeze", "golden check", "hard-negatives", "fit-utilities")
 
