@@ -92,6 +92,15 @@ def index(
             show_default="20,000",
         ),
     ] = None,
+    signals: Annotated[
+        Literal["full", "text", "none"] | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="What is kept to compute signals of relevance from: full; text, for the words of "
+            "the passages without vectors of their sentences; or none.",
+            show_default="full where the model allows, else text",
+        ),
+    ] = None,
     as_json: _options.AsJson = False,
 ) -> None:
     """Index a corpus for lexical and dense search."""
@@ -102,6 +111,7 @@ def index(
         "--language": language,
         "--model": model,
         "--exact-limit": exact_limit,
+        "--signals": signals,
     }
     settings = [name for name, value in given.items() if value is not None]
     if update and settings:
@@ -145,6 +155,7 @@ def index(
                 analyser=analyser,
                 exact_limit=EXACT_LIMIT if exact_limit is None else exact_limit,
                 progress=progress,
+                signals=signals,
             )
     n_encoded = retriever.report.indexed if changes is None else changes.encoded
     build_seconds = perf_counter() - build_start
@@ -292,6 +303,7 @@ class _Built:
             "repaired": report.repaired,
             "unhandled_letters": report.unhandled_letters,
             "vectors": {"dimension": self.dimension, "search": self.search},
+            "signals": self.retriever.generation.signals,
             "window": asdict(self.window),
             "size_bytes": self.size_bytes,
             "seconds": self.seconds,
@@ -309,6 +321,7 @@ class _Built:
             *self._changes(),
             ("left out", f"{report.empty:,}{why}"),
             ("vectors", f"{self.dimension} dimensions, {self.search} search"),
+            ("signals", self.retriever.generation.signals),
             ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
             ("lexical", fingerprint["lexical"]),
             ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
