@@ -236,6 +236,7 @@ RULES: Mapping[str, Rule] = {
 
 OVER_SIGNALS: Mapping[str, Rule] = {
     "ranker, k 5": fixed(5),
+    "ranker, ratio": ratio(),
     "signals": expected_utility,
 }
 """Over the candidates in the order of the pooled ranker, with its signals."""

@@ -67,7 +67,7 @@ SIGNALS_BAR = 0.12
 """Of every signal against the legs' scores alone, on the mean of the sets that are not small."""
 LEAST_SIGNALS_GAIN = -0.02
 FEWER_KEPT_BAR = 0.9
-FEW_LABELS = ("auto", "ratio", "signals")
+FEW_LABELS = ("auto", "ratio", "ranker, ratio", "signals")
 SMALL_SET = 50
 """Queries below which a set is shown apart."""
 LARGE_SET = 50
@@ -224,17 +224,16 @@ def _rule_and_view(
 ) -> tuple[Rule, View]:
     """What a policy does, and the candidates that it is for.
 
-    ``auto`` and ``signals`` are as ``calibrate`` resolves them with so many labels.
+    ``auto`` is as ``calibrate`` resolves it with so many labels.
     """
-    few = len(fit_half.answerable) < FEWEST_LABELS
     name = policy.removeprefix(WITH_SIGNALS)
     if name != policy or name in KEEPING:
         view = collection.by_reciprocal_rank(with_signals=name != policy)
         return RULES[KEEPING.get(name, name)], view
     if policy in OVER_SIGNALS:
-        rule = RULES["ratio"] if few and policy == "signals" else OVER_SIGNALS[policy]
-        return rule, collection.under(Fusion("ranker"))
+        return OVER_SIGNALS[policy], collection.under(Fusion("ranker"))
     if policy == "auto":
+        few = len(fit_half.answerable) < FEWEST_LABELS
         policy = "ratio" if few else "expected utility"
     return RULES[policy], collection.under(fusion)
 
