@@ -30,7 +30,9 @@ from ctxguard.retrieval.models.runtimes import (
     runtime_model,
     tracing,
 )
+from ctxguard.retrieval.models.runtimes import encoder as encoder_module
 from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
+from ctxguard.retrieval.protocols import TokenEncoder
 from tests.timing import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.model
@@ -69,6 +71,12 @@ def key_of_bundled() -> str:
     return exported.cache_key(DEFAULT_MODEL_SHA256, folder)
 
 
+def tokens_of(embedder: SentenceTransformerEmbedder) -> TokenEncoder:
+    encoder = embedder.token_encoder()
+    assert encoder is not None
+    return encoder
+
+
 def need_openvino() -> None:
     """Not ``importorskip``, with which OpenVINO's telemetry would come along."""
     try:
@@ -103,6 +111,55 @@ def test_vectors_are_those_of_torch(
         assert (1.0 - (vectors * torch_vectors).sum(axis=1)).max() < most
     assert embedder.runtime == runtime
     assert embedder.dimension == torch_embedder.dimension == 384
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_states_of_word_pieces_are_those_of_torch(
+    runtime: str, cache: Path, torch_embedder: SentenceTransformerEmbedder
+) -> None:
+    text, embedder = TEXTS[3], on(runtime, cache)
+    expected, found = (
+        tokens_of(torch_embedder).encode_query(text),
+        tokens_of(embedder).encode_query(text),
+    )
+    assert found.pieces.tolist() == expected.pieces.tolist()
+    assert found.vector == pytest.approx(embedder.encode_query(text), abs=1e-6)
+    most = 0.02 if runtime == "openvino-bf16" else 1e-5
+    assert (1.0 - (found.states * expected.states).sum(axis=1)).max() < most
+    texts = TEXTS[:7]
+    vectors, sentences = tokens_of(embedder).encode_passages(texts)
+    assert vectors == pytest.approx(embedder.encode_passages(texts), abs=1e-6)
+    _, of_torch = tokens_of(torch_embedder).encode_passages(texts)
+    for name in ("lengths", "pieces", "starts"):
+        assert getattr(sentences, name).tolist() == getattr(of_torch, name).tolist()
+    lost = 127.0 - np.linalg.norm(sentences.vectors, axis=1)
+    difference = np.linalg.norm(sentences.vectors.astype(float) - of_torch.vectors, axis=1)
+    assert np.abs(lost).max() < 2.0
+    assert difference.max() < (25.0 if runtime == "openvino-bf16" else 2.0)
+
+
+def test_a_text_beyond_the_window_is_read_in_up_to_eight(cache: Path) -> None:
+    encoder = tokens_of(on("openvino", cache))
+    words = [f"word{n} " for n in range(4000)]
+    _, (_, lengths, pieces, starts) = encoder.encode_passages(["".join(words), "a b c. " * 30])
+    assert starts[:, 1].tolist() == [0, 8 * 254, 8 * 254 + 120]
+    assert int(lengths.sum()) == pieces.size
+
+
+def test_the_token_table_has_each_piece_by_itself_and_is_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a few pieces: all take half a minute."""
+    monkeypatch.setattr(encoder_module.Encoder, "n_pieces", 2100)
+    embedder = on("openvino", cache)
+    encoder = embedder._model.token_encoder()
+    assert encoder is not None
+    done: list[int] = []
+    table = encoder.token_table(done.append)
+    assert (table.shape, table.dtype, done[-1]) == ((2100, 384), np.int8, 2100)
+    # The query "the" is that piece between the model's marks.
+    the = tokens_of(embedder).encode_query("the")
+    assert np.abs(table[the.pieces[0]] - 127.0 * the.states[0]).max() <= 1.0
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

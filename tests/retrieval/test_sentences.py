@@ -304,7 +304,7 @@ class TestTheQueryOfARetriever:
         tokens = search.query_tokens()
         assert tokens is not None
         assert tokens.pieces.tolist() == tokens_of(QUERY).pieces.tolist()
-        assert search.unit_vector(tokens) == pytest.approx(vector, abs=1e-6)
+        assert search.unit_vector() == pytest.approx(vector, abs=1e-6)
 
     def test_pieces_of_another_length_of_vector_are_the_callers_error(
         self, retriever: HybridRetriever
