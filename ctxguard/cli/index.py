@@ -143,6 +143,8 @@ def index(
             embedder = _embedder(model)
         dimension = embedder.dimension
     passages, window = _fitted(passages, embedder, output, chunk=chunk)
+    if not update and signals in {None, "full"}:
+        _prepare_word_pieces(embedder, output)
     build_start, changes = perf_counter(), None
     with _encoding(output, len(passages)) as progress:
         if retriever is not None:
@@ -180,6 +182,14 @@ def index(
         output.facts(built.facts())
     for note in built.notes:
         output.note(note)
+
+
+def _prepare_word_pieces(embedder: "SentenceTransformerEmbedder", output: Output) -> None:
+    """Have the model's token table made before the passages are counted, where it gives one."""
+    with output.doing("reading the model's word pieces, once on this machine"):
+        encoder = embedder.token_encoder()
+        if encoder is not None:
+            encoder.token_table()
 
 
 def _embedder(model: str | None) -> "SentenceTransformerEmbedder":

@@ -207,12 +207,8 @@ class TokenEncoder(Protocol):
         """What `Embedder.encode_passages` gives, and each passage's sentences."""
         ...
 
-    def token_table(self, progress: Progress | None = None) -> Int8Array:
-        """127 times the unit vector of each word piece by itself, rounded, shape (n_pieces, d).
-
-        Args:
-            progress: Called with the number of word pieces done so far, where they are not known.
-        """
+    def token_table(self) -> Int8Array:
+        """127 times the unit vector of each word piece by itself, rounded, shape (n_pieces, d)."""
         ...
 
 

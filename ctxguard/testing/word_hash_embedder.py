@@ -105,10 +105,8 @@ class _WordEncoder:
         )
         return self.embedder.encode_passages(texts, progress), Sentences.of([none, *found])
 
-    def token_table(self, progress: Progress | None = None) -> Int8Array:
+    def token_table(self) -> Int8Array:
         """The direction of every word."""
-        if progress is not None:
-            progress(_N_PIECES)
         return as_int8(_directions())
 
     def _sentences(self, text: str) -> Sentences:

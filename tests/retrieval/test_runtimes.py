@@ -146,7 +146,7 @@ def test_a_text_beyond_the_window_is_read_in_up_to_eight(cache: Path) -> None:
     assert int(lengths.sum()) == pieces.size
 
 
-def test_the_token_table_has_each_piece_by_itself_and_is_kept(
+def test_the_token_table_has_each_piece_by_itself(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a few pieces: all take half a minute."""
@@ -154,9 +154,8 @@ def test_the_token_table_has_each_piece_by_itself_and_is_kept(
     embedder = on("openvino", cache)
     encoder = embedder._model.token_encoder()
     assert encoder is not None
-    done: list[int] = []
-    table = encoder.token_table(done.append)
-    assert (table.shape, table.dtype, done[-1]) == ((2100, 384), np.int8, 2100)
+    table = encoder.token_table()
+    assert (table.shape, table.dtype) == ((2100, 384), np.int8)
     # The query "the" is that piece between the model's marks.
     the = tokens_of(embedder).encode_query("the")
     assert np.abs(table[the.pieces[0]] - 127.0 * the.states[0]).max() <= 1.0
@@ -323,6 +322,22 @@ def test_an_export_whose_results_are_not_torchs_is_made_again(
     mended = exported.read(tmp_path, key)
     assert mended is not None
     assert mended.weights == honest.weights
+
+
+def test_a_token_table_is_kept_unless_it_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = np.arange(-6, 6, dtype=np.int8).reshape(4, 3)
+    exported.write_table(tmp_path, "tokens-1", table)
+    kept = exported.read_table(tmp_path, "tokens-1")
+    assert kept is not None
+    assert kept.tolist() == table.tolist()
+    assert exported.read_table(tmp_path, "tokens-2") is None
+    file = tmp_path / "tokens-1.npz"
+    file.write_bytes(_flip(file.read_bytes(), file.stat().st_size // 2))
+    with caplog.at_level(logging.WARNING):
+        assert exported.read_table(tmp_path, "tokens-1") is None
+    assert "is damaged or was not made for this model" in caplog.text
 
 
 def _fields(model: exported.Exported) -> dict[str, object]:

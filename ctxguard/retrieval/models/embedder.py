@@ -161,8 +161,8 @@ class _TokenEncoder:
     ) -> tuple[Float32Array, Sentences]:
         return self.encoder.passages_with_sentences(texts, progress)
 
-    def token_table(self, progress: Progress | None = None) -> Int8Array:
-        return self.model.token_table(self.encoder, progress)
+    def token_table(self) -> Int8Array:
+        return self.model.token_table(self.encoder)
 
 
 def named_embedder(name: str) -> SentenceTransformerEmbedder:

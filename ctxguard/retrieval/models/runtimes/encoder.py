@@ -165,7 +165,7 @@ class Encoder:
         self._spread(_longest_first(list(map(len, texts))), self._session.batch, encode, progress)
         return rows, Sentences.of(sentences)
 
-    def token_table(self, progress: Progress | None = None) -> Int8Array:
+    def token_table(self) -> Int8Array:
         """The state of every word piece between the model's own marks, as `as_int8` gives it."""
         frame = self._tokenizer.encode("a")
         content = [at for at, mark in enumerate(frame.special_tokens_mask) if not mark]
@@ -183,7 +183,7 @@ class Encoder:
             states = self._session.run([columns[name] for name in self._inputs.names], 2)[1]
             table[pieces] = as_int8(states[:, len(before)])
 
-        self._spread(range(self.n_pieces), _TABLE_BATCH, encode, progress)
+        self._spread(range(self.n_pieces), _TABLE_BATCH, encode, None)
         return table
 
     def _many(self, items: Sequence[_Item], progress: Progress | None = None) -> Float32Array:

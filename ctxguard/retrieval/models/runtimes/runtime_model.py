@@ -36,7 +36,7 @@ from ctxguard.retrieval.models.runtimes.tracing import (
     UntraceableModelError,
     to_openvino,
 )
-from ctxguard.retrieval.protocols import Float32Array, Int8Array, Progress
+from ctxguard.retrieval.protocols import Float32Array, Int8Array
 
 _log = logging.getLogger(__name__)
 
@@ -173,19 +173,18 @@ class RuntimeModel:
             return None
         return Encoder(traceable, TorchSession(self.torch, traceable))
 
-    def token_table(self, encoder: Encoder, progress: Progress | None) -> Int8Array:
+    def token_table(self, encoder: Encoder) -> Int8Array:
         """The states of single word pieces, from the cache where they are known.
 
         Args:
             encoder: From ``token_encoder``.
-            progress: Called with the number of word pieces done so far.
         """
         with self._lock:
             if self._table is None:
                 key = cache_key(self.weights, self.folder, "tokens")
                 self._table = None if self._cache is None else read_table(self._cache, key)
                 if self._table is None:
-                    self._table = encoder.token_table(progress)
+                    self._table = encoder.token_table()
                     if self._cache is not None:
                         write_table(self._cache, key, self._table)
             return self._table
