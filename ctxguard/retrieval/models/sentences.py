@@ -72,6 +72,7 @@ def as_int8(vectors: Float32Array) -> Int8Array:
 
 def unit_states(vectors: Float32Array) -> Float32Array:
     """Vectors at unit length, same shape; zero vectors stay zero."""
-    lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
-    unit: Float32Array = vectors / np.where(lengths > 0.0, lengths, np.float32(1.0))
+    lengths: Float32Array = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
+    lengths[lengths == 0.0] = 1.0
+    unit: Float32Array = vectors / lengths
     return unit
