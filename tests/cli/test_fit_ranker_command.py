@@ -7,6 +7,8 @@ import pytest
 from household import write_jsonl
 from running import Run
 
+from calibration.data.readers import read_corpus
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.signals.ranker import Ranker
 
 pytestmark = pytest.mark.model
@@ -91,7 +93,7 @@ def test_a_ranker_orders_an_index_alone(run: Run, collection: Path, tmp_path: Pa
 
 def test_an_index_without_signals_is_told(run: Run, collection: Path, tmp_path: Path) -> None:
     folder = tmp_path / "index"
-    assert run("index", collection, "--out", folder, "--signals", "none").exit_code == 0
+    HybridRetriever.build(read_corpus(collection), signals="none").save(folder)
     result = run("fit-ranker", "--index", folder, "--data", collection)
     assert result.exit_code == 2
     assert "has no signals" in result.stderr
