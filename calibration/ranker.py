@@ -1,12 +1,14 @@
 """Train the pooled ranker on labelled queries, and measure the order that it gives.
 
-The weights a minimise the mean, over the sets of queries and in each over its queries, of
+The weights a minimise the weighted mean over the queries of
 
     −Σ_i g_i · ln softmax(X a)_i    and    penalty · |a − a₀|²,
 
 where X holds the inputs of a query's candidates (`ctxguard.signals.pooled.ranker_inputs`) and g_i
 is candidate i's share in the sum of their grades (ListNet with the top probability; Cao et al.,
-ICML 2007). Every set counts the same, however many queries it has.
+ICML 2007). A set of n queries weighs √n: with equal weights for all sets a query of a set of 20
+would count like 40 of one of 800, and with equal weights for all queries the largest set would
+decide alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ from ctxguard.signals.ranker import INPUTS, Ranker, RankerLevel
 PENALTY = 3e-3
 """Of weights that are trained on whole collections, towards 0."""
 
-PRIOR = 10.0
+PRIOR = 20.0
 """Of weights that are fitted to few queries, towards those that they start from, for each query."""
 
 _DIGITS = 6
@@ -148,6 +150,7 @@ def _loss(
     loss = penalty * float(away @ away)
     slope = 2.0 * penalty * away
     curvature = 2.0 * penalty * np.eye(away.size)
+    of_all = sum(np.sqrt(len(each)) for each in sets)
     for each in sets:
         # Not matrix products, whose order of sums depends on the number of threads.
         scores = np.einsum("k,qkn->qn", weights, each.inputs)
@@ -157,7 +160,7 @@ def _loss(
         totals = powers.sum(axis=1, keepdims=True)
         chances = powers / totals
         logs = np.where(each.retrieved, scores - np.log(totals), 0.0)
-        share = each.weights / (each.weights.sum() * len(sets))
+        share = each.weights * (np.sqrt(len(each)) / (each.weights.sum() * of_all))
         loss -= float((share * (each.shares * logs).sum(axis=1)).sum())
         slope += np.einsum("q,qn,qkn->k", share, chances - each.shares, each.inputs)
         means = np.einsum("qn,qkn->qk", chances, each.inputs)
@@ -168,7 +171,7 @@ def _loss(
 
 
 def train_ranker(sets: Mapping[str, tuple[Pools, PoolLabels]]) -> Ranker:
-    """A ranker from collections that all count the same, by name.
+    """A ranker from collections by name.
 
     Raises:
         CalibrationError: As for `train`.

@@ -114,15 +114,15 @@ class TestTrain:
         )
         assert train([padded], PENALTY) == pytest.approx(train([lists], PENALTY))
 
-    def test_a_collection_counts_the_same_however_many_queries_it_has(self) -> None:
+    def test_a_collection_of_four_times_as_many_queries_counts_twice(self) -> None:
         small, large = (simulated_lists(20, np.array([w]), seed=3) for w in (1.0, -1.0))
         repeated = Lists(
-            np.repeat(large.inputs, 5, axis=0),
-            np.repeat(large.shares, 5, axis=0),
-            np.repeat(large.retrieved, 5, axis=0),
-            np.repeat(large.weights, 5),
+            np.repeat(large.inputs, 4, axis=0),
+            np.repeat(large.shares, 4, axis=0),
+            np.repeat(large.retrieved, 4, axis=0),
+            np.repeat(large.weights, 4),
         )
-        expected = train([small, large], PENALTY)
+        expected = train([small, large, large], PENALTY)
         assert train([small, repeated], PENALTY) == pytest.approx(expected)
 
     def test_the_penalty_draws_towards_the_start(self) -> None:

@@ -58,7 +58,7 @@ def test_equal_labels_give_equal_bytes(
 
 
 def test_the_fitted_ranker_names_what_it_was_fitted_to(fitted: Path) -> None:
-    assert Ranker.load(fitted).trained_on == (*Ranker.default().trained_on, "household train")
+    assert Ranker.load(fitted).trained_on == (*Ranker.default().trained_on, "household/train")
 
 
 def test_a_search_with_it_is_another_system(
