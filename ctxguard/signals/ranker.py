@@ -105,7 +105,7 @@ class Ranker:
         Raises:
             OSError: it cannot be written.
         """
-        data = {
+        data: dict[str, object] = {
             "format": FORMAT,
             "trained_on": list(self.trained_on),
             **{level: dict(self.weights(level)) for level in INPUTS},
