@@ -90,12 +90,12 @@ def training_lists(
     """
     pooled = require("ctxguard.signals.pooled", "embedded")
     gains = np.maximum(labels.grades, 0) * labels.retrieved
-    taken = gains.any(axis=1)
+    taken = np.flatnonzero(gains.any(axis=1))
     if rows is not None:
-        taken &= np.isin(np.arange(len(pools)), rows)
-    inputs = np.zeros((int(taken.sum()), len(INPUTS[level]), pools.scores.shape[1]))
-    rankings = [each for each, wanted in zip(pools.rankings(), taken, strict=True) if wanted]
-    for row, ranking in enumerate(rankings):
+        taken = np.intersect1d(taken, rows)
+    inputs = np.zeros((taken.size, len(INPUTS[level]), pools.scores.shape[1]))
+    own_pools = pools.subset([pools.query_ids[row] for row in taken])
+    for row, ranking in enumerate(own_pools.rankings()):
         own = pooled.ranker_inputs(ranking.legs, ranking.signals, level)
         inputs[row, :, : own.shape[1]] = own
     gains = gains[taken]
@@ -237,7 +237,7 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
         else:
             scores = pooled.ranker_scores(ranking.legs, ranking.signals, ranker)
         # Ties go by passage id, as in a search.
-        order = np.lexsort((ranking.passage_ids, -scores))
+        order = np.lexsort((np.array(ranking.passage_ids), -scores))
         grades = labels.grades[row, order].tolist()
         value = ndcg(grades, labels.query_grades[row], NDCG_CUTOFF)
         values[row] = np.nan if value is None else value

@@ -80,7 +80,8 @@ def _smoothed_by_vectors(cosines: FloatArray, scores: FloatArray) -> FloatArray:
             totals[other] += weight * scores[position]
             weights[position] += weight
             weights[other] += weight
-    return totals / weights
+    means: FloatArray = totals / weights
+    return means
 
 
 @compiled()
