@@ -138,9 +138,9 @@ def hard_negatives(
     )
     if worst:
         output.heading("Furthest above the best relevant passage")
-        rows = table("query", "passage", "rank>", "score above>")
+        shown = table("query", "passage", "rank>", "score above>")
         for each in worst:
-            rows.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
-        output.out.print(rows)
+            shown.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
+        output.out.print(shown)
     for note in notes:
         output.note(note)
