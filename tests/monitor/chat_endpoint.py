@@ -13,22 +13,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 from tests.timing import PATIENCE_SECONDS
 
 USAGE = {"prompt_tokens": 300, "completion_tokens": 8, "total_tokens": 308}
 PATH = "/v1/chat/completions"
+_DRIP_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One HTTP answer. ``content`` is wrapped in a completion unless ``body`` is given."""
+    """One HTTP answer. ``content`` is wrapped in a completion unless ``body`` is given.
+
+    ``packed`` is sent in place of the text. With ``drip`` the headers or the body come a byte at a
+    time, with short pauses.
+    """
 
     content: object = '{"grade": 1}'
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str | None = None
+    packed: bytes | None = None
+    drip: Literal["headers", "body"] | None = None
     finish_reason: str | None = "stop"
     refusal: object = None
     usage: object = field(default_factory=lambda: USAGE)
@@ -113,17 +120,28 @@ def _handler(endpoint: ChatEndpoint) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             answer = endpoint.answer(self.path, self.headers, request)
-            body = answer.text().encode()
+            body = answer.text().encode() if answer.packed is None else answer.packed
             try:
                 self.send_response(answer.status)
+                if answer.drip == "headers":
+                    self.flush_headers()
+                    self._drip(b"X-Padding: " + b"." * 100 + b"\r\n")
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if answer.drip == "body":
+                    self._drip(body)
+                else:
+                    self.wfile.write(body)
             except OSError:
                 self.close_connection = True  # the client did not wait
+
+        def _drip(self, data: bytes) -> None:
+            for place in range(len(data)):
+                self.wfile.write(data[place : place + 1])
+                time.sleep(_DRIP_SECONDS)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its own name
             pass

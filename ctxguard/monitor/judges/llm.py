@@ -36,9 +36,14 @@ from ctxguard.monitor.judges.usage import (
 )
 from ctxguard.retrieval.index.passages import searchable_text
 
-_DENIED = (401, 403, 404)
+_REDIRECTS = range(300, 400)
+_DENIED = (*_REDIRECTS, 401, 403, 404)
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
+_MAX_ANSWER_BYTES = 2**20
+"""A grade takes less than a thousand."""
+_SHORTEST_KEY = 8
+"""Shorter ones are placeholders, such as ``none``, and ordinary words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +110,14 @@ class LLMJudge:
     persuade the model, which only a comparison with human labels shows.
 
     A reply that is malformed, refused, truncated, off the schema or out of range is no verdict: it
-    is counted by reason, kept for inspection, and never imputed. The client library repeats calls
-    that failed temporarily (408, 409, 429, 5xx, timeouts, broken connections), after the time in
-    ``Retry-After`` up to the library's own bound, or else with exponential backoff and jitter.
+    is counted by reason, kept redacted for inspection, and never imputed. The client library
+    repeats calls that failed temporarily (408, 409, 429, 5xx, timeouts, broken connections), after
+    the time in ``Retry-After`` up to the library's own bound, or else with exponential backoff and
+    jitter.
+
+    The endpoint is not trusted: a redirect is not followed, since it would send passages to a host
+    that nobody chose; a compressed answer is not unpacked; and an answer of more than 1 MiB, or
+    one that takes too long as a whole, is broken off.
 
     Threads may share a judge. A forked child starts with a client and counts of its own.
 
@@ -122,7 +132,8 @@ class LLMJudge:
         concurrency: Calls at once within one ``judge``, ≥ 1.
         max_calls_per_second: Over all threads of this process, retries included, > 0; None for
             no limit.
-        timeout_seconds: For connecting, and for each pause of a reply, > 0.
+        timeout_seconds: For one call from its start to the end of the reply, > 0; connecting may
+            take as long again.
         retries: How often a failed call is repeated, ≥ 0.
         prices: Prices of tokens; None counts no cost.
 
@@ -243,7 +254,12 @@ class LLMJudge:
                         timeout=self._timeout_seconds,
                         max_retries=self._retries,
                         http_client=self._library.DefaultHttpxClient(
-                            event_hooks={"request": [self._before_each_call]}
+                            follow_redirects=False,
+                            headers={"Accept-Encoding": "identity"},
+                            event_hooks={
+                                "request": [self._before_each_call],
+                                "response": [_leave_packed],
+                            },
                         ),
                     )
                 except self._library.OpenAIError as error:
@@ -253,11 +269,38 @@ class LLMJudge:
                     ) from error
             return self._client
 
-    def _before_each_call(self, _request: object) -> None:
-        """Pace and count every call, the client library's retries included."""
+    def _before_each_call(self, request: Any) -> None:
+        """Pace, count and bound every call, the client library's retries included."""
         self._pacer.wait()
         self._ledger.called(again=self._this_thread.called)
         self._this_thread.called = True
+        self._this_thread.deadline = time.monotonic() + self._timeout_seconds
+        self._this_thread.bytes_left = _MAX_ANSWER_BYTES
+        request.extensions["trace"] = self._bound_connection
+
+    def _bound_connection(self, event: str, info: dict[str, Any]) -> None:
+        """Bound all that is read from a new connection by the call that the thread is making.
+
+        The client library's own timeout is for each read: one byte at a time never reaches it.
+        """
+        if not event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            return
+        stream, this_thread = info["return_value"], self._this_thread
+        read_once = stream.read
+
+        def read(max_bytes: int, timeout: float | None = None) -> bytes:
+            seconds_left = this_thread.deadline - time.monotonic()
+            if seconds_left <= 0.0:
+                raise TimeoutError("the answer took too long as a whole")
+            data: bytes = read_once(
+                max_bytes, seconds_left if timeout is None else min(timeout, seconds_left)
+            )
+            this_thread.bytes_left -= len(data)
+            if this_thread.bytes_left < 0:
+                raise _TooLongError(f"an answer of more than {_MAX_ANSWER_BYTES:,} bytes")
+            return data
+
+        stream.read = read
 
     def _ask(self, client: Any, query: str, passage: Passage) -> int | InvalidReason:
         text = searchable_text(passage)
@@ -267,6 +310,8 @@ class LLMJudge:
         self._this_thread.called = False
         verdict, body = self._complete(client, messages(query, text))
         if isinstance(verdict, InvalidReason):
+            if len(client.api_key) >= _SHORTEST_KEY:
+                body = body.replace(client.api_key, "[key]")
             self._ledger.invalid(passage.passage_id, verdict, body)
         else:
             self._ledger.valid()
@@ -275,7 +320,7 @@ class LLMJudge:
     def _complete(
         self, client: Any, conversation: list[dict[str, str]]
     ) -> tuple[int | InvalidReason, str]:
-        """A grade or why there is none, and the reply unchanged."""
+        """A grade or why there is none, and the reply or what failed."""
         library = self._library
         try:
             # The raw reply, because the library coerces any reply into its own types.
@@ -287,15 +332,41 @@ class LLMJudge:
                 response_format=response_format(),
             )
         except library.APIStatusError as error:
-            return _of_status(error.status_code), error.response.text
+            return _of_status(error.status_code), _described(error.response)
         except library.APITimeoutError as error:
             return InvalidReason.TIMED_OUT, repr(error.__cause__)
         except library.APIConnectionError as error:
-            return InvalidReason.UNREACHABLE, repr(error.__cause__)
+            return _of_failure(error.__cause__), repr(error.__cause__)
+        except (TimeoutError, _TooLongError) as error:
+            return _of_failure(error), repr(error)
         body: str = response.http_response.text
         reply = read_reply(body)
         self._ledger.used(reply.input_tokens, reply.output_tokens)
         return reply.verdict, body
+
+
+class _TooLongError(Exception):
+    pass
+
+
+def _leave_packed(response: Any) -> None:
+    """Let an answer that is compressed all the same be read as it is, which is no verdict."""
+    response.headers.pop("Content-Encoding", None)
+
+
+def _described(response: Any) -> str:
+    if response.status_code in _REDIRECTS:
+        location = response.headers.get("Location")
+        return f"{response.status_code}: a redirect to {location}, which is not followed"
+    text: str = response.text
+    return text
+
+
+def _of_failure(cause: BaseException | None) -> InvalidReason:
+    # Releases of the client library differ in which errors they wrap in their own.
+    if isinstance(cause, TimeoutError):
+        return InvalidReason.TIMED_OUT
+    return InvalidReason.TOO_LONG if isinstance(cause, _TooLongError) else InvalidReason.UNREACHABLE
 
 
 def _of_status(status_code: int) -> InvalidReason:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.errors import RedactionError
+from ctxguard.redaction import redact
 
 _MAX_REPLIES = 1000
 _MAX_CHARS = 4000
@@ -19,6 +21,8 @@ class InvalidReason(StrEnum):
     """The model or a content filter declined to answer."""
     TRUNCATED = "truncated"
     """The reply was cut at the limit of tokens."""
+    TOO_LONG = "too_long"
+    """The endpoint's answer has more bytes than any verdict needs, and was not read."""
     EMPTY = "empty"
     """A reply without a choice, or a choice without text."""
     MALFORMED = "malformed"
@@ -32,7 +36,7 @@ class InvalidReason(StrEnum):
     REJECTED = "rejected"
     """The endpoint refused this request: too long, filtered, or an unknown option."""
     DENIED = "denied"
-    """The endpoint refused the key, or does not know the model."""
+    """The endpoint refused the key, does not know the model, or is elsewhere (a redirect)."""
     RATE_LIMITED = "rate_limited"
     TIMED_OUT = "timed_out"
     SERVER_ERROR = "server_error"
@@ -87,7 +91,8 @@ class RejectedReply:
     Attributes:
         passage_id: The passage that was to be graded.
         reason: Why the reply is no verdict.
-        reply: Its first 4,000 characters, unchanged. It may quote the passage.
+        reply: Its first 4,000 characters, redacted; empty where that failed. It may quote the
+            passage.
     """
 
     passage_id: str
@@ -134,10 +139,11 @@ class Ledger:
             self._verdicts += 1
 
     def invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
-        """Count a passage without a valid verdict, and keep the reply."""
+        """Count a passage without a valid verdict, and keep the beginning of the reply, redacted."""
+        kept = RejectedReply(passage_id, reason, _redacted(reply[:_MAX_CHARS]))
         with self._lock:
             self._invalid[reason] += 1
-            self._rejected.append(RejectedReply(passage_id, reason, reply[:_MAX_CHARS]))
+            self._rejected.append(kept)
 
     def rejected(self) -> tuple[RejectedReply, ...]:
         """The replies that gave no verdict and were not taken, the last 1,000 at most."""
@@ -169,3 +175,10 @@ class Ledger:
                 unmetered=self._unmetered,
                 cost=cost,
             )
+
+
+def _redacted(reply: str) -> str:
+    try:
+        return redact(reply)
+    except RedactionError:
+        return ""
