@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import sqlite3
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -402,3 +403,29 @@ class TestUnavailable:
     def test_every_fault_is_a_store_error(self) -> None:
         for kind in (StoreFullError, StoreLockedError, StoreReadOnlyError, StoreUnavailableError):
             assert issubclass(kind, StoreError)
+
+
+class TestPermissions:
+    def test_only_its_user_may_read_a_new_store_and_what_lies_beside_it(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        append(open_store(f"sqlite:///{file}"))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
+        assert set(modes) == {f"{file.name}{end}" for end in ("", "-wal", "-shm", "-reserve")}
+        assert set(modes.values()) == {0o600}
+
+    def test_a_store_that_a_group_shares_stays_as_it_is(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        file.touch(0o600)
+        file.chmod(0o660)
+        append(open_store(f"sqlite:///{file}"))
+        assert stat.S_IMODE(file.stat().st_mode) == 0o660
+
+    def test_a_link_to_a_store_that_is_not_there_makes_a_private_one(
+        self, file: Path, open_store: OpenStore
+    ) -> None:
+        link = file.with_name("link.db")
+        link.symlink_to(file)
+        append(open_store(f"sqlite:///{link}"))
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -249,6 +249,7 @@ class Database:
         if self.file is None:
             return self._set_up()
         with files.kept_in_place(self.file):
+            files.make_private(self.file)
             self._identity = files.identity(self.file)
             engine = self._set_up()
             self._identity = files.identity(self.file)

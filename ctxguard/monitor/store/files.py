@@ -1,7 +1,7 @@
 """The files beside a SQLite store: reserved disk space, and damaged files moved aside.
 
-The database file itself is never opened here: closing any descriptor of it would release the locks
-that SQLite holds in this process.
+A database file that is there is never opened here: closing any descriptor of it would release the
+locks that SQLite holds in this process.
 """
 
 import contextlib
@@ -16,6 +16,9 @@ except ImportError:  # not a POSIX system: locks are left to SQLite
     fcntl = None  # type: ignore[assignment]
 
 Identity = tuple[int, int]
+
+_PRIVATE = 0o600
+"""Samples hold what users asked."""
 
 CHECKPOINT_PAGES = 1_000
 """Size of the log at which it is moved into the file. The reserve needs room for as much, since on
@@ -32,6 +35,18 @@ def identity(file: Path) -> Identity | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def make_private(file: Path) -> None:
+    """Make an empty database that only this user can read, where there is none.
+
+    SQLite gives its log the same permissions. Those of a file that is there are its owner's
+    choice.
+    """
+    # Opening the database says what is wrong with the folder.
+    with contextlib.suppress(OSError):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(os.path.realpath(file), flags, _PRIVATE))
 
 
 @contextlib.contextmanager
@@ -159,7 +174,7 @@ def _allocate(descriptor: int, size: int) -> bool:
 def _locked(path: Path, *, wait: bool = True) -> Iterator[int]:
     """A descriptor of a file or folder under an exclusive lock, which ends with the process."""
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = os.open(path, flags, _PRIVATE)
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
