@@ -33,6 +33,7 @@ from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.sampling.sampler import Accounts, accounts
 from ctxguard.monitor.sampling.writer import settle_dead_processes
 from ctxguard.monitor.store import SampleStore, State
+from ctxguard.redaction import Redactor, redact
 
 __all__ = ["DEFAULT_WINDOW_SECONDS", "Monitor", "Outcome", "Report"]
 
@@ -101,6 +102,8 @@ class Monitor:
         budget: The most that judging may take.
         lookup: Finds the texts of passages that were not stored; None where all are stored.
         audit: Estimates what the retriever missed; None for no audit.
+        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
+            samples' own (``Privacy.redactor``) is to texts that are stored; None for no redaction.
         alarms: The alarms of one profile; None for none. They see only what this process judges,
             so give them to one of the monitors that share a store. What they have seen is
             forgotten: ``restore_alarms`` restores what was saved.
@@ -127,6 +130,7 @@ class Monitor:
         budget: BudgetLimits = NO_LIMITS,
         lookup: PassageLookup | None = None,
         audit: Audit | None = None,
+        redactor: Redactor | None = redact,
         alarms: AlarmState | None = None,
         corpus_sketch: Callable[[], CorpusSketch] | None = None,
         switch_path: Path | None = None,
@@ -146,7 +150,9 @@ class Monitor:
         self._corpus_sketch = corpus_sketch
         self._counts_folder = counts_folder
         self._clock = clock
-        self._sample_judge = SampleJudge(judge, utilities=utilities, lookup=lookup, audit=audit)
+        self._sample_judge = SampleJudge(
+            judge, utilities=utilities, lookup=lookup, audit=audit, redactor=redactor
+        )
         if alarms is not None:
             alarms.set_judge(exact=self.exact)
         self._alarms = (

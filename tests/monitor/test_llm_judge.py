@@ -257,7 +257,7 @@ def test_an_answer_larger_than_any_verdict_is_not_read(
     endpoint: ChatEndpoint, make_judge: MakeJudge
 ) -> None:
     endpoint.script.append(Answer(body=Answer().text() + " " * 2**20))
-    judge = make_judge()
+    judge = make_judge(concurrency=1)
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [None, Judgment("other", 1)]
     assert judge.accounts().invalid[InvalidReason.TOO_LONG] == 1
 

@@ -406,6 +406,41 @@ def test_texts_that_were_not_stored_are_looked_up(make_context: MakeContext) -> 
     assert read[:2] == ["text of p0", "text of p1"]
 
 
+def test_a_text_that_is_looked_up_is_redacted_before_it_is_judged(
+    make_context: MakeContext,
+) -> None:
+    read: list[Passage] = []
+
+    def judge_texts(passages: Sequence[Passage]) -> list[Judgment | None]:
+        read.extend(passages)
+        return [Judgment(passage.passage_id, 1) for passage in passages]
+
+    live = Watching(
+        ScriptedJudge(judge_texts),
+        privacy=Privacy(passages=Text.OMITTED),
+        lookup=lambda passage_id: Passage(
+            passage_id, "ask joe@example.org", "of ann@example.org", {"owner": "bob@example.org"}
+        ),
+    )
+    live.watch(make_context(POOL, 2))
+    assert read[0] == Passage("p0", "ask [e-mail]", "of [e-mail]")
+
+
+def test_a_text_that_cannot_be_redacted_is_not_judged(make_context: MakeContext) -> None:
+    def fail(text: str) -> str:
+        raise ValueError(text)
+
+    judge = ScriptedJudge()
+    live = Watching(
+        judge,
+        privacy=Privacy(passages=Text.OMITTED),
+        lookup=lambda passage_id: Passage(passage_id, "a text"),
+        redactor=fail,
+    )
+    live.watch(make_context(POOL, 2))
+    assert judge.asked == []
+
+
 def test_without_texts_a_judge_that_reads_is_not_asked(make_context: MakeContext) -> None:
     judge = ScriptedJudge()
     live = Watching(judge, privacy=Privacy(passages=Text.OMITTED))

@@ -139,7 +139,7 @@ class Ledger:
             self._verdicts += 1
 
     def invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
-        """Count a passage without a valid verdict, and keep the beginning of the reply, redacted."""
+        """Count a passage without a valid verdict, and keep the reply's beginning, redacted."""
         kept = RejectedReply(passage_id, reason, _redacted(reply[:_MAX_CHARS]))
         with self._lock:
             self._invalid[reason] += 1

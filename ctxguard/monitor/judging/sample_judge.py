@@ -13,7 +13,9 @@ from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Judge, Judgment
 from ctxguard.monitor.judging.audit import Audit
-from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.privacy import redacted_once
+from ctxguard.monitor.sampling.record import SampleRecord, as_written
+from ctxguard.redaction import Redactor, redact
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
@@ -45,6 +47,8 @@ class SampleJudge:
         utilities: What a passage is worth; every served passage that is not relevant costs.
         lookup: Finds the texts of passages that were not stored; None where all are stored.
         audit: Estimates what the retriever missed; None for no audit.
+        redactor: Applied to the texts that ``lookup`` finds; one that fails costs the passage its
+            verdict. None gives them to the judge as they are.
 
     Attributes:
         n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
@@ -58,11 +62,13 @@ class SampleJudge:
         utilities: Utilities,
         lookup: PassageLookup | None = None,
         audit: Audit | None = None,
+        redactor: Redactor | None = redact,
     ) -> None:
         self.judge = judge
         self._utilities = utilities
         self._audit = audit
         self._lookup = lookup
+        self._redactor = redactor
         self._reads_text = getattr(judge, "reads_text", True)
         self._beyond: tuple[SampleRecord, list[str] | None] | None = None
         self.n_judged = 0
@@ -132,9 +138,17 @@ class SampleJudge:
         if not self._reads_text:
             return Passage(passage_id, "")
         try:
-            return None if self._lookup is None else self._lookup(passage_id)
+            return None if self._lookup is None else self._redacted(self._lookup(passage_id))
         except Exception:
             return None
+
+    def _redacted(self, passage: Passage) -> Passage:
+        """A passage of the index as a sample would hold it: its beginning, redacted."""
+        passage, redactor = as_written(passage), self._redactor
+        if redactor is None:
+            return passage
+        title, text = (redacted_once(one, redactor) for one in (passage.title, passage.text))
+        return replace(passage, title=title, text=text)
 
     def _graded(
         self, record: SampleRecord, wanted: Sequence[Passage | None]

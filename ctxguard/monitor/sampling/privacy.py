@@ -55,7 +55,7 @@ class Privacy:
 
     def _kept_of_passage(self, text: str) -> str:
         if self.passages is Text.STORED and self.redactor is not None:
-            return _redacted_once(text, self.redactor)
+            return redacted_once(text, self.redactor)
         return self._kept(text, self.passages) or ""
 
     def _kept(self, text: str, how: Text) -> str | None:
@@ -70,12 +70,14 @@ _redactions: dict[tuple[Redactor, bytes], str | None] = {}
 """Redacted texts by redactor and hash of the text; None for a text that redaction left as it is."""
 
 
-def _redacted_once(text: str, redactor: Redactor) -> str:
+def redacted_once(text: str, redactor: Redactor) -> str:
     """A passage's redacted text, remembered because the same passages recur.
 
-    Redaction takes a third of a millisecond for a thousand characters, a hash a microsecond. Only
-    changed texts are kept, so that a hundred thousand passages take a few MB.
+    Raises:
+        RedactionError: the redactor failed.
     """
+    # Redaction takes a third of a millisecond for a thousand characters, a hash a microsecond. Only
+    # changed texts are kept, so that a hundred thousand passages take a few MB.
     key = redactor, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     try:
         changed = _redactions[key]

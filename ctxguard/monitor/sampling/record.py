@@ -261,7 +261,7 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         flags=tuple([flag.value for flag in context.flags]),
         profile_id=context.profile_id,
     )
-    passages = {position: _in_text(passage) for position, passage in served.items()}
+    passages = {position: as_written(passage) for position, passage in served.items()}
     for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
         passage = _readable(ranking.passages, position)
         if passage is not None:
@@ -306,12 +306,12 @@ def _readable(passages: PassageSource, position: int) -> Passage | None:
     """A passage that can be written down; None where it raises, or its text is none."""
     try:
         passage = passages[position]
-        return _in_text(passage) if isinstance(passage.text, str) else None
+        return as_written(passage) if isinstance(passage.text, str) else None
     except Exception:
         return None
 
 
-def _in_text(passage: Passage) -> Passage:
+def as_written(passage: Passage) -> Passage:
     """The passage as it is written: id and title as they are rendered, the text's beginning."""
     return Passage(
         f"{passage.passage_id}",
