@@ -78,6 +78,14 @@ def export(
             "narrows the interval of an MRR above 0.75.",
         ),
     ] = False,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FIELD=]VALUE",
+            help="Write only requests whose filter allows this one value of the field `tenant`, or "
+            "of FIELD. The others that were picked wait for an export of their own.",
+        ),
+    ] = None,
     max_grade: MaxGrade = 3,
     dry_run: Annotated[
         bool,
@@ -111,11 +119,12 @@ def export(
     with open_store(store) as opened:
         series = named_series(opened, judge)
         if alarm:
-            samples = _unfinished(
-                opened, series, [one for one, _ in opened.label_queue()], depth, n
-            )
+            targeted = [one for one, _ in opened.label_queue()]
+            samples = _unfinished(opened, series, targeted, depth, n, tenant=tenant)
         else:
-            samples = _picked(opened, series, depth, n, weighted=weighted, dry_run=dry_run)
+            samples = _picked(
+                opened, series, depth, n, tenant=tenant, weighted=weighted, dry_run=dry_run
+            )
         plan = label_plan(opened, series, samples, depth, time.time())
     rows = [row for sample in samples for row in sample.rows(depth)]
     guide = None
@@ -123,7 +132,12 @@ def export(
         write_label_file(out, rows)
         guide = out.with_name(f"{out.stem}-guide.md")
         guide.write_text(grading_guide(out.name, max_grade), encoding="utf-8")
-    notes = _export_notes(rows, plan, alarm=alarm, guide=guide)
+    notes = _export_notes(rows, plan, alarm=alarm, guide=guide, tenant=tenant)
+    if len({(sample.record.where, sample.record.where_withheld) for sample in samples}) > 1:
+        notes.append(
+            "these requests have different filters: whoever grades them sees what any of them may "
+            "see; --tenant writes those of one"
+        )
     if as_json:
         print_json(
             {
@@ -152,7 +166,13 @@ def export(
 
 
 def _unfinished(
-    store: "SampleStore", series: str, sample_ids: Sequence[int], depth: "LabelDepth", n: int
+    store: "SampleStore",
+    series: str,
+    sample_ids: Sequence[int],
+    depth: "LabelDepth",
+    n: int,
+    *,
+    tenant: str | None,
 ) -> "list[GradedSample]":
     """Those that lack grades, n at most; in random order, as not all may be graded."""
     from ctxguard.monitor.labels.files import in_file_order
@@ -161,7 +181,7 @@ def _unfinished(
     samples = [
         sample
         for sample in graded_samples(store, series, sample_ids).values()
-        if not sample.is_graded(depth)
+        if not sample.is_graded(depth) and (tenant is None or sample.is_of_tenant(*_field(tenant)))
     ]
     return sorted(samples, key=lambda sample: in_file_order(sample.record.request_id))[:n]
 
@@ -172,14 +192,29 @@ def _picked(
     depth: "LabelDepth",
     n: int,
     *,
+    tenant: str | None,
     weighted: bool,
     dry_run: bool,
 ) -> "list[GradedSample]":
-    """Samples that were picked before and lack grades, and new ones up to n."""
-    begun = _unfinished(store, series, list(store.picked(series, depth)), depth, n)
+    """Samples that were picked before and lack grades, and new ones up to n.
+
+    New ones are picked of all tenants, since the estimates are about all requests; of another
+    tenant they are not written now.
+    """
+    begun = _unfinished(store, series, list(store.picked(series, depth)), depth, n, tenant=tenant)
     pick = store.next_for_labels if dry_run else store.pick_for_labels
     picked = pick(series, n - len(begun), depth=depth, weigh=_weigh if weighted else None)
-    return begun + _unfinished(store, series, picked, depth, n)
+    return begun + _unfinished(store, series, picked, depth, n, tenant=tenant)
+
+
+def _field(tenant: str) -> tuple[str, str]:
+    """The field and the value of ``--tenant``.
+
+    >>> _field("acme"), _field("org=a=b")
+    (('tenant', 'acme'), ('org', 'a=b'))
+    """
+    field, equals, value = tenant.partition("=")
+    return (field, value) if equals else ("tenant", tenant)
 
 
 def _weigh(summaries: bytes) -> "NDArray[np.float64]":
@@ -205,8 +240,15 @@ def _width(width: float | None) -> str:
 
 
 def _export_notes(
-    rows: "Sequence[RowToLabel]", plan: "LabelPlan", *, alarm: bool, guide: Path | None
+    rows: "Sequence[RowToLabel]",
+    plan: "LabelPlan",
+    *,
+    alarm: bool,
+    guide: Path | None,
+    tenant: str | None,
 ) -> list[str]:
+    if not rows and tenant is not None:
+        return [f"of the requests that were picked, none of {tenant} lacks labels"]
     if not rows:
         none = "no alarm has requested labels, or they have them by now"
         return [none if alarm else "every judged request has its labels already"]

@@ -261,7 +261,9 @@ def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":
     from ctxguard.monitor.judging.audit import Audit
 
     return Audit(
-        lambda query, *, depth: retriever.retrieve(query, depth=depth).passage_ids,
+        lambda query, *, depth, where=None: (
+            retriever.retrieve(query, depth=depth, where=where).passage_ids
+        ),
         probability=share,
     )
 

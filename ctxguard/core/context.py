@@ -18,6 +18,7 @@ from ctxguard.core.assembly import (
     bare_passages,
 )
 from ctxguard.core.decision import Decision
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -59,6 +60,7 @@ class Context:
             relevant passage; 0.0 if it kept none. None if this was not calibrated for the policy
             that decided, or could not be computed.
         sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.
+        where: The filter of the request; None without one.
     """
 
     request_id: str
@@ -77,6 +79,7 @@ class Context:
     differences: tuple[str, ...] = ()
     p_sufficient: float | None = None
     sufficient: bool | None = None
+    where: Where | None = None
 
     def __len__(self) -> int:
         return len(self.passages)

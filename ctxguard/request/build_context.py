@@ -96,6 +96,7 @@ def build_context(
         differences=differences,
         p_sufficient=p_sufficient,
         sufficient=sufficient,
+        where=given.where,
     )
 
 

@@ -46,7 +46,7 @@ def calls_of(retriever: object, aretriever: object = None) -> Calls:
         raise ConfigurationError(
             f"aretriever is {describe(aretriever)} that is not asynchronous: give an async function"
         )
-    return Calls(call, acall, _takes_where(call) and (acall is None or _takes_where(acall)))
+    return Calls(call, acall, takes_where(call) and (acall is None or takes_where(acall)))
 
 
 def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
@@ -145,7 +145,7 @@ def _acall_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None"
     return None
 
 
-def _takes_where(call: Callable[..., object]) -> bool:
+def takes_where(call: Callable[..., object]) -> bool:
     """Whether a call names ``where`` itself: one that takes any keyword may ignore it."""
     try:
         parameter = inspect.signature(call).parameters.get("where")

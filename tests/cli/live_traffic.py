@@ -3,12 +3,14 @@
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 
 from household import write_jsonl
 from prometheus_client import CollectorRegistry
 
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import Hit, Route, ScoreKind
 from ctxguard.guard import ContextGuard
@@ -85,6 +87,7 @@ def serve(
     profile: Profile | None = None,
     rates: JudgingRates = DEFAULT_RATES,
     privacy: Privacy = DEFAULT_PRIVACY,
+    filters: Sequence[Where | None] = (None,),
 ) -> Traffic:
     """Serve ``n`` requests and sample all of them into ``folder/samples.db``.
 
@@ -94,6 +97,7 @@ def serve(
         relevant_ranks: Which candidates are relevant; at random, mostly the first, unless given.
         misleading: Share of the passages whose text says the opposite of what they are worth.
         profile: What the guard serves by; k = 5 unless given.
+        filters: Of the requests, in turn.
     """
     relevant: dict[str, frozenset[str]] = {}
     texts: dict[str, str] = {}
@@ -124,17 +128,22 @@ def serve(
             pools[query].append(Hit(name, score, text=texts[name]))
         relevant[query] = frozenset(right)
     writer = sample_to(f"sqlite:///{folder / 'samples.db'}", rate=1.0, rates=rates, privacy=privacy)
+    metadata = {"tenant": ["a", "b"], "level": 3}
+
+    def search(query: str, *, depth: int, where: Where | None = None) -> list[Hit]:
+        return [replace(hit, metadata=metadata) for hit in pools[query]]
+
     guard = ContextGuard(
-        lambda query, depth: pools[query],
+        search,
         profile=profile,
         policy=RatioPolicy(k=5, min_ratio=0.0) if profile is None else None,
         score_kind=ScoreKind.COSINE,
         sampler=writer.sampler,
         telemetry=Telemetry(CollectorRegistry()),
     )
-    for query in pools:
+    for query, where in zip(pools, cycle(filters), strict=False):
         # Choices hash the ids, and tests should choose the same each time.
-        guard.retrieve(query, request_id=query.replace(" ", "-"))
+        guard.retrieve(query, request_id=query.replace(" ", "-"), where=where)
     writer.stop()
     writer.store.close()
     return Traffic(folder / "samples.db", relevant)

@@ -12,6 +12,7 @@ from household import write_jsonl
 from live_traffic import EVERYTHING, Traffic, profile_of, read_rows, serve
 from running import Result, Run
 
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
@@ -135,6 +136,43 @@ class TestExport:
             assert len(ranks) in (0, 6)
             searched += bool(ranks)
         assert 0 < searched < 12
+
+    def test_a_file_of_one_tenant_holds_no_request_that_could_see_anothers_passages(
+        self, run: Run, export: Callable[..., Rows], tmp_path: Path
+    ) -> None:
+        filters = [
+            *(Where(tenant="a"), Where(tenant="b"), Where(tenant=["a", "b"]), None),
+            *(Where(tenant="a", level=3), Where(level=3)),
+        ]
+        traffic = serve(tmp_path, 12, filters=filters)
+        judged(run, traffic, tmp_path)
+
+        def numbers(*options: str) -> list[int]:
+            rows = export(traffic, *options)
+            return sorted({int(row["query"].rsplit(" ", 1)[1]) for row in rows})
+
+        assert numbers("--tenant", "a") == [0, 4, 6, 10]
+        assert numbers("--tenant", "b") == [1, 7]
+        assert numbers("--tenant", "level=3") == [4, 5, 10, 11]
+        assert numbers("--tenant", "level=3", "--n", "2") != []
+        assert numbers("--tenant", "c") == []
+        assert numbers() == [*range(12)]
+
+    def test_a_file_of_several_filters_is_said_to_be_one(
+        self, run: Run, tmp_path: Path, traffic: Traffic
+    ) -> None:
+        one = run("label", "export", "--store", traffic.url, "--dry-run")
+        assert "different filters" not in one.stdout
+        folder = tmp_path / "tenants"
+        folder.mkdir()
+        mixed = serve(folder, 4, filters=[Where(tenant="a"), Where(tenant="b")])
+        judged(run, mixed, folder)
+        several = run("label", "export", "--store", mixed.url, "--dry-run")
+        assert "different filters" in several.stdout
+        alone = run("label", "export", "--store", mixed.url, "--dry-run", "--tenant", "a")
+        assert "different filters" not in alone.stdout
+        nobody = run("label", "export", "--store", mixed.url, "--dry-run", "--tenant", "c")
+        assert "none of c lacks labels" in nobody.stdout
 
     def test_csv_holds_the_same_rows(self, export: Callable[..., Rows], traffic: Traffic) -> None:
         lines, table = export(traffic), export(traffic, name="out.CSV".lower())

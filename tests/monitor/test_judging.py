@@ -3,11 +3,13 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from judged_rows import ratio_sums
 
 from ctxguard.core.context import Context
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
@@ -328,6 +330,53 @@ class TestAudit:
             verdicts = [Judgment(name, int(name in relevant)) for name in beyond]
             found.append(float(audit.missed(len(beyond), verdicts) or 0.0))
         assert_mean(found, 6.0)
+
+    def filtered(self, context: Context) -> SampleRecord:
+        context = replace(context, where=Where(tenant="a"))
+        return record_of_sample(
+            Sample(context, 1.0, 0.0), InclusionDesign(JudgingRates(0.0, 0.0, 0.0, 0.0))
+        )
+
+    def test_a_filtered_request_is_audited_with_its_filter(self, make_context: MakeContext) -> None:
+        asked: list[Where | None] = []
+
+        def search(query: str, *, depth: int, where: Where | None = None) -> list[str]:
+            asked.append(where)
+            return [*POOL, "x0"]
+
+        audit = Audit(search, probability=1.0, judged=1.0)
+        assert audit.passage_ids(self.filtered(make_context(POOL, 3))) == ["x0"]
+        assert asked == [Where(tenant="a")]
+
+    def test_where_the_search_takes_no_filter_a_filtered_request_is_not_audited(
+        self, make_context: MakeContext
+    ) -> None:
+        record = self.filtered(make_context(POOL, 3))
+        assert self.audit().passage_ids(record) is None
+        unfiltered = replace(record, where=None)
+        assert self.audit().passage_ids(unfiltered) is not None
+        assert self.audit().passage_ids(replace(unfiltered, where_withheld=True)) is None
+
+    def test_what_the_filter_forbids_is_not_judged_though_a_search_found_it(
+        self, make_context: MakeContext
+    ) -> None:
+        of = {"x0": "a", "x1": "b"}
+        read: list[str] = []
+
+        def grade(query: str, passages: Sequence[Passage]) -> list[Judgment]:
+            read.extend(passage.passage_id for passage in passages)
+            return [Judgment(passage.passage_id, 0) for passage in passages]
+
+        judge = SimpleNamespace(max_grade=1, judge=grade)
+        audit = Audit(lambda query, *, depth, where=None: [*of], probability=1.0, judged=1.0)
+        found = SampleJudge(
+            judge,
+            utilities=DEFAULT_UTILITIES,
+            audit=audit,
+            lookup=lambda name: Passage(name, "text", metadata={"tenant": of[name]}),
+        ).verdicts_on(self.filtered(make_context(POOL, 3)))
+        assert read == ["p0", "p1", "p2", "x0"]
+        assert found.n_invalid == 1
 
     def test_about_the_share_asked_for_is_audited(self, make_context: MakeContext) -> None:
         audit, context = self.audit(probability=0.2), make_context(POOL, 3)

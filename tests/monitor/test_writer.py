@@ -20,8 +20,9 @@ from killing import kill_one
 from watching import Watching
 
 from ctxguard.core.context import Context
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
-from ctxguard.errors import ConfigurationError, StoreFullError, StoreLockedError
+from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
@@ -504,6 +505,50 @@ def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
     assert (again.session_id, again.segment) == ("s", "de")
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
     assert json.loads(zlib.decompress(record.to_bytes()))["format"] == 1
+
+
+FILTER = Where(tenant="a", groups=["staff", "board"], level=3, is_open=True, none=[])
+
+
+def test_a_record_keeps_the_filter_of_its_request(make_context: MakeContext) -> None:
+    live = Watching(LabelJudge({}))
+    live.serve(replace(make_context(POOL, 3), where=FILTER), make_context(POOL, 3, request_id="s"))
+    filtered, unfiltered = written(live)
+    assert (filtered.where, filtered.where_withheld) == (FILTER, False)
+    assert (unfiltered.where, unfiltered.where_withheld) == (None, False)
+
+
+@pytest.mark.parametrize("secret", ["joe@example.org", "half a pair \ud800", 4111111111111111])
+def test_a_filter_that_names_a_person_is_withheld(
+    make_context: MakeContext, secret: str | int
+) -> None:
+    live = Watching(LabelJudge({}))
+    live.serve(replace(make_context(POOL, 3), where=Where(tenant="a", user=["ann", secret])))
+    (record,) = written(live)
+    assert (record.where, record.where_withheld) == (None, True)
+
+
+def test_the_filter_of_a_record_of_an_older_release_is_not_known(
+    make_context: MakeContext,
+) -> None:
+    live = Watching(LabelJudge({}))
+    live.serve(make_context(POOL, 3))
+    (record,) = written(live)
+    document = json.loads(zlib.decompress(record.to_bytes()))
+    del document["where"], document["where_withheld"]
+    again = SampleRecord.from_bytes(zlib.compress(json.dumps(document).encode()))
+    assert (again.where, again.where_withheld) == (None, True)
+
+
+@pytest.mark.parametrize("where", [{}, {"tenant": [0.5]}, {"tenant": None}, [], "a"])
+def test_a_filter_that_is_none_is_refused(make_context: MakeContext, where: object) -> None:
+    live = Watching(LabelJudge({}))
+    live.serve(make_context(POOL, 3))
+    (record,) = written(live)
+    document = json.loads(zlib.decompress(record.to_bytes()))
+    document["where"] = where
+    with pytest.raises(DataError):
+        SampleRecord.from_bytes(zlib.compress(json.dumps(document).encode()))
 
 
 def test_a_record_can_be_decided_on_again(make_context: MakeContext) -> None:

@@ -6,6 +6,7 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
 from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.request.wrapped_retriever import takes_where
 
 
 class Audit:
@@ -13,7 +14,8 @@ class Audit:
 
     Args:
         search: The ids that an exhaustive search, or a much deeper one, finds for a query, best
-            first; ``depth`` of them.
+            first; ``depth`` of them. It is called with ``where`` for a request that had a filter;
+            where it names no such parameter, such a request is not audited.
         probability: That a judged request is audited, in [0, 1]. Each costs a deep search.
         depth: How deep, > 0.
         judged: The probability with which each passage beyond the pool is judged, in (0, 1].
@@ -40,20 +42,28 @@ class Audit:
         self.probability = probability
         self.judged = judged
         self._search = search
+        self._can_filter = takes_where(search)
         self._depth = depth
         self._requests = HashSampler("audit", seed)
         self._passages = HashSampler("audited passage", seed)
 
     def passage_ids(self, record: SampleRecord) -> list[str] | None:
-        """The passages beyond the pool to judge; None for a request that is not audited."""
-        if record.query is None:
+        """The passages beyond the pool to judge; None for a request that is not audited.
+
+        Nor is one whose filter is not known: it would be judged on what it could not see.
+        """
+        if record.query is None or record.where_withheld:
+            return None
+        if record.where is not None and not self._can_filter:
             return None
         if not self._requests.selects(record.request_id, self.probability):
             return None
         in_pool = set(record.passage_ids)
+        options = {} if record.where is None else {"where": record.where}
+        found = self._search(record.query, depth=self._depth, **options)
         return [
             passage_id
-            for passage_id in dict.fromkeys(self._search(record.query, depth=self._depth))
+            for passage_id in dict.fromkeys(found)
             if passage_id not in in_pool
             and self._passages.selects(f"{record.request_id}\0{passage_id}", self.judged)
         ]

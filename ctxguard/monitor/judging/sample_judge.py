@@ -107,7 +107,7 @@ class SampleJudge:
         n_valid = len(verdicts)
         beyond = self._beyond_pool(record)
         if self._audit is not None and beyond is not None:
-            of_beyond = self._graded(record, [self._unstored(name) for name in beyond])
+            of_beyond = self._graded(record, [self._unstored(record, name) for name in beyond])
             n_wanted += len(beyond)
             n_valid += len(of_beyond)
             request = replace(
@@ -131,14 +131,24 @@ class SampleJudge:
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
         passage = record.passage(position)
-        return passage if passage.text or passage.title else self._unstored(passage.passage_id)
+        return (
+            passage if passage.text or passage.title else self._unstored(record, passage.passage_id)
+        )
 
-    def _unstored(self, passage_id: str) -> Passage | None:
-        """A passage that the record holds no text of; None if the judge needs it and it is lost."""
+    def _unstored(self, record: SampleRecord, passage_id: str) -> Passage | None:
+        """A passage that the record holds no text of.
+
+        None if the judge needs the text, and it is lost or the request's filter forbids it.
+        """
         if not self._reads_text:
             return Passage(passage_id, "")
         try:
-            return None if self._lookup is None else self._redacted(self._lookup(passage_id))
+            passage = None if self._lookup is None else self._lookup(passage_id)
+            if passage is None:
+                return None
+            if record.where is not None and not record.where.allows(passage.metadata):
+                return None
+            return self._redacted(passage)
         except Exception:
             return None
 

@@ -7,7 +7,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel, rows_to_label
 from ctxguard.monitor.labels.human import human_verdicts, positions_to_label
-from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
 from ctxguard.monitor.store import LabelDepth, SampleStore
 
 
@@ -29,6 +29,15 @@ class GradedSample:
     def judged(self) -> frozenset[str]:
         """Ids of the passages that the judge called relevant."""
         return frozenset([name for name, verdict in self.judge.items() if verdict.grade > 0])
+
+    def is_of_tenant(self, field: str, value: str) -> bool:
+        """Whether the request could see passages of this value of a field only.
+
+        False where its filter allows others as well, or is not known.
+        """
+        where = self.record.where
+        allowed = [] if where is None else allowed_values(where).get(field, [])
+        return bool(allowed) and all(str(one) == value for one in allowed)
 
     def is_graded(self, depth: LabelDepth) -> bool:
         """Whether people have graded all that this depth needs."""

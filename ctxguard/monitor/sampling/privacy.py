@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.core.metadata_filter import Where
+from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
 from ctxguard.redaction import Redactor, Text, kept, redact, redacted
 
 _REMEMBERED_TEXTS = 100_000
@@ -12,6 +13,9 @@ _REMEMBERED_TEXTS = 100_000
 @dataclass(frozen=True, slots=True)
 class Privacy:
     """How much of a request's text is stored.
+
+    The filter of a request is stored as it is, because a search with a changed one would find what
+    the request could not see. One in which the redactor finds something is withheld.
 
     Attributes:
         redactor: Applied to every text before it is written; None for no redaction. If it
@@ -51,7 +55,23 @@ class Privacy:
             for position, passage in record.passages.items()
             if self.passages is not Text.OMITTED
         }
-        return replace(record, query=query, passages=passages)
+        withheld = record.where is not None and self._is_secret(record.where)
+        return replace(
+            record,
+            query=query,
+            passages=passages,
+            where=None if withheld else record.where,
+            where_withheld=withheld or record.where_withheld,
+        )
+
+    def _is_secret(self, where: Where) -> bool:
+        """Whether a filter may not be written, or cannot be written unchanged."""
+        texts = [str(value) for values in allowed_values(where).values() for value in values]
+        return any(
+            text != text.encode("utf-8", "replace").decode()
+            or (self.redactor is not None and redacted(text, self.redactor) != text)
+            for text in (*texts, *where.fields)
+        )
 
     def _kept_of_passage(self, text: str) -> str:
         if self.passages is Text.STORED and self.redactor is not None:

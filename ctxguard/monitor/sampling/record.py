@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ctxguard.core.metadata_filter import Scalar, Where
 from ctxguard.core.signals import OTHER_TRANSFORMS, TRANSFORMS
 from ctxguard.core.types import (
     FloatArray,
@@ -67,6 +68,8 @@ class SampleRecord:
         flags: The flags of the answer.
         profile_id: The profile that decided; None without one.
         signals: The named signals that a model may use, float32.
+        where: The filter of the request; None without one, and where it is withheld.
+        where_withheld: Whether there was a filter that could not be stored, or that nobody kept.
     """
 
     request_id: str
@@ -93,6 +96,8 @@ class SampleRecord:
     flags: tuple[str, ...] = ()
     profile_id: str | None = None
     signals: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
+    where: Where | None = None
+    where_withheld: bool = False
 
     def passage(self, position: int) -> Passage:
         """The passage at a position; without title and text where they were not stored."""
@@ -146,6 +151,7 @@ class SampleRecord:
             # Left out where there are none, so that a release before named signals reads it.
             **({"signals": packed_signals} if packed_signals else {}),
             "rates": asdict(self.rates),
+            "where": None if self.where is None else allowed_values(self.where),
             "passages": [
                 [position, passage.title, passage.text]
                 for position, passage in self.passages.items()
@@ -172,6 +178,9 @@ class SampleRecord:
                 )
             sequences = ("passage_ids", "served", "dropped", "sampled", "flags")
             ids = data["passage_ids"]
+            # Older releases kept no filter, and any of their requests may have had one.
+            data.setdefault("where_withheld", "where" not in data)
+            where = data.get("where")
             converted = {
                 **{name: tuple(data[name]) for name in sequences},
                 "route": Route(data["route"]),
@@ -187,6 +196,7 @@ class SampleRecord:
                     for name, values in data.get("signals", {}).items()
                 },
                 "rates": JudgingRates(**data["rates"]),
+                "where": None if where is None else Where(where),
                 "passages": {
                     position: Passage(ids[position], text, title)
                     for position, title, text in data["passages"]
@@ -200,7 +210,7 @@ class SampleRecord:
 @cache
 def _plain_fields() -> tuple[str, ...]:
     """The fields of a record that JSON holds as they are."""
-    converted = {"scores", "legs", "signals", "rates", "passages"}
+    converted = {"scores", "legs", "signals", "rates", "passages", "where"}
     return tuple([field.name for field in fields(SampleRecord) if field.name not in converted])
 
 
@@ -260,6 +270,7 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         passages={},
         flags=tuple([flag.value for flag in context.flags]),
         profile_id=context.profile_id,
+        where=context.where,
     )
     passages = {position: as_written(passage) for position, passage in served.items()}
     for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
@@ -267,6 +278,15 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         if passage is not None:
             passages[position] = passage
     return replace(record, passages=passages)
+
+
+def allowed_values(where: Where) -> dict[str, list[Scalar]]:
+    """The values that a filter allows, by field; ``Where`` makes the filter of them again.
+
+    >>> allowed_values(Where(tenant="a", groups=["staff", "board"]))
+    {'groups': ['board', 'staff'], 'tenant': ['a']}
+    """
+    return {name: [value for _, value in sorted(tokens)] for name, tokens in where.conditions}
 
 
 def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:
