@@ -312,7 +312,7 @@ def _print(explanation: _Explanation, output: Output, *, show_all: bool) -> None
     if len(shown) < len(dropped):
         output.note(f"{len(dropped) - len(shown):,} more dropped; --all shows them")
     if explanation.rejected:
-        rows = table("passage", "why", "reply", title="Replies of the judge that were no verdict")
+        rows = table("passage", "why", "reply", title="Why there is no verdict")
         for name, reason, reply in explanation.rejected:
             rows.add_row(name, reason, reply)
         output.out.print(rows)

@@ -1,22 +1,30 @@
 """Judging in batches: written together while the judge is quick, at once where it is slow."""
 
+import json
 import logging
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 
 import pytest
+import sqlalchemy as sa
 from watching import Watching
 
 from ctxguard.core.context import Context
-from ctxguard.core.types import Passage
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import StoreLockedError
+from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judging import result_buffer, worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
+from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.service import Monitor, Outcome
-from ctxguard.monitor.store import Finished, FinishResult, SampleStore, State
+from ctxguard.monitor.store import Finished, FinishResult, SampleStore, State, schema
+from ctxguard.profile.schema import RouteProfile
+from tests.profiles import profile_with
 from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]
@@ -162,6 +170,38 @@ class TestQuickJudge:
         assert live.monitor.report().outcomes[Outcome.JUDGED] == 0
         assert live.store.states()[State.CLAIMED] == 5
 
+    def test_after_an_outage_no_verdict_is_paid_for_again_and_no_sample_waits_for_a_lease(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(result_buffer, "MAX_HELD", 3)
+        live = watching(make_context, 5)
+        judge = live.monitor.judge
+        with monkeypatch.context() as patch:
+            patch.setattr(SampleStore, "finish", locked)
+            for _ in range(3):
+                with pytest.raises(StoreLockedError):
+                    live.monitor.step()
+        assert judge.n == 3
+        live.monitor.step()
+        assert judge.n == 5
+        assert live.store.states()[State.JUDGED] == 5
+        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+
+    def test_what_another_monitor_has_claimed_since_stays_with_it(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(result_buffer, "MAX_HELD", 3)
+        monkeypatch.setattr(worker, "_LEASE_SECONDS", 0.0)
+        live = watching(make_context, 5)
+        with monkeypatch.context() as patch:
+            patch.setattr(SampleStore, "finish", locked)
+            with pytest.raises(StoreLockedError):
+                live.monitor.step()
+        assert len(live.store.claim("another", 5, lease_seconds=600.0)) == 5
+        live.monitor.step()
+        states = live.store.states()
+        assert (states[State.JUDGED], states[State.CLAIMED]) == (3, 2)
+
     def test_a_verdict_that_cannot_be_written_is_given_up_and_the_others_are_kept(
         self,
         make_context: MakeContext,
@@ -209,6 +249,87 @@ def die(*_: object) -> None:
 
 def locked(*_: object) -> None:
     raise StoreLockedError("others hold it")
+
+
+def edited(**fields: object) -> Callable[[bytes], bytes]:
+    def edit(payload: bytes) -> bytes:
+        document = {**json.loads(zlib.decompress(payload)), **fields}
+        return zlib.compress(json.dumps(document).encode())
+
+    return edit
+
+
+PROFILE = profile_with(
+    {Route.EXTERNAL: RouteProfile(policy=RatioPolicy(k=2), score_kind=ScoreKind.RATIO)}
+)
+
+POISON: dict[str, Callable[[bytes], bytes]] = {
+    "no record": lambda _: b"no record",
+    "cut off": lambda payload: payload[:-9],
+    "deep": lambda _: zlib.compress(b"[" * 1_000_000),
+    "a bomb": lambda _: zlib.compress(b'"' + b" " * MOST_BYTES + b'"'),
+    "no such candidate": edited(served=[999]),
+    "a candidate before the first": edited(dropped=[-1]),
+    "a place that is none": edited(sampled=[True]),
+    "a score too many": edited(scores="AAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+    "legs that are none": edited(legs=[1]),
+    "ids that are numbers": edited(passage_ids=[1, 2, 3, 4]),
+    "a query that is none": edited(query={"a": 1}),
+    "a probability of 2": edited(probability=2.0),
+    "no time": edited(time_seconds=float("nan")),
+    "a huge number": edited(baseline_k=10**400, rates={"baseline_k": 10**400}),
+}
+
+
+@pytest.mark.usefixtures("patient")
+class TestPoison:
+    @pytest.mark.parametrize("kind", POISON)
+    def test_a_sample_that_cannot_be_judged_is_left_out_and_its_neighbours_are_judged(
+        self, make_context: MakeContext, kind: str
+    ) -> None:
+        live = watching(make_context, 5)
+        replace_payload(live.store, 3, POISON[kind](live.store.payloads([3])[3]))
+        assert live.monitor.step() == 5
+        states = live.store.states()
+        assert (states[State.JUDGED], states[State.FAILED]) == (4, 1)
+        ((passage_id, reason, why),) = live.store.rejected([3])[3]
+        assert (passage_id, reason) == ("", "unreadable")
+        assert why.startswith("a sample ")
+
+    def test_one_that_ends_each_process_that_judges_it_is_given_up(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker, "_LEASE_SECONDS", 0.0)
+        live = watching(make_context, 1, TellingJudge(die))
+        for _ in range(5):
+            monitor = Monitor(live.store, live.monitor.judge, clock=lambda: live.now)
+            with pytest.raises(SystemExit):
+                monitor.step()
+        live.monitor.step()
+        assert live.monitor.judge.n == 5
+        assert live.store.states()[State.FAILED] == 1
+        assert "begun 5 times" in live.store.rejected([1])[1][0][2]
+
+    def test_an_alarm_that_fails_on_one_sample_does_not_stop_the_others(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: object, result: result_buffer.Result) -> None:
+            if result.finished.sample_id == 3:
+                raise ZeroDivisionError
+
+        monkeypatch.setattr(worker, "_show", fail)
+        live = watching(make_context, 5, alarms=AlarmState(PROFILE, drift=False))
+        assert live.monitor.step() == 5
+        assert live.monitor.errors == 1
+
+
+def replace_payload(store: SampleStore, sample_id: int, payload: bytes) -> None:
+    table = schema.payloads
+    store._database.write(
+        lambda connection: connection.execute(
+            sa.update(table).where(table.c.sample_id == sample_id).values(payload=payload)
+        )
+    )
 
 
 class TestSlowJudge:

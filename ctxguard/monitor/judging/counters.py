@@ -18,7 +18,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     """Not judged, at random, to keep within the budget."""
     UNREADABLE = "unreadable"
-    """It was written by another release, or is damaged."""
+    """It was written by another release, is damaged, or ended each process that judged it."""
     JUDGE_FAILED = "judge_failed"
     """The judge could not be called; the sample waits for another attempt, up to five."""
 

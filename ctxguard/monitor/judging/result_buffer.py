@@ -1,8 +1,8 @@
 """Results of judging on their way to the store: many in one transaction, none delayed for long.
 
-A quick judge's results are gathered, a slow judge's written one by one. A result that a process
-has not written when it dies is lost: its sample waits again once its lease ends, and is judged
-then.
+A quick judge's results are gathered, a slow judge's written one by one. While the store cannot be
+written they are held: verdicts were paid for. A result that a process has not written when it dies
+is lost: its sample waits again once its lease ends, and is judged then.
 """
 
 import logging
@@ -92,8 +92,7 @@ class ResultBuffer:
             took_seconds: How long judging the sample took.
 
         Raises:
-            StoreError: they cannot be written now. They are no longer held: their samples wait
-                again once their lease ends.
+            StoreError: they cannot be written now, and are held until the next ``write``.
         """
         with self._lock:
             now = time.monotonic()
@@ -122,9 +121,9 @@ class ResultBuffer:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            held, self._held = self._held, []
-            if held:
-                self._written += self._write(held)
+            if self._held:
+                self._written += self._write(self._held)
+                self._held = []
 
     def take_written(self) -> list[WriteOutcome]:
         """What was written since the last call, in the order in which it was added."""

@@ -76,6 +76,8 @@ class JudgingWorker:
         self._sampler = HashSampler("budget")
         self._order = random.Random(claimant)  # noqa: S311 - an order, not a secret
         self._cost = 0.0
+        self._in_hand: set[int] = set()
+        """Claimed, and neither finished nor given back."""
         self.failing = False
 
     def step(self, limit: int) -> int:
@@ -85,13 +87,14 @@ class JudgingWorker:
             How many were finished, skipped ones included; 0 when none waited, the budget is used
             up, or the judge could not be called.
         """
+        self._settle_last_step()
         if self._budget.refresh() <= 0.0:
             return 0
         claimed = self._store.claim(self._claimant, limit, lease_seconds=_LEASE_SECONDS)
         # In any order, or a few samples on which the judge fails would look like an outage for
         # as long as they are the oldest.
         self._order.shuffle(claimed)
-        still_open = {sample.sample_id for sample in claimed}
+        self._in_hand = {sample.sample_id for sample in claimed}
         n_finished, failed = 0, list[int]()
         began = time.monotonic()
         try:
@@ -105,10 +108,11 @@ class JudgingWorker:
                         break
                     continue
                 n_finished += 1
+                self._in_hand.discard(sample.sample_id)
                 self._budget.sample_finished()
                 # The judge answers: what it failed on before was the fault of the sample.
                 self._count_attempts(failed)
-                still_open -= {sample.sample_id, *failed}
+                self._in_hand.difference_update(failed)
                 failed = []
                 if time.monotonic() - began >= _IN_HAND_SECONDS:
                     break
@@ -117,10 +121,26 @@ class JudgingWorker:
             self._results.write()
             self._after_writing()
             self._budget.settle()
-        if still_open:
-            # A judge that is down is down for all of them: they keep their attempts.
-            self._store.give_back(sorted(still_open), max_attempts=None)
+        self._give_back()
         return n_finished
+
+    def _settle_last_step(self) -> None:
+        """Write and give back what an outage of the store, or another error, left in hand.
+
+        Its samples would otherwise wait until their leases end, and be judged and paid for again.
+        """
+        self._results.write()
+        self._after_writing()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let claimed samples that were not judged wait again, with the attempts that they had.
+
+        A judge that is down is down for all of them.
+        """
+        if self._in_hand:
+            self._store.give_back(sorted(self._in_hand), max_attempts=None, claimant=self._claimant)
+            self._in_hand = set()
 
     def _process(self, sample: Claimed) -> Outcome | None:
         """Judge or skip one sample; None where the budget has no room for it at present."""
@@ -129,10 +149,11 @@ class JudgingWorker:
             return None
         began = time.monotonic()
         try:
-            record = SampleRecord.from_bytes(sample.payload)
+            record = _readable(sample)
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample.sample_id, error)
-            result = Result(Outcome.UNREADABLE, _finished(sample, Outcome.UNREADABLE))
+            why = (("", Outcome.UNREADABLE.value, str(error)),)
+            result = Result(Outcome.UNREADABLE, _finished(sample, Outcome.UNREADABLE, rejected=why))
         else:
             if not self._sampler.selects(sample.request_id, probability):
                 result = Result(Outcome.SKIPPED, _finished(sample, Outcome.SKIPPED), record)
@@ -249,7 +270,23 @@ class JudgingWorker:
         self._count_attempts(refused)
         if self._alarms is not None:
             for result in accepted:
-                _show(self._alarms, result)
+                try:
+                    _show(self._alarms, result)
+                except Exception as error:
+                    self._counters.add_error()
+                    sample_id = result.finished.sample_id
+                    _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
+
+
+def _readable(sample: Claimed) -> SampleRecord:
+    """The record of a claimed sample.
+
+    Raises:
+        DataError: it cannot be read, or every monitor that tried to judge it has died.
+    """
+    if sample.attempts >= _MAX_ATTEMPTS:
+        raise DataError(f"judging it was begun {sample.attempts} times and never ended")
+    return SampleRecord.from_bytes(sample.payload)
 
 
 def _show(alarms: AlarmMonitor, result: Result) -> None:

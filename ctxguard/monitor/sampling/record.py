@@ -6,6 +6,7 @@ passages need their texts, and the inclusion probabilities stay true when the se
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -34,6 +35,9 @@ FORMAT = 1
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage; judges and people read no more."""
+
+MOST_BYTES = 64 * 2**20
+"""Largest record before it is compressed. A usual one has a hundredth of one percent of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,11 @@ class SampleRecord:
         )
 
     def to_bytes(self) -> bytes:
-        """The record as compressed JSON, for ``from_bytes``."""
+        """The record as compressed JSON, for ``from_bytes``.
+
+        Raises:
+            DataError: it is larger than ``MOST_BYTES``.
+        """
         packed_signals = {name: _packed(values) for name, values in self.signals.items()}
         document = {
             **{name: getattr(self, name) for name in _plain_fields()},
@@ -158,9 +166,13 @@ class SampleRecord:
             ],
         }
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        # Half a surrogate pair, which UTF-8 cannot hold, is replaced. The fastest level of
-        # compression makes texts a third as large, and releases the interpreter's lock.
-        return zlib.compress(text.encode("utf-8", "replace"), 1)
+        # Half a surrogate pair, which UTF-8 cannot hold, is replaced.
+        encoded = text.encode("utf-8", "replace")
+        if len(encoded) > MOST_BYTES:
+            raise DataError(f"a sample has {len(encoded):,} bytes, and at most {MOST_BYTES:,} fit")
+        # The fastest level of compression makes texts a third as large, and releases the
+        # interpreter's lock.
+        return zlib.compress(encoded, 1)
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> "SampleRecord":
@@ -170,7 +182,7 @@ class SampleRecord:
             DataError: ``payload`` is not a record, or has the format of a newer release.
         """
         try:
-            data = json.loads(zlib.decompress(payload))
+            data = json.loads(_decompressed(payload))
             if (version := data.pop("format")) != FORMAT:
                 raise DataError(
                     f"a sample has format {version!r}, and this release reads {FORMAT}: upgrade "
@@ -202,9 +214,47 @@ class SampleRecord:
                     for position, title, text in data["passages"]
                 },
             }
-            return cls(**{**data, **converted})
-        except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+            return _checked(cls(**{**data, **converted}))
+        except DataError:
+            raise
+        except Exception as error:
+            # A damaged record may hold anything: numbers without end, lists a million deep.
             raise DataError(f"a sample cannot be read: {type(error).__name__}") from error
+
+
+def _decompressed(payload: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    data = decompressor.decompress(payload, MOST_BYTES + 1)
+    if not decompressor.eof:
+        # A few bytes may stand for gigabytes.
+        raise DataError(f"a sample is cut off, or has more than {MOST_BYTES:,} bytes")
+    return data
+
+
+def _checked(record: SampleRecord) -> SampleRecord:
+    """The record, if what it says of its candidates can be true.
+
+    Raises:
+        DataError: it cannot, so that judging it would fail each time.
+    """
+    n = len(record.passage_ids)
+    positions = (*record.served, *record.dropped, *record.sampled, *record.passages)
+    texts = [*record.passage_ids, record.request_id]
+    texts += [text for one in record.passages.values() for text in (one.title, one.text)]
+    optional = (record.query, record.session_id, record.segment, record.profile_id)
+    if not all(type(position) is int and 0 <= position < n for position in positions):
+        raise DataError("a sample names candidates that it does not have")
+    lengths = [len(record.scores), *map(len, record.signals.values())]
+    lengths += [len(leg.scores) for leg in record.legs.values()]
+    if any(length != n for length in lengths):
+        raise DataError("a sample has not as many scores as candidates")
+    if not all(isinstance(text, str) for text in texts):
+        raise DataError("a sample has an id or a text that is no text")
+    if not all(text is None or isinstance(text, str) for text in optional):
+        raise DataError("a sample has a query or a name that is no text")
+    if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
+        raise DataError("a sample has a probability or a time that is none")
+    return record
 
 
 @cache

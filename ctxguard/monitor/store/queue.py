@@ -173,7 +173,12 @@ class SampleQueue(StorePart):
 
     @writes
     def give_back(
-        self, connection: sa.Connection, sample_ids: Sequence[int], *, max_attempts: int | None
+        self,
+        connection: sa.Connection,
+        sample_ids: Sequence[int],
+        *,
+        max_attempts: int | None,
+        claimant: str | None = None,
     ) -> int:
         """Let claimed samples wait again, because they could not be judged now.
 
@@ -181,13 +186,18 @@ class SampleQueue(StorePart):
             sample_ids: Those that are no longer claimed stay as they are.
             max_attempts: Samples that were tried this often fail instead, ≥ 1; None for samples
                 that were not tried at all.
+            claimant: Leave those alone that another has claimed meanwhile; None for whoever has
+                them.
 
         Returns:
             How many failed.
         """
         failed = 0
+        is_own = sa.true() if claimant is None else _samples.claimant == storable(claimant)
         for some in chunks(sorted(set(sample_ids))):
-            claimed = sa.and_(_samples.sample_id.in_(some), _samples.state == State.CLAIMED.value)
+            claimed = sa.and_(
+                _samples.sample_id.in_(some), _samples.state == State.CLAIMED.value, is_own
+            )
             tried = 0 if max_attempts is None else 1
             is_last = sa.false() if max_attempts is None else _samples.attempts + 1 >= max_attempts
             failed += connection.execute(
