@@ -196,7 +196,6 @@ def monitor(
     from ctxguard.core.metrics import DEFAULT_UTILITIES
     from ctxguard.monitor.alarms import AlarmState
     from ctxguard.monitor.judging.budget import BudgetLimits
-    from ctxguard.monitor.sampling.writer import counts_folder
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Limits
     from ctxguard.profile.schema import Profile
@@ -225,8 +224,9 @@ def monitor(
         reranker=reranker,
         output=output,
     )
+    opened = open_store(store, Limits(keep_days * _DAY_SECONDS, int(keep_gib * _GIB)))
     running = Monitor(
-        open_store(store, Limits(keep_days * _DAY_SECONDS, int(keep_gib * _GIB))),
+        opened,
         made_judge,
         window_seconds=window,
         budget=BudgetLimits(calls_per_hour, calls_per_day, cost_per_day),
@@ -236,7 +236,7 @@ def monitor(
         alarms=None if loaded is None else AlarmState(loaded),
         corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
         switch_path=profile if switch else None,
-        counts_folder=counts_folder(store),
+        counts_folder=opened.counts_folder(),
     )
     try:
         running.restore_alarms()

@@ -17,7 +17,7 @@ from serving import RESERVE_BYTES, Result, ServingProcess, Size
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.sampling.sampler import LostReason, accounts
-from ctxguard.monitor.sampling.writer import counts_folder, settle_dead_processes
+from ctxguard.monitor.sampling.writer import settle_dead_processes
 from ctxguard.monitor.store import Limits, SampleStore
 
 
@@ -71,7 +71,7 @@ def _killed(folder: Path, size: Size, after_seconds: float) -> ProcessAccounts:
     found = read_metrics(registry)
     url = f"sqlite:///{folder / 'samples.db'}"
     with SampleStore.open(url, limits=Limits(reserve_bytes=RESERVE_BYTES)) as store:
-        settled = settle_dead_processes(store, counts_folder(url) or folder)
+        settled = settle_dead_processes(store, store.counts_folder() or folder)
         rows = sum(store.states().values())
         workers = store.workers()
     (worker,) = workers

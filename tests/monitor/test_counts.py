@@ -2,6 +2,8 @@
 
 import os
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -103,6 +105,76 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.counts").write_bytes(content)
     assert list(counts_of_dead_processes(tmp_path)) == []
     assert (tmp_path / "x.counts").exists()
+
+
+def dead_file(folder: Path) -> Path:
+    """The file of two counters, (0, 1000), of a process that has ended."""
+    counts = Counts(2, folder)
+    for _ in range(1_000):
+        counts.count(1)
+    counts.leave()
+    return folder / f"{counts.worker_id}.counts"
+
+
+def overwrite(file: Path, offset: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(offset)
+        opened.write(data)
+
+
+@pytest.mark.parametrize(
+    ("offset", "data"),
+    [
+        (64, struct.pack("<q", -1)),
+        (64, struct.pack("<q", 2**63 - 1)),
+        (8, struct.pack("<I", 0)),
+        (8, struct.pack("<I", 3)),
+        (8, struct.pack("<II", 2**31, 2**31)),
+        (12, struct.pack("<I", 1)),
+        (16, b"f" * 32),
+        (2**40, b"0"),
+    ],
+)
+def test_a_forged_file_is_left_alone(tmp_path: Path, offset: int, data: bytes) -> None:
+    file = dead_file(tmp_path)
+    overwrite(file, offset, data)
+    assert list(counts_of_dead_processes(tmp_path)) == []
+    assert file.exists()
+
+
+def test_a_pipe_or_a_link_is_left_alone(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    file = dead_file(elsewhere)
+    folder = tmp_path / "counts"
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / "pipe.counts")
+    (folder / file.name).symlink_to(file)
+    assert list(counts_of_dead_processes(folder)) == []
+
+
+def test_a_file_of_another_user_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead_file(tmp_path)
+    me = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: me + 1)
+        assert list(counts_of_dead_processes(tmp_path)) == []
+    assert len(list(counts_of_dead_processes(tmp_path))) == 1
+
+
+def test_the_folder_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "counts"
+    Counts(1, folder).leave(remove=True)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(ConfigurationError, match="chmod 700"):
+        Counts(1, folder)
+    folder.chmod(0o700)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(ConfigurationError, match="must belong to user"):
+        Counts(1, folder)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

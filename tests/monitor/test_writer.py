@@ -24,11 +24,12 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.sampling.counts import Counts
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import LostReason, Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
+from ctxguard.monitor.sampling.writer import SampleWriter, sample_to, settle_dead_processes
 from ctxguard.monitor.store import SampleStore, State, WorkerCounts
 from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
@@ -466,6 +467,38 @@ def test_the_accounts_hold_exactly_through_five_hundred_sudden_deaths(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
     kills(tmp_path, make_context(POOL, 2), 500, seed=2)
+
+
+def test_counts_that_another_release_wrote_settle_nothing(tmp_path: Path) -> None:
+    live = Watching(LabelJudge({}))
+    Counts(3, tmp_path).leave()
+    assert settle_dead_processes(live.store, tmp_path) == 0
+    assert live.store.workers() == []
+
+
+def test_counts_lie_beside_a_file(tmp_path: Path, open_store: Callable[..., SampleStore]) -> None:
+    assert open_store("sqlite://").counts_folder() is None
+    store = open_store(f"sqlite:///{tmp_path / 'samples.db'}")
+    assert store.counts_folder() == tmp_path / "samples.db.counts"
+
+
+def test_counts_of_a_server_lie_in_a_folder_of_each_store(
+    postgresql_url: str, postgresql_server: str, open_store: Callable[..., SampleStore]
+) -> None:
+    import psycopg
+
+    name = "test_another_store"
+    store = open_store(postgresql_url)
+    again = open_store(postgresql_url.replace("postgresql://", "postgresql+psycopg://"))
+    assert store.counts_folder() == again.counts_folder()
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")
+        try:
+            other = open_store(f"{postgresql_server}&options=-csearch_path%3D{name}")
+            assert store.counts_folder() != other.counts_folder()
+            other.close()
+        finally:
+            connection.execute(f"DROP SCHEMA {name} CASCADE")
 
 
 def test_a_writer_settles_the_dead_of_its_host_without_a_monitor(

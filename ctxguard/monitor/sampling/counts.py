@@ -4,11 +4,15 @@ They are in a memory-mapped file, whose pages belong to the system and not to th
 what was counted before a SIGKILL is there after it. Every thread writes to its own slot, so that
 counting takes no lock. The process holds a lock on the file, which the system releases however the
 process ends: an unlocked file is that of a dead process.
+
+Neighbours on the host are not trusted: the folder is its user's alone, and a file that another user
+wrote, or that this module cannot have written, is left alone.
 """
 
 import fcntl
 import mmap
 import os
+import stat
 import struct
 import threading
 from array import array
@@ -25,6 +29,9 @@ _HEADER = struct.Struct("<8sII32s")
 _HEADER_BYTES = 64
 _SLOTS = 1024
 _SUFFIX = ".counts"
+_MOST_COUNTERS = 64
+_MOST = 2**53
+"""More than any process counts; sums of it stay within the store's integers."""
 
 
 class Counts:
@@ -35,7 +42,7 @@ class Counts:
         folder: Folder of the file; None keeps the counters in memory.
 
     Raises:
-        ConfigurationError: the folder cannot be written to.
+        ConfigurationError: the folder cannot be written to, or others can write to it.
 
     Attributes:
         worker_id: Unique id of this process's counts, 32 hexadecimal digits.
@@ -62,7 +69,8 @@ class Counts:
     def _open(self, path: Path, size: int) -> mmap.mmap:
         descriptor = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _require_private(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             # Locked before it has a size, and an empty file is left alone by others.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,6 +127,16 @@ class Counts:
         self._descriptor = None
 
 
+def _require_private(folder: Path) -> None:
+    """Raise ConfigurationError for a folder in which others could put or change files."""
+    status = folder.stat(follow_symlinks=False)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigurationError(
+            f"{folder} must belong to user {os.geteuid()}, and no other may write to it, as it "
+            "holds the counts of sampled requests: remove it, or chmod 700 it"
+        )
+
+
 class _Slot:
     """A thread's slot; free again when the thread ends, with what was counted in it."""
 
@@ -145,18 +163,23 @@ class DeadCounts:
 def counts_of_dead_processes(folder: Path | str) -> Iterator[DeadCounts]:
     """The counts of processes that were killed; each file is removed after it was yielded.
 
-    A file that another process is reading, or that is damaged, is left alone.
+    A file that another process is reading, that is damaged, or that another user owns is left
+    alone.
     """
+    # Opening a named pipe would wait for a writer, without O_NONBLOCK.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     for path in sorted(Path(folder).glob(f"*{_SUFFIX}")):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, flags)
         except OSError:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            counts = _read(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+            counts = _read(descriptor)
             # A file without a name was handled by the process that held the lock before.
             if counts is None or os.fstat(descriptor).st_nlink == 0:
+                continue
+            if counts.worker_id != path.stem:
                 continue
             yield counts
             path.unlink(missing_ok=True)
@@ -166,12 +189,23 @@ def counts_of_dead_processes(folder: Path | str) -> Iterator[DeadCounts]:
             os.close(descriptor)
 
 
-def _read(file: bytes) -> DeadCounts | None:
-    if len(file) < _HEADER_BYTES:
+def _read(descriptor: int) -> DeadCounts | None:
+    """The counts in a file; None where ``Counts`` of this user cannot have written it."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         return None
-    magic, n, slots, worker_id = _HEADER.unpack_from(file)
-    if magic != _MAGIC or len(file) != _HEADER_BYTES + 8 * n * slots or not n:
+    header = os.pread(descriptor, _HEADER_BYTES, 0)
+    if len(header) < _HEADER_BYTES:
         return None
-    values = memoryview(file)[_HEADER_BYTES:].cast("q")
+    magic, n, slots, worker_id = _HEADER.unpack_from(header)
+    if magic != _MAGIC or slots != _SLOTS or not 0 < n <= _MOST_COUNTERS:
+        return None
+    size = 8 * n * slots
+    content = os.pread(descriptor, size, _HEADER_BYTES)
+    if len(content) != size or status.st_size != _HEADER_BYTES + size:
+        return None
+    values = memoryview(content).cast("q")
+    if not all(0 <= value <= _MOST for value in values):
+        return None
     totals = tuple([sum(values[counter::n]) for counter in range(n)])
     return DeadCounts(worker_id.decode("ascii", "replace"), totals)

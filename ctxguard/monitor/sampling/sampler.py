@@ -64,6 +64,7 @@ class LostReason(StrEnum):
 
 REASONS = tuple(LostReason)
 _SAMPLED = len(REASONS)
+N_COUNTERS = _SAMPLED + 1
 _COUNTER = {reason: counter for counter, reason in enumerate(REASONS)}
 
 
@@ -142,7 +143,7 @@ class Sampler:
         self._hash = HashSampler("sampling", seed)
         self.counts_folder = counts_folder
         self._process = os.getpid()
-        self._counts = Counts(_SAMPLED + 1, counts_folder)
+        self._counts = Counts(N_COUNTERS, counts_folder)
         self._begin()
         reset_in_children(self)
 
@@ -153,11 +154,11 @@ class Sampler:
         self._process = os.getpid()
         self._counts.leave()
         try:
-            self._counts = Counts(_SAMPLED + 1, self.counts_folder)
+            self._counts = Counts(N_COUNTERS, self.counts_folder)
         except ConfigurationError as error:
             # A fork cannot be refused, and the parent's counts are not the child's.
             _log.warning("counts are kept in memory, and lost if this process is killed: %s", error)
-            self._counts = Counts(_SAMPLED + 1)
+            self._counts = Counts(N_COUNTERS)
         self._begin()
 
     def _begin(self) -> None:

@@ -9,13 +9,10 @@ stored in one transaction, so that the sum can be checked.
 import atexit
 import logging
 import math
-import tempfile
 import threading
 import time
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
@@ -30,6 +27,7 @@ from ctxguard.monitor.sampling.inclusion import (
 from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
 from ctxguard.monitor.sampling.record import record_of
 from ctxguard.monitor.sampling.sampler import (
+    N_COUNTERS,
     Accounts,
     LostReason,
     Sample,
@@ -347,31 +345,16 @@ def sample_to(
         ConfigurationError: a setting out of range, or a URL that cannot be used.
         StoreError: the store cannot be opened.
     """
-    sampler = Sampler(
-        rate, max_per_second=max_per_second, seed=seed, counts_folder=counts_folder(url)
-    )
     store = SampleStore.open(url, limits=Limits() if limits is None else limits)
+    try:
+        folder = store.counts_folder()
+        sampler = Sampler(rate, max_per_second=max_per_second, seed=seed, counts_folder=folder)
+    except BaseException:
+        store.close()
+        raise
     writer = SampleWriter(sampler, store, rates=rates, privacy=privacy)
     writer.start()
     return writer
-
-
-def counts_folder(url: str) -> Path | None:
-    """The folder of the counts of one host's processes that write to a store.
-
-    Beside a SQLite file; for a database server, in the host's folder for temporary files.
-
-    Returns:
-        None for a store in memory.
-
-    >>> counts_folder("sqlite:////var/lib/ctxguard/samples.db").as_posix()
-    '/var/lib/ctxguard/samples.db.counts'
-    """
-    parts = urlsplit(url)
-    if parts.scheme.startswith("sqlite"):
-        return Path(parts.path[1:] + ".counts") if len(parts.path) > 1 else None
-    place = f"{parts.hostname}:{parts.port}{parts.path}".encode()
-    return Path(tempfile.gettempdir()) / f"ctxguard-{blake2b(place, digest_size=8).hexdigest()}"
 
 
 def settle_dead_processes(store: SampleStore, counts_folder: Path | str) -> int:
@@ -389,6 +372,8 @@ def settle_dead_processes(store: SampleStore, counts_folder: Path | str) -> int:
     """
     settled = 0
     for dead in counts_of_dead_processes(counts_folder):
+        if len(dead.totals) != N_COUNTERS:
+            continue  # of another release: counted by what it told the store, once it is silent
         sampled, lost = counted(dead.totals)
         by_name = {reason.value: n for reason, n in lost.items() if n}
         store.close_worker(

@@ -6,9 +6,12 @@ says otherwise, and may be called from any thread of any process. Errors and log
 payload.
 """
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import sqlalchemy as sa
 
@@ -24,6 +27,8 @@ from ctxguard.monitor.store.queue import SampleQueue
 from ctxguard.monitor.store.retention import Retention
 from ctxguard.monitor.store.types import DEFAULT_LIMITS, Limits
 from ctxguard.monitor.store.workers import Workers
+
+_ID_KEY = "store id"
 
 
 class SampleStore(Workers, SampleQueue, Budgets, Judgments, Labelling, Picks, Graded, Retention):
@@ -69,6 +74,33 @@ class SampleStore(Workers, SampleQueue, Budgets, Judgments, Labelling, Picks, Gr
         """
         file = self._database.file
         return None if file is None else files.quarantined(file)
+
+    def counts_folder(self) -> Path | None:
+        """Where the processes of this host and user that write to this store keep their counts.
+
+        Beside a SQLite file; for a database server in the folder for temporary files, by the
+        store's own id: one server may be reached by many names, and hold many stores.
+
+        Returns:
+            None for a store in memory.
+
+        Raises:
+            StoreError: the store's id cannot be read.
+        """
+        if self._database.is_sqlite:
+            file = self._database.file
+            return None if file is None else file.with_name(f"{file.name}.counts")
+        return Path(tempfile.gettempdir()) / f"ctxguard-{os.geteuid()}-{self._store_id()}"
+
+    @writes
+    def _store_id(self, connection: sa.Connection) -> str:
+        """32 random hexadecimal digits, the same for whoever opens this store."""
+        state = schema.state
+        new = {"key": _ID_KEY, "value": uuid4().hex}
+        self._database.upsert(connection, state, new, changes=None)
+        query = sa.select(state.c.value).where(state.c.key == _ID_KEY)
+        store_id: str = connection.execute(query).scalar_one()
+        return store_id
 
     def close(self) -> None:
         """Close its connections; it opens new ones when used again."""
