@@ -286,16 +286,37 @@ class TestCorrupt:
         assert open_store(f"sqlite:///{file}").states()[State.PENDING] == 20
         assert not file.with_name("samples.db.corrupt-2").exists()
 
-    def test_a_store_that_was_deleted_is_begun_anew(
-        self, file: Path, open_store: OpenStore
+    @pytest.mark.parametrize("is_closed", [False, True])
+    def test_a_store_that_was_deleted_is_begun_anew_and_that_is_said_once(
+        self,
+        file: Path,
+        open_store: OpenStore,
+        caplog: pytest.LogCaptureFixture,
+        is_closed: bool,
     ) -> None:
         store = open_store(f"sqlite:///{file}")
         append(store, 5)
+        if is_closed:
+            store.close()
         for part in file.parent.iterdir():
             part.unlink()
         append(store, 2)
         assert store.states()[State.PENDING] == 2
         assert file.exists()
+        (said,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+        assert said.startswith(f"{file} was deleted or replaced while it was in use")
+
+    def test_who_finds_the_file_moved_aside_by_another_says_where_it_is(
+        self, file: Path, open_store: OpenStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        url = f"sqlite:///{file}"
+        writer, monitor = open_store(url), open_store(url)
+        monitor._database._quarantine()
+        append(writer)
+        said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+        assert len(said) == 2
+        assert said[0].endswith("a new store was begun")
+        assert said[1].endswith(f"another process moved it to {file}.corrupt-1")
 
     def test_damage_that_cannot_be_moved_is_an_error(
         self, file: Path, monkeypatch: pytest.MonkeyPatch

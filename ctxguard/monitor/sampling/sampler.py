@@ -57,7 +57,7 @@ class LostReason(StrEnum):
     STORE_FAILED = "store_failed"
     """The store failed until the process ended."""
     QUARANTINED = "quarantined"
-    """It was stored in a database that was later damaged and moved aside."""
+    """It was stored in a database that was later damaged and moved aside, or deleted in use."""
     KILLED = "killed"
     """Its process was killed before it was stored."""
 

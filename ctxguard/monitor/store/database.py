@@ -238,9 +238,27 @@ class Database:
             return engine
         with self._opening:
             if self._engine is None or not self._is_in_place():
+                former = self._identity
+                # Asked now: once it is closed, a new file may get the number of the former.
+                is_another = former is not None and not self._is_in_place()
                 self.close()
                 self._engine = self._opened()
+                if is_another and self.file is not None:
+                    self._tell_of_new_file(self.file, former)
             return self._engine
+
+    def _tell_of_new_file(self, file: Path, former: files.Identity | None) -> None:
+        """Log that the file is another than the one that was in use, and why."""
+        aside = files.quarantined(file)
+        if aside is not None and files.identity(aside) == former:
+            _log.error("%s was damaged, and another process moved it to %s", self.name, aside)
+            return
+        _log.error(
+            "%s was deleted or replaced while it was in use: what was stored in the former file is "
+            "missing, and its samples count as lost; stop the processes that write to a store "
+            "before you move it",
+            self.name,
+        )
 
     def _is_in_place(self) -> bool:
         return self.file is None or files.identity(self.file) == self._identity
@@ -357,6 +375,7 @@ class Database:
                     f"{self.name} is damaged and could not be moved aside ({error.strerror}); "
                     "move it away by hand, with its -wal and -shm files"
                 ) from error
+        self._identity = None
         if moved is not None:
             _log.error(
                 "%s is damaged: it was moved to %s, and a new store was begun", self.name, moved
