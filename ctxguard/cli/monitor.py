@@ -318,20 +318,20 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
 def _serve(
     running: "Monitor", host: str, port: int, refresh_seconds: float, output: Output
 ) -> None:
-    from prometheus_client import start_http_server
-
     from ctxguard.monitor.export.multiprocess import registry_for_scrape
     from ctxguard.monitor.export.prometheus import MonitorCollector
+    from ctxguard.monitor.export.server import MetricsServer
 
     registry = registry_for_scrape()
     MonitorCollector(running, registry)
     try:
-        server, _ = start_http_server(port, host, registry)
+        server = MetricsServer(host, port, registry)
     except OSError as error:
         raise ConfigurationError(
             f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port, or "
             "--host"
         ) from error
+    threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
     # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
     # sample that it judges waits again when its lease ends.
     received: SimpleQueue[int] = SimpleQueue()

@@ -1,0 +1,77 @@
+"""The server of /metrics: prometheus-client's pages, for clients that may be slow or many.
+
+prometheus-client's own server gives each client a thread for as long as it likes.
+"""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+CALL_SECONDS = 30.0
+"""Longest life of a connection; Prometheus gives up after 10 seconds unless told otherwise."""
+MOST_CONNECTIONS = 64
+"""At once; further ones are closed unanswered."""
+
+
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """Serves a registry, on threads that end with the process.
+
+    Args:
+        host: Address or name to listen on.
+        port: 0 for any free one; ``server_port`` says which.
+        registry: What is served.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
+        self._open: dict[socket.socket, float] = {}
+        self._changing = threading.Lock()
+        super().__init__((host, port), _Handler)
+        self.set_app(make_wsgi_app(registry))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own, or close the connection where there are too many."""
+        with self._changing:
+            is_welcome = len(self._open) < MOST_CONNECTIONS
+            if is_welcome:
+                self._open[request] = time.monotonic()
+        if is_welcome:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that have lasted too long; the server calls it twice a second."""
+        oldest = time.monotonic() - CALL_SECONDS
+        with self._changing:
+            late = [request for request, since in self._open.items() if since < oldest]
+        for request in late:
+            # Whoever waits for this client is woken, and closes the connection.
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: the client has gone, or was too slow."""
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its own name
+        """Say nothing: a scrape is no event."""
