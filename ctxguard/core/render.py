@@ -25,18 +25,26 @@ _SHORTEST_FENCE = 3
 
 _LINE_BREAKS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _KEPT_CONTROLS = "\n\t"
-_INVISIBLE = (
-    "\u00ad\u061c\u200b\u200e\u200f\ufeff\ufff9\ufffa\ufffb"
-    + "".join(map(chr, range(0x202A, 0x202F)))
-    + "".join(map(chr, range(0x2060, 0x2070)))
-    + "".join(map(chr, range(0x1BCA0, 0x1BCA4)))
-    + "".join(map(chr, range(0x1D173, 0x1D17B)))
+
+# What Unicode calls Default_Ignorable_Code_Point, in two parts: what no script needs, which is
+# removed wherever it stands (with the annotation marks, which are ignorable but in name) …
+_NEVER_SHOWN = (
+    *(0x00AD, 0x061C, 0x17B4, 0x17B5, 0x200B, 0x200E, 0x200F, 0xFEFF),
+    *(*range(0x202A, 0x202F), *range(0x2060, 0x2070), *range(0xFFF0, 0xFFFC)),
+    *(*range(0x1BCA0, 0x1BCA4), *range(0x1D173, 0x1D17B)),
+    *(*range(0xE0080, 0xE0100), *range(0xE01F0, 0xE1000)),
+)
+# … and what some writing needs: joiners, selectors, fillers, and the tags of flags.
+_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_JOINERS = "\u200c\u200d"
+_HIDDEN = (
+    f"[{_JOINERS}{_SELECTORS}\u034f\u115f\u1160\u180b-\u180f\u3164\uffa0\U000e0000-\U000e007f]"
 )
 
 
 def _character_table() -> dict[int, str | None]:
     table: dict[int, str | None] = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
-    table.update({ord(character): None for character in _INVISIBLE})
+    table.update(dict.fromkeys(_NEVER_SHOWN))
     table.update({ord(character): "\n" for character in _LINE_BREAKS})
     table.update(dict.fromkeys(range(0xD800, 0xE000), "\ufffd"))
     for character in _KEPT_CONTROLS:
@@ -46,22 +54,50 @@ def _character_table() -> dict[int, str | None]:
 
 _CHARACTERS = _character_table()
 
+_SYMBOLS = (
+    "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
+_HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+# Arabic, Syriac, N'Ko and Mandaic; the scripts of India; Tibetan, Myanmar, Khmer and Mongolian; the
+# scripts that were encoded beside them later.
+_JOINED = (
+    "\u0600-\u0604\u0610-\u061b\u061d-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u180a\u1820-\u18aa"
+    "\u1a20-\u1aad\u1b00-\u1c4f\ua840-\ua8ff\ua980-\uaaff\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
+    "\U00010a00-\U00010aff\U00011000-\U000114ff\U0001e900-\U0001e95f"
+)
+_JAMO, _COMPATIBLE, _HALF_WIDTH = "\u1100-\u115e", "\u3131-\u3163\u3165-\u318e", "\uffa1-\uffdc"
+_VOWELS, _FINALS = "\u1161-\u11a7\ud7b0-\ud7c6", "\u11a8-\u11ff\ud7cb-\ud7fb"
+_HEBREW = "\u0591-\u05f4"
 # The three subdivision flags that Unicode recommends (England, Scotland, Wales) are spelled in
 # tag characters; any other use of them is text that a person cannot see.
-_FLAGS = ("gbeng", "gbsct", "gbwls")
-_TAGS = re.compile(
-    "(\U0001f3f4(?:"
-    + "|".join("".join(chr(0xE0000 + ord(letter)) for letter in flag) for flag in _FLAGS)
-    + ")\U000e007f)|[\U000e0000-\U000e007f]+"
+_FLAGS = [
+    "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in flag) + "\U000e007f"
+    for flag in ("gbeng", "gbsct", "gbwls")
+]
+_NEEDED = (
+    # A picture's style, an ideograph's form (Unicode's database of those has 32 at most: with more,
+    # each could carry a letter), a keycap, pictures joined to one.
+    f"(?<=[{_SYMBOLS}][\ufe00\ufe0e\ufe0f])",
+    f"(?<=[{_HAN}][\ufe00-\ufe02\U000e0100-\U000e011f])",
+    "(?<=[\u3001\u3002\uff01-\uff1f][\ufe00\ufe01])",
+    "(?<=[0-9#*]\ufe0f)(?=\u20e3)",
+    f"(?:(?<=[{_SYMBOLS}]\u200d)|(?<=[{_SYMBOLS}]\ufe0f\u200d))(?=[{_SYMBOLS}])",
+    *[f"(?<={flag[:end]})(?={flag[end:]})" for flag in _FLAGS for end in range(2, len(flag) + 1)],
+    # Whether letters join; also at a word's end, as in Malayalam and in Persian abbreviations.
+    f"(?<=[{_JOINED}][{_JOINERS}])(?!{_HIDDEN}*+[A-Za-z0-9])",
+    # Mongolian letters' forms, and a Hebrew text's order of points.
+    "(?<=[\u1820-\u18aa][\u180b-\u180d\u180f])|(?<=[\u1820-\u18aa]\u180e)(?=[\u1820-\u18aa])",
+    f"(?<=[{_HEBREW}]\u034f)(?=[{_HEBREW}])",
+    # The missing letters of a Korean syllable.
+    f"(?<=\u115f)(?=[{_VOWELS}]|\u1160[{_FINALS}])",
+    f"(?<=[{_JAMO}]\u1160)|(?<=\u115f\u1160)(?=[{_FINALS}])",
+    f"(?<=\u3164)(?=[{_COMPATIBLE}])|(?<=[{_COMPATIBLE}]\u3164)",
+    f"(?<=\uffa0)(?=[{_HALF_WIDTH}])|(?<=[{_HALF_WIDTH}]\uffa0)",
 )
-
-# One joiner or variation selector belongs to the character before it; a run spells hidden bytes.
-_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
-_JOINERS = "\u200c\u200d"
-_RUNS = re.compile(f"(?<=[{_SELECTORS}])[{_SELECTORS}]+|(?<=[{_JOINERS}])[{_JOINERS}]+")
+_UNNEEDED = re.compile(f"{_HIDDEN}(?!{'|'.join(_NEEDED)})")
 
 # A model reads "< /passage" as it reads "</passage": what may stand between and still close.
-_GAP = rf"[\s{_JOINERS}{_SELECTORS}]*+"
+_GAP = rf"(?:\s|{_HIDDEN})*+"
 _TAG = re.compile(r"</?([A-Za-z][\w:.-]*)")
 _OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]*\Z")
 
@@ -69,13 +105,14 @@ _OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]*\Z")
 def sanitise(text: str) -> str:
     """Text without the characters that a person cannot see and a model can.
 
-    Removed: control characters but newline and tab, bidirectional marks, overrides and
-    isolates, zero-width space, word joiner and byte-order mark, soft hyphens, annotation,
-    shorthand and musical format controls, tag characters outside the three subdivision flags, and
-    all but the first of a run of joiners or of variation selectors.
-    Other line breaks (carriage return, form feed, U+2028, ...) become a newline, and a lone
-    surrogate, which no encoding can carry, becomes U+FFFD. Emoji sequences survive. Idempotent,
-    and linear in the length of the text.
+    Removed: control characters but newline and tab, and all that Unicode calls Default_Ignorable
+    (bidirectional marks, zero-width and filling characters, joiners, variation selectors, tag
+    characters, ...), but for one of them where writing needs it: between the pictures of an emoji
+    and after one, in the flags of England, Scotland and Wales, between or after letters of
+    scripts that join them (Arabic, Persian, the scripts of India, ...), after an ideograph, in
+    Korean, Mongolian and Hebrew. Other line breaks (carriage return, form feed, U+2028, ...) become
+    a newline, and a lone surrogate, which no encoding can carry, becomes U+FFFD. Idempotent, and
+    linear in the length of the text.
 
     >>> sanitise("ab\\u202ec\\x00d\\r\\ne")
     'abcd\\ne'
@@ -87,7 +124,7 @@ def sanitise(text: str) -> str:
     text = text.translate(_CHARACTERS)
     if text.isascii():
         return text
-    return _RUNS.sub("", _TAGS.sub(lambda match: match[1] or "", text))
+    return _UNNEEDED.sub("", text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +203,7 @@ class Template:
             or r"(?!)",
             re.IGNORECASE if tags else 0,
         )
-        names_pattern = "|".join(map(re.escape, tags))
+        names_pattern = "|".join(map(_spelled, tags))
         # Through object.__setattr__, because the settings are frozen and compiled only once.
         object.__setattr__(self, "_titled", _spans(parts, delimiter))
         object.__setattr__(self, "_untitled", _spans(untitled, delimiter))
@@ -178,7 +215,9 @@ class Template:
         object.__setattr__(
             self,
             "_fences",
-            re.compile("|".join(f"{re.escape(f[0])}(?={re.escape(f[1:])})" for f in fences))
+            re.compile(
+                "|".join(f"{re.escape(f[0])}(?={_HIDDEN}*+{_spelled(f[1:])})" for f in fences)
+            )
             if fences
             else None,
         )
@@ -280,6 +319,11 @@ def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
     if len(closing) < _SHORTEST_FENCE and len(between) < _SHORTEST_FENCE:
         return []
     return sorted({f for f in (opening, closing, between) if len(f) >= _SHORTEST_FENCE})
+
+
+def _spelled(delimiter: str) -> str:
+    """A pattern of a delimiter, also with hidden characters inside."""
+    return f"{_HIDDEN}*+".join(map(re.escape, delimiter))
 
 
 def _spans(parts: Sequence[str | _Value], delimiter: re.Pattern[str]) -> tuple[str | _Span, ...]:
