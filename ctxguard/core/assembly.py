@@ -27,13 +27,15 @@ from ctxguard.errors import ConfigurationError, StageUnavailableError
 
 STAGE = "assembly"
 
-DEFAULT_MAX_PASSAGE_CHARS = 1_000_000
+DEFAULT_MAX_PASSAGE_CHARS = 100_000
 
 _CHARACTERS_PER_TOKEN = 4
 
 # Where two texts are compared before they are compared whole.
 _EDGE_WINDOW = 40
 _EDGE = 16
+
+_CUT_STEPS = 64
 
 # A full stop after one or two letters mostly ends an abbreviation.
 _SENTENCE_END = re.compile(r"""(?:(?<=\w{3})\.|[!?…])["'”’»)\]]*(?=\s)|[。！？｡]|\n(?=\s*\n)""")
@@ -135,7 +137,8 @@ class AssemblyDrop(NamedTuple):
     Attributes:
         position: In the ranking, from 0.
         reason: ``duplicate_text``, ``over_budget``, ``unreadable`` or ``insufficient``.
-        kept_if: The setting and value that would have kept it; empty if none would.
+        kept_if: The setting and value that would have kept it; empty if none would, or if it was
+            too long to be counted for a budget that was full.
     """
 
     position: int
@@ -364,6 +367,8 @@ def _within_budget(
 ) -> tuple[list[Passage], list[AssemblyDrop]]:
     """The candidates that fit the budget, taken best first, and those that do not.
 
+    Once nothing more can fit, a passage that is longer than the whole budget is left out uncounted.
+
     Args:
         candidates: Position and passage, best first.
         assembly: The settings.
@@ -372,12 +377,18 @@ def _within_budget(
     """
     counter = _Counter(assembly, failures)
     between = counter.count(assembly.separator) if assembly.separator else 0
+    least = between + counter.count_passage(Passage("", ""), len(candidates))
     kept: list[Passage] = []
     over: list[AssemblyDrop] = []
     total = 0
     # Of this and all better passages: the budget that would surely have kept it.
-    needed = 0
+    needed: int | None = 0
     for rank, (position, passage) in enumerate(candidates, start=1):
+        is_long = len(passage.text) > max_tokens * _CHARACTERS_PER_TOKEN
+        if needed is None or (is_long and kept and total + least > max_tokens):
+            needed = None
+            over.append(AssemblyDrop(position, DropReason.OVER_BUDGET))
+            continue
         tokens = counter.count_passage(passage, rank)
         needed += tokens + (between if rank > 1 else 0)
         extended = total + tokens + (between if kept else 0)
@@ -446,7 +457,8 @@ def _fitting(passage: Passage, budget: int, counter: _Counter) -> int:
     longest, too_long = 0, min(budget, len(passage.text))
     while too_long < len(passage.text) and fits(too_long):
         longest, too_long = too_long, min(2 * too_long, len(passage.text))
-    while too_long - longest > 1:
+    # To 1 in 64, which is finer than sentences are: each step counts all of it again.
+    while too_long - longest > 1 + longest // _CUT_STEPS:
         middle = (longest + too_long) // 2
         longest, too_long = (middle, too_long) if fits(middle) else (longest, middle)
     return longest

@@ -23,16 +23,11 @@ FIELDS: tuple[FieldName, ...] = ("rank", "passage_id", "title", "text")
 _SHORTEST_FENCE = 3
 """A shorter closing literal, such as a bracket, is too common in text to be a delimiter."""
 
-_LINE_BREAKS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_KEPT_CONTROLS = "\n\t"
-
 # What Unicode calls Default_Ignorable_Code_Point, in two parts: what no script needs, which is
 # removed wherever it stands (with the annotation marks, which are ignorable but in name) …
 _NEVER_SHOWN = (
-    *(0x00AD, 0x061C, 0x17B4, 0x17B5, 0x200B, 0x200E, 0x200F, 0xFEFF),
-    *(*range(0x202A, 0x202F), *range(0x2060, 0x2070), *range(0xFFF0, 0xFFFC)),
-    *(*range(0x1BCA0, 0x1BCA4), *range(0x1D173, 0x1D17B)),
-    *(*range(0xE0080, 0xE0100), *range(0xE01F0, 0xE1000)),
+    "\u00ad\u061c\u17b4\u17b5\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff"
 )
 # … and what some writing needs: joiners, selectors, fillers, and the tags of flags.
 _SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
@@ -41,18 +36,9 @@ _HIDDEN = (
     f"[{_JOINERS}{_SELECTORS}\u034f\u115f\u1160\u180b-\u180f\u3164\uffa0\U000e0000-\U000e007f]"
 )
 
-
-def _character_table() -> dict[int, str | None]:
-    table: dict[int, str | None] = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
-    table.update(dict.fromkeys(_NEVER_SHOWN))
-    table.update({ord(character): "\n" for character in _LINE_BREAKS})
-    table.update(dict.fromkeys(range(0xD800, 0xE000), "\ufffd"))
-    for character in _KEPT_CONTROLS:
-        del table[ord(character)]
-    return table
-
-
-_CHARACTERS = _character_table()
+_REMOVED = re.compile(f"[\\x00-\\x08\\x0e-\\x1b\\x1f\\x7f-\\x84\\x86-\\x9f{_NEVER_SHOWN}]+")
+_BREAK = re.compile(r"[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _SYMBOLS = (
     "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2190-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
@@ -121,10 +107,10 @@ def sanitise(text: str) -> str:
         return text
     if "\r" in text:
         text = text.replace("\r\n", "\n")
-    text = text.translate(_CHARACTERS)
+    text = _BREAK.sub("\n", _REMOVED.sub("", text))
     if text.isascii():
         return text
-    return _UNNEEDED.sub("", text)
+    return _UNNEEDED.sub("", _LONE_SURROGATE.sub("\ufffd", text))
 
 
 @dataclass(frozen=True, slots=True)

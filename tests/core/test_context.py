@@ -278,7 +278,7 @@ def test_a_text_of_a_million_characters_is_not_counted_whole_to_be_cut() -> None
     settings = Assembly(max_tokens=100, count_tokens=count, template=PLAIN)
     context = context_of(decision_on(["word " * 200_000]), settings)
     assert len(context.text) == 99
-    assert sum(counted[2:]) < 5_000  # after the whole text and the separator
+    assert sum(counted[3:]) < 5_000  # after the separator, the template and the whole text
 
 
 @given(
@@ -294,6 +294,42 @@ def test_the_rendered_text_never_exceeds_the_budget(
     context = context_of(decision_on(texts), settings)
     assert estimate_tokens(context.text) <= max_tokens
     assert not context.empty or not texts or Flag.OVER_BUDGET in context.flags
+
+
+def test_once_the_budget_is_full_a_longer_passage_is_left_out_uncounted() -> None:
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text)
+
+    settings = Assembly(max_tokens=10, count_tokens=count, template="[{text}]", separator="")
+    context = context_of(decision_on(["a" * 7, "b" * 1000, "c", "d" * 4]), settings)
+    assert context.kept_ids == ("p1",)
+    assert max(counted) < 1000
+    assert [verdict.kept_if for verdict in context.verdicts] == [(), (), (), ()]
+    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 3}
+
+
+def test_a_cut_counts_a_few_times_the_budget_whatever_is_hidden_in_it() -> None:
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return len(text) // 4
+
+    text = "слово \u200d" * 12_000
+    settings = Assembly(max_tokens=2000, count_tokens=count, template=PLAIN)
+    context = context_of(decision_on([text]), settings)
+    assert 7_000 < len(context.passages[0].text) <= 16_000
+    assert context.flags == (Flag.TRUNCATED,)
+    assert sum(counted[3:]) < 20 * 8_000
+
+
+def test_a_passage_of_a_hundred_thousand_characters_is_the_longest_unless_set() -> None:
+    context = context_of(decision_on(["a" * 100_001, "b" * 100_000]))
+    assert context.kept_ids == ("p2",)
+    assert context.verdicts[0].kept_if == (Threshold("max_passage_chars", 100_001),)
 
 
 def test_a_token_counter_that_raises_is_stood_in_for_by_the_estimate() -> None:
