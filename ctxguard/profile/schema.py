@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.regular_file import read_regular
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
@@ -28,7 +29,10 @@ SCHEMA_VERSION = 1
 WIDEST_BOUND = 0.5
 """A certificate that allows a greater loss of recall promises nothing."""
 
-_MAX_PROFILE_BYTES = 16 * 1024 * 1024
+_MAX_PROFILE_BYTES = 4 * 2**20
+_MOST_VALUES = 200_000
+"""Both are many times what calibration writes. Of a file that is no profile, each value that does
+not fit costs a microsecond and 500 bytes."""
 
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -370,29 +374,43 @@ class Profile(_Frozen):
         """
         path = Path(path)
         try:
-            if path.stat().st_size > _MAX_PROFILE_BYTES:
-                raise ProfileFormatError(f"{path}: over 16 MiB, so not a profile")
-            text = path.read_text(encoding="utf-8")
+            content = read_regular(path, _MAX_PROFILE_BYTES)
+            text = content.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
+            cause = getattr(error, "strerror", None) or error
             raise ProfileFormatError(
-                f"{path}: cannot be read as a profile ({error}); `ctxguard calibrate` writes one"
+                f"{path}: cannot be read as a profile ({cause}); `ctxguard calibrate` writes one"
             ) from error
+        if text.count(",") >= _MOST_VALUES:
+            raise ProfileFormatError(f"{path}: over {_MOST_VALUES:,} values, so not a profile")
         try:
-            data = json.loads(text, parse_constant=_refuse_constant)
+            data = json.loads(
+                text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats
+            )
         except (ValueError, RecursionError) as error:
             raise ProfileFormatError(f"{path}: not JSON ({error})") from error
         version = data.get("schema_version") if isinstance(data, dict) else None
-        if version != SCHEMA_VERSION:
+        if version != SCHEMA_VERSION or isinstance(version, bool):
             raise ProfileFormatError(
-                f"{path}: schema_version is {version!r}, this release reads {SCHEMA_VERSION}; "
+                f"{path}: schema_version is {version!r:.80}, this release reads {SCHEMA_VERSION}; "
                 "calibrate again with this release"
             )
         try:
-            return cls.model_validate(data)
+            # From JSON, where an array is a tuple and a text an enumeration's member, but true is
+            # no number and "1" neither.
+            return cls.model_validate_json(content, strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
+            first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "the file"
             raise ProfileFormatError(f"{path}: {field}: {first['msg']}") from error
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose keys must be distinct: readers differ in which value they take."""
+    read = dict(pairs)
+    if len(read) != len(pairs):
+        raise ValueError("an object has one key twice")
+    return read
 
 
 def fingerprint_differences(

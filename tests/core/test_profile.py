@@ -480,7 +480,53 @@ class TestRefusals:
     def test_a_huge_file_is_not_even_read(self, file: Path) -> None:
         with file.open("wb") as sparse:
             sparse.truncate(1 << 40)
-        with pytest.raises(ProfileFormatError, match="over 16 MiB"):
+        with pytest.raises(ProfileFormatError, match="over 4 MiB"):
+            Profile.load(file)
+
+    @pytest.mark.parametrize("kind", ["pipe", "device", "device behind a link"])
+    def test_what_is_no_regular_file_is_refused_at_once(self, tmp_path: Path, kind: str) -> None:
+        file = tmp_path / "other.json"
+        if kind == "pipe":
+            os.mkfifo(file)
+        elif kind == "device":
+            file = Path("/dev/zero")
+        else:
+            file.symlink_to("/dev/zero")
+        with pytest.raises(ProfileFormatError, match="not a regular file"):
+            Profile.load(file)
+
+    @pytest.mark.parametrize("path", ["a\0b", "x" * 5_000])
+    def test_what_cannot_be_a_path_is_refused(self, path: str) -> None:
+        with pytest.raises(ProfileFormatError, match="cannot be read as a profile"):
+            Profile.load(path)
+
+    def test_a_file_of_values_without_end_is_refused_before_they_are_checked(
+        self, file: Path
+    ) -> None:
+        changed(file, lambda data: data["routes"]["hybrid"].update(reference={"a": [""] * 200_000}))
+        with pytest.raises(ProfileFormatError, match="over 200,000 values"):
+            Profile.load(file)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("k", True), ("k", "10"), ("k", 10.0), ("min_ratio", "0.7"), ("min_ratio", True)],
+    )
+    def test_a_value_of_another_type_is_not_turned_into_a_number(
+        self, file: Path, field: str, value: object
+    ) -> None:
+        changed(file, lambda data: data["routes"]["lexical"]["policy"].update({field: value}))
+        with pytest.raises(ProfileFormatError, match=rf"routes\.lexical\.policy\.ratio\.{field}"):
+            Profile.load(file)
+
+    def test_true_is_no_schema_version(self, file: Path) -> None:
+        changed(file, lambda data: data.update(schema_version=True))
+        with pytest.raises(ProfileFormatError, match="schema_version is True"):
+            Profile.load(file)
+
+    def test_a_key_that_stands_twice_is_refused(self, file: Path) -> None:
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace('"routes":', '"routes": {}, "routes":'), encoding="utf-8")
+        with pytest.raises(ProfileFormatError, match="one key twice"):
             Profile.load(file)
 
     def test_an_absent_file_says_how_to_make_one(self, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_lone_surrogate_in_a_label_is_spelled_out(tmp_path: Path) -> None:
     assert one(samples, "jobs_total", kind="é") == 1
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link", "device", "sparse"])
 def test_what_is_no_regular_file_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
     counter_file(tmp_path, 1, {"a": 5})
     other = tmp_path / "counter_2.db"
@@ -191,6 +191,12 @@ def test_what_is_no_regular_file_is_left_out_and_counted(tmp_path: Path, kind: s
         os.mkfifo(other)
     elif kind == "folder":
         other.mkdir()
+    elif kind == "device":
+        other.symlink_to("/dev/zero")
+    elif kind == "sparse":
+        with other.open("wb") as file:
+            file.write(struct.pack("ii", 2**31 - 1, 0))
+            file.truncate(2**32)
     else:
         other.symlink_to(tmp_path / "nothing")
     samples = scrape(SafeMultiProcessCollector(tmp_path))

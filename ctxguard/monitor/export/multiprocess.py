@@ -19,6 +19,9 @@ from ctxguard.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
 
+_MAX_FILE_BYTES = 64 * 2**20
+"""A worker's file holds some hundred bytes a series."""
+
 _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -95,6 +98,9 @@ def _merged(files: Sequence[Path]) -> list[Metric]:
         # Opening a named pipe would wait for a writer. A file may have been removed meanwhile.
         if file.exists() and not file.is_file():
             raise ValueError(f"{file.name} is not a regular file")
+        # As much is read as its first number says, which any file can say.
+        if file.exists() and file.stat().st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"{file.name} is over {_MAX_FILE_BYTES // 2**20} MiB")
     metrics: list[Metric] = list(MultiProcessCollector.merge(map(str, files)))  # type: ignore[no-untyped-call]
     for metric in metrics:
         metric.samples = [_printable(sample) for sample in metric.samples]
