@@ -12,8 +12,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from calibration.compare.comparison import Comparison
 from calibration.compare.paired_differences import BETTER_WHEN, Difference, differences
 from calibration.evaluate import QueryMetrics
+from ctxguard._support.regular_file import read_regular
 from ctxguard.core.metrics import Utilities
 from ctxguard.errors import ConfigurationError, DataError
+
+_MAX_BYTES = 256 * 2**20
 
 DEFAULT_METRICS = ("udcg_strict", "recall")
 """The metrics that must not get worse, unless others are named."""
@@ -76,7 +79,7 @@ class SavedComparison(BaseModel):
             DataError: the file cannot be read, or is not the JSON of a comparison.
         """
         try:
-            return cls.model_validate_json(Path(path).read_bytes())
+            return cls.model_validate_json(read_regular(Path(path), _MAX_BYTES))
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", path=path) from None
         except ValidationError as error:

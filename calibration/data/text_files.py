@@ -65,6 +65,8 @@ def read_lines(path: Path) -> Iterator[Line]:
         raise DataError("there is no such file", path=path) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+    except ValueError as error:  # a path with a NUL
+        raise DataError(f"cannot be read: {error}", path=path) from None
 
 
 class Record(NamedTuple):

@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibration.reader.utilities import RULES, ReaderFit
+from ctxguard._support.regular_file import read_regular
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.errors import CalibrationError, DataError
 
 FORMAT = "ctxguard utilities 1"
+
+_MAX_BYTES = 16 * 2**20
 
 
 class _Fit(BaseModel):
@@ -73,7 +76,7 @@ def load_utilities(path: Path | str) -> SavedUtilities:
         CalibrationError: the answers identified no cost.
     """
     try:
-        content = Path(path).read_bytes()
+        content = read_regular(Path(path), _MAX_BYTES)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from None
     try:

@@ -302,6 +302,11 @@ class Ranking:
         if type(self.kind) is not ScoreKind:
             kind = member_of(ScoreKind, self.kind, "the kind of a ranking")
             object.__setattr__(self, "kind", kind)
+        if not isinstance(self.legs, Mapping):
+            raise ConfigurationError(
+                f"a ranking's legs are a mapping from their names, and this is "
+                f"{type(self.legs).__name__}"
+            )
         if type(self.route) is not Route:
             route = member_of(Route, self.route, "the route of a ranking")
             object.__setattr__(self, "route", route)

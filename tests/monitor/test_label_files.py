@@ -2,14 +2,21 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctxguard.errors import DataError
 from ctxguard.monitor.judges.prompt import INSTRUCTIONS
-from ctxguard.monitor.labels.files import RowToLabel, read_label_file, write_label_file
+from ctxguard.monitor.labels.files import (
+    RowToLabel,
+    read_feedback_file,
+    read_label_file,
+    write_label_file,
+)
 from ctxguard.monitor.labels.guide import grading_guide, meanings
 
 SIGNS = "=+-@＝＋－＠"
@@ -80,3 +87,33 @@ def test_the_guide_explains_every_grade_of_the_scale_on_a_page(max_grade: int) -
     for grade in range(max_grade + 1):
         assert f"\n| {grade} | it " in guide
     assert len(guide.splitlines()) <= 50
+
+
+@pytest.mark.parametrize("negative", [["x"], {"x": 1}, 7, True])
+def test_a_reason_of_another_type_is_refused(tmp_path: Path, negative: object) -> None:
+    file = tmp_path / "a.jsonl"
+    row = {"request_id": "r", "passage_id": "p", "grade": 0, "negative": negative}
+    file.write_text(json.dumps(row), encoding="utf-8")
+    with pytest.raises(DataError, match="does not fit grade 0"):
+        read_label_file(file, "ann", 1.0, 3)
+
+
+@pytest.mark.parametrize("time", [10**400, 1e999, -1, True, "now", [1]])
+def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, time: object) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"request_id": "r", "kind": "cited", "time": time}), "utf-8")
+    with pytest.raises(DataError, match="is no number of seconds since 1970"):
+        read_feedback_file(file, 1.0)
+
+
+@pytest.mark.parametrize("kind", [["cited"], {"cited": 1}, None])
+def test_a_reaction_of_no_kind_is_refused(tmp_path: Path, kind: object) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"request_id": "r", "kind": kind}), "utf-8")
+    with pytest.raises(DataError, match="is unknown; use one of"):
+        read_feedback_file(file, 1.0)
+
+
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(DataError, match="null byte"):
+        read_label_file(Path("a\0b.jsonl"), "ann", 1.0, 3)

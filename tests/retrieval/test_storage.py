@@ -1,5 +1,7 @@
 """The saved folder: complete or refused, and a good one is never lost."""
 
+import hashlib
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -159,6 +161,38 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(
     (data_file(saved, "vectors.npy").parent / "vectors.codes").write_bytes(b"from elsewhere")
     with pytest.raises(IndexFolderError, match=r"vectors\.codes is not in manifest\.json"):
         HybridRetriever.load(saved, embedder=embedder)
+
+
+def zip_bytes() -> bytes:
+    archive = io.BytesIO()
+    np.savez(archive, a=np.zeros(1))
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", zip_bytes(), b"[" * 100_000, b"[1e999]", b"\x93NUMPY\x01\x00\xff\xff"],
+    ids=["empty", "zip", "deep JSON", "a number", "half a header"],
+)
+def test_a_file_of_anything_else_under_its_digest_is_refused(saved: Path, content: bytes) -> None:
+    manifest = json.loads((saved / "manifest.json").read_text(encoding="utf-8"))
+    for name in manifest["files"]:
+        file = saved / manifest["generation"] / name
+        before = file.read_bytes()
+        file.write_bytes(content)
+        listed = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        changed = {**manifest, "files": {**manifest["files"], name: listed}}
+        (saved / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
+        with pytest.raises(IndexFolderError):
+            HybridRetriever.load(saved, embedder=WordHashEmbedder())
+        file.write_bytes(before)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_a_manifest_too_deep_to_be_read_is_refused(saved: Path, text: str) -> None:
+    (saved / "manifest.json").write_text(text, encoding="utf-8")
+    with pytest.raises(IndexFolderError, match="cannot be read"):
+        HybridRetriever.load(saved, embedder=WordHashEmbedder())
 
 
 def test_codes_are_never_read_unless_their_digest_is_right(

@@ -34,6 +34,8 @@ _BEFORE_SIGN = r"(?=[\s'\"]*[=+\-@＝＋－＠])"
 _FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
 _ESCAPED = re.compile(_CELL_START + "'" + _BEFORE_SIGN)
 
+_LATEST_SECONDS = 253_402_300_800.0
+
 _MOST_CELL_CHARS = 32_000
 """Excel holds 32,767 characters in a cell, and continues longer ones in the next row."""
 
@@ -168,7 +170,7 @@ def read_label_file(path: Path, annotator: str, time_seconds: float, max_grade: 
             continue
         negative = document.get("negative") or None
         if negative is not None and (
-            grade > 0 or negative not in {member.value for member in Negative}
+            grade > 0 or negative not in [member.value for member in Negative]
         ):
             raise DataError(
                 f"negative {negative!r} does not fit grade {grade}; leave it empty, or use "
@@ -237,11 +239,9 @@ def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
             raise DataError(
                 f"passage_ids {passage_ids!r} is no list of texts", path=path, line=line
             )
-        if time is not None and (
-            not isinstance(time, (int, float)) or isinstance(time, bool) or not math.isfinite(time)
-        ):
+        if time is not None and not _is_time(time):
             raise DataError(
-                f"time {time!r} is no number of seconds since 1970", path=path, line=line
+                f"time {time!r:.80} is no number of seconds since 1970", path=path, line=line
             )
         rows.append(
             FeedbackRow(
@@ -252,6 +252,11 @@ def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
             )
         )
     return rows
+
+
+def _is_time(value: object) -> bool:
+    # Seconds since 1970 of a year that dates can have; a whole number of JSON has no largest.
+    return isinstance(value, (int, float)) and value is not True and 0 <= value < _LATEST_SECONDS
 
 
 def _documents(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -303,3 +308,5 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise DataError(f"not UTF-8 ({error.reason})", path=path) from error
     except OSError as error:
         raise DataError(error.strerror or "cannot be read", path=path) from error
+    except ValueError as error:  # a path with a NUL
+        raise DataError(f"cannot be read ({error})", path=path) from error

@@ -577,7 +577,8 @@ class HybridIndex:
             return cls._read(manifest, files, analyser, known)
         except ConfigurationError:
             raise
-        except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
+        except Exception as error:
+            # What reads arrays and JSON raises any type for a file that is neither.
             raise IndexFolderError(
                 f"{folder} is not a usable index ({type(error).__name__}: {error}); build it again "
                 "with `ctxguard index`"

@@ -287,6 +287,8 @@ class PassageTable(PassageLines):
         digests = np.load(folder / DIGESTS, mmap_mode="r", allow_pickle=False)
         ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
         n = len(ids)
+        if not isinstance(ids, list) or set(map(type, ids)) - {str}:
+            raise ValueError(f"{IDS} holds what is no id")
         if (offsets.shape, digests.shape) != ((n + 1,), (n,)) or offsets[-1] != len(lines):
             raise ValueError(f"{PASSAGES}, {OFFSETS}, {DIGESTS} and {IDS} do not belong together")
         if offsets[0] != 0 or (np.diff(offsets) < 0).any() or digests.dtype != np.uint64:

@@ -285,7 +285,7 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
         )
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise IndexFolderError(f"{file} cannot be read ({error}); {_REBUILD}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise IndexFolderError(f"{file} was not written by ctxguard; save or load elsewhere")
