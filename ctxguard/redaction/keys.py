@@ -22,6 +22,10 @@ _PRIVATE_KEY = re.compile(
     # Up to the end of the text where the end mark is missing.
     r"(?:(?!-----END )[\s\S])*+(?:-----END [A-Z0-9 ]{0,60}-----)?"
 )
+_PUTTY_KEY = re.compile(
+    r"PuTTY-User-Key-File-\d{1,2}:(?:(?!Private-MAC:)[\s\S])*+"
+    r"(?:Private-MAC:\s{0,4}[0-9A-Fa-f]*+)?"
+)
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"A(?:KIA|SIA|GPA|IDA|ROA|NPA|NVA|IPA)[A-Z0-9]{16}(?![A-Za-z0-9])"
@@ -49,16 +53,30 @@ _URL_PASSWORD = re.compile(r"(?P<name>://[^\s/:@]*+:)[^\s/@]++(?=@)")
 
 _ASSIGN = r"\\?[\"'`]?\s{0,4}(?::=|=>|={1,2}|[:：＝])\s{0,4}"
 _VALUE = r"(?:(?<=\")(?:[^\"\\\n]|\\.)++|(?<=')[^'\n]++|(?<=`)[^`\n]++|(?<![\"'`])[^\s\"'`]\S*+)"
+# Ordinary prose after the word, or a program that takes the value from elsewhere.
+_NO_VALUE = (
+    r"(?!(?:must|should|shall|may|can|cannot|is|are|was|has|have|will|not|the|an?|use|enter|choose|your"
+    r"|required|optional|minimum|at|see|for|if|muss|darf|soll|doit|debe|deve|musi|должен"
+    r"|none|null|nil|true|false|undefined|str|string|bytes)(?![\w\-!@#$%^&*])"
+    r"|(?:os|process|getpass|self|settings|config|secrets|keyring)\.|\$\{|\{\{|<\w|input\(|[\"'`]{2})"
+)
+_PASSWORDS = (
+    r"pass(?:word|wd|phrase|code)|pwd|passwor[td]|kennwort|mot de passe|contraseña|contrasena|senha"
+    r"|hasło|haslo|пароль|wachtwoord|lösenord|密码|密碼|パスワード|비밀번호"
+)
 _NAMED = re.compile(
-    r"(?i)(?P<name>(?:pass(?:word|wd|phrase|code)|pwd|api[_\- ]?key|apikey"
+    rf"(?i)(?P<name>(?:{_PASSWORDS}|api[_\- ]?key|apikey"
     r"|(?:access|secret|private|signing|encryption|account)[_\-]?key(?:[_\-]id)?"
     r"|(?:client|shared|app|aws|webhook)[_\-]?secret|connection[_\-]?string"
     r"|(?:auth|access|refresh|bearer|session|id|api|csrf|bot)[_\-]?token)"
-    rf"{_ASSIGN}\\?[\"'`]?){_VALUE}"
+    rf"{_ASSIGN}{_NO_VALUE}\\?[\"'`]?){_VALUE}"
 )
-_NAMED_HINTS = (
-    *("password", "passwd", "passphrase", "passcode", "pwd", "key", "secret", "string", "token"),
+_PASSWORD_HINTS = (
+    *("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "kennwort"),
+    *("mot de passe", "contraseña", "contrasena", "senha", "hasło", "haslo", "пароль"),
+    *("wachtwoord", "lösenord", "密码", "密碼", "パスワード", "비밀번호"),
 )
+_NAMED_HINTS = (*_PASSWORD_HINTS, "key", "secret", "string", "token")
 _LONGEST_BEFORE_HINT = len("encryption_")
 # Words of ordinary prose: only a value assigned as in code, or one that looks like a key, counts.
 _NAMED_LOOSELY = re.compile(
@@ -67,8 +85,17 @@ _NAMED_LOOSELY = re.compile(
     rf"{_VALUE}"
 )
 _SPOKEN = re.compile(
-    r"(?i)(?P<name>(?:pass(?:word|phrase|code)|pwd)\s{1,4}(?:is|was)\s{1,4}[\"'`]?)"
-    r"(?=\S{6})(?=[^\s\d]{0,64}\d)(?=[^\sa-z]{0,64}[a-z])\S++"
+    rf"(?i)(?P<name>(?:{_PASSWORDS})\s{{1,4}}(?:is|was|ist|war|lautet|est|es|é|jest|[-–—])\s{{1,4}}"
+    r"[\"'`]?)(?=\S{6})(?=[^\s\d]{0,64}\d)(?=[^\sa-z]{0,64}[a-z])\S++"
+)
+# A cookie's header, which a recipe's heading is not: it has names with values.
+_COOKIE = re.compile(
+    r"(?i)(?P<name>(?<![^\W\d_])(?:set-)?cookie[\"']?\s{0,4}:\s{0,4}[\"']?)"
+    r"(?=[\w.\-]{1,64}=)[^\r\n\"']++"
+)
+_PARAMETER = re.compile(
+    r"(?i)(?P<name>[?&;](?:[\w\-]{0,24}(?:token|signature|secret|credential|api_?key)"
+    r"|key|sig|code|auth|password|pwd)=)(?=[^\s&#]{0,64}\d)(?=\d{0,64}[^\s&#\d])[^\s&#\"'<>]{6,}+"
 )
 _AUTHORIZATION = re.compile(
     r"(?i)(?P<name>authorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?)"
@@ -102,6 +129,9 @@ def _random_run(match: re.Match[str]) -> str:
 
 KEY_RULES = (
     Rule(Kind.KEY, _PRIVATE_KEY, _key, ("private key",)),
+    Rule(Kind.KEY, _PUTTY_KEY, _key, ("putty-user-key-file-",), reach=0),
+    Rule(Kind.KEY, _COOKIE, _named_key, ("cookie",), reach=len("set-")),
+    Rule(Kind.KEY, _PARAMETER, _named_key, ("?", "&", ";"), reach=0),
     Rule(Kind.KEY, _AUTHORIZATION, _named_key, ("authorization",), reach=0),
     Rule(Kind.KEY, _NAMED, _named_key, _NAMED_HINTS, reach=_LONGEST_BEFORE_HINT),
     Rule(
@@ -111,7 +141,7 @@ KEY_RULES = (
         ("secret", "token", "credential", "auth", "pass", "pwd"),
         reach=0,
     ),
-    Rule(Kind.KEY, _SPOKEN, _named_key, ("pass", "pwd"), reach=0),
+    Rule(Kind.KEY, _SPOKEN, _named_key, _PASSWORD_HINTS, reach=0),
     Rule(Kind.KEY, _BEARER, _named_key, ("bearer",), reach=0),
     Rule(Kind.KEY, _URL_PASSWORD, _named_key, ("://",), reach=0),
     Rule(Kind.KEY, _TOKEN, _key, _TOKEN_HINTS, reach=1),

@@ -6,6 +6,7 @@ character is read at most a constant number of times. The rules for keys are in 
 I/O, no clock, no logging.
 """
 
+import ipaddress
 import re
 import unicodedata
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     IBAN = "iban"
     CARD = "card"
     PHONE = "phone"
+    IP = "ip"
 
     @property
     def placeholder(self) -> str:
@@ -131,13 +133,15 @@ def _is_top_level(label: str) -> bool:
     return label.startswith("xn--") or (len(label) > 1 and not any(map(str.isdigit, label)))
 
 
-_DIGIT_RUN = re.compile(rf"(?<![\d{_SEPARATORS}])[\d{_SEPARATORS}]{{13,}}+")
+# Wider than a phone's, because a card's digits prove themselves.
+_CARD_SEPARATORS = rf"{_SEPARATORS}\t/_,:|*\u00b7\u2022"
+_DIGIT_RUN = re.compile(rf"(?<![\d{_CARD_SEPARATORS}])[\d{_CARD_SEPARATORS}]{{13,}}+")
 _DIGITS = re.compile(rf"\d[\d{_ZERO_WIDTH}]*+")
 _CARD = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}"
     r"|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|6[0245]\d{14,17}|(?:50|5[6-9]|6[13679])\d{11,17}"
 )
-_LONGEST_GAP = 2
+_LONGEST_GAP = 3
 _SHORTEST_GROUP = 3
 _LONGEST_CARD = 19
 
@@ -223,9 +227,12 @@ def _iban(match: re.Match[str]) -> str:
     return text
 
 
+# Of one line's number: full stops stand in thousands and versions.
+_LINE_GAP = rf"[{_SPACES}{_HYPHENS}{_ZERO_WIDTH}]"
+
 _DATE = r"\d{1,2}[./\-]\d{1,2}[./\-](?:\d{4}|\d{2})(?![./\-]?\d)"
 _INTERNATIONAL = re.compile(
-    rf"(?<![\w+])(?:[+＋]{_WIDE_GAP}{{0,2}}|00)(?!0)\d(?:{_WIDE_GAP}{{0,3}}\d){{7,14}}(?!\d)"
+    rf"(?<![\w+])(?:[+＋]{_WIDE_GAP}{{0,2}}|(?<!\d[.,])00)(?!0)\d(?:{_WIDE_GAP}{{0,3}}\d){{7,14}}(?!\d)"
 )
 _NATIONAL = re.compile(
     rf"(?<![\w.,/+\-])(?!{_DATE})(?:"
@@ -234,7 +241,15 @@ _NATIONAL = re.compile(
     # North America, 3-3-4.
     rf"|(?:1{_GAP}{{1,2}})?(?:\([2-9]\d\d\){_GAP}{{0,2}}|[2-9]\d\d{_GAP})\d{{3}}{_GAP}\d{{4}}"
     # An area code in brackets.
-    rf"|\(\d{{2,3}}\){_GAP}{{0,2}}\d{{3,5}}{_GAP}\d{{3,5}}"
+    rf"|\(\d{{2,3}}\){_GAP}{{0,2}}\d{{3,5}}{_GAP}(?:\d{{3,5}}|\d\d{_GAP}\d\d)"
+    # Russia, 8-3-3-2-2, mobile numbers also without a gap.
+    rf"|8{_LINE_GAP}{{0,2}}(?:\(\d{{3}}\){_LINE_GAP}{{0,2}}|\d{{3}}{_LINE_GAP})"
+    rf"\d{{3}}{_LINE_GAP}?\d\d{_LINE_GAP}?\d\d|89\d{{9}}"
+    # Poland and Spain: 2-3-2-2, 3-2-2-2, and 3-3-3 where mobile numbers begin so; no part of a
+    # row of numbers.
+    rf"|(?<!\d{_LINE_GAP})(?:[1-9]\d{_LINE_GAP}\d{{3}}{_LINE_GAP}\d\d{_LINE_GAP}\d\d"
+    rf"|[6-9]\d\d{_LINE_GAP}\d\d{_LINE_GAP}\d\d{_LINE_GAP}\d\d"
+    rf"|(?:[679]\d|45|5[0137]|8[018])\d{_LINE_GAP}\d{{3}}{_LINE_GAP}\d{{3}})(?!{_GAP}?\d)"
     r")(?!\w|[.,/:\-]\d)"
 )
 _LABELLED = re.compile(
@@ -252,11 +267,31 @@ def _labelled_phone(match: re.Match[str]) -> str:
     return match["name"] + Kind.PHONE.placeholder
 
 
+_IP = re.compile(
+    # A version has four numbers too, and says that it is one.
+    r"(?i)(?<![\w.:])(?<!version )(?<!release )(?<!firmware )(?<!section )(?<!chapter )(?:"
+    r"(?:\d{1,3}\.){3}\d{1,3}(?![\w.]{1,2}\d|-\w)"
+    r"|(?=[0-9a-f:]{0,39}\d)[0-9a-f]{1,4}:(?:[0-9a-f]{0,4}:){1,6}[0-9a-f]{0,4}(?![\w:]))"
+)
+_NOBODYS = {"0", "127", "255"}
+"""The first numbers of addresses that are no device's: none at all, this one, masks."""
+
+
+def _ip(match: re.Match[str]) -> str:
+    address = match[0]
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return address if address.split(".")[0] in _NOBODYS else Kind.IP.placeholder
+
+
 PERSONAL_RULES = (
     Rule(Kind.EMAIL, _email_pattern(_SPACED), _email, ("@", "＠")),
     Rule(Kind.EMAIL, _email_pattern(_ANY), _email, ("@", "＠")),
     Rule(Kind.IBAN, _IBAN, _iban),
     Rule(Kind.CARD, _DIGIT_RUN, _cards),
+    Rule(Kind.IP, _IP, _ip),
     Rule(Kind.PHONE, _INTERNATIONAL, _phone),
     Rule(Kind.PHONE, _NATIONAL, _phone),
     Rule(

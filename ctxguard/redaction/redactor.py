@@ -5,6 +5,7 @@ something other than text, the sample is lost (DESIGN.md §8). The rules are in 
 ``keys``. Pure: no I/O, no clock, no logging.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,7 +26,7 @@ _KEY_BYTES = range(16, 65)  # BLAKE2b accepts up to 64
 
 @dataclass(frozen=True, slots=True)
 class PatternRedactor:
-    """Replaces e-mail addresses, phone numbers, cards, bank accounts and keys by their kind.
+    """Replaces e-mail and IP addresses, phone numbers, cards, bank accounts and keys by their kind.
 
     This reduces the risk and guarantees nothing. It finds secrets by their form: digits of any
     script, also with zero-width characters between them; tokens with a known prefix; named values
@@ -72,6 +73,8 @@ class PatternRedactor:
         """
         if not isinstance(text, str):
             raise RedactionError(f"only text can be redacted, and this is {type(text).__name__}")
+        if Kind.KEY in self.kinds:
+            text = _whole_keys(text)
         for _ in range(_MAX_ROUNDS):
             before = text
             glance = Glance(text)
@@ -83,6 +86,23 @@ class PatternRedactor:
             if text == before:
                 return text
         raise RedactionError(f"a text still changed after {_MAX_ROUNDS} rounds of redaction")
+
+
+# Between signs of a key, where no script needs them.
+_SPLIT = re.compile(
+    r"(?<=[A-Za-z0-9_\-+/=.])[\u00ad\u200b-\u200d\u2060\ufeff]+(?=[A-Za-z0-9_\-+/=.])"
+)
+
+
+def _whole_keys(text: str) -> str:
+    """The text without the zero-width characters that split a key; as it was if none does."""
+    if text.isascii():
+        return text
+    whole = _SPLIT.sub("", text)
+    if whole == text:
+        return text
+    lowered = whole.lower()
+    return whole if any(rule.redact(whole, lowered) != whole for rule in KEY_RULES) else text
 
 
 _redact_all = PatternRedactor()
