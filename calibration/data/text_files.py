@@ -1,8 +1,10 @@
 """Read and write text files line by line; every error names the file and the line."""
 
 import json
+import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ctxguard._support.atomic_write import clear_abandoned, lock
 from ctxguard.errors import ConfigurationError, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -231,8 +234,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is there already; name a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    prefix = f".{folder.name}-"
+    clear_abandoned(folder.parent, prefix)
+    staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    # Locked while it is filled, so that the next of this name can tell whether this was killed.
+    descriptor = os.open(staged, os.O_RDONLY) if sys.platform != "win32" else None
     try:
+        if descriptor is not None:
+            lock(descriptor)
         yield staged
         if folder.exists():
             folder.rmdir()
@@ -242,3 +251,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -1,11 +1,25 @@
-"""Replacing a file in one step."""
+"""Replacing a file in one step, and clearing what killed writers left beside it.
+
+A temporary file or folder is locked while it is written. The system releases the lock of a process
+that was killed, so that the next writer of the same name can tell its remains from work under way.
+"""
 
 import os
+import re
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked, and nothing cleared
+    fcntl = None  # type: ignore[assignment]
+
+_RANDOM = re.compile(r"[a-z0-9_]{8}")
 
 
 @contextmanager
@@ -13,7 +27,8 @@ def atomic_write(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Write a file beside ``path``, and at the end of the block replace ``path`` by it.
 
     A reader sees the old file or the new one, never half of it. If the block or the writing
-    raises, the file at ``path`` is unchanged and the one beside it is deleted.
+    raises, the file at ``path`` is unchanged and the one beside it is deleted. One that a killed
+    writer left is deleted too.
 
     Args:
         path: The file to write; its folder must exist.
@@ -25,15 +40,67 @@ def atomic_write(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written or replaced.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    prefix = f".{path.name}."
+    clear_abandoned(path.parent, prefix)
+    descriptor, temporary = _new_temporary(path.parent, prefix)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(mode)
-        temporary.replace(path)
+            if fcntl is None:  # Windows replaces no open file
+                stream.close()
+            temporary.chmod(mode)
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _new_temporary(folder: Path, prefix: str) -> tuple[int, Path]:
+    """A new file, open and locked."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+        # Another process may have taken it for abandoned before it was locked.
+        if lock(descriptor) and os.fstat(descriptor).st_nlink:
+            return descriptor, Path(name)
+        os.close(descriptor)
+
+
+def lock(descriptor: int) -> bool:
+    """Lock an open file or folder until it is closed; False where another process has locked it.
+
+    True where there are no locks: nothing is cleared there either.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+    return True
+
+
+def clear_abandoned(folder: Path, prefix: str) -> None:
+    """Delete the temporary files and folders of this prefix that no living process has locked."""
+    if fcntl is None:
+        return
+    with suppress(OSError):
+        for entry in list(folder.iterdir()):
+            # As ``tempfile`` names them.
+            if _RANDOM.fullmatch(entry.name.removeprefix(prefix)) and entry.name.startswith(prefix):
+                with suppress(OSError):
+                    _delete_if_abandoned(entry)
+
+
+def _delete_if_abandoned(entry: Path) -> None:
+    descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink()
+    finally:
+        os.close(descriptor)

@@ -1,5 +1,6 @@
 """Helpers of every folder: replacing a file in one step, and the user's cache folder."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -36,6 +37,39 @@ class TestAtomicWrite:
         with pytest.raises(OSError, match="folder"), atomic_write(tmp_path / "folder") as stream:
             stream.write(b"new")
         assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
+    def test_what_a_killed_writer_left_is_cleared_and_work_in_progress_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "file"
+        script = (
+            "import os, sys\nfrom pathlib import Path\n"
+            "from ctxguard._support.atomic_write import atomic_write\n"
+            "with atomic_write(Path(sys.argv[1])) as stream:\n"
+            "    stream.write(b'half'); stream.flush(); print('written', flush=True)\n"
+            "    sys.stdin.read()\n"
+        )
+        pipe = subprocess.PIPE
+        writer = subprocess.Popen(
+            [sys.executable, "-c", script, str(file)], stdin=pipe, stdout=pipe
+        )
+        with writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            others = {tmp_path / ".file.notes", tmp_path / ".file2.abcdefgh"}
+            for other in others:
+                other.touch()
+            with atomic_write(file) as stream:
+                stream.write(b"new")
+            left = set(tmp_path.iterdir()) - others
+            assert file in left
+            assert len(left) == 2
+            writer.kill()
+        with atomic_write(file) as stream:
+            stream.write(b"newer")
+        assert set(tmp_path.iterdir()) == {file} | others
+        assert file.read_text() == "newer"
 
     @pytest.mark.parametrize("mode", [0o644, 0o600])
     def test_the_new_file_has_the_permissions_given(self, tmp_path: Path, mode: int) -> None:

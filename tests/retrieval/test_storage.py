@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ctxguard.core.types import Passage, Route
-from ctxguard.errors import ConfigurationError, IndexFolderError
+from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.analysers.english import EnglishAnalyser
 from ctxguard.retrieval.index.passages import PassageTable
@@ -314,3 +314,11 @@ def test_an_index_made_with_another_analyser_is_refused(
     monkeypatch.setattr(EnglishAnalyser, "fingerprint", "other rules")
     with pytest.raises(IndexFolderError, match="analysed as"):
         HybridRetriever.load(saved, embedder=embedder)
+
+
+@pytest.mark.parametrize("metadata", [{1: "a", "1": "b"}, {"in": [{True: 1, "true": 2}]}])
+def test_metadata_keys_that_would_be_one_after_saving_are_refused(
+    metadata: dict[str, object],
+) -> None:
+    with pytest.raises(DataError, match="'p' cannot be kept as JSON: two of its keys"):
+        HybridRetriever.build([Passage("p", "x", metadata=metadata)], embedder=WordHashEmbedder())

@@ -334,6 +334,19 @@ class _TwoBlocks:
         return self._second[part.start - self._n_bytes : part.stop - self._n_bytes]
 
 
+def _refuse_one_key_twice(value: object) -> None:
+    """Refuse ``{1: …, "1": …}``: JSON has texts for keys, and of two that are equal one is lost."""
+    if isinstance(value, dict):
+        names = {key if isinstance(key, str) else json.dumps(key) for key in value}
+        if len(names) < len(value):
+            raise ValueError("two of its keys are the same text in JSON, such as 1 and '1'")
+        for each in value.values():
+            _refuse_one_key_twice(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _refuse_one_key_twice(each)
+
+
 def passage_line(passage: Passage) -> bytes:
     """A passage as one line of JSON; equal passages have equal lines.
 
@@ -348,12 +361,13 @@ def passage_line(passage: Passage) -> bytes:
     try:
         if passage.metadata is not None:
             record["metadata"] = dict(passage.metadata)
+            _refuse_one_key_twice(record["metadata"])
         line = json.dumps(record, ensure_ascii=False)
         if _LONE_SURROGATE.search(line):
             # Only metadata has any left; replaced, two tenants could become one.
             line = json.dumps(record)
         return line.encode() + b"\n"
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
             f"the metadata of passage {passage.passage_id!r} cannot be kept as JSON: {error}"
         ) from error
