@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test coverage test-slow test-kernels lint format schema dashboard figures pictures chaos clean
+.PHONY: help demo examples test coverage test-slow test-kernels lint format schema dashboard figures pictures chaos fuzz clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint          ruff, mypy, import contracts"
 	@echo "make format        rewrite the sources in the house style"
 	@echo "make chaos         every fault against the real components, with its accounting"
+	@echo "make fuzz          damaged files and odd calls against every reader"
 	@echo "make clean         remove what was made"
 
 # One environment per set of packages, made when what it is made from changes.
@@ -90,6 +91,12 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# More inputs than `make test` tries: FUZZ of them for each test of tests/fuzz.
+FUZZ ?= 20000
+
+fuzz: $(VENV)/.dev
+	CTXGUARD_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q tests/fuzz
 
 chaos: $(VENV)/.run
 	@$(BIN)/python tests/chaos
