@@ -8,16 +8,15 @@ import os
 import re
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-try:
+if sys.platform != "win32":  # There nothing is locked, and nothing cleared.
     import fcntl
-except ImportError:  # Windows: nothing is locked, and nothing cleared
-    fcntl = None  # type: ignore[assignment]
 
 _RANDOM = re.compile(r"[a-z0-9_]{8}")
 
@@ -48,7 +47,7 @@ def atomic_write(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-            if fcntl is None:  # Windows replaces no open file
+            if sys.platform == "win32":  # Windows replaces no open file
                 stream.close()
             temporary.chmod(mode)
             temporary.replace(path)
@@ -72,7 +71,7 @@ def lock(descriptor: int) -> bool:
 
     True where there are no locks: nothing is cleared there either.
     """
-    if fcntl is not None:
+    if sys.platform != "win32":
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -84,8 +83,6 @@ def lock(descriptor: int) -> bool:
 
 def clear_abandoned(folder: Path, prefix: str) -> None:
     """Delete the temporary files and folders of this prefix that no living process has locked."""
-    if fcntl is None:
-        return
     with suppress(OSError):
         for entry in list(folder.iterdir()):
             # As ``tempfile`` names them.
@@ -95,6 +92,8 @@ def clear_abandoned(folder: Path, prefix: str) -> None:
 
 
 def _delete_if_abandoned(entry: Path) -> None:
+    if sys.platform == "win32":
+        return
     descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
