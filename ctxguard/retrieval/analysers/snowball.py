@@ -64,7 +64,8 @@ class Stemmers(threading.local):
     """
 
     def __init__(self, language: str) -> None:
-        self._stemmer = require("Stemmer", "embedded").Stemmer(language)
+        # Without its cache: to look a word up there takes longer than to stem it.
+        self._stemmer = require("Stemmer", "embedded").Stemmer(language, 0)
 
     def stems(self, of: list[str]) -> list[str]:
         """The stem of each word."""
