@@ -437,8 +437,8 @@ def fingerprint_differences(
 
 def _leave_out_unset(data: dict[str, Any] | None, *fields: str) -> None:
     """Delete those of the fields that are null or empty."""
-    for field in fields if data else ():
-        if data[field] in (None, []):
+    for field in fields:
+        if data and data[field] in (None, []):
             del data[field]
 
 

@@ -38,7 +38,7 @@ def view() -> View:
     )
     pools = Pools(Route.HYBRID, ScoreKind.RATIO, query_ids, tuple(ids), scores, {}, {})
     empty: FloatArray = np.empty((40, DEPTH, 0))
-    return View(pools, label(pools, dataset), empty, empty)
+    return View(pools, label(pools, dataset), empty)
 
 
 @pytest.mark.parametrize(

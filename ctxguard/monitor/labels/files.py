@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeGuard
 
 from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
@@ -254,7 +254,7 @@ def read_feedback_file(path: Path, time_seconds: float) -> list[FeedbackRow]:
     return rows
 
 
-def _is_time(value: object) -> bool:
+def _is_time(value: object) -> TypeGuard[float]:
     # Seconds since 1970 of a year that dates can have; a whole number of JSON has no largest.
     return isinstance(value, (int, float)) and value is not True and 0 <= value < _LATEST_SECONDS
 
