@@ -168,12 +168,11 @@ def _number(value: str, part: str, text: str, *, whole: bool = False) -> float:
     return number
 
 
-def default_candidates(*, reranked: bool = False, ranked: bool = False) -> tuple[Candidate, ...]:
+def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
     """Each leg alone, and both legs fused in each way, each at a fixed k.
 
     Args:
         reranked: Add the fused legs with reranking.
-        ranked: Add the fused legs in the order of the pooled ranker, which needs signals.
     """
     fixed = RatioPolicy()
     candidates = [
@@ -181,9 +180,8 @@ def default_candidates(*, reranked: bool = False, ranked: bool = False) -> tuple
         Candidate("dense", fixed, Route.DENSE),
         Candidate("reciprocal_rank", fixed, Route.HYBRID, Fusion()),
         Candidate("convex:0.5", fixed, Route.HYBRID, Fusion("convex", weight=0.5)),
+        Candidate("ranker", fixed, Route.HYBRID, Fusion("ranker")),
     ]
-    if ranked:
-        candidates.append(Candidate("ranker", fixed, Route.HYBRID, Fusion("ranker")))
     if reranked:
         candidates.append(Candidate("rerank", fixed, Route.HYBRID_RERANK))
     return tuple(candidates)

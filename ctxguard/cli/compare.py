@@ -170,14 +170,13 @@ def compare(
     _check_out(out, against)
     profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
     sources = _sources(retriever or [], run or [], indexed=index is not None)
-    opened = None if index is None else open_index(index, ranker=ranker)
     candidates = _candidates(
         candidate or [],
         profiles,
         k or [],
         reranked=reranker is not None,
         sources=tuple(sources),
-        opened=opened,
+        indexed=index is not None,
     )
     check_candidates(candidates, baseline, depth)
     utilities = with_utilities(_utilities(profiles), utility)
@@ -193,7 +192,9 @@ def compare(
             )
             for name, source in sources.items()
         }
+        opened = None if index is None else open_index(index, ranker=ranker)
         views = _Views(opened, reranker, external)
+        candidates = candidates if candidate else _possible(candidates, opened)
         views.check(profiles.values(), candidates)
     labelled, counts = labelled.against(views.first)
     dataset = labelled.dataset
@@ -232,10 +233,9 @@ def compare(
         "seed": seed,
     }
     content = document(comparison, checks, about, notes)
-    measured = f"{len(comparison.query_ids):,} queries that every candidate answered"
     facts = [
         ("queries", labelled.described(counts)),
-        ("measured on", measured),
+        ("measured on", f"{len(comparison.query_ids):,} queries that every candidate answered"),
         ("unlabelled", comparison.unlabelled),
     ]
     if out is not None:
@@ -301,7 +301,7 @@ def _candidates(
     *,
     reranked: bool,
     sources: tuple[str, ...],
-    opened: "HybridRetriever | None",
+    indexed: bool,
 ) -> "list[Candidate]":
     """Ways to cut an index's rankings or, without one, the first source's; each source as it is."""
     from calibration.compare.candidates import (
@@ -313,13 +313,19 @@ def _candidates(
     )
 
     ks = tuple(dict.fromkeys(ks)) or (DEFAULT_K,)
-    own = None if opened is not None else sources[0]
+    own = None if indexed else sources[0]
     candidates = [each for spec in specs for each in parse_candidates(spec, ks, own)]
-    if not specs and opened is not None:
-        each_way = default_candidates(reranked=reranked, ranked=opened.has_signals)
-        candidates = list(at_each_k(each_way, ks))
+    if not specs and indexed:
+        candidates = list(at_each_k(default_candidates(reranked=reranked), ks))
     candidates += at_each_k([of_source(name) for name in sources], ks)
     return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
+
+
+def _possible(candidates: "list[Candidate]", index: "HybridRetriever | None") -> "list[Candidate]":
+    """The usual candidates without the ranker where an index has no signals."""
+    if index is None or index.has_signals:
+        return candidates
+    return [each for each in candidates if each.fusion.method != "ranker"]
 
 
 def _utilities(profiles: "dict[str, Profile]") -> "Utilities":

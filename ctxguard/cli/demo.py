@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.core.context import Context
     from ctxguard.demo.loop import BeforeAfter, MonitoredTraffic
+    from ctxguard.profile.schema import Evidence
 
 _SCRAPED = (
     "ctxguard_requests_total",
@@ -76,14 +77,16 @@ def demo(
         retriever.warm_up()
         compiled(1)
         calibration = loop.calibrate_demo(retriever, labelled, passes)
+        orders = loop.orders(retriever, calibration)
         question = loop.before_and_after(retriever, calibration)
         traffic = loop.monitor_traffic(retriever, calibration, passes)
     with _metrics_endpoint(traffic) as url:
         if as_json:
-            print_json(_document(calibration, question, traffic))
+            print_json(_document(calibration, orders, question, traffic))
         else:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages, {how} in {folder}")
+            _show_orders(output, orders)
             _show_question(output, question)
             _show_traffic(output, traffic, _scrape(url))
             _show_next(output, folder)
@@ -125,6 +128,17 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     others = [route for route in routes if route is not Route.HYBRID]
     output.heading("when a stage is down")
     output.facts([(route.value, describe_policy(routes[route].policy)) for route in others])
+
+
+def _show_orders(output: Output, orders: "dict[str, Evidence]") -> None:
+    """What signals bring before anything is calibrated."""
+    metrics = next(iter(orders.values())).metrics
+    rows = table("the first 5 by", *(f"{name}>" for name in metrics))
+    for name, evidence in orders.items():
+        cells = [f"{number(one.value)} {interval(one)}" for one in evidence.metrics.values()]
+        rows.add_row(name.replace("_", " "), *cells)
+    output.heading("what signals bring before calibration, held-out questions")
+    output.out.print(rows)
 
 
 def _show_question(output: Output, question: "BeforeAfter") -> None:
@@ -173,6 +187,7 @@ def _show_next(output: Output, folder: Path) -> None:
 
 def _document(
     calibration: "Calibration",
+    orders: "dict[str, Evidence]",
     question: "BeforeAfter",
     traffic: "MonitoredTraffic",
 ) -> dict[str, object]:
@@ -183,6 +198,7 @@ def _document(
         "summary": summarise(
             calibration.outcomes[Route.HYBRID], calibration.settings, held_out=True
         ).model_dump(),
+        "orders": {name: evidence.model_dump() for name, evidence in orders.items()},
         "question": {
             "text": question.query.text,
             "before": question.bare.to_dict(),

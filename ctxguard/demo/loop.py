@@ -14,7 +14,11 @@ from prometheus_client import CollectorRegistry
 from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
+from calibration.evaluate import per_query
+from calibration.pool_labels import label
+from calibration.replay import replay
 from ctxguard.core.context import Context
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import (
     Negative,
     mean,
@@ -37,11 +41,13 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
+from ctxguard.profile.schema import Evidence
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 
 SAMPLING_RATE = 0.5
 REQUESTS = 300
+ORDER_METRICS = ("ndcg_at_10", "recall", "udcg_strict")
 SEED = 7
 TOP_GRADE = 2
 
@@ -61,8 +67,10 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     corpus = list(passages())
     try:
         retriever = HybridRetriever.load(folder)
-        if len(retriever) == len(corpus) and all(
-            retriever.passage(passage.passage_id) == passage for passage in corpus
+        if (
+            retriever.has_signals
+            and len(retriever) == len(corpus)
+            and all(retriever.passage(passage.passage_id) == passage for passage in corpus)
         ):
             return retriever, False
     except (IndexFolderError, KeyError):
@@ -87,6 +95,19 @@ def _total(passes: Passes, n_passages: int) -> Callable[[int], None]:
 def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passes) -> Calibration:
     """Calibrate every route on one half of the questions; the other half is held out."""
     return calibrate(retriever, questions, Settings(seed=SEED), passes=passes)
+
+
+def orders(
+    retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
+) -> dict[str, Evidence]:
+    """What the first k hold, by fusion: over the held-out questions, before any calibration."""
+    held_out = _held_out(calibration)
+    found: dict[str, Evidence] = {}
+    for fusion in (Fusion(), Fusion("ranker")):
+        pools = replay(retriever.with_fusion(fusion), held_out.queries)
+        metrics = per_query(pools, label(pools, held_out), RatioPolicy(k=k))
+        found[fusion.method] = metrics.evidence(SEED, ORDER_METRICS)
+    return found
 
 
 def _held_out(calibration: Calibration) -> Dataset:

@@ -72,7 +72,7 @@ def test_the_usual_candidates_stand_side_by_side(
     result = run_compare("--index", index, "--data", collection, "--json")
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
-    names = ["lexical", "dense", "reciprocal_rank", "convex:0.5"]
+    names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each["name"] for each in document["candidates"]] == names
     assert document["measured_queries"] == 13
     assert document["baseline"] == "lexical"

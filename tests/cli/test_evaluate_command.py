@@ -45,7 +45,7 @@ def test_a_profile_brings_its_policy_and_its_fusion(
     document = json.loads(result.stdout)
     calibrated = Profile.load(profile)
     assert document["profile_id"] == calibrated.profile_id
-    assert document["fusion"]["method"] == calibrated.fusion.method == "convex"
+    assert document["fusion"]["method"] == calibrated.fusion.method == "ranker"
     assert document["depth"] == calibrated.provenance.depth
 
 
@@ -215,7 +215,7 @@ def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
     document = json.loads(run(*common, "--profile", profile, "--k", "3").stdout)
     alone = json.loads(run(*common, "--profile", profile).stdout)
     assert document["fusion"] == alone["fusion"]
-    assert document["fusion"]["method"] == "convex"
+    assert document["fusion"]["method"] == "ranker"
     assert document["metrics"] == alone["metrics"]
     assert alone["first_k"] is None
     beside = document["first_k"]
@@ -237,7 +237,7 @@ def test_the_table_of_a_profile_and_the_first_k_has_both_and_their_difference(
     assert any(
         line.split() == ["metric", "profile", "first", "3", "difference", "n"] for line in lines
     )
-    assert any(line.startswith("fusion") and "convex" in line for line in lines)
+    assert any(line.startswith("fusion") and "ranker" in line for line in lines)
 
 
 def test_an_index_of_which_half_was_copied_is_refused(

@@ -38,7 +38,7 @@ def test_a_candidate_stands_with_what_it_was_compared_by(
         first = next(line for line in lines if line.startswith("    score "))
         return [part.split()[0] for part in first.strip().split(" · ")]
 
-    assert figures() == ["score"]
+    assert figures() == ["score", "r"]
     assert figures("--route", "lexical") == ["score", "r"]
     assert figures("--profile", profile)[:2] == ["score", "r"]
 

@@ -251,7 +251,8 @@ class TestSearching:
 
     def test_ties_are_broken_by_passage_id(self) -> None:
         corpus = [Passage(f"p{n}", "same text", metadata={"t": n % 2}) for n in range(9)]
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        built = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        retriever = built.with_fusion(Fusion())
         for route in ROUTES:
             ranking = retriever.on_route(route).retrieve("same", depth=3, where=Where(t=1))
             assert ranking.passage_ids == ("p1", "p3", "p5")

@@ -70,10 +70,43 @@ class TestRanking:
         assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
         assert ranking.kind is ScoreKind.RATIO
 
-    def test_reciprocal_rank_is_the_default_and_carries_rank_only(
-        self, retriever: HybridRetriever
+    def test_the_ranker_is_the_default_where_there_are_signals(
+        self, retriever: HybridRetriever, corpus: list[Passage], embedder: WordHashEmbedder
     ) -> None:
-        assert retriever.retrieve(QUERY).kind is ScoreKind.RANK
+        ranking = retriever.retrieve(QUERY)
+        assert ranking.kind is ScoreKind.LOGIT
+        assert tuple(ranking.signals["ranker"].tolist()) == ranking.scores
+        assert {"stem_bm25", "coverage", "term_support"} <= ranking.signals.keys()
+        plain = HybridRetriever.build(corpus, embedder=embedder, signals="none")
+        assert plain.retrieve(QUERY).kind is ScoreKind.RANK
+        assert not plain.retrieve(QUERY).signals
+
+    def test_under_another_fusion_no_signal_is_computed(self, retriever: HybridRetriever) -> None:
+        ranking = retriever.with_fusion(Fusion()).retrieve(QUERY)
+        assert ranking.kind is ScoreKind.RANK
+        assert not ranking.signals
+        by_ranker = retriever.retrieve(QUERY)
+        assert set(by_ranker.passage_ids) == set(ranking.passage_ids)
+
+    @pytest.mark.parametrize("route", [Route.DENSE, Route.LEXICAL])
+    def test_one_leg_keeps_its_order_and_has_the_text_family(
+        self, retriever: HybridRetriever, route: Route
+    ) -> None:
+        ranking = retriever.on_route(route).retrieve(QUERY)
+        plain = retriever.with_fusion(Fusion()).on_route(route).retrieve(QUERY)
+        assert ranking.passage_ids == plain.passage_ids
+        assert ranking.kind is plain.kind
+        assert "coverage" in ranking.signals
+        assert "ranker" not in ranking.signals
+
+    def test_without_signals_the_order_is_that_of_reciprocal_ranks_and_that_is_reported(
+        self, corpus: list[Passage], embedder: WordHashEmbedder
+    ) -> None:
+        plain = HybridRetriever.build(corpus, embedder=embedder, signals="none")
+        ranking = plain.with_fusion(Fusion("ranker")).retrieve(QUERY)
+        assert ranking.passage_ids == plain.retrieve(QUERY).passage_ids
+        assert ranking.kind is ScoreKind.RANK
+        assert [failure.stage for failure in ranking.failures] == ["signals"]
 
     def test_the_best_match_is_first(self, retriever: HybridRetriever) -> None:
         assert retriever.retrieve(QUERY).passage_ids[0] == "json.loads"
@@ -96,13 +129,16 @@ class TestRanking:
         self, embedder: WordHashEmbedder
     ) -> None:
         twins = [Passage(f"p{n}", "the very same text") for n in range(9)]
-        rankings = set()
+        rankings, ranked = set(), set()
         for seed in range(5):
             random.Random(seed).shuffle(twins)
             retriever = HybridRetriever.build(twins, embedder=embedder)
+            # The ranker tells twins apart: all but the first repeat a better candidate.
+            ranked.add(retriever.retrieve("same text").passage_ids)
             for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
-                ranking = retriever.on_route(route).retrieve("same text")
+                ranking = retriever.with_fusion(Fusion()).on_route(route).retrieve("same text")
                 rankings.add(ranking.passage_ids)
+        assert len(ranked) == 1
         assert rankings == {tuple(f"p{n}" for n in range(9))}
 
     def test_a_given_query_vector_is_used_instead_of_encoding(

@@ -362,7 +362,7 @@ def test_a_cache_that_cannot_be_written_gives_only_a_warning(
     (tmp_path / "file").write_text("not a folder")
     with caplog.at_level(logging.WARNING):
         exported.write(tmp_path / "file" / "models", key, model)
-    assert "every start will export it again" in caplog.text
+    assert "every start will make it again" in caplog.text
 
 
 def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
