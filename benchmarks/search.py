@@ -136,7 +136,9 @@ def compare_direct(load: Workload, repeats: int) -> dict[str, Any]:
 
     queries, vectors = load.queries, load.query_vectors
     started = time.perf_counter()
-    retriever = HybridRetriever.build(load.passages, embedder=GivenVectors(load.vectors))
+    retriever = HybridRetriever.build(
+        load.passages, embedder=GivenVectors(load.vectors), signals="none"
+    )
     build_seconds = time.perf_counter() - started
     words, flat = DirectLexical(map(searchable_text, load.passages)), DirectDense(load.vectors)
 

@@ -72,7 +72,7 @@ class Embedded(SearchPeer):
         random = np.random.default_rng(0).normal(size=(_FEW, DIMENSION)).astype(np.float32)
         for exact_limit in (0, EXACT_LIMIT):
             retriever = HybridRetriever.build(
-                few, embedder=GivenVectors(random), exact_limit=exact_limit
+                few, embedder=GivenVectors(random), exact_limit=exact_limit, signals="none"
             )
             for route in retriever.routes:
                 retriever.on_route(route).retrieve("word", query_vector=random[0])
@@ -174,7 +174,7 @@ def main(corpus: str, lexical: LexicalEngine, folder: str, build_threads: str) -
     given = Corpus(Path(corpus))
     started = perf_counter()
     built = HybridRetriever.build(
-        passages_of(given), embedder=GivenVectors(given.vectors), lexical=lexical
+        passages_of(given), embedder=GivenVectors(given.vectors), lexical=lexical, signals="none"
     )
     indexed = perf_counter()
     built.save(folder)
