@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ctxguard.core.metrics import Utilities
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
+_TIMED_QUERIES = 20
+"""Whose signals are timed for a report."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to an application."""
@@ -242,11 +245,26 @@ def _write_reports(
         return
     from calibration.report import report, write_html, write_json
 
-    evidence = report(calibration, retriever.passage)
+    evidence = report(
+        calibration, retriever.passage, milliseconds=_signal_milliseconds(calibration, retriever)
+    )
     if page is not None:
         write_html(evidence, page)
     if figures is not None:
         write_json(evidence, figures)
+
+
+def _signal_milliseconds(
+    calibration: "Calibration", retriever: "HybridRetriever | WrappedRetriever"
+) -> dict[str, float] | None:
+    """What each family of signals costs a query here; None for a retriever that cannot tell."""
+    from calibration.retrievers import WrappedRetriever
+
+    if isinstance(retriever, WrappedRetriever):
+        return None
+    queries = [query.text for query in calibration.dataset.queries[:_TIMED_QUERIES]]
+    view = retriever.with_fusion(calibration.profile.fusion)
+    return view.signal_milliseconds(queries, calibration.settings.depth)
 
 
 def _notes(calibration: "Calibration", notes: tuple[str, ...]) -> list[str]:

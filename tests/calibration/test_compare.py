@@ -374,9 +374,10 @@ def test_a_candidate_that_cannot_be_read_says_which_part(text: str, message: str
         parse_candidates(text)
 
 
-def test_without_candidates_both_legs_and_both_fusions_are_compared_at_k_5() -> None:
+def test_without_candidates_both_legs_and_every_fusion_are_compared_at_k_5() -> None:
     found = default_candidates()
-    assert [each.name for each in found] == ["lexical", "dense", "reciprocal_rank", "convex:0.5"]
+    names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
+    assert [each.name for each in found] == names
     assert {each.policy for each in found} == {RatioPolicy(k=5)}
     assert default_candidates(reranked=True)[-1].route is Route.HYBRID_RERANK
 

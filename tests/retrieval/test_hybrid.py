@@ -81,6 +81,12 @@ class TestRanking:
         assert plain.retrieve(QUERY).kind is ScoreKind.RANK
         assert not plain.retrieve(QUERY).signals
 
+    def test_what_signals_cost_is_told_by_family(self, retriever: HybridRetriever) -> None:
+        taken = retriever.signal_milliseconds([QUERY, " ", QUERY])
+        assert list(taken) == ["stems", "ranker"]
+        assert min(taken.values()) > 0.0
+        assert retriever.with_fusion(Fusion()).signal_milliseconds([QUERY]) == {}
+
     def test_under_another_fusion_no_signal_is_computed(self, retriever: HybridRetriever) -> None:
         ranking = retriever.with_fusion(Fusion()).retrieve(QUERY)
         assert ranking.kind is ScoreKind.RANK

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Self
 
 import numpy as np
@@ -16,13 +17,14 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
-from ctxguard.errors import ConfigurationError, FilterViolationError
+from ctxguard.errors import ConfigurationError, FilterViolationError, QueryError
 from ctxguard.resilience import Deadlines, Watcher
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
 from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES
 from ctxguard.retrieval.hybrid.settings import SearchSettings
+from ctxguard.retrieval.hybrid.signals import milliseconds
 from ctxguard.retrieval.hybrid.stages import add_signals, rerank, rerank_stage, search_legs
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.filters import AllowedRows
@@ -473,6 +475,30 @@ class HybridRetriever:
         search = self._settings.search(self.generation, query)
         tokens = search.query_tokens()
         return search.embedder.encode_query(search.query) if tokens is None else tokens
+
+    def signal_milliseconds(
+        self, queries: Iterable[str], depth: int = DEFAULT_DEPTH
+    ) -> dict[str, float]:
+        """What the signals of a search cost, in milliseconds: the median over queries, by family.
+
+        Coverage and position are computed with stems, and support with the ranker: the first of
+        them has the cost of all. Queries that cannot be searched are left out. Empty where the
+        fusion is not ``ranker``.
+
+        Raises:
+            StageUnavailableError: As for ``retrieve``.
+            StageError: The index holds no signals.
+        """
+        settings, taken = self._settings, dict[str, list[float]]()
+        for query in queries if settings.fusion.method == "ranker" else ():
+            try:
+                search = settings.search(self.generation, query, depth=depth)
+            except QueryError:
+                continue
+            candidates, _ = search_legs(search, self._live.legs, None)
+            for family, spent in milliseconds(search, candidates, settings.ranker).items():
+                taken.setdefault(family, []).append(spent)
+        return {family: median(each) for family, each in taken.items()}
 
     def retrieve(
         self,
