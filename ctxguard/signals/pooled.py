@@ -11,11 +11,8 @@ from ctxguard._support.compiled import compiled
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg
 from ctxguard.signals.candidates import Float32Array, best_first, cosines_between, list_signals
-from ctxguard.signals.ranker import CLIP, INPUTS, Ranker, RankerLevel
+from ctxguard.signals.ranker import CLIP, INPUTS, RANKER_SIGNAL, Ranker, RankerLevel
 from ctxguard.signals.second_pass import second_pass
-
-RANKER_SIGNAL = "ranker"
-"""The name of the ranker's score among the signals."""
 
 
 def rank_candidates(

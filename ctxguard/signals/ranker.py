@@ -22,6 +22,9 @@ from ctxguard.errors import DataError
 
 RankerLevel = Literal["full", "text"]
 
+RANKER_SIGNAL = "ranker"
+"""The name of the ranker's score among the signals."""
+
 FORMAT = 1
 CLIP = 4.0
 """z-scores beyond this count as this: in a list of 100 one candidate can stand out by 10."""

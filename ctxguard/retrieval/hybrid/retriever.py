@@ -461,7 +461,9 @@ class HybridRetriever:
             first_row = AllowedRows(np.zeros(1, np.int64), len(each.passages))
             for allowed in (None, first_row):
                 search = replace(settings.search(each, query), allowed=allowed)
-                search_legs(search, self._live.legs, None)
+                candidates, _ = search_legs(search, self._live.legs, None)
+                if search.with_signals:
+                    add_signals(search, candidates, settings.ranker)
 
     def encode_query(self, query: str) -> Float32Array | QueryTokens:
         """A query's vector, for callers that retrieve it more than once.
@@ -511,9 +513,10 @@ class HybridRetriever:
         """The best candidates for a query, each with the scores of every stage that answered.
 
         Each leg gives its ``depth`` best; their union is scored in both, fused and cut to
-        ``depth``. Ties go by passage id. A passage without a word of the query is not a lexical
-        hit; a query of unknown words only is answered by the dense leg. Lone surrogates in the
-        query are replaced, as in passages.
+        ``depth``; where the fusion is ``ranker``, the candidates' signals are computed, and they
+        order those of both legs. Ties go by passage id. A passage without a word of the query is
+        not a lexical hit; a query of unknown words only is answered by the dense leg. Lone
+        surrogates in the query are replaced, as in passages.
 
         Args:
             query: At most ``max_query_chars`` characters.

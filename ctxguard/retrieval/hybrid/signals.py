@@ -10,10 +10,9 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.errors import StageError
 from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL, Candidates, Search
-from ctxguard.signals.ranker import Ranker
+from ctxguard.signals.ranker import RANKER_SIGNAL, Ranker
 
 SIGNALS = "signals"
-RANKER_SIGNAL = "ranker"
 
 _Step = Callable[[dict[str, FloatArray]], dict[str, FloatArray]]
 
