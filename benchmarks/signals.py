@@ -46,9 +46,9 @@ def measure(
         results["build_seconds"][level] = time.process_time() - start
     with tempfile.TemporaryDirectory() as folder:
         retriever.save(Path(folder) / "index")
-        for level, names in PARTS.items():
+        for part, names in PARTS.items():
             size = sum(file.stat().st_size for file in Path(folder).rglob(names))
-            results["bytes_per_passage"][level] = size / len(passages)
+            results["bytes_per_passage"][part] = size / len(passages)
     retriever.warm_up()
     results["milliseconds"] = retriever.signal_milliseconds(queries)
     return results
