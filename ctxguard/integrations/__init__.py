@@ -1,0 +1,1 @@
+"""Frameworks and engines that people run, each behind an extra of its own."""

@@ -1,0 +1,1 @@
+"""The HTTP service: the rerank protocol, decisions on scored candidates, and the console."""
