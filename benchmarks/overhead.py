@@ -36,7 +36,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
 from ctxguard.core.types import Hit, Leg, Passage, Ranking, Route, ScoreKind
-from ctxguard.guard import ContextGuard
+from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.request.telemetry import Telemetry
 
@@ -141,6 +141,7 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
         results: Callable[[], Ranking | list[Hit]],
         policy: Policy = ratio,
         then: Callable[[Context], object] = lambda context: context,
+        tracing: Tracing | None = None,
     ) -> Case:
         def stub(query: str, *, depth: int) -> Ranking | list[Hit]:  # noqa: ARG001
             return results()
@@ -152,9 +153,14 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
             score_kind=ScoreKind.RATIO,
             sampler=samplers[-1],
             telemetry=Telemetry(CollectorRegistry()),
+            tracing=tracing,
         )
         return Case(lambda: then(guard.retrieve("query")), lambda: stub("query", depth=guard.depth))
 
+    traced = {
+        f"guard, ratio, Ranking, traced, {name}": guarded(lambda: ranking, tracing=tracing)
+        for name, tracing in tracings().items()
+    }
     best = [pool.ids[pool.lexical.rows[at]] for at in keep(pool.lexical.scores)]
     for each in (ranking, shuffled):
         assert list(decide(each, ratio).kept_ids) == best
@@ -173,7 +179,23 @@ def our_cases(pool: Pool, seed: int) -> tuple[dict[str, Case], list[Sampler]]:
         ),
         GUARD_UTILITY: guarded(lambda: both_legs, utility),
         GUARD_FUSING: guarded(partial(fused, pool)),
+        **traced,
     }, samplers
+
+
+def tracings() -> dict[str, Tracing]:
+    """Tracing whose spans are recorded and end nowhere, and whose spans are not sampled."""
+    try:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+        from ctxguard.integrations.opentelemetry import OpenTelemetryTracing
+    except ImportError:
+        return {}
+    return {
+        name: OpenTelemetryTracing(tracer_provider=TracerProvider(sampler=sampler))
+        for name, sampler in (("recorded", ALWAYS_ON), ("not sampled", ALWAYS_OFF))
+    }
 
 
 def fused(pool: Pool) -> Ranking:

@@ -32,7 +32,7 @@ from ctxguard.profile.schema import Profile
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
 from ctxguard.request.build_context import build_context
 from ctxguard.request.input import Request, RequestInput
-from ctxguard.request.instrumentation import Instrumentation, Sampler
+from ctxguard.request.instrumentation import Instrumentation, RequestSpan, Sampler, Tracing
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.retrieval.protocols import AnyRetriever, AsyncRetrieverFunction, Retrieval
 
-__all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler"]
+__all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler", "Tracing"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ class ContextGuard:
             the guard.
         sampler: Selects the traffic to be judged.
         telemetry: Where requests are counted; None for that of the process's default registry.
+        tracing: Begins a span for each request, such as
+            ``ctxguard.integrations.opentelemetry.OpenTelemetryTracing``; None for no spans.
         deadline_seconds: The longest that the retriever may take; None for no limit. With one, a
             plain retriever runs on one of 32 threads of the guard's own, which costs 20 to 40 µs,
             and is not called for a while after it failed repeatedly. The embedded retriever has
@@ -114,6 +116,7 @@ class ContextGuard:
         max_query_chars: int | None = None,
         sampler: Sampler | None = None,
         telemetry: Telemetry | None = None,
+        tracing: Tracing | None = None,
         deadline_seconds: float | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
     ) -> None:
@@ -144,7 +147,7 @@ class ContextGuard:
             )
         self._assembly = Assembly() if assembly is None else assembly
         telemetry = default_telemetry() if telemetry is None else telemetry
-        self._instrumentation = Instrumentation(telemetry, sampler)
+        self._instrumentation = Instrumentation(telemetry, sampler, tracing)
         self._caller = BoundedCaller(deadline_seconds, max_in_flight)
         self._caller.watch(telemetry.circuit_changed)
         if hasattr(retriever, "watch_stages"):
@@ -298,7 +301,7 @@ class ContextGuard:
             options = {"depth": self._depth} if where is None else self._filter_options(request)
             retrieved = self._caller.call(request.bound.call, query, **options)
         except BaseException as error:
-            raise self._counted(request.mode, error)  # noqa: B904  it sets the cause
+            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
         return self._finish(request, retrieved, start)
 
     async def aretrieve(
@@ -327,7 +330,7 @@ class ContextGuard:
                 else self._caller.await_call(bound.acall, query, **options)
             )
         except BaseException as error:
-            raise self._counted(request.mode, error)  # noqa: B904  it sets the cause
+            raise self._counted(request.mode, error, request.span)  # noqa: B904  it sets the cause
         return self._finish(request, retrieved, start)
 
     def filter(
@@ -365,14 +368,20 @@ class ContextGuard:
         """Count a request, check its input, and fix the state that answers it."""
         mode = self._mode
         self._instrumentation.received(mode)
+        span = self._instrumentation.begin_span(given.query, self._depth, given.request_id)
         try:
             given.validate(self._max_query_chars)
             bound = self._current()
         except BaseException as error:
-            raise self._counted(mode, error)  # noqa: B904
-        request_id = os.urandom(8).hex() if given.request_id is None else given.request_id
+            raise self._counted(mode, error, span)  # noqa: B904
+        request_id = given.request_id
+        if request_id is None and span is not None:
+            request_id = span.request_id
+        if request_id is None:
+            request_id = os.urandom(8).hex()
         # Selected before retrieval, so that a sample cannot depend on how the request went.
-        return Request(given, request_id, bound, mode, self._instrumentation.draw(request_id))
+        probability = self._instrumentation.draw(request_id)
+        return Request(given, request_id, bound, mode, probability, span)
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
         """The keyword arguments of the retriever's call for a request with a filter.
@@ -407,24 +416,31 @@ class ContextGuard:
     def _finish(self, request: Request, retrieved: "Retrieval", start: float | None) -> Context:
         """Build the context, sample it and count it."""
         received = perf_counter()
+        span = request.span
+        if span is not None:
+            self._instrumentation.retrieved(span)
         try:
             context = build_context(
                 request, retrieved, self._score_kind, self._assembly, self._bare
             )
         except BaseException as error:
-            raise self._counted(request.mode, error)  # noqa: B904  it sets the cause
+            raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
         if request.input.sample or request.probability > 0.0:
             self._instrumentation.offer(context, request.probability, time())
         self._instrumentation.answered(
             context, None if start is None else received - start, perf_counter() - received
         )
+        if span is not None:
+            self._instrumentation.end_span(span, context, request.probability)
         return context
 
-    def _counted(self, mode: Mode, error: BaseException) -> BaseException:
+    def _counted(self, mode: Mode, error: BaseException, span: RequestSpan | None) -> BaseException:
         """Count a request that ended in an error, and return the typed error to raise.
 
         What is no ``Exception``, such as an interrupt or a cancellation, stays as it is.
         """
+        if span is not None:
+            self._instrumentation.fail_span(span, error)
         if not isinstance(error, Exception):
             self._instrumentation.cancelled(mode)
             return error

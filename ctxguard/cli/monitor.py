@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
     from ctxguard.monitor.estimation.live import Estimates, Window
+    from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
+    from ctxguard.monitor.judging.worker import OnJudged
     from ctxguard.monitor.service import Monitor, Report
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
@@ -174,6 +176,14 @@ def monitor(
             help="Port on which /metrics is served; 0 for any free.",
         ),
     ] = 9108,
+    events: Annotated[
+        bool,
+        typer.Option(
+            "--opentelemetry-events",
+            help="Emit the scores of each judged sample as OpenTelemetry events, through the "
+            "providers that `opentelemetry-instrument ctxguard monitor` configures.",
+        ),
+    ] = False,
     once: Annotated[
         bool,
         typer.Option("--once", help="Judge the waiting samples, print the estimates, and exit."),
@@ -237,6 +247,7 @@ def monitor(
         corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
         switch_path=profile if switch else None,
         counts_folder=opened.counts_folder(),
+        on_judged=_evaluation_events(made_judge) if events else None,
     )
     try:
         running.restore_alarms()
@@ -253,6 +264,12 @@ def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":
     with suppress(CtxguardError):
         retriever.reload()
     return retriever.corpus_sketch()
+
+
+def _evaluation_events(judge: "Judge") -> "OnJudged":
+    from ctxguard.integrations.opentelemetry import EvaluationEvents
+
+    return EvaluationEvents(f"{judge.name} {judge.version}")
 
 
 def _audit(retriever: "HybridRetriever | None", share: float) -> "Audit | None":

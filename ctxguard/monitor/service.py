@@ -29,7 +29,7 @@ from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
 from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
-from ctxguard.monitor.judging.worker import JudgingWorker
+from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
 from ctxguard.monitor.sampling.sampler import Accounts, accounts
 from ctxguard.monitor.sampling.writer import settle_dead_processes
 from ctxguard.monitor.store import SampleStore, State
@@ -113,6 +113,8 @@ class Monitor:
             promise; None never switches.
         counts_folder: Where serving processes on this host keep their counts, to account for
             those that died; None where there are none.
+        on_judged: Called with each judged sample and its verdicts, once they are stored, such as
+            ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
         clock: Seconds since the epoch.
 
     Raises:
@@ -135,6 +137,7 @@ class Monitor:
         corpus_sketch: Callable[[], CorpusSketch] | None = None,
         switch_path: Path | None = None,
         counts_folder: Path | str | None = None,
+        on_judged: OnJudged | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not 0.0 < window_seconds < float("inf"):
@@ -149,6 +152,7 @@ class Monitor:
         self._limits = budget
         self._corpus_sketch = corpus_sketch
         self._counts_folder = counts_folder
+        self._on_judged = on_judged
         self._clock = clock
         self._sample_judge = SampleJudge(
             judge, utilities=utilities, lookup=lookup, audit=audit, redactor=redactor
@@ -178,6 +182,7 @@ class Monitor:
             budget=self._budget,
             counters=self._counters,
             alarms=self._alarms,
+            on_judged=self._on_judged,
         )
 
     @property

@@ -9,6 +9,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Mode
 from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.request.bound_profile import BoundProfile
+from ctxguard.request.instrumentation import RequestSpan
 from ctxguard.request.wrapped_retriever import describe
 
 
@@ -55,6 +56,7 @@ class Request(NamedTuple):
         bound: The profile and the retriever that answer it, from retrieval to decision.
         mode: The guard's mode when the request began.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
+        span: Of the request; None without tracing.
     """
 
     input: RequestInput
@@ -62,3 +64,4 @@ class Request(NamedTuple):
     bound: BoundProfile
     mode: Mode
     probability: float
+    span: RequestSpan | None = None

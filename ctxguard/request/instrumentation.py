@@ -1,4 +1,4 @@
-"""What observes requests, the sampler and the metrics, behind calls that never raise.
+"""What observes requests, the sampler, the metrics and tracing, behind calls that never raise.
 
 An observer that raises is counted in ``ctxguard_observer_failures_total``, and the request goes on.
 """
@@ -35,12 +35,56 @@ class Sampler(Protocol):
         ...
 
 
+class RequestSpan(Protocol):
+    """One request as tracing sees it.
+
+    Attributes:
+        request_id: What the request is called where its caller gave no id, so that its sample leads
+            back to its trace; None for a random id.
+    """
+
+    @property
+    def request_id(self) -> str | None: ...
+
+    def retrieved(self) -> None:
+        """The candidates are there; what follows is the decision."""
+        ...
+
+    def answered(self, context: Context, probability: float, /) -> None:
+        """End the span of an answered request.
+
+        Args:
+            context: The answer.
+            probability: With which the request was sampled; 0.0 if it was not.
+        """
+        ...
+
+    def failed(self, error: BaseException, /) -> None:
+        """End the span of a request that ended in an error."""
+        ...
+
+
+class Tracing(Protocol):
+    """Begins a span for each request."""
+
+    def begin(self, query: str, depth: int, request_id: str | None, /) -> RequestSpan:
+        """Begin the span of one request.
+
+        Args:
+            query: As it was given, not checked yet.
+            depth: How many candidates the retriever is asked for.
+            request_id: The caller's; None if it gave none.
+        """
+        ...
+
+
 class Instrumentation:
     """The observers of one guard, behind calls that never raise.
 
     Args:
         telemetry: Where requests are counted.
         sampler: Selects the traffic to be judged; None for none of it.
+        tracing: Begins a span for each request; None for no spans.
 
     Attributes:
         received: Counts a request that begins, by mode.
@@ -48,9 +92,14 @@ class Instrumentation:
         failed: Counts a request that ended in an error; see `_failed`.
         cancelled: Counts a request that its caller gave up, by mode.
         offer: Hands an answered request to the sampler; see `Sampler.offer`.
+        retrieved: Tells a request's span that the candidates are there.
+        end_span: Ends the span of an answered request; see `RequestSpan.answered`.
+        fail_span: Ends the span of a request that ended in an error.
     """
 
-    def __init__(self, telemetry: Telemetry, sampler: Sampler | None) -> None:
+    def __init__(
+        self, telemetry: Telemetry, sampler: Sampler | None, tracing: Tracing | None = None
+    ) -> None:
         self._telemetry = telemetry
         self._sampler = sampler
         self.received = self._safely("telemetry", telemetry.received, None)
@@ -59,6 +108,11 @@ class Instrumentation:
         self.cancelled = self._safely("telemetry", self._cancelled, None)
         self._safe_draw = self._safely("sampler", self._draw, 0.0)
         self.offer = self._safely("sampler", self._offer, None)
+        self._tracing = tracing
+        self._safe_begin = self._safely("tracing", self._begin_span, None)
+        self.retrieved = self._safely("tracing", lambda span: span.retrieved(), None)
+        self.end_span = self._safely("tracing", lambda span, *args: span.answered(*args), None)
+        self.fail_span = self._safely("tracing", lambda span, error: span.failed(error), None)
 
     def _safely(self, observer: str, call: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:
         """``call``, with an error counted as the observer's and ``otherwise`` returned instead."""
@@ -91,6 +145,13 @@ class Instrumentation:
 
     def _cancelled(self, mode: Mode) -> None:
         self._telemetry.failed(mode, "cancelled")
+
+    def begin_span(self, query: str, depth: int, request_id: str | None) -> RequestSpan | None:
+        """The span of a request that begins; None without tracing, or where it failed."""
+        return None if self._tracing is None else self._safe_begin(query, depth, request_id)
+
+    def _begin_span(self, query: str, depth: int, request_id: str | None) -> RequestSpan | None:
+        return None if self._tracing is None else self._tracing.begin(query, depth, request_id)
 
     def draw(self, request_id: str) -> float:
         """The probability with which the sampler selected a request; 0.0 if it did not."""

@@ -30,7 +30,7 @@ answer. ``filter_violation``: the retriever returned what the request's filter f
 ``invalid_request``: the query, an argument or a setting was refused. ``cancelled``: the caller gave
 up.
 """
-OBSERVERS = frozenset({"sampler", "telemetry"})
+OBSERVERS = frozenset({"sampler", "telemetry", "tracing"})
 
 
 class ReloadTarget(StrEnum):
@@ -163,7 +163,7 @@ class Telemetry:
         }
         observer_failures = Counter(
             "ctxguard_observer_failures",
-            "Errors of the sampler or of telemetry, by observer; they never fail a request.",
+            "Errors of sampler, telemetry and tracing, by observer; they never fail a request.",
             ["observer"],
             registry=registry,
         )

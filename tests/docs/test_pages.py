@@ -38,6 +38,10 @@ retriever = HybridRetriever.load("index")
 """,
     "monitoring.md": SEARCH,
     "production.md": SEARCH,
+    "tracing.md": """
+from ctxguard import HybridRetriever
+retriever = HybridRetriever.load("index")
+""",
 }
 """What the reader of a page has from the page before it."""
 

@@ -7,13 +7,13 @@ fails does not keep the others from being judged.
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
@@ -39,6 +39,10 @@ _STATES = {
 }
 
 
+OnJudged = Callable[[SampleRecord, JudgedRequest], None]
+"""Takes a judged sample and its verdicts as the estimates count them; what it raises is logged."""
+
+
 class JudgingWorker:
     """Judges waiting samples, a claimed batch at a time; for one thread.
 
@@ -50,6 +54,7 @@ class JudgingWorker:
         budget: What judging may take.
         counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
+        on_judged: Told each judged sample once its result is stored; None for nobody.
 
     Attributes:
         failing: Whether the judge could not be called at its last call.
@@ -65,6 +70,7 @@ class JudgingWorker:
         budget: JudgingBudget,
         counters: MonitorCounters,
         alarms: AlarmMonitor | None,
+        on_judged: OnJudged | None = None,
     ) -> None:
         self._store = store
         self._claimant = claimant
@@ -72,6 +78,7 @@ class JudgingWorker:
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
+        self._on_judged = on_judged
         self._results = ResultBuffer(store, series)
         self._sampler = HashSampler("budget")
         self._order = random.Random(claimant)  # noqa: S311 - an order, not a secret
@@ -268,14 +275,26 @@ class JudgingWorker:
         if rows:
             self._counters.add_judged(table_of(rows))
         self._count_attempts(refused)
-        if self._alarms is not None:
-            for result in accepted:
-                try:
+        for result in accepted:
+            try:
+                if self._alarms is not None:
                     _show(self._alarms, result)
-                except Exception as error:
-                    self._counters.add_error()
-                    sample_id = result.finished.sample_id
-                    _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
+            except Exception as error:
+                self._counters.add_error()
+                sample_id = result.finished.sample_id
+                _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
+            self._tell(result)
+
+    def _tell(self, result: Result) -> None:
+        """Hand a judged sample to whoever wants to know of it."""
+        if self._on_judged is None or result.record is None or result.request is None:
+            return
+        try:
+            self._on_judged(result.record, result.request)
+        except Exception as error:
+            self._counters.add_error()
+            sample_id = result.finished.sample_id
+            _log.warning("on_judged failed on sample %d: %s", sample_id, describe_error(error))
 
 
 def _readable(sample: Claimed) -> SampleRecord:

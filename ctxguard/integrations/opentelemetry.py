@@ -1,0 +1,294 @@
+"""Spans of requests and events of judged samples, for OpenTelemetry.
+
+Names are those of its conventions for generative AI where they have one (``retrieval`` spans and
+``gen_ai.evaluation.result`` events; both in development in November 2026), through
+``opentelemetry-util-genai``. What the conventions do not name is under ``ctxguard.``.
+
+Nothing is exported by this module: it uses the providers that the process has configured.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from ctxguard import __version__
+from ctxguard._support.extras import require
+from ctxguard.core.context import Context
+from ctxguard.errors import RedactionError
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of, term
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.redaction import Redactor, redact, redacted
+
+if TYPE_CHECKING:
+    from opentelemetry._logs import LoggerProvider
+    from opentelemetry.context import Context as TraceContext
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.util.genai.handler import RetrievalInvocation, TelemetryHandler
+
+__all__ = ["EvaluationEvents", "OpenTelemetryTracing"]
+
+_EXTRA = "opentelemetry"
+_SCOPE = "ctxguard"
+
+PER_REQUEST = (
+    Metric.PRECISION,
+    Metric.MRR,
+    Metric.RECALL_PER_REQUEST,
+    Metric.UDCG,
+    Metric.HARM,
+)
+"""The metrics that one judged request has a value of."""
+
+_TRACED_REQUEST = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
+"""The id of a request that got it from its span: trace id and span id."""
+
+
+class OpenTelemetryTracing:
+    """A ``retrieval`` span for each request of a guard, with a child span of the decision.
+
+    A request whose caller gives no id is called ``<trace id>-<span id>``, so that its sample leads
+    back to its trace. What fails here is counted in ``ctxguard_observer_failures_total`` and fails
+    no request.
+
+    Args:
+        data_source: What is searched, such as the name of an index; part of the span's name.
+        redactor: Applied to the query and to texts before they enter a span. They do so only where
+            ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is set to ``SPAN_ONLY`` or
+            ``SPAN_AND_EVENT``. None for no redaction.
+        openinference: Also write OpenInference's attributes, for tools that read those.
+        tracer_provider: None for the process's own, as those that follow.
+        meter_provider: Of the duration of retrieval, which the library measures.
+        logger_provider: Of the library's events.
+
+    Raises:
+        MissingExtraError: the libraries are not installed.
+    """
+
+    def __init__(
+        self,
+        data_source: str | None = None,
+        *,
+        redactor: Redactor | None = redact,
+        openinference: bool = False,
+        tracer_provider: "TracerProvider | None" = None,
+        meter_provider: "MeterProvider | None" = None,
+        logger_provider: "LoggerProvider | None" = None,
+    ) -> None:
+        genai = require("opentelemetry.util.genai.handler", _EXTRA)
+        self._handler: TelemetryHandler = genai.TelemetryHandler(
+            tracer_provider=tracer_provider,
+            meter_provider=meter_provider,
+            logger_provider=logger_provider,
+            instrumentation_scope_name=_SCOPE,
+            instrumentation_scope_version=__version__,
+        )
+        trace = require("opentelemetry.trace", _EXTRA)
+        self.tracer: Tracer = trace.get_tracer(_SCOPE, __version__, tracer_provider)
+        self._data_source = data_source
+        self.redactor = redactor
+        self.openinference = openinference
+
+    def begin(self, query: str, depth: int, request_id: str | None) -> "_RequestSpan":
+        """Begin the span of one request, as the current span of its thread or task."""
+        invocation = self._handler.retrieval(data_source_id=self._data_source)
+        invocation.top_k = depth
+        return _RequestSpan(self, invocation, query, request_id)
+
+
+class _RequestSpan:
+    """The span of one request, and the span of its decision below it."""
+
+    def __init__(
+        self,
+        tracing: OpenTelemetryTracing,
+        invocation: "RetrievalInvocation",
+        query: str,
+        given_id: str | None,
+    ) -> None:
+        self._tracing = tracing
+        self._invocation = invocation
+        self._query = query
+        self._given_id = given_id
+        self._decision: Span | None = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The trace's id and the span's; None for a span that has none."""
+        found = self._invocation.span.get_span_context()
+        return f"{found.trace_id:032x}-{found.span_id:016x}" if found.is_valid else None
+
+    def retrieved(self) -> None:
+        """Begin the decision's span."""
+        self._decision = self._tracing.tracer.start_span("decide", context=self._invocation.context)
+
+    def answered(self, context: Context, probability: float) -> None:
+        """End both spans."""
+        try:
+            if self._decision is not None:
+                self._decision.set_attributes(_decision_attributes(context, probability))
+            for failure in context.failures:
+                self._invocation.span.add_event(
+                    "ctxguard.stage_failed",
+                    {"ctxguard.stage": failure.stage, "error.type": failure.kind.value},
+                )
+            self._describe(context)
+        finally:
+            self._end(None)
+
+    def failed(self, error: BaseException) -> None:
+        """End both spans as failed; an error's message is not written, as it may quote a text."""
+        try:
+            if self._given_id is not None:
+                self._invocation.attributes["ctxguard.request_id"] = self._given_id
+        finally:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            if self._decision is not None:
+                self._decision.end()
+        finally:
+            if error is None:
+                self._invocation.stop()
+            else:
+                types = require("opentelemetry.util.genai.types", _EXTRA)
+                self._invocation.fail(types.Error(message=None, type=type(error).__qualname__))
+
+    def _describe(self, context: Context) -> None:
+        invocation = self._invocation
+        invocation.attributes["ctxguard.request_id"] = context.request_id
+        if not invocation.span.is_recording():
+            return
+        served = _served(context)
+        if self._tracing.openinference:
+            invocation.attributes.update(_openinference(served))
+        if not invocation.should_capture_content:
+            return
+        types = require("opentelemetry.util.genai.types", _EXTRA)
+        query = self._redacted(self._query)
+        invocation.query_text = query
+        invocation.documents = [types.RetrievalDocument(*document) for document in served]
+        if self._tracing.openinference and query is not None:
+            texts = [self._redacted(passage.text) for passage in context.passages]
+            invocation.attributes["input.value"] = query
+            invocation.attributes.update(
+                {
+                    f"retrieval.documents.{place}.document.content": text
+                    for place, text in enumerate(texts)
+                    if text is not None
+                }
+            )
+
+    def _redacted(self, text: str) -> str | None:
+        """A text as it may be written; None where it cannot be redacted."""
+        try:
+            redactor = self._tracing.redactor
+            return text if redactor is None else redacted(text, redactor)
+        except RedactionError:
+            return None
+
+
+def _served(context: Context) -> list[tuple[str, float | None]]:
+    """The id and the score of each passage that is served."""
+    ranking = context.decision.ranking
+    scores = dict(zip(ranking.passage_ids, ranking.scores, strict=True))
+    found = [(one.passage_id, scores.get(one.passage_id)) for one in context.passages]
+    return [(name, None if score is None else float(score)) for name, score in found]
+
+
+def _openinference(served: Sequence[tuple[str, float | None]]) -> dict[str, str | float]:
+    attributes: dict[str, str | float] = {"openinference.span.kind": "RETRIEVER"}
+    for place, (name, score) in enumerate(served):
+        attributes[f"retrieval.documents.{place}.document.id"] = name
+        if score is not None:
+            attributes[f"retrieval.documents.{place}.document.score"] = score
+    return attributes
+
+
+def _decision_attributes(context: Context, probability: float) -> dict[str, Any]:
+    given = {
+        "ctxguard.route": context.route.value,
+        "ctxguard.mode": context.mode.value,
+        "ctxguard.profile_id": context.profile_id,
+        "ctxguard.policy": context.decision.policy.kind,
+        "ctxguard.candidates": context.candidates,
+        "ctxguard.kept": len(context.kept_ids),
+        "ctxguard.p_sufficient": context.p_sufficient,
+        "ctxguard.sufficient": context.sufficient,
+        "ctxguard.flags": [flag.value for flag in context.flags],
+        "ctxguard.sampling_probability": probability,
+    }
+    dropped = {
+        f"ctxguard.dropped.{reason.value}": count
+        for reason, count in context.dropped_by_reason.items()
+    }
+    return {name: value for name, value in given.items() if value is not None} | dropped
+
+
+class EvaluationEvents:
+    """A ``gen_ai.evaluation.result`` event for each metric of each judged sample.
+
+    Give it to ``Monitor(on_judged=…)``. An event of a request that got its id from its span belongs
+    to that trace. The scores are one judge's of one request: they are not corrected by people's
+    labels, as the estimates of the monitor are.
+
+    Args:
+        judge: Its name and version; ``Monitor.series``.
+        logger_provider: None for the process's own.
+
+    Raises:
+        MissingExtraError: the libraries are not installed.
+    """
+
+    def __init__(self, judge: str, *, logger_provider: "LoggerProvider | None" = None) -> None:
+        logs = require("opentelemetry._logs", _EXTRA)
+        self._logger = logs.get_logger(_SCOPE, __version__, logger_provider)
+        self._judge = judge
+
+    def __call__(self, record: SampleRecord, judged: JudgedRequest) -> None:
+        """Emit the events of one judged sample."""
+        trace_context = _trace_context(record.request_id)
+        for metric, value in per_request(judged).items():
+            self._logger.emit(
+                timestamp=time_ns(),
+                context=trace_context,
+                event_name="gen_ai.evaluation.result",
+                attributes={
+                    "gen_ai.evaluation.name": f"ctxguard.{metric.value}",
+                    "gen_ai.evaluation.score.value": value,
+                    "ctxguard.request_id": record.request_id,
+                    "ctxguard.judge": self._judge,
+                },
+            )
+
+
+def per_request(judged: JudgedRequest) -> dict[Metric, float]:
+    """The metrics of one judged request; without those that it has no value of.
+
+    >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 0.0, 1.0, None, 0.0, 0.5)
+    >>> per_request(request)[Metric.PRECISION]
+    0.5
+    """
+    table = table_of(judged.to_row())
+    values = {}
+    for metric in PER_REQUEST:
+        numerator, denominator, _ = (float(column[0]) for column in term(metric, table))
+        if denominator > 0.0 and math.isfinite(numerator):
+            values[metric] = numerator / denominator
+    return values
+
+
+def _trace_context(request_id: str) -> "TraceContext | None":
+    """The span that a request's id names; None for an id of another form."""
+    found = _TRACED_REQUEST.fullmatch(request_id)
+    if found is None:
+        return None
+    trace = require("opentelemetry.trace", _EXTRA)
+    span = trace.SpanContext(
+        int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=trace.TraceFlags(1)
+    )
+    context: TraceContext = trace.set_span_in_context(trace.NonRecordingSpan(span))
+    return context

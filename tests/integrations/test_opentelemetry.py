@@ -1,0 +1,256 @@
+"""Spans of requests and events of judged samples, through OpenTelemetry's own SDK."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit, ScoreKind
+from ctxguard.errors import QueryError, StageUnavailableError
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.sampling.writer import sample_to
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import SampleStore
+from ctxguard.request.telemetry import Telemetry
+
+trace_export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+pytest.importorskip("opentelemetry.util.genai")
+
+from opentelemetry.sdk._logs import LoggerProvider  # noqa: E402
+from opentelemetry.sdk._logs.export import (  # noqa: E402
+    InMemoryLogRecordExporter,
+    SimpleLogRecordProcessor,
+)
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
+
+from ctxguard.integrations.opentelemetry import (  # noqa: E402
+    EvaluationEvents,
+    OpenTelemetryTracing,
+)
+
+HITS = [
+    Hit("a", 10.0, text="the key is in the drawer"),
+    Hit("b", 9.0, text="write to ann@example.com"),
+    Hit("c", 1.0, text="weather"),
+]
+CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+
+def retrieve(query: str, *, depth: int) -> list[Hit]:
+    if query == "down":
+        raise ConnectionError(f"no answer to {query}")
+    return HITS
+
+
+class Traced:
+    """A guard with tracing, and the spans that it has ended."""
+
+    def __init__(self, sampler: Any = None, provider: Any = None, **options: Any) -> None:
+        self.exporter = trace_export.InMemorySpanExporter()
+        provider = TracerProvider() if provider is None else provider
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.registry = CollectorRegistry()
+        self.tracing = OpenTelemetryTracing("handbook", tracer_provider=provider, **options)
+        self.guard = ContextGuard(
+            retrieve,
+            policy=RatioPolicy(k=5, min_ratio=0.5),
+            score_kind=ScoreKind.RATIO,
+            telemetry=Telemetry(self.registry),
+            sampler=sampler,
+            tracing=self.tracing,
+        )
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        """Ended spans by name."""
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    def attributes(self, name: str) -> Mapping[str, Any]:
+        return dict(self.spans()[name].attributes or {})
+
+    def failures(self) -> float | None:
+        labels = {"observer": "tracing"}
+        return self.registry.get_sample_value("ctxguard_observer_failures_total", labels)
+
+
+def test_a_request_is_a_retrieval_span_with_its_decision_below() -> None:
+    traced = Traced()
+    context = traced.guard.retrieve("where is the key")
+    spans = traced.spans()
+    outer, inner = spans["retrieval handbook"], spans["decide"]
+    assert inner.parent is not None
+    assert inner.parent.span_id == outer.context.span_id
+    attributes = traced.attributes("retrieval handbook")
+    assert attributes["gen_ai.operation.name"] == "retrieval"
+    assert attributes["gen_ai.data_source.id"] == "handbook"
+    assert attributes["gen_ai.retrieval.top_k"] == 100
+    assert attributes["ctxguard.request_id"] == context.request_id
+    decision = traced.attributes("decide")
+    assert (decision["ctxguard.candidates"], decision["ctxguard.kept"]) == (3, 2)
+    assert decision["ctxguard.dropped.below_ratio"] == 1
+    assert traced.failures() == 0
+
+
+def test_texts_enter_no_span_unless_asked_for() -> None:
+    traced = Traced(openinference=True)
+    traced.guard.retrieve("where is the key")
+    written = repr([dict(span.attributes or {}) for span in traced.exporter.get_finished_spans()])
+    assert "drawer" not in written
+    assert "where is" not in written
+
+
+def test_captured_texts_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAPTURE, "SPAN_ONLY")
+    traced = Traced(openinference=True)
+    traced.guard.retrieve("mail of bob@example.com")
+    attributes = traced.attributes("retrieval handbook")
+    assert attributes["gen_ai.retrieval.query.text"] == "mail of [e-mail]"
+    assert attributes["input.value"] == "mail of [e-mail]"
+    assert attributes["openinference.span.kind"] == "RETRIEVER"
+    assert attributes["retrieval.documents.1.document.id"] == "b"
+    assert attributes["retrieval.documents.1.document.score"] == 9.0
+    assert attributes["retrieval.documents.1.document.content"] == "write to [e-mail]"
+    assert "retrieval.documents.2.document.id" not in attributes
+    assert '"b"' in attributes["gen_ai.retrieval.documents"]
+
+
+def test_a_redactor_that_fails_keeps_the_text_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAPTURE, "SPAN_ONLY")
+    traced = Traced(redactor=lambda text: 1 / 0, openinference=True)  # type: ignore[arg-type]
+    traced.guard.retrieve("where is the key")
+    attributes = traced.attributes("retrieval handbook")
+    assert "gen_ai.retrieval.query.text" not in attributes
+    assert "input.value" not in attributes
+
+
+@pytest.mark.parametrize(
+    ("query", "error"), [("down", StageUnavailableError), ("x" * 20_000, QueryError)]
+)
+def test_a_failed_request_ends_its_span_without_its_message(
+    query: str, error: type[Exception]
+) -> None:
+    traced = Traced()
+    with pytest.raises(error):
+        traced.guard.retrieve(query, request_id="r1")
+    span = traced.spans()["retrieval handbook"]
+    assert not span.status.is_ok
+    assert "no answer" not in repr((span.status, span.events, span.attributes))
+    assert traced.attributes("retrieval handbook")["ctxguard.request_id"] == "r1"
+
+
+def test_spans_of_the_retriever_lie_below_the_request() -> None:
+    traced = Traced()
+    tracer = traced.tracing.tracer
+
+    def searching(query: str, *, depth: int) -> list[Hit]:
+        with tracer.start_as_current_span("search"):
+            return HITS
+
+    guard = ContextGuard(
+        searching,
+        score_kind="ratio",
+        telemetry=Telemetry(CollectorRegistry()),
+        tracing=traced.tracing,
+    )
+    with tracer.start_as_current_span("answer"):
+        guard.retrieve("where is the key")
+    guard.retrieve("again")
+    spans = traced.exporter.get_finished_spans()
+    search, outer = spans[0], spans[2]
+    assert search.parent is not None
+    assert search.parent.span_id == outer.context.span_id
+    assert outer.parent is not None
+    # The second request is a trace of its own: the first one's span is not current any more.
+    assert spans[-1].parent is None
+
+
+def test_tracing_that_raises_fails_no_request() -> None:
+    class Broken:
+        def begin(self, query: str, depth: int, request_id: str | None) -> Any:
+            raise RuntimeError("no exporter")
+
+    registry = CollectorRegistry()
+    guard = ContextGuard(
+        retrieve, score_kind="ratio", telemetry=Telemetry(registry), tracing=Broken()
+    )
+    assert len(guard.retrieve("where is the key")) == 3
+    labels = {"observer": "tracing"}
+    assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 1
+
+
+def test_a_trace_that_is_not_sampled_costs_no_attributes() -> None:
+    traced = Traced(provider=TracerProvider(sampler=ALWAYS_OFF))
+    context = traced.guard.retrieve("where is the key")
+    assert traced.exporter.get_finished_spans() == ()
+    assert len(context) == 2
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'samples.db'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SampleStore]:
+    with SampleStore.open(url) as opened:
+        yield opened
+
+
+def test_a_judged_sample_leads_back_to_its_trace(url: str, store: SampleStore) -> None:
+    samples = sample_to(url, rate=1.0)
+    traced = Traced(samples.sampler)
+    traced.guard.retrieve("where is the key")
+    traced.guard.retrieve("where is the key", request_id="mine")
+    samples.stop()
+
+    exporter = InMemoryLogRecordExporter()
+    provider = LoggerProvider()
+    provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
+    judge = LabelJudge({"where is the key": {"a": 1, "b": 0, "c": 0}})
+    events = EvaluationEvents("labels 1", logger_provider=provider)
+    monitor = Monitor(store, judge, on_judged=events)
+    assert monitor.step() == 2
+    assert monitor.errors == 0
+
+    outer = next(
+        span for span in traced.exporter.get_finished_spans() if span.name == "retrieval handbook"
+    )
+    records = [one.log_record for one in exporter.get_finished_logs()]
+    found = {
+        (
+            record.attributes["ctxguard.request_id"],
+            record.attributes["gen_ai.evaluation.name"],
+        ): record
+        for record in records
+    }
+    traced_id = f"{outer.context.trace_id:032x}-{outer.context.span_id:016x}"
+    precision = found[traced_id, "ctxguard.precision"]
+    assert precision.event_name == "gen_ai.evaluation.result"
+    assert precision.attributes["gen_ai.evaluation.score.value"] == 0.5
+    assert (precision.trace_id, precision.span_id) == (
+        outer.context.trace_id,
+        outer.context.span_id,
+    )
+    assert found["mine", "ctxguard.precision"].trace_id == 0
+    assert found[traced_id, "ctxguard.mrr"].attributes["gen_ai.evaluation.score.value"] == 1.0
+
+
+def test_events_that_cannot_be_emitted_keep_no_sample_from_being_judged(
+    url: str, store: SampleStore
+) -> None:
+    samples = sample_to(url, rate=1.0)
+    Traced(samples.sampler).guard.retrieve("where is the key")
+    samples.stop()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no exporter")
+
+    judge = LabelJudge({"where is the key": {"a": 1}})
+    monitor = Monitor(store, judge, on_judged=broken)
+    assert monitor.step() == 1
+    assert monitor.errors == 1
