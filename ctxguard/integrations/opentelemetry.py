@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context as TraceContext
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, Tracer, TracerProvider
-    from opentelemetry.util.genai.handler import RetrievalInvocation, TelemetryHandler
+    from opentelemetry.util.genai.handler import TelemetryHandler
+    from opentelemetry.util.genai.invocation import RetrievalInvocation
 
 __all__ = ["EvaluationEvents", "OpenTelemetryTracing"]
 
