@@ -3,13 +3,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+# Files alone whose hashes are listed, and nothing that would have to be built first.
+LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 
 # Model hubs are never needed: the default model comes as a package.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test coverage test-slow test-kernels lint format schema dashboard figures pictures chaos fuzz clean
+.PHONY: help demo examples test coverage test-slow test-kernels lint format schema dashboard figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -25,15 +27,17 @@ help:
 	@echo "make clean         remove what was made"
 
 # One environment per set of packages, made when what it is made from changes.
-$(VENV)/.run: pyproject.toml constraints.txt
+$(VENV)/.run: pyproject.toml locks/torch.txt locks/all.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing ctxguard (a minute or two, once) …"
-	@$(PIP) install -c constraints.txt -e ".[all]"
+	@$(LOCKED) -r locks/torch.txt
+	@$(LOCKED) -r locks/all.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: $(VENV)/.run locks/dev.txt
 	@echo "installing what the tests need …"
-	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@$(LOCKED) -r locks/dev.txt
 	@touch $@
 
 demo: $(VENV)/.run
@@ -111,6 +115,15 @@ figures: $(VENV)/.dev
 
 pictures: $(VENV)/.dev
 	$(BIN)/python -m tools.pictures
+
+# The lock files, after a change of pyproject.toml or constraints.txt: every file of PyPI with its hash.
+lock: $(VENV)/.dev
+	@for extra in all dev; do \
+	  $(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --group build -c constraints.txt \
+	    --universal --python-version 3.11 --default-index https://pypi.org/simple --generate-hashes \
+	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \
+	    --output-file locks/$$extra.txt || exit 1; \
+	done
 
 schema: $(VENV)/.run
 	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json
