@@ -1,0 +1,120 @@
+"""Counters of the service's own: what came in over HTTP, and how it ended.
+
+Exact once no request is under way: for each endpoint ``received = ok + degraded + rejected + shed +
+failed + cancelled``. What the guard decides is counted by ``ctxguard.request.telemetry``.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.multiprocess import mark_process_dead
+
+_BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Endpoint(StrEnum):
+    """What a request asked for. A closed set: it labels a metric."""
+
+    RERANK = "rerank"
+    FILTER = "filter"
+    CONTEXT = "context"
+    VECTOR_STORE_SEARCH = "vector_store_search"
+    CONSOLE = "console"
+    METRICS = "metrics"
+    HEALTH = "health"
+    OTHER = "other"
+
+
+class Outcome(StrEnum):
+    """How a request ended. A closed set: it labels a metric."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    """Answered without a stage."""
+    REJECTED = "rejected"
+    """A status from 400 to 499."""
+    SHED = "shed"
+    """Refused because too many were under way."""
+    FAILED = "failed"
+    """A status from 500 on."""
+    CANCELLED = "cancelled"
+    """The client went away, or the process was told to end."""
+
+
+class HttpMetrics:
+    """The counters of one registry; one instance serves any number of applications."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        received = Counter(
+            "ctxguard_http_received_requests",
+            "HTTP requests received, by endpoint; each ends in one outcome.",
+            ["endpoint"],
+            registry=registry,
+        )
+        self._received = {each: received.labels(each.value) for each in Endpoint}
+        requests = Counter(
+            "ctxguard_http_requests",
+            "HTTP requests that ended, by endpoint and outcome (ok; degraded: without a stage; "
+            "rejected: 4xx; shed; failed: 5xx; cancelled).",
+            ["endpoint", "outcome"],
+            registry=registry,
+        )
+        self._requests = {
+            (endpoint, outcome): requests.labels(endpoint.value, outcome.value)
+            for endpoint in Endpoint
+            for outcome in Outcome
+        }
+        seconds = Histogram(
+            "ctxguard_http_request_seconds",
+            "Seconds from the head of a request to the end of its answer, by endpoint.",
+            ["endpoint"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._seconds = {each: seconds.labels(each.value) for each in Endpoint}
+
+    def received(self, endpoint: Endpoint) -> None:
+        """Count a request that begins; never raises."""
+        with suppress(Exception):
+            self._received[endpoint].inc()
+
+    def ended(self, endpoint: Endpoint, outcome: Outcome, seconds: float) -> None:
+        """Count a request that ended; never raises."""
+        with suppress(Exception):
+            self._requests[endpoint, outcome].inc()
+            self._seconds[endpoint].observe(seconds)
+
+
+_lock = Lock()
+_by_registry: WeakKeyDictionary[CollectorRegistry, HttpMetrics] = WeakKeyDictionary()
+
+
+def http_metrics(registry: CollectorRegistry) -> HttpMetrics:
+    """The counters of a registry, made once: a registry refuses the same name twice."""
+    with _lock:
+        metrics = _by_registry.get(registry)
+        if metrics is None:
+            metrics = _by_registry[registry] = HttpMetrics(registry)
+        return metrics
+
+
+def forget_dead_workers(folder: Path) -> None:
+    """Remove the live gauges of worker processes that were killed."""
+    for pid in _pids(folder.glob("gauge_live*.db")):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+        except OSError:
+            pass
+
+
+def _pids(files: Iterable[Path]) -> set[int]:
+    names = (file.stem.rpartition("_")[2] for file in files)
+    return {int(name) for name in names if name.isdecimal()}

@@ -1,0 +1,140 @@
+"""Errors of the service as problem documents (RFC 9457), one kind for each thing that can be wrong.
+
+A problem never quotes a query or a document: error pages end in logs.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from http import HTTPStatus
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from ctxguard.errors import (
+    CtxguardError,
+    FilterViolationError,
+    OverloadedError,
+    StageError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+TYPES = "https://github.com/ctxguard/ctxguard/blob/main/docs/serve.md#"
+"""A problem's ``type`` is this and the kind's name: the page says what each means."""
+
+_MOST_ERRORS = 10
+"""Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""
+
+
+class ProblemKind(Enum):
+    """What can be wrong with a request: HTTP status and title. A closed set."""
+
+    INVALID_JSON = (400, "The body is not JSON")
+    UNKNOWN_ALIAS = (400, "Unknown model alias")
+    UNAUTHORIZED = (401, "A token is needed")
+    FOREIGN_HOST = (403, "The Host header names another machine")
+    NOT_FOUND = (404, "Nothing is served here")
+    METHOD_NOT_ALLOWED = (405, "Method not allowed")
+    TOO_SLOW = (408, "The request took too long to arrive")
+    TOO_LARGE = (413, "The body is too large")
+    NOT_JSON = (415, "The body must be application/json")
+    INVALID_REQUEST = (422, "The request cannot be answered as it is")
+    INTERNAL = (500, "Internal error")
+    FILTER_VIOLATED = (502, "The retriever returned what the filter forbids")
+    OVERLOADED = (503, "Too many requests are under way")
+    UNAVAILABLE = (503, "No stage is left that could answer")
+
+    def __init__(self, status: int, title: str) -> None:
+        self.status = status
+        self.title = title
+
+    @property
+    def slug(self) -> str:
+        """The kind's name in a problem's ``type``."""
+        return self.name.lower().replace("_", "-")
+
+
+_CLOSES = frozenset({ProblemKind.TOO_SLOW, ProblemKind.TOO_LARGE, ProblemKind.OVERLOADED})
+
+
+class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
+    """A request that is answered with a problem document.
+
+    Args:
+        kind: What is wrong.
+        detail: In words, with what mends it; quotes neither a query nor a document.
+        errors: The faulty parts of the body, each with ``loc`` and ``msg``.
+        headers: Further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        kind: ProblemKind,
+        detail: str,
+        *,
+        errors: list[dict[str, object]] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.errors = errors
+        self.headers = headers
+
+    def response(self, request_id: str | None = None, *, retry_after: bool = False) -> Response:
+        """The problem document.
+
+        Args:
+            request_id: Of the request; None where it has none.
+            retry_after: Whether the client is told to try again after a second.
+        """
+        document: dict[str, object] = {
+            "type": TYPES + self.kind.slug,
+            "title": self.kind.title,
+            "status": self.kind.status,
+            "detail": self.detail,
+        }
+        if self.errors is not None:
+            document["errors"] = self.errors
+        if request_id is not None:
+            document["request_id"] = request_id
+        headers = dict(self.headers or {})
+        if retry_after:
+            headers["retry-after"] = "1"
+        if self.kind in _CLOSES:
+            # The rest of the body is neither read nor taken for the next request.
+            headers["connection"] = "close"
+        return Response(to_json(document), self.kind.status, headers, MEDIA_TYPE)
+
+
+def invalid_request(error: ValidationError) -> Problem:
+    """The problem of a body that is not JSON, or not the JSON that was asked for."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        return Problem(ProblemKind.INVALID_JSON, found[0]["msg"])
+    errors: list[dict[str, object]] = [
+        {"loc": list(each["loc"]), "msg": each["msg"]} for each in found[:_MOST_ERRORS]
+    ]
+    first = ".".join(map(str, found[0]["loc"]))
+    more = f"; {len(found) - 1:,} more" if len(found) > 1 else ""
+    return Problem(
+        ProblemKind.INVALID_REQUEST, f"{first}: {found[0]['msg']}{more}", errors=errors
+    )
+
+
+def problem_of(error: CtxguardError) -> Problem:
+    """The problem of an error that the guard raised."""
+    if isinstance(error, FilterViolationError):
+        return Problem(ProblemKind.FILTER_VIOLATED, "nothing was served")
+    if isinstance(error, OverloadedError):
+        return Problem(ProblemKind.OVERLOADED, str(error))
+    if isinstance(error, StageError):
+        return Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer")
+    return Problem(ProblemKind.INVALID_REQUEST, str(error))
+
+
+def of_status(status: int) -> Problem:
+    """The problem of a status that the framework answers with by itself."""
+    kinds = {kind.status: kind for kind in reversed(ProblemKind)}
+    kind = kinds.get(status, ProblemKind.INVALID_REQUEST)
+    return Problem(kind, HTTPStatus(status).phrase)

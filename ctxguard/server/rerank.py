@@ -1,0 +1,369 @@
+"""The rerank protocol: score, decide, and say it in the scores, as Cohere, Jina, vLLM and TEI do.
+
+What the decision keeps has its calibrated P(relevant), what it drops exactly 0.0. A reranker that
+fails leaves the documents in their order: its outage neither fails a query nor empties it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NotRequired
+
+from pydantic import Field, TypeAdapter, with_config
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from ctxguard.core.context import Context
+from ctxguard.core.decision import candidate_order
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.scores import is_valid, relative_scores
+from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure
+from ctxguard.errors import CtxguardError
+from ctxguard.guard import ContextGuard
+from ctxguard.resilience import failure_of
+from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.scoring import STAGE, BoundedScorer
+from ctxguard.server.wire import answer, parse
+
+ALIAS = "ctxguard:"
+OMIT, FULL = "ctxguard:omit", "ctxguard:full"
+
+LEAST_KEPT = 1e-6
+"""The least score of a kept document: clients take 0.0 for one that was dropped."""
+
+_PLAIN = frozenset(
+    {
+        Flag.UNCALIBRATED,
+        Flag.PROFILE_MISMATCH,
+        Flag.ROUTE_UNCALIBRATED,
+        Flag.DOMAIN_VIOLATION,
+        Flag.MISSING_SIGNALS,
+        Flag.RANK_ONLY,
+    }
+)
+"""Where one of these is flagged nothing calibrated was decided, and the reranker's order holds."""
+
+
+class Document(TypedDict):
+    """A document with a text; its other fields are not read."""
+
+    text: str
+
+
+_Documents = list[Annotated[str | Document, Field(union_mode="left_to_right")]]
+
+
+@with_config(json_schema_extra={"oneOf": [{"required": ["documents"]}, {"required": ["texts"]}]})
+class RerankRequest(TypedDict):
+    """Documents to rerank: ``documents`` as Cohere, Jina and vLLM name them, ``texts`` as TEI."""
+
+    query: str
+    documents: NotRequired[_Documents]
+    texts: NotRequired[list[str]]
+    model: NotRequired[
+        Annotated[
+            str | None,
+            Field(
+                description="Passed on to the reranker. ctxguard:omit leaves out what is dropped, "
+                "ctxguard:full never does."
+            ),
+        ]
+    ]
+    top_n: NotRequired[
+        Annotated[
+            int | None,
+            Field(
+                ge=0,
+                description="The most results; what is dropped is left out. Absent, 0, or as many "
+                "as there are documents: all, what is dropped with a score of 0.0.",
+            ),
+        ]
+    ]
+    return_documents: NotRequired[bool | None]
+    return_text: NotRequired[bool | None]
+    max_tokens_per_doc: NotRequired[Annotated[int | None, Field(ge=1)]]
+
+
+class RerankResult(TypedDict):
+    """One document's score: in (0, 1] if it is kept, 0.0 if it is dropped."""
+
+    index: Annotated[int, Field(description="Its position in the request, from 0.")]
+    relevance_score: float
+    document: NotRequired[Document]
+
+
+class TeiResult(TypedDict):
+    """One text's score, as in ``RerankResult``."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class Degraded(TypedDict):
+    """Why the reranker's scores are missing."""
+
+    stage: str
+    kind: str
+
+
+class GuardMeta(TypedDict):
+    """What was decided."""
+
+    request_id: str
+    policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
+    mode: str
+    kept: int
+    dropped: Annotated[dict[str, int], Field(description="How many each reason dropped.")]
+    flags: list[str]
+    degraded: Degraded | None
+
+
+class RerankMeta(TypedDict):
+    """What was decided, beside what the protocol has there."""
+
+    ctxguard: GuardMeta
+
+
+class Usage(TypedDict):
+    """Zero: tokens are counted by the reranker, if at all."""
+
+    total_tokens: int
+    prompt_tokens: int
+
+
+class RerankAnswer(TypedDict):
+    """The results, best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    meta: RerankMeta
+    usage: Usage
+
+
+REQUEST: TypeAdapter[RerankRequest] = TypeAdapter(RerankRequest)
+_USAGE: Usage = {"total_tokens": 0, "prompt_tokens": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The documents as passages, made when they are read; their ids are their positions."""
+
+    texts: Sequence[str]
+
+    def __getitem__(self, position: int, /) -> Passage:
+        return Passage(str(position), self.texts[position])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What is answered of all documents.
+
+    Attributes:
+        positions: Of the documents, best first.
+        scores: Of each, in that order; they never rise.
+        kept: How many of them are kept, from the first on.
+        dropped: How many each reason dropped.
+    """
+
+    positions: Sequence[int]
+    scores: Sequence[float]
+    kept: int
+    dropped: dict[str, int]
+
+
+class RerankEndpoint:
+    """Answers rerank requests.
+
+    Args:
+        guard: Decides.
+        scorer: Scores.
+        kind: What the scores mean.
+        model: The model that the reranker is asked for; None for the one that a request names.
+        max_documents: The most documents of a request.
+    """
+
+    def __init__(
+        self,
+        guard: ContextGuard,
+        scorer: BoundedScorer,
+        kind: ScoreKind,
+        model: str | None,
+        max_documents: int,
+    ) -> None:
+        self._guard = guard
+        self._scorer = scorer
+        self._kind = kind
+        self._model = model
+        self._max_documents = max_documents
+        self._ids = tuple(map(str, range(max_documents)))
+        # Of equal scores the first in the request is the better.
+        self._ranks = tuple(range(1, max_documents + 1))
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            Problem: it cannot be answered.
+        """
+        given = parse(REQUEST, await request.body())
+        texts = self._texts_of(given)
+        asked = given.get("model")
+        if asked is not None and asked.startswith(ALIAS) and asked not in (OMIT, FULL):
+            raise Problem(
+                ProblemKind.UNKNOWN_ALIAS,
+                f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
+            )
+        query, state = given["query"], request.scope["state"]
+        context = await self._decided(query, texts, given, state["request_id"])
+        ranked = ranked_of(context)
+        failure = next(iter(context.decision.ranking.failures), None)
+        headers = None
+        if failure is not None:
+            state["degraded"] = True
+            headers = {"x-ctxguard-degraded": failure.kind.value}
+        shown = _shown(ranked, given.get("top_n"), asked)
+        pairs = zip(ranked.positions[:shown], ranked.scores[:shown], strict=True)
+        if "texts" in given:
+            if given.get("return_text"):
+                return answer(
+                    [{"index": at, "score": score, "text": texts[at]} for at, score in pairs],
+                    headers,
+                )
+            return answer([{"index": at, "score": score} for at, score in pairs], headers)
+        results = (
+            [
+                {"index": at, "relevance_score": score, "document": {"text": texts[at]}}
+                for at, score in pairs
+            ]
+            if given.get("return_documents")
+            else [{"index": at, "relevance_score": score} for at, score in pairs]
+        )
+        return answer(
+            {
+                "id": context.request_id,
+                "model": asked or self._model or "ctxguard",
+                "results": results,
+                "meta": {"ctxguard": _meta(context, ranked, failure)},
+                "usage": _USAGE,
+            },
+            headers,
+        )
+
+    def _texts_of(self, given: RerankRequest) -> list[str]:
+        if ("texts" in given) is ("documents" in given):
+            raise Problem(
+                ProblemKind.INVALID_REQUEST, "give the documents as `documents`, or as `texts`"
+            )
+        texts = given["texts"] if "texts" in given else _as_texts(given["documents"])
+        if len(texts) > self._max_documents:
+            raise Problem(
+                ProblemKind.INVALID_REQUEST,
+                f"{len(texts):,} documents, the limit is {self._max_documents:,}: send fewer, or "
+                "start the service with a larger --max-documents",
+            )
+        most = self._guard.max_query_chars
+        if len(given["query"]) > most:
+            raise Problem(
+                ProblemKind.INVALID_REQUEST,
+                f"the query has {len(given['query']):,} characters, the limit is {most:,}",
+            )
+        return texts
+
+    async def _decided(
+        self, query: str, texts: list[str], given: RerankRequest, request_id: str
+    ) -> Context:
+        asked = given.get("model")
+        model = self._model
+        if model is None and asked is not None and not asked.startswith(ALIAS):
+            model = asked
+        scores: list[float | None] = [None] * len(texts)
+        failures: tuple[StageFailure, ...] = ()
+        if texts:
+            try:
+                found = await self._scorer.scores(
+                    query, texts, model, given.get("max_tokens_per_doc")
+                )
+                scores = found.tolist()
+            except Exception as error:
+                failures = (failure_of(STAGE, error),)
+        n = len(texts)
+        ranking = Ranking(
+            self._ids[:n],
+            scores,
+            self._kind,
+            _Texts(texts),
+            ranks=self._ranks[:n],
+            failures=failures,
+        )
+        try:
+            return self._guard.filter(query, ranking, request_id=request_id)
+        except CtxguardError as error:
+            raise problem_of(error) from error
+
+
+def ranked_of(context: Context) -> Ranked:
+    """Every document in the order of the answer, with its score and what was dropped.
+
+    Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where
+    nothing calibrated was decided: the reranker's order and scores, and nothing is dropped.
+    """
+    decision, ranking = context.decision, context.decision.ranking
+    n = len(ranking)
+    if ranking.failures:
+        return Ranked(range(n), [(n - at) / (n + 1) for at in range(n)], n, {})
+    if context.mode is not Mode.ENFORCE or ranking.kind is ScoreKind.RANK:
+        return _plain(ranking)
+    if not _PLAIN.isdisjoint(context.flags):
+        return _plain(ranking)
+    kept, beyond = list(decision.kept), decision.order[decision.n_kept :]
+    scores = decision.probabilities
+    if scores is None:
+        policy = decision.policy
+        temperature = policy.temperature if isinstance(policy, RatioPolicy) else 1.0
+        valid = [float(ranking.scores[at] or 0.0) for at in kept]
+        scores = relative_scores(ranking.kind, valid, temperature)
+    dropped = [*beyond, *[at for at, _ in decision.set_aside]]
+    return Ranked(
+        [*kept, *dropped],
+        [*[min(max(score, LEAST_KEPT), 1.0) for score in scores[: len(kept)]]]
+        + [0.0] * len(dropped),
+        len(kept),
+        {reason.value: count for reason, count in context.dropped_by_reason.items()},
+    )
+
+
+def _plain(ranking: Ranking) -> Ranked:
+    """The reranker's own order and scores; documents without a valid one last, with the least."""
+    order, set_aside, _ = candidate_order(ranking)
+    positions = [*order, *[at for at, _ in set_aside]]
+    valid = [score if is_valid(score) else None for score in ranking.scores]
+    least = min((score for score in valid if score is not None), default=0.0)
+    scores = [least if (score := valid[at]) is None else score for at in positions]
+    return Ranked(positions, scores, len(positions), {})
+
+
+def _shown(ranked: Ranked, top_n: int | None, asked: str | None) -> int:
+    """How many results are answered, from the first on."""
+    n = len(ranked.positions)
+    omits = asked == OMIT or (top_n and top_n < n and asked != FULL)
+    return min(ranked.kept if omits else n, top_n or n)
+
+
+def _as_texts(documents: _Documents) -> list[str]:
+    return [each if isinstance(each, str) else each["text"] for each in documents]
+
+
+def _meta(context: Context, ranked: Ranked, failure: StageFailure | None) -> GuardMeta:
+    return {
+        "request_id": context.request_id,
+        "policy": context.profile_id,
+        "mode": context.mode.value,
+        "kept": ranked.kept,
+        "dropped": ranked.dropped,
+        "flags": [flag.value for flag in context.flags],
+        "degraded": (
+            None if failure is None else {"stage": failure.stage, "kind": failure.kind.value}
+        ),
+    }

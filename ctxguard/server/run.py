@@ -1,0 +1,173 @@
+"""Running the service: the socket, uvicorn, worker processes, and what it leaves to itself."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.supervisors import Multiprocess
+
+from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.server.settings import Settings
+
+_log = logging.getLogger("uvicorn.error")
+
+_MOST_HEAD_BYTES = 64 * 2**10
+_KEEP_ALIVE_SECONDS = 30
+_SPARE_FILES = 200
+_MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def serve(settings: Settings, announce: Callable[[str], object] = print) -> None:
+    """Serve until a signal ends it; requests under way are finished, and samples stored.
+
+    Args:
+        settings: What to serve, and where.
+        announce: Told the URL once it can be reached.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on.
+        CtxguardError: something that the settings name cannot be opened.
+    """
+    _raise_file_limit(settings.max_connections)
+    listening = _listening(settings)
+    host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    with listening, tempfile.TemporaryDirectory(prefix="ctxguard-metrics-") as folder:
+        if settings.workers == 1:
+            from ctxguard.server.app import create_app
+
+            app = create_app(settings)
+            announce(url)
+            uvicorn.Server(_config(settings, app)).run([listening])
+            return
+        # Read by prometheus-client when a worker imports it.
+        os.environ.setdefault(_MULTIPROCESS, folder)
+        os.environ.update(settings.to_environment())
+        announce(url)
+        Multiprocess(_config(settings, f"{__name__}:app_from_environment"), [listening]).run()
+
+
+def app_from_environment() -> Starlette:
+    """The application of a worker process; ends the process if it cannot be made."""
+    from ctxguard.server.app import create_app
+
+    try:
+        return create_app(Settings.from_environment())
+    except CtxguardError as error:
+        _log.error("%s", error)  # noqa: TRY400 - the message says it all
+        sys.exit(STARTUP_FAILURE)
+
+
+def _config(settings: Settings, app: Any) -> uvicorn.Config:
+    protocol = partial(
+        BoundedHttpProtocol,
+        receive_seconds=settings.receive_seconds,
+        max_connections=settings.max_connections,
+    )
+    return uvicorn.Config(
+        app,
+        factory=isinstance(app, str),
+        workers=settings.workers,
+        http=protocol,  # type: ignore[arg-type]  # it is only called
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(settings.shutdown_seconds + 0.5),
+    )
+
+
+def _listening(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{settings.host}:{settings.port} cannot be listened on ({error.strerror or error}): "
+            "choose another --host or --port"
+        ) from None
+
+
+def _raise_file_limit(connections: int) -> None:
+    """Allow as many open files as there may be connections, or as many as the system lets."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with limits on what it reads before an application is called.
+
+    Args:
+        receive_seconds: The longest that the head of a request may take, from the opening of the
+            connection or from the head's first byte.
+        max_connections: The most open connections; a further one is closed.
+    """
+
+    def __init__(
+        self, *args: Any, receive_seconds: float, max_connections: int, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._receive_seconds = receive_seconds
+        self._max_connections = max_connections
+        self._late: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection, or close it where there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            transport.abort()
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._late is None:
+            self._head_bytes = 0
+        elif self._head_bytes > _MOST_HEAD_BYTES:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        if self._late is None:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """The head of a request is whole."""
+        self._forget_head()
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        self._late = self.loop.call_later(self._receive_seconds, self.timeout_keep_alive_handler)
+
+    def _forget_head(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

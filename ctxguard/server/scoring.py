@@ -1,0 +1,165 @@
+"""Who scores the documents of a rerank request, within a time limit and behind a circuit breaker."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import OverloadedError, StageError
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import Stage
+from ctxguard.retrieval.protocols import Reranker
+
+STAGE = "rerank"
+
+_LOCAL_WORKERS = 2
+"""A cross-encoder spreads one request over all processors."""
+
+
+class Scorer(Protocol):
+    """Scores documents for a query; ``ctxguard.retrieval.rerank_client.RerankClient`` is one."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies what the scores mean; a profile holds for an equal one."""
+        ...
+
+    async def ascore(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str | None = None,
+        max_tokens_per_doc: int | None = None,
+    ) -> FloatArray:
+        """One score per document, shape (n,), higher is better; NaN where there is none.
+
+        Args:
+            query: The query.
+            documents: Their texts.
+            model: The model that the request asks for; None for the scorer's own.
+            max_tokens_per_doc: After which a document is cut; None for the scorer's own limit.
+
+        Raises:
+            StageError: what came back is no answer.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        ...
+
+
+class LocalScorer:
+    """A cross-encoder of this process, on threads of its own.
+
+    Args:
+        reranker: Scores on the calling thread.
+        deadline_seconds: After which a call is given up, and its thread replaced.
+        max_waiting: The most calls that wait for a thread.
+    """
+
+    def __init__(self, reranker: Reranker, deadline_seconds: float, max_waiting: int) -> None:
+        self._reranker = reranker
+        self._deadline_seconds = deadline_seconds
+        # The circuit is that of `BoundedScorer`.
+        self._stage = Stage(STAGE, workers=_LOCAL_WORKERS, waiting=max_waiting, breaks=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """The cross-encoder's."""
+        return self._reranker.fingerprint
+
+    def warm_up(self) -> None:
+        """Load the model, and score once."""
+        self._reranker.score("warm up", ["warm up"])
+
+    async def ascore(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str | None = None,  # noqa: ARG002 - there is one
+        max_tokens_per_doc: int | None = None,  # noqa: ARG002 - the model's own
+    ) -> FloatArray:
+        """See `Scorer`; the model and the limit are the cross-encoder's own."""
+        work = partial(self._reranker.score, query, documents)
+        call = self._stage.submit(work, self._deadline_seconds, is_only_stage=True)
+        return await call.aresult()
+
+    async def aclose(self) -> None:
+        """Nothing: the threads end with the process."""
+
+
+class BoundedScorer:
+    """A scorer with a deadline, a limit on the requests that wait for it, and a circuit breaker.
+
+    Args:
+        scorer: Scores.
+        deadline_seconds: The longest that one call may take.
+        max_in_flight: The most calls at once.
+        telemetry: Told when the circuit opens or closes.
+
+    Attributes:
+        scorer: As given.
+    """
+
+    def __init__(
+        self, scorer: Scorer, deadline_seconds: float, max_in_flight: int, telemetry: Telemetry
+    ) -> None:
+        self.scorer = scorer
+        self._deadline_seconds = deadline_seconds
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
+        self._stage = Stage(STAGE)
+        self._stage.watch(telemetry.circuit_changed)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the scorer is left out, because it failed repeatedly just before."""
+        return self._stage.is_open
+
+    async def scores(
+        self,
+        query: str,
+        documents: Sequence[str],
+        model: str | None = None,
+        max_tokens_per_doc: int | None = None,
+    ) -> FloatArray:
+        """One score per document, shape (n,), some of them not finite; see `Scorer.ascore`.
+
+        Raises:
+            UnansweredError: it is late, or was not called because its circuit is open.
+            OverloadedError: too many calls are under way.
+            StageError: not one usable score for each document came back.
+            Exception: whatever the scorer raises.
+        """
+        if self._in_flight >= self._max_in_flight:
+            raise OverloadedError(STAGE, f"{self._in_flight:,} requests wait for the reranker")
+        self._in_flight += 1
+        try:
+            return await self._stage.await_within(
+                partial(self._checked, query, documents, model, max_tokens_per_doc),
+                self._deadline_seconds,
+            )
+        finally:
+            self._in_flight -= 1
+
+    async def _checked(
+        self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
+    ) -> FloatArray:
+        returned = await self.scorer.ascore(
+            query, documents, model=model, max_tokens_per_doc=max_tokens
+        )
+        # Checked inside the stage, so that garbage counts against the circuit.
+        try:
+            scores = np.asarray(returned, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise StageError(STAGE, "the scores are no numbers") from None
+        if scores.shape != (len(documents),):
+            raise StageError(STAGE, f"{scores.shape} scores for {len(documents)} documents")
+        if not np.isfinite(scores).any():
+            raise StageError(STAGE, "no score is a finite number")
+        return scores

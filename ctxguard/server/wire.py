@@ -1,0 +1,46 @@
+"""Reading and writing the bodies of requests and answers."""
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from ctxguard.server.problems import invalid_request
+
+_T = TypeVar("_T")
+
+
+def parse(adapter: TypeAdapter[_T], body: bytes) -> _T:
+    """A body as the type that is asked for.
+
+    Half a surrogate pair, which some scrapers leave in texts, is read as a question mark.
+
+    Raises:
+        Problem: it is not JSON, or does not fit.
+    """
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        if b"\\ud" in body.lower() and error.errors()[0]["type"] == "json_invalid":
+            return _parse_without_surrogates(adapter, body)
+        raise invalid_request(error) from None
+
+
+def _parse_without_surrogates(adapter: TypeAdapter[_T], body: bytes) -> _T:
+    try:
+        whole = json.dumps(json.loads(body), ensure_ascii=False).encode(errors="replace")
+    except (ValueError, RecursionError):
+        whole = body
+    try:
+        return adapter.validate_json(whole)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def answer(content: Any, headers: dict[str, str] | None = None) -> Response:
+    """An answer in JSON; a number that JSON cannot carry is null."""
+    return Response(
+        to_json(content, inf_nan_mode="null"), headers=headers, media_type="application/json"
+    )
