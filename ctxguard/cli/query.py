@@ -8,11 +8,10 @@ from rich.text import Text
 
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
-from ctxguard.cli._descriptions import FLAGS, REASONS, threshold_in_words
 from ctxguard.cli._retriever import beyond_index, on_route, open_retriever, terms_of
 from ctxguard.cli._snippets import snippet
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
-from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
 
 if TYPE_CHECKING:
     from calibration.retrievers import WrappedRetriever

@@ -5,6 +5,7 @@ few passages as the estimates need. Where annotators disagree, ``core.adjudicati
 no I/O, no clock, no logging.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
 
     Args:
         labels: Pairs of sample id and label, as ``SampleStore.labels`` gives them. Labels of
-            another source than people are left out.
+            another source than people are left out, and those that were taken back.
 
     >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
     >>> bob = LabelRow("r", "a", 0, None, "bob", 2.0)
@@ -52,12 +53,36 @@ def human_verdicts(labels: Iterable[tuple[int, LabelRow]]) -> dict[int, HumanVer
     (0, 1)
     """
     votes: dict[int, dict[str, list[Vote]]] = {}
-    for sample_id, label in labels:
-        if label.source == _SOURCE:
+    for sample_id, label in standing(labels):
+        if label.source == _SOURCE and label.grade is not None:
             negative = Negative(label.negative) if label.negative else None
             vote = Vote(label.grade, negative, label.annotator, label.time_seconds)
             votes.setdefault(sample_id, {}).setdefault(label.passage_id, []).append(vote)
     return {sample_id: _adjudicated(of_sample) for sample_id, of_sample in votes.items()}
+
+
+def standing(labels: Iterable[tuple[int, LabelRow]]) -> list[tuple[int, LabelRow]]:
+    """The labels that were not taken back; pairs of sample id and label, in the order given.
+
+    >>> ann = LabelRow("r", "a", 3, None, "ann", 1.0)
+    >>> standing([(7, ann), (7, LabelRow("r", "a", None, None, "ann", 2.0))])
+    []
+    """
+    labels = list(labels)
+    taken_back: dict[tuple[int, str, str, str], float] = {}
+    for sample_id, label in labels:
+        if label.grade is None:
+            taken_back[_whose(sample_id, label)] = label.time_seconds
+    return [
+        (sample_id, label)
+        for sample_id, label in labels
+        if label.grade is not None
+        and label.time_seconds > taken_back.get(_whose(sample_id, label), -math.inf)
+    ]
+
+
+def _whose(sample_id: int, label: LabelRow) -> tuple[int, str, str, str]:
+    return sample_id, label.passage_id, label.annotator, label.source
 
 
 def _adjudicated(votes: Mapping[str, list[Vote]]) -> HumanVerdicts:

@@ -123,33 +123,23 @@ class Judgments(StorePart):
     @reads
     def samples_of(self, connection: sa.Connection, request_id: str) -> list[StoredSample]:
         """The samples of a request, oldest first, and how far each came."""
-        payloads, series = schema.payloads.c, schema.series.c
-        query = (
-            sa.select(
-                schema.samples,
-                payloads.sample_id.is_not(None).label("has_text"),
-                series.name.label("series"),
-            )
-            .outerjoin(schema.payloads, payloads.sample_id == _samples.sample_id)
-            .outerjoin(schema.judged, _judged.sample_id == _samples.sample_id)
-            .outerjoin(schema.series, series.series_id == _judged.series_id)
-            .where(_samples.request_id == storable(request_id))
-            .order_by(_samples.sample_id)
-        )
-        return [
-            StoredSample(
-                row.sample_id,
-                row.request_id,
-                row.time_seconds,
-                row.probability,
-                row.session_id,
-                State(row.state),
-                row.attempts,
-                bool(row.has_text),
-                row.series,
-            )
-            for row in connection.execute(query)
-        ]
+        query = _stored().where(_samples.request_id == storable(request_id))
+        return list(map(_stored_sample, connection.execute(query.order_by(_samples.sample_id))))
+
+    @reads
+    def newest_samples(
+        self, connection: sa.Connection, n: int, *, before: int | None = None
+    ) -> list[StoredSample]:
+        """The samples that were stored last, newest first, and how far each came.
+
+        Args:
+            n: How many at most.
+            before: Only samples stored before the one with this id; None for the newest of all.
+        """
+        query = _stored().order_by(_samples.sample_id.desc()).limit(n)
+        if before is not None:
+            query = query.where(_samples.sample_id < before)
+        return list(map(_stored_sample, connection.execute(query)))
 
     @reads
     def request_ids(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, str]:
@@ -157,6 +147,34 @@ class Judgments(StorePart):
         query = sa.select(_samples.sample_id, _samples.request_id)
         rows = rows_with(connection, query, _samples.sample_id, sample_ids)
         return {row.sample_id: row.request_id for row in rows}
+
+
+def _stored() -> sa.Select[Any]:
+    payloads, series = schema.payloads.c, schema.series.c
+    return (
+        sa.select(
+            schema.samples,
+            payloads.sample_id.is_not(None).label("has_text"),
+            series.name.label("series"),
+        )
+        .outerjoin(schema.payloads, payloads.sample_id == _samples.sample_id)
+        .outerjoin(schema.judged, _judged.sample_id == _samples.sample_id)
+        .outerjoin(schema.series, series.series_id == _judged.series_id)
+    )
+
+
+def _stored_sample(row: sa.Row[Any]) -> StoredSample:
+    return StoredSample(
+        row.sample_id,
+        row.request_id,
+        row.time_seconds,
+        row.probability,
+        row.session_id,
+        State(row.state),
+        row.attempts,
+        bool(row.has_text),
+        row.series,
+    )
 
 
 def driver_rows(connection: sa.Connection, query: sa.Select[Any]) -> Sequence[Any]:

@@ -4,6 +4,7 @@ All of it belongs to a request, and so to every sample of that request.
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -25,7 +26,10 @@ _labels = schema.labels.c
 _queue = schema.label_queue.c
 _feedback = schema.feedback.c
 
-_Verdict = tuple[int, str | None]
+_Verdict = tuple[int | None, str | None]
+
+_TAKEN_BACK = -1
+"""The stored grade of a row that takes a label back."""
 
 
 class Labelling(StorePart):
@@ -37,7 +41,8 @@ class Labelling(StorePart):
 
         A label that repeats the same annotator's last label of that passage is left out. Labels
         that contradict others, or the same annotator's earlier ones, are added and counted: which
-        of them holds is for those who read them to decide.
+        of them holds is for those who read them to decide. A row without a grade takes the
+        annotator's label of that passage back, and is added only if there is one.
         """
         self._lock_writers(connection, schema.labels)
         rows = [_storable(row) for row in rows]
@@ -56,7 +61,13 @@ class Labelling(StorePart):
             passage.add(row)
             new.append(row)
         if new:
-            connection.execute(sa.insert(schema.labels), [asdict(row) for row in new])
+            connection.execute(
+                sa.insert(schema.labels),
+                [
+                    {**asdict(row), "grade": _TAKEN_BACK if row.grade is None else row.grade}
+                    for row in new
+                ],
+            )
         unknown = dict.fromkeys(row.request_id for row in rows if row.request_id not in known)
         return LabelsAdded(len(new), duplicates, disagreeing, tuple(unknown))
 
@@ -79,13 +90,8 @@ class Labelling(StorePart):
         query = sa.select(_samples.sample_id, schema.labels).join(
             schema.samples, _samples.request_id == _labels.request_id
         )
-        rows: Iterable[sa.Row[Any]] = (
-            connection.execute(query)
-            if sample_ids is None
-            else rows_with(connection, query, _samples.sample_id, sorted(set(sample_ids)))
-        )
-        in_order = sorted(rows, key=lambda row: (row.label_id, row.sample_id))
-        return [(row.sample_id, _label(row)) for row in in_order]
+        rows = _of_samples(connection, query, _labels.label_id, sample_ids)
+        return [(row.sample_id, _label(row)) for row in rows]
 
     @writes
     def queue_labels(
@@ -150,12 +156,9 @@ class Labelling(StorePart):
         self, connection: sa.Connection, sample_ids: Sequence[int] | None = None
     ) -> list[tuple[int, FeedbackRow]]:
         """(sample id, feedback) in the order in which it was added; None for all samples."""
-        query = (
-            sa.select(_samples.sample_id, schema.feedback)
-            .join(schema.samples, _samples.request_id == _feedback.request_id)
-            .order_by(_feedback.feedback_id, _samples.sample_id)
+        query = sa.select(_samples.sample_id, schema.feedback).join(
+            schema.samples, _samples.request_id == _feedback.request_id
         )
-        wanted = None if sample_ids is None else set(sample_ids)
         return [
             (
                 row.sample_id,
@@ -163,9 +166,11 @@ class Labelling(StorePart):
                     row.request_id, row.kind, tuple(json.loads(row.passage_ids)), row.time_seconds
                 ),
             )
-            for row in connection.execute(query)
-            if wanted is None or row.sample_id in wanted
+            for row in _of_samples(connection, query, _feedback.feedback_id, sample_ids)
         ]
+
+
+_NOTHING_GIVEN: tuple[float, _Verdict] = (-math.inf, (None, None))
 
 
 class _LabelledPassage:
@@ -179,21 +184,37 @@ class _LabelledPassage:
     def has(self, row: LabelRow) -> bool:
         """Whether the label is there, or repeats this annotator's last one."""
         verdict, who = (row.grade, row.negative), (row.annotator, row.source)
-        latest = self._latest.get(who)
+        latest = self._latest.get(who, _NOTHING_GIVEN)
         return (*who, row.time_seconds, verdict) in self._exact or (
-            latest is not None and row.time_seconds >= latest[0] and verdict == latest[1]
+            row.time_seconds >= latest[0] and verdict == latest[1]
         )
 
     def add(self, row: LabelRow) -> None:
         verdict, who = (row.grade, row.negative), (row.annotator, row.source)
-        self._verdicts.add(verdict)
+        if row.grade is not None:
+            self._verdicts.add(verdict)
         self._exact.add((*who, row.time_seconds, verdict))
         latest = self._latest.get(who)
         if latest is None or row.time_seconds >= latest[0]:
             self._latest[who] = (row.time_seconds, verdict)
 
     def is_contradicted_by(self, row: LabelRow) -> bool:
-        return bool(self._verdicts - {(row.grade, row.negative)})
+        return row.grade is not None and bool(self._verdicts - {(row.grade, row.negative)})
+
+
+def _of_samples(
+    connection: sa.Connection,
+    query: sa.Select[Any],
+    number: sa.ColumnElement[int],
+    sample_ids: Sequence[int] | None,
+) -> list[sa.Row[Any]]:
+    """The rows of some samples, or of all, in the order of their numbers."""
+    rows: Iterable[sa.Row[Any]] = (
+        connection.execute(query)
+        if sample_ids is None
+        else rows_with(connection, query, _samples.sample_id, sorted(set(sample_ids)))
+    )
+    return sorted(rows, key=lambda row: (getattr(row, number.key), row.sample_id))
 
 
 def _known_requests(connection: sa.Connection, request_ids: Iterable[str]) -> set[str]:
@@ -216,7 +237,7 @@ def _label(row: sa.Row[Any]) -> LabelRow:
     return LabelRow(
         row.request_id,
         row.passage_id,
-        row.grade,
+        None if row.grade == _TAKEN_BACK else row.grade,
         row.negative,
         row.annotator,
         row.time_seconds,

@@ -331,7 +331,8 @@ class LabelRow:
     """One person's label of one passage for one request.
 
     Attributes:
-        grade: 0 for irrelevant, higher for more relevant.
+        grade: 0 for irrelevant, higher for more relevant; None takes this annotator's labels of
+            the passage up to that time back.
         negative: How a passage of grade 0 misleads; None where it does not.
         annotator: The person's name.
         time_seconds: When it was given, in seconds since the epoch.
@@ -340,7 +341,7 @@ class LabelRow:
 
     request_id: str
     passage_id: str
-    grade: int
+    grade: int | None
     negative: str | None
     annotator: str
     time_seconds: float

@@ -1,0 +1,301 @@
+"""What the store knows of one sampled request: what was served and dropped, and why."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from ctxguard.core.decision import Decision, decide
+from ctxguard.core.policies import Policy
+from ctxguard.core.types import Flag, Verdict
+from ctxguard.errors import DataError
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges.verdict_text import verdicts_from_json
+from ctxguard.monitor.labels.human import standing
+from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore, State, StoredSample
+from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
+from ctxguard.profile.schema import Profile
+
+_STATES = {
+    State.PENDING: "waits to be judged",
+    State.CLAIMED: "is being judged",
+    State.JUDGED: "judged by {series}",
+    State.INCOMPLETE: "left out: a served passage got no valid verdict",
+    State.FAILED: "left out",
+    State.SKIPPED: "left out at random to keep the judging budget: others stand for it",
+    State.FORCED: "added by hand: never judged, in no estimate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A candidate and all that is known of it.
+
+    Attributes:
+        passage_id: Its id.
+        title: Its title; empty where it has none, or none is stored.
+        rank: In the retriever's own order, from 1.
+        score: The score that decided; None where it is not a number.
+        legs: The score of each stage, by its name.
+        signals: The stored signals, by name.
+        outcome: ``served``, ``dropped``, or ``unusable`` without a score that can be compared.
+        reason: Why it was dropped; None where it was not, or that is not known.
+        kept_if: The settings at which it would have been kept.
+        judge: The judge's verdict; None without one.
+        labels: Those of people that were not taken back, in the order in which they were given.
+    """
+
+    passage_id: str
+    title: str
+    rank: int
+    score: float | None
+    legs: Mapping[str, float | None]
+    signals: Mapping[str, float | None]
+    outcome: str
+    reason: str | None
+    kept_if: tuple[str, ...]
+    judge: Judgment | None
+    labels: tuple[LabelRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One sample.
+
+    Attributes:
+        stored: The sample, and how far it came.
+        record: None where its text was deleted, or cannot be read.
+        candidates: Served ones first, each best first.
+        rejected: (passage id, reason, raw reply) of each verdict that was not valid.
+        picked: The probability with which it was picked for labels, by depth.
+        alarm: The alarm that requested its labels; None for none.
+        reactions: The kinds of users' reactions.
+        decision: What the profile decides; None without one, or where it has no policy for it.
+        notes: What to know of that decision.
+    """
+
+    stored: StoredSample
+    record: SampleRecord | None
+    candidates: tuple[Candidate, ...] = ()
+    rejected: tuple[tuple[str, str, str], ...] = ()
+    picked: Mapping[str, float] = field(default_factory=dict)
+    alarm: str | None = None
+    reactions: tuple[str, ...] = ()
+    decision: Decision | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """How far it came, in words."""
+        return state_in_words(self.stored, is_readable=self.record is not None)
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and values of what is known of the request as a whole."""
+        stored, record = self.stored, self.record
+        facts = [
+            ("request", stored.request_id),
+            ("answered", time_in_words(stored.time_seconds)),
+            ("sampled", f"with probability {stored.probability:.3g}"),
+            ("state", self.state),
+            ("session", stored.session_id or ""),
+            ("labels", self._picked_in_words()),
+            ("feedback", ", ".join(self.reactions)),
+        ]
+        if record is None:
+            facts.append(("text", "deleted to bound the store's size, or not readable"))
+        else:
+            n = len(record.passage_ids)
+            facts[1:1] = [("query", record.query or "not stored")]
+            facts += [
+                ("segment", record.segment or ""),
+                ("route", record.route.value),
+                ("mode", record.mode.value),
+                ("profile", record.profile_id or "none"),
+                (
+                    "policy",
+                    f"kept {record.kept} of {n} candidates; {len(record.served)} were served",
+                ),
+                *[("flag", f"{flag}: {FLAGS[Flag(flag)]}") for flag in record.flags],
+            ]
+        if self.decision is not None:
+            facts.append(("keeps", describe_policy(self.decision.policy)))
+        return [(name, text) for name, text in facts if text]
+
+    def _picked_in_words(self) -> str:
+        parts = [
+            f"picked to depth {depth} with probability {probability:.3g}"
+            for depth, probability in self.picked.items()
+        ]
+        if self.alarm is not None:
+            parts.append(f"requested by the alarm {self.alarm}")
+        return ", ".join(parts) or "not picked for labels"
+
+
+def explain_sample(
+    store: SampleStore, stored: StoredSample, profile: Profile | None
+) -> Explanation:
+    """All that the store knows of one sample.
+
+    Args:
+        store: Where it is.
+        stored: As ``samples_of`` gave it.
+        profile: Decides again, which tells the reason of each drop; None for no reasons.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    sample_id = stored.sample_id
+    record = readable(store.payloads([sample_id]).get(sample_id))
+    judge: dict[str, Judgment] = {}
+    picked: dict[str, float] = {}
+    for series in store.series():
+        judge |= verdicts_from_json(store.verdicts(series, [sample_id]).get(sample_id, ""))
+        for depth in LabelDepth:
+            probability = store.picked(series, depth).get(sample_id)
+            picked |= {} if probability is None else {depth.value: probability}
+    labels = [label for _, label in standing(store.labels([sample_id]))]
+    decision, notes = (None, []) if record is None else _decided(record, profile)
+    return Explanation(
+        stored,
+        record,
+        () if record is None else tuple(_candidates(record, decision, judge, labels)),
+        store.rejected([sample_id]).get(sample_id, ()),
+        picked,
+        dict(store.label_queue()).get(sample_id),
+        tuple([reaction.kind for _, reaction in store.feedback([sample_id])]),
+        decision,
+        tuple(notes),
+    )
+
+
+def readable(payload: bytes | None) -> SampleRecord | None:
+    """The record of a payload; None where there is none, or it cannot be read."""
+    try:
+        return None if payload is None else SampleRecord.from_bytes(payload)
+    except DataError:
+        return None
+
+
+def state_in_words(stored: StoredSample, *, is_readable: bool) -> str:
+    """How far a sample came.
+
+    Args:
+        stored: The sample.
+        is_readable: Whether its record could be read.
+    """
+    words = _STATES[stored.state].format(series=stored.series)
+    if stored.state is State.FAILED and not stored.has_text:
+        return f"{words}: its text was deleted before it was judged"
+    if stored.state is State.FAILED and not is_readable:
+        return f"{words}: it cannot be read"
+    return words + (f"; judging it failed {stored.attempts} times" if stored.attempts else "")
+
+
+def time_in_words(time_seconds: float) -> str:
+    """A time in UTC.
+
+    >>> time_in_words(0.0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return f"{datetime.fromtimestamp(time_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def verdict_in_words(verdict: Judgment | None) -> str:
+    """A judge's grade; empty without a verdict.
+
+    >>> verdict_in_words(Judgment("a", 2, None)), verdict_in_words(None)
+    ('2', '')
+    """
+    if verdict is None:
+        return ""
+    if not verdict.judged:
+        return "no label"
+    return f"{verdict.grade}" + ("" if verdict.negative is None else f" {verdict.negative.value}")
+
+
+def labels_in_words(labels: Sequence[LabelRow]) -> str:
+    """Who gave which grades.
+
+    >>> labels_in_words([LabelRow("r", "a", 0, "distractor", "ann", 1.0)])
+    'ann 0 distractor'
+    """
+    return ", ".join(
+        f"{label.annotator} {label.grade}" + (f" {label.negative}" if label.negative else "")
+        for label in labels
+    )
+
+
+def _decided(record: SampleRecord, profile: Profile | None) -> tuple[Decision | None, list[str]]:
+    """What the profile decides on the candidates, and what to know of that."""
+    if profile is None:
+        return None, []
+    policy = _policy(record, profile)
+    if policy is None:
+        return None, [f"the profile has no policy for the route {record.route.value}"]
+    decision = decide(record.ranking(), policy)
+    notes = []
+    if profile.profile_id != record.profile_id:
+        then = record.profile_id or "none"
+        notes.append(f"the reasons are those of profile {profile.profile_id}; then it was {then}")
+    if decision.n_kept != record.kept:
+        notes.append(f"this profile keeps {decision.n_kept}; then {record.kept} were kept")
+    return decision, notes
+
+
+def _policy(record: SampleRecord, profile: Profile) -> Policy | None:
+    route = profile.routes.get(record.route)
+    if route is None:
+        return None
+    own = route.segments.get(record.segment) if record.segment is not None else None
+    return route.policy if own is None else own.policy
+
+
+def _candidates(
+    record: SampleRecord,
+    decision: Decision | None,
+    judge: Mapping[str, Judgment],
+    labels: Sequence[LabelRow],
+) -> list[Candidate]:
+    verdicts = {} if decision is None else _by_position(decision)
+    served, pool = set(record.served), {*record.served, *record.dropped}
+    unusable = [place for place in range(len(record.passage_ids)) if place not in pool]
+    found = []
+    for place in (*record.served, *record.dropped, *unusable):
+        name = record.passage_ids[place]
+        is_served = place in served
+        reason, kept_if = (None, ()) if is_served else _reason(verdicts.get(place))
+        outcome = "served" if is_served else "dropped" if place in pool else "unusable"
+        found.append(
+            Candidate(
+                passage_id=name,
+                title=record.passage(place).title,
+                rank=place + 1,
+                score=_finite(record.scores[place]),
+                legs={leg: _finite(own.scores[place]) for leg, own in record.legs.items()},
+                signals={each: _finite(own[place]) for each, own in record.signals.items()},
+                outcome=outcome,
+                reason=reason,
+                kept_if=kept_if,
+                judge=judge.get(name),
+                labels=tuple([label for label in labels if label.passage_id == name]),
+            )
+        )
+    return found
+
+
+def _by_position(decision: Decision) -> dict[int, Verdict]:
+    places = [*decision.order, *(place for place, _ in decision.set_aside)]
+    return dict(zip(places, decision.verdicts, strict=True))
+
+
+def _reason(verdict: Verdict | None) -> tuple[str | None, tuple[str, ...]]:
+    if verdict is None:
+        return None, ()
+    if verdict.reason is None:
+        return "kept by the policy; then a duplicate, over the budget, or unreadable", ()
+    return REASONS[verdict.reason], tuple(map(threshold_in_words, verdict.kept_if))
+
+
+def _finite(score: float) -> float | None:
+    return float(score) if math.isfinite(score) else None
