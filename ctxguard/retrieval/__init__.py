@@ -16,6 +16,7 @@ from ctxguard.retrieval.protocols import (
     RetrieverFunction,
     SwappingRetriever,
 )
+from ctxguard.retrieval.rerank_client import RerankClient
 
 __all__ = [
     "Analyser",
@@ -24,6 +25,7 @@ __all__ = [
     "FilteringRetriever",
     "HybridRetriever",
     "LexicalIndex",
+    "RerankClient",
     "Reranker",
     "Retriever",
     "RetrieverFunction",

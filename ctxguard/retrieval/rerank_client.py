@@ -1,0 +1,340 @@
+"""The client of the rerank protocol: scores of passages from a server that has a reranker.
+
+Two forms are in use. Cohere, Jina, vLLM and others take ``{model, query, documents, top_n}`` and
+answer ``{"results": [{"index", "relevance_score"}]}``; Text Embeddings Inference (TEI) takes
+``{query, texts, raw_scores}`` and answers ``[{"index", "score"}]``.
+"""
+
+import asyncio
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from ctxguard._support.error_text import describe_error
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.types import FailureKind, FloatArray, ScoreKind
+from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
+from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.hybrid.search import RERANK
+from ctxguard.retrieval.index.passages import without_surrogates
+
+Protocol = Literal["cohere", "tei"]
+
+_OK = 200
+_REDIRECTS = range(300, 400)
+_TOO_MANY_REQUESTS = 429
+_REDIRECT = "a redirect, which is not followed: give the URL that it leads to"
+_CAUSES = {
+    400: "it refuses the request: check the model's name and the protocol",
+    401: "it does not accept the key",
+    403: "it does not accept the key",
+    404: "it has no reranker there: check the URL and the model's name",
+    413: "the request is too large for it: send fewer or shorter documents, or raise its limit "
+    "(TEI: --max-client-batch-size, --payload-limit)",
+    422: "it refuses the request: check the model's name, the protocol, and how many documents it "
+    "takes at once (TEI: --max-client-batch-size)",
+}
+_MAX_ANSWER_BYTES = 2**20
+_BYTES_PER_RESULT = 256
+_BYTES_PER_SENT_BYTE = 3
+"""Servers may send the documents back; é takes two bytes in UTF-8 and six as ``\\u00e9``."""
+
+
+class RerankClient:
+    """Scores documents by a reranker that another server runs.
+
+    A redirect is not followed, so that documents and key go to no host that nobody chose. Answers
+    are read up to a size that follows from the request, are not unpacked, and must be exact: a
+    result for a document that was not sent, or two for one document, is garbage, since scores
+    could belong to other documents. What the server says beside scores is neither logged nor
+    quoted in errors, because it may quote documents.
+
+    Threads and event loops may share a client. A forked child opens connections of its own.
+
+    Args:
+        url: The server's base, such as ``http://localhost:8080`` or ``https://api.jina.ai/v1``, or
+            the whole URL of its endpoint, which ends in ``/rerank``.
+        protocol: ``cohere`` for the form of Cohere, Jina and vLLM; ``tei`` for that of Text
+            Embeddings Inference, which is asked for logits.
+        key: Sent as ``Authorization: Bearer`` in the header, and nowhere else; None for none.
+        model: Name of the model at the server; None for the server's own choice.
+        timeout_seconds: For a whole call, from connecting to the last byte, > 0.
+
+    Attributes:
+        fingerprint: Names the protocol and the model, without the URL.
+
+    Raises:
+        ConfigurationError: a setting that cannot work.
+        MissingExtraError: the extra ``rerank`` is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        protocol: Protocol = "cohere",
+        key: str | None = None,
+        model: str | None = None,
+        timeout_seconds: float = 10.0,
+    ) -> None:
+        if protocol not in ("cohere", "tei"):
+            raise ConfigurationError(f"rerank protocol {protocol!r} is neither cohere nor tei")
+        if not 0.0 < timeout_seconds < math.inf:
+            raise ConfigurationError(
+                f"rerank timeout_seconds {timeout_seconds!r} must be finite and > 0"
+            )
+        self._library = require("httpx2", "rerank")
+        self._url = _endpoint(self._library, url)
+        self._headers = _headers(key)
+        self._protocol = protocol
+        self._model = model
+        self._timeout_seconds = timeout_seconds
+        self.fingerprint = f"{protocol} {model or '(default model)'}"
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Drop the connections without closing them: they are the parent's."""
+        self._lock = threading.Lock()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def system(self, score_kind: ScoreKind) -> dict[str, str]:
+        """What a profile names as the system that it was calibrated on.
+
+        Args:
+            score_kind: What the server's scores mean.
+        """
+        return {"reranker": self.fingerprint, "score_kind": score_kind.value}
+
+    async def ascore(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        model: str | None = None,
+        max_tokens_per_doc: int | None = None,
+    ) -> FloatArray:
+        """The server's score of each document, shape (n,), higher is better.
+
+        NaN where the server gave a document no finite score. Lone surrogates, which UTF-8 cannot
+        hold, are sent as U+FFFD.
+
+        Args:
+            query: The query.
+            documents: The documents; none gives shape (0,) without a call.
+            model: Name of the model for this call; None for the client's. TEI has only one.
+            max_tokens_per_doc: Passed on; None leaves it to the server. TEI has no such setting.
+
+        Raises:
+            UnansweredError: no whole answer in time.
+            OverloadedError: the server refused for its rate limit.
+            StageUnavailableError: the server cannot be reached, or refused.
+            StageError: the answer is no answer to this request, is too long, or has no score.
+        """
+        if not documents:
+            return np.zeros(0)
+        body = self._body(query, documents, model or self._model, max_tokens_per_doc)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                answer = await self._post(
+                    body,
+                    _MAX_ANSWER_BYTES
+                    + _BYTES_PER_RESULT * len(documents)
+                    + _BYTES_PER_SENT_BYTE * len(body),
+                )
+        except TimeoutError:
+            raise UnansweredError(
+                RERANK,
+                FailureKind.TIMEOUT,
+                f"no whole answer from {self._url.host} within {self._timeout_seconds:g} s",
+            ) from None
+        except self._library.HTTPError as error:
+            raise StageUnavailableError(
+                RERANK, f"{self._url.host} cannot be reached ({describe_error(error)})"
+            ) from error
+        return read_scores(answer, len(documents), self._protocol)
+
+    def score(self, query: str, texts: Sequence[str]) -> FloatArray:
+        """`ascore` for callers without an event loop, such as `ctxguard.Reranker` is called."""
+        if not texts:
+            return np.zeros(0)
+        call = self.ascore(query, texts)
+        return asyncio.run_coroutine_threadsafe(call, self._background()).result()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; scoring again opens new ones."""
+        with self._lock:
+            client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def close(self) -> None:
+        """Close the connections of ``score``; scoring again opens new ones."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+            thread, self._thread = self._thread, None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self.aclose(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _background(self) -> asyncio.AbstractEventLoop:
+        """A loop on a thread of its own: only there can a call be bounded as a whole."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="ctxguard-rerank", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def _connected(self) -> Any:
+        """The client of the running loop: connections belong to one."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            client = self._clients.get(loop)
+            if client is None:
+                client = self._library.AsyncClient(
+                    timeout=None, follow_redirects=False, headers=self._headers
+                )
+                self._clients[loop] = client
+            return client
+
+    async def _post(self, body: bytes, most_bytes: int) -> bytes:
+        async with self._connected().stream("POST", self._url, content=body) as response:
+            self._check_status(response.status_code)
+            answer = bytearray()
+            async for piece in response.aiter_raw():
+                answer += piece
+                if len(answer) > most_bytes:
+                    raise StageError(
+                        RERANK, f"{self._url.host} sent an answer of more than {most_bytes:,} bytes"
+                    )
+            return bytes(answer)
+
+    def _check_status(self, status: int) -> None:
+        if status == _OK:
+            return
+        answered = f"{self._url.host} answered {status}"
+        if status == _TOO_MANY_REQUESTS:
+            raise OverloadedError(RERANK, f"{answered}: its rate limit is reached; call less often")
+        cause = _REDIRECT if status in _REDIRECTS else _CAUSES.get(status, "it failed")
+        raise StageUnavailableError(RERANK, f"{answered}: {cause}")
+
+    def _body(
+        self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
+    ) -> bytes:
+        try:
+            return to_json(self._request(query, documents, model, max_tokens))
+        except PydanticSerializationError:
+            repaired = [without_surrogates(document) for document in documents]
+            return to_json(self._request(without_surrogates(query), repaired, model, max_tokens))
+
+    def _request(
+        self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
+    ) -> dict[str, object]:
+        if self._protocol == "tei":
+            return {"query": query, "texts": list(documents), "raw_scores": True, "truncate": True}
+        request = {"query": query, "documents": list(documents), "top_n": len(documents)}
+        options = {"model": model, "max_tokens_per_doc": max_tokens}
+        return request | {name: value for name, value in options.items() if value is not None}
+
+
+def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArray:
+    """The score of each document, shape (n_documents,); NaN where the answer has no finite one.
+
+    Args:
+        answer: The body of a server's answer.
+        n_documents: How many documents were sent, ≥ 1.
+        protocol: The form of the answer.
+
+    Raises:
+        StageError: the answer has another form, a result for a document that was not sent, two
+            results for one document, or no score at all.
+
+    >>> read_scores(b'[{"index": 1, "score": 2.5}]', 2, "tei")
+    array([nan, 2.5])
+    """
+    try:
+        content = from_json(answer)
+    except ValueError:
+        raise _garbage("is not JSON") from None
+    results = content.get("results") if isinstance(content, dict) else content
+    if isinstance(content, dict) is (protocol == "tei") or not isinstance(results, list):
+        raise _garbage(f"is not of the {protocol} form: check the protocol")
+    name = "score" if protocol == "tei" else "relevance_score"
+    scores = np.full(n_documents, np.nan)
+    seen = set()
+    for result in results:
+        index = result.get("index") if isinstance(result, dict) else None
+        if type(index) is not int or not 0 <= index < n_documents:  # a bool is an int to Python
+            raise _garbage(f"has a result for none of the {n_documents:,} documents")
+        if index in seen:
+            raise _garbage("has two results for one document")
+        seen.add(index)
+        scores[index] = _finite_or_nan(result.get(name))
+    if np.isnan(scores).all():
+        raise _garbage(f"has no finite {name}")
+    return scores
+
+
+def _finite_or_nan(score: object) -> float:
+    if score is None:
+        return math.nan
+    if type(score) not in (int, float):
+        raise _garbage("has a score that is no number")
+    try:
+        number = float(score)  # type: ignore[arg-type]
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _garbage(what: str) -> StageError:
+    return StageError(RERANK, f"the server's answer {what}")
+
+
+def _endpoint(library: Any, url: str) -> Any:
+    """The URL of the endpoint, from it or from the server's base.
+
+    Raises:
+        ConfigurationError: it is no URL of a server, or holds a user name or password.
+    """
+    try:
+        parsed = library.URL(url)
+    except (library.InvalidURL, TypeError):
+        parsed = None
+    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigurationError(
+            "the rerank URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]"
+        )
+    if parsed.userinfo:
+        raise ConfigurationError("the rerank URL holds a user name or password; pass a key instead")
+    path = parsed.path.rstrip("/")
+    if not path.endswith("/rerank"):
+        path += "/rerank"
+    return parsed.copy_with(path=path, fragment=None)
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+    }
+    if key is None:
+        return headers
+    if not key.isascii() or not key.isprintable() or not key.strip():
+        raise ConfigurationError("the rerank key must be printable ASCII characters, not empty")
+    return headers | {"Authorization": f"Bearer {key}"}

@@ -1,0 +1,395 @@
+"""The client of the rerank protocol against a local server, with the server's faults."""
+
+import asyncio
+import gzip
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctxguard.core.types import FailureKind, ScoreKind
+from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
+from ctxguard.resilience import Stage, failure_of
+from ctxguard.retrieval.rerank_client import Protocol, RerankClient, read_scores
+from tests.rerank_endpoint import Answer, RerankEndpoint
+from tests.timing import NEVER, SOON
+
+pytest.importorskip("httpx2")
+
+QUERY = "red fox"
+DOCUMENTS = ["A blue fox.", "a red fox runs", "nothing"]
+EXPECTED = [0.0, 1.0, 0.0]
+KEY = "secret-key"
+
+Make = Callable[..., RerankClient]
+
+
+@pytest.fixture(scope="module")
+def shared_endpoint() -> Iterator[RerankEndpoint]:
+    served = RerankEndpoint()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def endpoint(
+    shared_endpoint: RerankEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RerankEndpoint]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield shared_endpoint
+    shared_endpoint.script.clear()
+    shared_endpoint.requests.clear()
+    shared_endpoint.headers.clear()
+    shared_endpoint.paths.clear()
+    shared_endpoint.sends_documents = False
+
+
+@pytest.fixture
+def make(endpoint: RerankEndpoint) -> Iterator[Make]:
+    made: list[RerankClient] = []
+
+    def make_client(url: str = endpoint.url, **settings: Any) -> RerankClient:
+        made.append(RerankClient(url, **({"timeout_seconds": NEVER} | settings)))
+        return made[-1]
+
+    yield make_client
+    for client in made:
+        client.close()
+
+
+def failure(client: RerankClient, documents: list[str] = DOCUMENTS) -> StageError:
+    with pytest.raises(StageError) as raised:
+        client.score(QUERY, documents)
+    return raised.value
+
+
+def kind(error: StageError) -> FailureKind:
+    return failure_of("rerank", error).kind
+
+
+def test_a_request_has_the_form_of_cohere_and_scores_come_back_in_the_order_of_the_documents(
+    endpoint: RerankEndpoint, make: Make
+) -> None:
+    scores = make(key=KEY, model="m").score(QUERY, DOCUMENTS)
+    assert (scores.tolist(), scores.dtype) == (EXPECTED, np.float64)
+    assert endpoint.requests == [{"query": QUERY, "documents": DOCUMENTS, "top_n": 3, "model": "m"}]
+    assert endpoint.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in json.dumps(endpoint.requests) + endpoint.paths[0]
+
+
+def test_tei_is_asked_for_logits(endpoint: RerankEndpoint, make: Make) -> None:
+    client = make(protocol="tei")
+    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+    assert endpoint.requests == [
+        {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": True}
+    ]
+    assert endpoint.headers[0]["Authorization"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "requested"),
+    [
+        ("", "/rerank"),
+        ("/", "/rerank"),
+        ("/v1", "/v1/rerank"),
+        ("/v2/", "/v2/rerank"),
+        ("/v1/rerank", "/v1/rerank"),
+        ("/v1/rerank/", "/v1/rerank"),
+        ("/v1?version=2", "/v1/rerank?version=2"),
+    ],
+)
+def test_the_url_is_a_base_or_the_endpoint(
+    endpoint: RerankEndpoint, make: Make, path: str, requested: str
+) -> None:
+    make(endpoint.url + path).score(QUERY, DOCUMENTS)
+    assert endpoint.paths == [requested]
+
+
+def test_event_loops_and_threads_share_a_client(endpoint: RerankEndpoint, make: Make) -> None:
+    client = make(model="own")
+
+    async def twice() -> list[list[float]]:
+        try:
+            scores = await asyncio.gather(
+                client.ascore(QUERY, DOCUMENTS, model="other", max_tokens_per_doc=9),
+                client.ascore(QUERY, DOCUMENTS[::-1]),
+                asyncio.to_thread(client.score, QUERY, DOCUMENTS),
+            )
+            return [each.tolist() for each in scores]
+        finally:
+            await client.aclose()
+
+    for _ in range(2):
+        assert asyncio.run(twice()) == [EXPECTED, EXPECTED[::-1], EXPECTED]
+    asked = {(each.get("model"), each.get("max_tokens_per_doc")) for each in endpoint.requests}
+    assert asked == {("other", 9), ("own", None)}
+
+
+def test_a_closed_client_scores_again(make: Make) -> None:
+    client = make()
+    for _ in range(2):
+        assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+        client.close()
+    client.close()
+
+
+def test_no_documents_are_no_request(endpoint: RerankEndpoint, make: Make) -> None:
+    client = make()
+    assert client.score(QUERY, []).shape == (0,)
+    assert asyncio.run(client.ascore(QUERY, [])).shape == (0,)
+    assert endpoint.requests == []
+
+
+def test_lone_surrogates_are_sent_as_replacement_characters(
+    endpoint: RerankEndpoint, make: Make
+) -> None:
+    make().score("red\ud800 fox", ["a\udfffb", "é 🦊"])
+    assert (endpoint.requests[0]["query"], endpoint.requests[0]["documents"]) == (
+        "red� fox",
+        ["a�b", "é 🦊"],
+    )
+
+
+@pytest.mark.parametrize("text", ["é" * 500_000, "🦊" * 300_000, "\n" * 500_000])
+def test_a_server_may_send_the_documents_back(
+    endpoint: RerankEndpoint, make: Make, text: str
+) -> None:
+    endpoint.sends_documents = True
+    assert make().score(QUERY, [text, "red fox"]).tolist() == [0.0, 1.0]
+
+
+@given(
+    scores=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1),
+    data=st.data(),
+    protocol=st.sampled_from(["cohere", "tei"]),
+)
+def test_a_score_belongs_to_the_document_of_its_index(
+    scores: list[float], data: st.DataObject, protocol: Protocol
+) -> None:
+    order = data.draw(st.permutations(range(len(scores))))
+    n_given = data.draw(st.integers(1, len(scores)))
+    name = "score" if protocol == "tei" else "relevance_score"
+    rows = [{"index": place, name: scores[place]} for place in order[:n_given]]
+    answer = json.dumps(rows if protocol == "tei" else {"results": rows, "meta": None})
+    read = read_scores(answer.encode(), len(scores), protocol)
+    expected = [
+        scores[place] if place in order[:n_given] else np.nan for place in range(len(scores))
+    ]
+    np.testing.assert_array_equal(read, expected)
+
+
+@pytest.mark.parametrize(
+    "score", ["null", "NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400]
+)
+def test_a_document_without_a_finite_score_has_none(score: str) -> None:
+    answer = f'{{"results": [{{"index": 0, "relevance_score": {score}}}, '
+    answer += '{"index": 1, "relevance_score": 0.5}, {"index": 2}]}'
+    np.testing.assert_array_equal(
+        read_scores(answer.encode(), 4, "cohere"), [np.nan, 0.5] + [np.nan] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("", "is not JSON"),
+        ("<html>", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("null", "is not of the cohere form"),
+        ('{"error": "no"}', "is not of the cohere form"),
+        ('{"results": {"0": 1}}', "is not of the cohere form"),
+        ('[{"index": 0, "score": 1}]', "is not of the cohere form: check the protocol"),
+        ('{"results": []}', "has no finite relevance_score"),
+        ('{"results": [{"index": 0, "relevance_score": NaN}]}', "has no finite relevance_score"),
+        ('{"results": [{"index": 0, "score": 1}]}', "has no finite relevance_score"),
+        ('{"results": [{"index": 2, "relevance_score": 1}]}', "a result for none of the 2"),
+        ('{"results": [{"index": -1, "relevance_score": 1}]}', "a result for none of the 2"),
+        ('{"results": [{"index": 0.0, "relevance_score": 1}]}', "a result for none of the 2"),
+        ('{"results": [{"index": "0", "relevance_score": 1}]}', "a result for none of the 2"),
+        ('{"results": [{"index": true, "relevance_score": 1}]}', "a result for none of the 2"),
+        ('{"results": [{"relevance_score": 1}]}', "a result for none of the 2"),
+        ('{"results": [1]}', "a result for none of the 2"),
+        (
+            '{"results": [{"index": 0, "relevance_score": 1}, {"index": 0, "relevance_score": 1}]}',
+            "two results for one document",
+        ),
+        ('{"results": [{"index": 0, "relevance_score": "1"}]}', "a score that is no number"),
+        ('{"results": [{"index": 0, "relevance_score": true}]}', "a score that is no number"),
+        ('{"results": [{"index": 0, "relevance_score": [1]}]}', "a score that is no number"),
+    ],
+)
+def test_an_answer_to_another_request_is_garbage(
+    endpoint: RerankEndpoint, make: Make, answer: str, says: str
+) -> None:
+    endpoint.script.append(Answer(answer.encode()))
+    error = failure(make(), ["a", "b"])
+    assert (kind(error), says in str(error)) == (FailureKind.GARBAGE, True), error
+
+
+def test_the_other_form_is_garbage_to_a_client_of_tei() -> None:
+    with pytest.raises(StageError, match="is not of the tei form: check the protocol"):
+        read_scores(b'{"results": []}', 1, "tei")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(endpoint: RerankEndpoint, make: Make, status: int) -> None:
+    endpoint.script.append(Answer(status=status, headers={"Location": f"{endpoint.url}/elsewhere"}))
+    error = failure(make(key=KEY))
+    assert isinstance(error, StageUnavailableError)
+    assert "a redirect, which is not followed" in str(error)
+    assert endpoint.paths == ["/rerank"]
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (400, "check the model's name"),
+        (401, "does not accept the key"),
+        (403, "does not accept the key"),
+        (404, "has no reranker there"),
+        (413, "--max-client-batch-size"),
+        (422, "--max-client-batch-size"),
+        (204, "answered 204"),
+        (500, "answered 500"),
+        (503, "answered 503"),
+    ],
+)
+def test_a_refusal_says_what_mends_it_and_quotes_nothing(
+    endpoint: RerankEndpoint, make: Make, status: int, says: str
+) -> None:
+    body = b"" if status == 204 else b"you sent: nothing"
+    endpoint.script.append(Answer(body, status=status))
+    error = failure(make(key=KEY))
+    assert isinstance(error, StageUnavailableError)
+    assert says in str(error)
+    assert "nothing" not in str(error)
+    assert KEY not in str(error)
+
+
+def test_a_rate_limit_is_an_overload(endpoint: RerankEndpoint, make: Make) -> None:
+    endpoint.script.append(Answer(status=429))
+    error = failure(make())
+    assert isinstance(error, OverloadedError)
+    assert kind(error) is FailureKind.SATURATED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(hang=True),
+        Answer(b'{"results": []}' * 9, drip="headers"),
+        Answer(b'{"results": []}' * 9, drip="body"),
+    ],
+    ids=["hangs", "drips headers", "drips its body"],
+)
+def test_the_whole_call_has_a_time_limit(
+    endpoint: RerankEndpoint, make: Make, answer: Answer
+) -> None:
+    client = make()
+    client.score(QUERY, DOCUMENTS)
+    late = make(timeout_seconds=SOON)
+    endpoint.script.append(answer)
+    error = failure(late)
+    assert kind(error) is FailureKind.TIMEOUT
+    assert "within 0.05 s" in str(error)
+
+
+def test_a_time_limit_of_the_caller_ends_the_call(endpoint: RerankEndpoint, make: Make) -> None:
+    endpoint.script.append(Answer(hang=True))
+    client, stage = make(), Stage("rerank")
+
+    async def call() -> None:
+        try:
+            await stage.await_within(lambda: client.ascore(QUERY, DOCUMENTS), SOON)
+        finally:
+            await client.aclose()
+
+    with pytest.raises(StageError) as raised:
+        asyncio.run(call())
+    assert kind(raised.value) is FailureKind.TIMEOUT
+
+
+def test_an_answer_of_too_many_bytes_is_broken_off(endpoint: RerankEndpoint, make: Make) -> None:
+    endpoint.script.append(Answer(b" " * 3_000_000))
+    error = failure(make())
+    assert (kind(error), "an answer of more than" in str(error)) == (FailureKind.GARBAGE, True)
+
+
+def test_a_packed_answer_is_not_unpacked(endpoint: RerankEndpoint, make: Make) -> None:
+    packed = gzip.compress(b" " * 100_000_000, compresslevel=1)
+    endpoint.script.append(Answer(packed, headers={"Content-Encoding": "gzip"}))
+    error = failure(make())
+    assert kind(error) is FailureKind.GARBAGE
+    assert endpoint.headers[0]["Accept-Encoding"] == "identity"
+
+
+def test_a_broken_connection_is_an_outage(endpoint: RerankEndpoint, make: Make) -> None:
+    endpoint.script.append(Answer(b'{"results": []}', cut=True))
+    client = make()
+    error = failure(client)
+    assert isinstance(error, StageUnavailableError)
+    assert "cannot be reached" in str(error)
+    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+
+
+def test_a_server_that_is_not_there_is_an_outage(make: Make) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    error = failure(make(f"http://127.0.0.1:{port}"))
+    assert isinstance(error, StageUnavailableError)
+    assert "127.0.0.1 cannot be reached" in str(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on Windows")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_scores_over_connections_of_its_own(make: Make) -> None:
+    client = make()
+    client.score(QUERY, DOCUMENTS)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if client.score(QUERY, DOCUMENTS).tolist() == EXPECTED else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8080", "ftp://host/v1", "http://", "http://[::1", "/v1/rerank"]
+)
+def test_a_url_that_names_no_server_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="the rerank URL is not http://HOST"):
+        RerankClient(url)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"url": f"http://user:{KEY}@host"}, "holds a user name or password"),
+        ({"protocol": "grpc"}, "'grpc' is neither cohere nor tei"),
+        ({"timeout_seconds": 0.0}, "must be finite and > 0"),
+        ({"timeout_seconds": float("inf")}, "must be finite and > 0"),
+        ({"key": f"{KEY}\r\nX: y"}, "printable ASCII"),
+        ({"key": "ключ"}, "printable ASCII"),
+        ({"key": ""}, "printable ASCII"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as raised:
+        RerankClient(**({"url": "http://host"} | settings))
+    assert KEY not in str(raised.value)
+
+
+def test_the_identity_names_protocol_and_model_and_no_url() -> None:
+    one, other = (RerankClient(url, model="m") for url in ("http://one", "http://other/v1"))
+    assert one.fingerprint == other.fingerprint == "cohere m"
+    assert RerankClient("http://one", protocol="tei").fingerprint == "tei (default model)"
+    assert one.system(ScoreKind.PROBABILITY) == {
+        "reranker": "cohere m",
+        "score_kind": "probability",
+    }
