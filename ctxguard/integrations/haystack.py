@@ -1,0 +1,70 @@
+"""Haystack: documents as a ranking, and what a guard serves as documents.
+
+The component is `haystack_integrations.components.rankers.ctxguard.ContextGuardRanker`: pipelines
+are loaded with classes of that namespace only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ctxguard._support.extras import require
+from ctxguard.core.context import Context
+from ctxguard.core.types import Passage, Ranking, ScoreKind, ScoreKindName, member_of
+from ctxguard.errors import ConfigurationError
+from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, served
+
+require("haystack", "haystack")
+
+from haystack import Document  # noqa: E402
+
+
+def ranking_of(
+    documents: Sequence[Document], score_kind: ScoreKind | ScoreKindName | None
+) -> Ranking:
+    """The ranking of documents, for a retriever that ``calibrate`` is to take.
+
+    As in ``lambda query, *, depth: ranking_of(bm25.run(query, top_k=depth)["documents"], "ratio")``.
+
+    Args:
+        documents: What a Haystack retriever returned, best first.
+        score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
+            none.
+
+    Raises:
+        ConfigurationError: they are no documents, or have scores and no kind.
+    """
+    try:
+        ids = [document.id for document in documents]
+        scores = [document.score for document in documents]
+    except (AttributeError, TypeError):
+        raise ConfigurationError(
+            f"a list of Haystack documents was expected, and this is a {type(documents).__name__} "
+            "that holds something else"
+        ) from None
+    kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+    return ranking_of_documents(documents, ids, scores, kind, _passage)
+
+
+def documents_of(context: Context, documents: Sequence[Document]) -> list[Document]:
+    """Copies of the documents that a context serves, with their verdicts in ``meta["ctxguard"]``.
+
+    Args:
+        context: The guard's answer.
+        documents: Those that it was given, in the same order.
+    """
+    return [
+        replace(
+            documents[position],
+            content=passage.text,
+            meta={**documents[position].meta, METADATA_KEY: verdict},
+        )
+        for passage, position, verdict in served(context)
+    ]
+
+
+def _passage(passage_id: str, document: Document) -> Passage:
+    title = document.meta.get("title")
+    # A document without text is not readable, which assembly says of it.
+    return Passage(
+        passage_id, document.content, title if isinstance(title, str) else "", document.meta
+    )

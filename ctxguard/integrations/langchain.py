@@ -1,0 +1,352 @@
+"""LangChain: its retrievers and vector stores under a guard, and the guard as one of its retrievers.
+
+Needs ``langchain-core`` alone. For agents see ``langchain_agents``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from itertools import islice
+from typing import Any
+
+from ctxguard._support.extras import require
+from ctxguard.core.context import Context
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, ScoreKindName, member_of
+from ctxguard.errors import ConfigurationError
+from ctxguard.guard import ContextGuard
+from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, served
+from ctxguard.request.wrapped_retriever import describe
+
+require("langchain_core", "langchain")
+
+from langchain_core.documents import BaseDocumentCompressor, Document  # noqa: E402
+from langchain_core.retrievers import BaseRetriever  # noqa: E402
+from pydantic import Field  # noqa: E402
+
+WhereArguments = Callable[[Where], Mapping[str, Any]]
+"""Translates a filter into keyword arguments of a search, as the vector store wants them."""
+
+# The run of the `GuardedRetriever` that searches, whose child a wrapped retriever's run is.
+_run: ContextVar[Any] = ContextVar("ctxguard_langchain_run", default=None)
+
+
+class WrappedVectorStore:
+    """A LangChain vector store as a retriever that ``ContextGuard`` and ``calibrate`` take.
+
+    It calls ``similarity_search_with_score``, whose scores are the store's own. A document's id is
+    that of the store; where there is none, it is a digest of the text.
+
+    Args:
+        store: The vector store.
+        score_kind: What its scores mean. Of kind ``distance``, lower is better.
+        where_arguments: Translates a request's filter into keyword arguments of the search, such as
+            ``lambda where: {"filter": ...}``. None for a store that is never asked with a filter.
+            The guard checks every document's metadata again.
+        search_arguments: Further keyword arguments of every search.
+
+    Raises:
+        ConfigurationError: ``store`` is no vector store, or there is no such kind of score.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        *,
+        score_kind: ScoreKind | ScoreKindName,
+        where_arguments: WhereArguments | None = None,
+        search_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(getattr(store, "similarity_search_with_score", None)):
+            raise ConfigurationError(
+                f"{describe(store)} has no similarity_search_with_score: wrap the vector store, "
+                "and a retriever in WrappedRetriever"
+            )
+        self._store = store
+        self._kind = member_of(ScoreKind, score_kind, "score_kind")
+        self._where_arguments = where_arguments
+        self._arguments = dict(search_arguments or {})
+
+    def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        """The store's ``depth`` nearest documents, with their scores.
+
+        Raises:
+            ConfigurationError: ``where`` is given without ``where_arguments``, or the store did not
+                return pairs of a document and a score.
+        """
+        pairs = self._store.similarity_search_with_score(
+            query, k=depth, **self._arguments, **_translated(where, self._where_arguments)
+        )
+        return self._ranking(pairs, depth)
+
+    async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        """`retrieve`, awaited."""
+        pairs = await self._store.asimilarity_search_with_score(
+            query, k=depth, **self._arguments, **_translated(where, self._where_arguments)
+        )
+        return self._ranking(pairs, depth)
+
+    def _ranking(self, pairs: Any, depth: int) -> Ranking:
+        try:
+            documents, scores = zip(*islice(pairs, depth), strict=True) if pairs else ((), ())
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"the vector store returned {describe(pairs)}, and similarity_search_with_score is "
+                "to return a list of pairs of a Document and a score"
+            ) from None
+        return ranking_of(documents, self._kind, scores)
+
+
+class WrappedRetriever:
+    """A LangChain retriever as a retriever that ``ContextGuard`` and ``calibrate`` take.
+
+    Its documents have no scores, so only their order counts (kind ``rank``). A run of it is a child
+    of the `GuardedRetriever`'s.
+
+    Args:
+        retriever: Anything with ``invoke(query)`` that gives documents, best first. How many it
+            searches for is its own setting.
+        where_arguments: As of `WrappedVectorStore`, here into keyword arguments of ``invoke``.
+
+    Raises:
+        ConfigurationError: ``retriever`` cannot be invoked.
+    """
+
+    def __init__(self, retriever: Any, *, where_arguments: WhereArguments | None = None) -> None:
+        if not callable(getattr(retriever, "invoke", None)):
+            raise ConfigurationError(f"{describe(retriever)} is no LangChain retriever: no invoke")
+        self._retriever = retriever
+        self._where_arguments = where_arguments
+
+    def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        """The retriever's first ``depth`` documents.
+
+        Raises:
+            ConfigurationError: ``where`` is given without ``where_arguments``, or the retriever did
+                not return documents.
+        """
+        arguments = _translated(where, self._where_arguments)
+        return _first(self._retriever.invoke(query, _child_config(), **arguments), depth)
+
+    async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
+        """`retrieve`, awaited."""
+        arguments = _translated(where, self._where_arguments)
+        return _first(await self._retriever.ainvoke(query, _child_config(), **arguments), depth)
+
+
+class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
+    """A ``ContextGuard`` as a LangChain retriever.
+
+    The id of its run is the request's id. Each document has in ``metadata["ctxguard"]`` what was
+    decided on it: ``request_id``, ``score``, ``probability``, ``rank``, ``reason`` (in mode
+    ``shadow``, why it would be dropped; else None) and ``flags``. ``invoke`` also takes ``where``,
+    ``segment``, ``session_id`` and ``sample``, as ``ContextGuard.retrieve`` does.
+
+    Attributes:
+        guard: What retrieves and decides; of `WrappedVectorStore`, `WrappedRetriever`,
+            ``SeparateLegs`` or any other retriever.
+        k: The most documents to return of those that the guard serves, the best of them; None for
+            all. ``invoke`` takes it too.
+    """
+
+    guard: ContextGuard
+    k: int | None = Field(default=None, ge=1)
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: Any,
+        k: int | None = None,
+        where: Where | None = None,
+        segment: str | None = None,
+        session_id: str | None = None,
+        sample: bool = False,
+    ) -> list[Document]:
+        token = _run.set(run_manager)
+        try:
+            context = self.guard.retrieve(
+                query,
+                request_id=str(run_manager.run_id),
+                where=where,
+                segment=segment,
+                session_id=session_id,
+                sample=sample,
+            )
+        finally:
+            _run.reset(token)
+        return documents_of(context, self.k if k is None else k)
+
+    async def _aget_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: Any,
+        k: int | None = None,
+        where: Where | None = None,
+        segment: str | None = None,
+        session_id: str | None = None,
+        sample: bool = False,
+    ) -> list[Document]:
+        token = _run.set(run_manager)
+        try:
+            context = await self.guard.aretrieve(
+                query,
+                request_id=str(run_manager.run_id),
+                where=where,
+                segment=segment,
+                session_id=session_id,
+                sample=sample,
+            )
+        finally:
+            _run.reset(token)
+        return documents_of(context, self.k if k is None else k)
+
+    def render(self, documents: Sequence[Document]) -> str:
+        """What to give the model for documents that this retriever returned.
+
+        Rendered as the guard's ``assembly`` says: sanitised, delimiters escaped. In a chain, write
+        ``retriever | retriever.render``.
+        """
+        return text_of(self.guard, documents)
+
+
+class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
+    """A ``ContextGuard`` as a LangChain document compressor: it filters what was retrieved.
+
+    Documents get the same ``metadata["ctxguard"]`` as from `GuardedRetriever`.
+
+    Attributes:
+        guard: What decides; it needs no retriever. Its ``score_kind`` says what the scores mean.
+        score_key: Where the score is in a document's metadata, such as ``relevance_score`` behind a
+            reranker; None if there is none, and only the order counts.
+    """
+
+    guard: ContextGuard
+    score_key: str | None = None
+    model_config = {"arbitrary_types_allowed": True}
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Any = None
+    ) -> list[Document]:
+        """The documents that the guard keeps; the run that retrieved them is the request."""
+        run_id = getattr(callbacks, "parent_run_id", None)
+        context = self.guard.filter(
+            query,
+            ranking_by_metadata(self.guard, documents, self.score_key),
+            request_id=None if run_id is None else str(run_id),
+        )
+        return documents_of(context)
+
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Any = None
+    ) -> list[Document]:
+        """`compress_documents`: microseconds, so not on another thread."""
+        return self.compress_documents(documents, query, callbacks)
+
+
+def ranking_of(
+    documents: Sequence[Document], score_kind: ScoreKind | None, scores: Sequence[Any] | None
+) -> Ranking:
+    """The ranking of documents and their scores, best first.
+
+    Raises:
+        ConfigurationError: one of them is no document, or there are scores without a kind.
+    """
+    try:
+        ids = [document.id for document in documents]
+    except AttributeError:
+        kinds = sorted({type(document).__name__ for document in documents})
+        raise ConfigurationError(
+            f"LangChain documents were expected, and these are {', '.join(kinds)}"
+        ) from None
+    return ranking_of_documents(documents, ids, scores, score_kind, _passage)
+
+
+def ranking_by_metadata(
+    guard: ContextGuard, documents: Sequence[Document], score_key: str | None
+) -> Ranking:
+    """The ranking of documents whose metadata holds their scores; see `GuardedCompressor`."""
+    if score_key is None:
+        return ranking_of(documents, ScoreKind.RANK, None)
+    scores = [(getattr(document, "metadata", None) or {}).get(score_key) for document in documents]
+    return ranking_of(documents, guard.score_kind, scores)
+
+
+def documents_of(context: Context, k: int | None = None) -> list[Document]:
+    """What a context serves as documents with their verdicts, in the order of presentation.
+
+    Args:
+        context: The guard's answer.
+        k: The most documents; the best ones stay. None for all.
+
+    Raises:
+        ConfigurationError: ``k`` is below 1.
+    """
+    if k is not None and k < 1:
+        raise ConfigurationError(f"k {k!r} must be at least 1, or None for all that are kept")
+    documents = [
+        Document(
+            id=passage.passage_id,
+            page_content=passage.text,
+            metadata=_metadata(passage) | {METADATA_KEY: verdict},
+        )
+        for passage, _, verdict in served(context)
+    ]
+    if k is None or k >= len(documents):
+        return documents
+    if context.mode is not Mode.ENFORCE:
+        return documents[:k]
+    ranks = [document.metadata[METADATA_KEY]["rank"] for document in documents]
+    last = sorted(ranks)[k - 1]
+    return [document for document, rank in zip(documents, ranks, strict=True) if rank <= last]
+
+
+def text_of(guard: ContextGuard, documents: Sequence[Document]) -> str:
+    """The text for the model of documents that a guard served; see `GuardedRetriever.render`."""
+    insufficient = guard.mode is Mode.ENFORCE and (
+        not documents
+        or Flag.INSUFFICIENT in documents[0].metadata.get(METADATA_KEY, {}).get("flags", ())
+    )
+    passages = [_passage(document.id or "", document) for document in documents]
+    return guard.assembly.render(passages, insufficient=insufficient)
+
+
+def _passage(passage_id: str, document: Document) -> Passage:
+    metadata = document.metadata
+    title = metadata.get("title")
+    return Passage(
+        passage_id, document.page_content, title if isinstance(title, str) else "", metadata
+    )
+
+
+def _metadata(passage: Passage) -> dict[Any, Any]:
+    """A passage's metadata, with the title of one that no document was the source of."""
+    metadata = dict(passage.metadata or {})
+    if passage.title:
+        metadata.setdefault("title", passage.title)
+    return metadata
+
+
+def _translated(where: Where | None, translate: WhereArguments | None) -> Mapping[str, Any]:
+    if where is None:
+        return {}
+    if translate is None:
+        raise ConfigurationError(
+            "this retriever cannot filter, and searching unfiltered would show what `where` "
+            "forbids: give where_arguments, which says how the store filters"
+        )
+    return translate(where)
+
+
+def _child_config() -> dict[str, Any]:
+    """The configuration by which a run is a child of the guarded retriever's; else empty."""
+    run = _run.get()
+    return {} if run is None else {"callbacks": run.get_child()}
+
+
+def _first(documents: Iterable[Document], depth: int) -> Ranking:
+    if not isinstance(documents, Iterable) or isinstance(documents, str | Mapping):
+        raise ConfigurationError(
+            f"the retriever returned {describe(documents)}; it is to return a list of Documents"
+        )
+    return ranking_of(list(islice(documents, depth)), None, None)

@@ -1,0 +1,121 @@
+"""LangChain agents: a guarded search as a tool, and a guard over what other tools retrieve.
+
+Needs ``langchain``; ``ctxguard.integrations.langchain`` does with ``langchain-core``.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from ctxguard._support.extras import require
+from ctxguard.errors import ConfigurationError
+from ctxguard.guard import ContextGuard
+from ctxguard.integrations.langchain import GuardedRetriever, documents_of, ranking_by_metadata
+from ctxguard.request.wrapped_retriever import describe
+
+require("langchain.agents.middleware", "langchain")
+
+from langchain.agents.middleware import AgentMiddleware  # noqa: E402
+from langchain_core.callbacks import Callbacks  # noqa: E402
+from langchain_core.documents import Document  # noqa: E402
+from langchain_core.messages import ToolMessage  # noqa: E402
+from langchain_core.tools import StructuredTool  # noqa: E402
+
+
+def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:
+    """A guarded search as an agent's tool.
+
+    The model reads the passages as the guard's ``assembly`` renders them; the tool message's
+    ``artifact`` has them as documents with their verdicts.
+
+    Args:
+        retriever: What searches.
+        name: The tool's name, for the model.
+        description: What it finds, for the model.
+
+    Returns:
+        A ``StructuredTool`` with the argument ``query``.
+    """
+
+    def search(query: str, callbacks: Callbacks = None) -> tuple[str, list[Document]]:
+        documents = retriever.invoke(query, {"callbacks": callbacks})
+        return retriever.render(documents), documents
+
+    async def asearch(query: str, callbacks: Callbacks = None) -> tuple[str, list[Document]]:
+        documents = await retriever.ainvoke(query, {"callbacks": callbacks})
+        return retriever.render(documents), documents
+
+    return StructuredTool.from_function(
+        search,
+        asearch,
+        name=name,
+        description=description,
+        response_format="content_and_artifact",
+    )
+
+
+class GuardedTools(AgentMiddleware):  # type: ignore[misc]
+    """Middleware of an agent that filters the documents which tools of other makers retrieved.
+
+    A tool must return its documents as the artifact of its message, as a retriever's tool does with
+    ``response_format="content_and_artifact"``. They are filtered, and the message's content is
+    rendered anew. Messages of errors pass as they are.
+
+    Args:
+        guard: What decides; it needs no retriever. Its ``score_kind`` says what the scores mean.
+        tools: The names of the tools whose documents are filtered.
+        query_argument: The argument of these tools that is the query.
+        score_key: Where the score is in a document's metadata; None if only the order counts.
+    """
+
+    def __init__(
+        self,
+        guard: ContextGuard,
+        *,
+        tools: Collection[str],
+        query_argument: str = "query",
+        score_key: str | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(tools, str) or not tools:
+            raise ConfigurationError(f"tools {tools!r} must be a list of names of tools")
+        self._guard = guard
+        self._names = frozenset(tools)
+        self._query_argument = query_argument
+        self._score_key = score_key
+
+    def wrap_tool_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Call the tool, and filter what it retrieved.
+
+        Raises:
+            ConfigurationError: the tool's message has no documents, or its call no query.
+        """
+        return self._filtered(request.tool_call, handler(request))
+
+    async def awrap_tool_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+        """`wrap_tool_call`, awaited."""
+        return self._filtered(request.tool_call, await handler(request))
+
+    def _filtered(self, call: dict[str, Any], result: Any) -> Any:
+        name = call["name"]
+        if name not in self._names or getattr(result, "status", None) == "error":
+            return result
+        documents = result.artifact if isinstance(result, ToolMessage) else None
+        if not isinstance(documents, list | tuple):
+            raise ConfigurationError(
+                f"the tool {name!r} returned {describe(result)} without documents as its artifact: "
+                'make it with response_format="content_and_artifact"'
+            )
+        query = call["args"].get(self._query_argument)
+        if query is None:
+            raise ConfigurationError(
+                f"the tool {name!r} was called without the argument {self._query_argument!r}: set "
+                "query_argument to the one that is its query"
+            )
+        context = self._guard.filter(
+            query,
+            ranking_by_metadata(self._guard, documents, self._score_key),
+            request_id=call.get("id"),
+        )
+        return result.model_copy(
+            update={"content": context.text, "artifact": documents_of(context)}
+        )

@@ -1,0 +1,116 @@
+"""LlamaIndex: a guard as a node postprocessor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctxguard._support.extras import require
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import Passage, Ranking, ScoreKind, ScoreKindName, member_of
+from ctxguard.errors import ConfigurationError, QueryError
+from ctxguard.guard import ContextGuard
+from ctxguard.integrations.documents import (
+    METADATA_KEY,
+    Served,
+    ranking_of_documents,
+    served,
+)
+
+require("llama_index.core", "llamaindex")
+
+from llama_index.core.bridge.pydantic import Field  # noqa: E402
+from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
+from llama_index.core.schema import NodeWithScore, QueryBundle  # noqa: E402
+
+
+class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
+    """A ``ContextGuard`` as a LlamaIndex node postprocessor: it filters what was retrieved.
+
+    Nodes without a score are of kind ``rank``. Each node that is returned is a copy, with
+    ``node.metadata["ctxguard"]``: ``request_id``, ``score``, ``probability``, ``rank``, ``reason``
+    (in mode ``shadow``, why it would be dropped; else None) and ``flags``. No model and no embedding
+    is shown this key.
+
+    Attributes:
+        guard: What decides; it needs no retriever. Its ``score_kind`` says what the nodes' scores
+            mean; of kind ``distance``, lower is better.
+        where: Which nodes may be returned, by their metadata; None for all. A query with another
+            node is an error: the vector store's own filter must leave it out.
+    """
+
+    guard: ContextGuard = Field(exclude=True)
+    where: Where | None = Field(default=None, exclude=True)
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name that LlamaIndex registers."""
+        return "GuardPostprocessor"
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        if query_bundle is None:
+            raise QueryError("the guard needs the query: pass query_str or query_bundle")
+        context = self.guard.filter(
+            query_bundle.query_str, ranking_of_nodes(nodes, self.guard.score_kind), where=self.where
+        )
+        return [_with_verdict(nodes[each.position], each) for each in served(context)]
+
+    async def _apostprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        # Microseconds: the default's thread would cost more.
+        return self._postprocess_nodes(nodes, query_bundle)
+
+
+def ranking_of_nodes(
+    nodes: Sequence[NodeWithScore], score_kind: ScoreKind | ScoreKindName | None
+) -> Ranking:
+    """The ranking of nodes, for a retriever that ``calibrate`` is to take.
+
+    As in ``lambda query, *, depth: ranking_of_nodes(index.as_retriever(similarity_top_k=depth)
+    .retrieve(query), "cosine")``.
+
+    Args:
+        nodes: What a LlamaIndex retriever returned, best first.
+        score_kind: What their scores mean; of kind ``distance``, lower is better. None if they have
+            none.
+
+    Raises:
+        ConfigurationError: they are no nodes with scores, or have scores and no kind.
+    """
+    try:
+        ids = [each.node.id_ for each in nodes]
+        scores = [each.score for each in nodes]
+    except (AttributeError, TypeError):
+        raise ConfigurationError(
+            f"a list of NodeWithScore was expected, and this is a {type(nodes).__name__} that holds "
+            "something else"
+        ) from None
+    kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+    return ranking_of_documents(nodes, ids, scores, kind, _passage)
+
+
+def _passage(passage_id: str, found: NodeWithScore) -> Passage:
+    node = found.node
+    title = node.metadata.get("title")
+    return Passage(
+        passage_id,
+        node.get_content(),
+        title if isinstance(title, str) else "",
+        node.metadata,
+    )
+
+
+def _with_verdict(found: NodeWithScore, given: Served) -> NodeWithScore:
+    """A copy of a node with its verdict: the node itself may be the index's own."""
+    node: Any = found.node
+    node = node.model_copy(
+        update={
+            "metadata": {**node.metadata, METADATA_KEY: given.verdict},
+            "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, METADATA_KEY],
+            "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, METADATA_KEY],
+        }
+    )
+    if given.passage.text != found.node.get_content():  # assembly cut it
+        node.set_content(given.passage.text)
+    return found.model_copy(update={"node": node})

@@ -1,0 +1,144 @@
+"""The guard as a Haystack component, in the namespace from which pipelines are loaded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctxguard import ConfigurationError, ContextGuard, Where
+from ctxguard._support.extras import require
+from ctxguard.core.types import DEFAULT_K, ModeName, ScoreKindName
+from ctxguard.integrations.haystack import documents_of, ranking_of
+
+require("haystack", "haystack")
+
+from haystack import Document, component, default_from_dict, default_to_dict  # noqa: E402
+from haystack.core.errors import SerializationError  # noqa: E402
+
+__all__ = ["ContextGuardRanker"]
+
+
+@component
+class ContextGuardRanker:
+    """Keeps the documents that a calibrated policy lets through.
+
+    Each document that is returned is a copy, with ``meta["ctxguard"]``: ``request_id``, ``score``,
+    ``probability``, ``rank``, ``reason`` (in mode ``shadow``, why it would be dropped; else None)
+    and ``flags``.
+
+    Args:
+        profile: The path of a calibrated profile; None to keep the top ``k``.
+        score_kind: What the documents' scores mean; of kind ``distance``, lower is better. None if
+            they have none, and only the order counts.
+        k: The most documents while nothing is calibrated.
+        mode: ``enforce``; ``shadow`` decides and records, but returns the top ``k``; ``off``.
+        fingerprint: Identifies the system that retrieves, for the profile.
+        strict: Raise if the profile was made for another system, or is unverified.
+        guard: A guard in place of all these settings, such as one that samples. A pipeline with one
+            cannot be saved; give it to a loaded pipeline by ``DeserializationCallbacks``.
+
+    Raises:
+        ConfigurationError: a setting is out of range, or ``guard`` is given beside others.
+        ProfileFormatError: ``profile`` is the path of a file that is no profile.
+        ProfileMismatchError: ``strict`` is set, and anything differs or cannot be compared.
+    """
+
+    def __init__(
+        self,
+        profile: str | None = None,
+        *,
+        score_kind: ScoreKindName | None = None,
+        k: int = DEFAULT_K,
+        mode: ModeName = "enforce",
+        fingerprint: dict[str, str] | None = None,
+        strict: bool = False,
+        guard: ContextGuard | None = None,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "profile": profile,
+            "score_kind": score_kind,
+            "k": k,
+            "mode": mode,
+            "fingerprint": fingerprint,
+            "strict": strict,
+        }
+        defaults = (None, None, DEFAULT_K, "enforce", None, False)
+        if guard is not None and tuple(self._settings.values()) != defaults:
+            raise ConfigurationError("give a guard or settings of one, not both")
+        self._is_given = guard is not None
+        self._guard = ContextGuard(**self._settings) if guard is None else guard
+
+    @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
+    def run(
+        self,
+        query: str,
+        documents: list[Document],
+        where: dict[str, Any] | None = None,
+        request_id: str | None = None,
+        session_id: str | None = None,
+        segment: str | None = None,
+    ) -> Mapping[str, Any]:
+        """Keep the clean ones of the documents that were retrieved for a query.
+
+        Args:
+            query: The question that was searched.
+            documents: What was retrieved, best first.
+            where: Fields of ``meta`` and their allowed values, which every document must satisfy;
+                None for no condition. It is only checked: the document store's filter applies it.
+            request_id: Identifies the request in samples; None for a random one.
+            session_id: The session that the request belongs to.
+            segment: The segment that the query belongs to.
+
+        Returns:
+            ``documents``, best first; ``text``, what to give the model: rendered, sanitised,
+            delimiters escaped; ``flags``, what was unusual.
+
+        Raises:
+            QueryError: the query is too long.
+            ConfigurationError: the documents have scores and no ``score_kind``, or ``where`` is none
+                that can be checked.
+            FilterViolationError: a document does not satisfy ``where``; nothing is returned.
+            StageUnavailableError: there are documents, and none has a text.
+        """
+        context = self._guard.filter(
+            query,
+            ranking_of(documents, self._guard.score_kind),
+            request_id=request_id,
+            session_id=session_id,
+            segment=segment,
+            where=None if where is None else Where(where),
+        )
+        return {
+            "documents": documents_of(context, documents),
+            "text": context.text,
+            "flags": [flag.value for flag in context.flags],
+        }
+
+    @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
+    async def run_async(
+        self,
+        query: str,
+        documents: list[Document],
+        where: dict[str, Any] | None = None,
+        request_id: str | None = None,
+        session_id: str | None = None,
+        segment: str | None = None,
+    ) -> Mapping[str, Any]:
+        """`run` on the event loop: it takes microseconds and waits for nothing."""
+        return self.run(query, documents, where, request_id, session_id, segment)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings, for a pipeline that is saved.
+
+        Raises:
+            SerializationError: the component was given a guard.
+        """
+        if self._is_given:
+            raise SerializationError(
+                "a ContextGuardRanker with a guard of its own cannot be saved: give it settings "
+                "(profile, score_kind, k, mode, fingerprint, strict)"
+            )
+        return default_to_dict(self, **self._settings)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "ContextGuardRanker":
+        """The component of saved settings."""
+        return default_from_dict(cls, data)
