@@ -28,16 +28,16 @@ from benchmarks._live_traffic import (
     search_beyond,
     true_grade,
 )
-from ctxguard.core.types import DEFAULT_K, FloatArray
+from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.ppi import label_weights
-from ctxguard.monitor.estimation.terms import Metric, table_of
+from ctxguard.monitor.estimation.plan import weigh_by_first
+from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judging import budget as budget_module
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
-from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel, in_file_order
-from ctxguard.monitor.labels.samples import graded_samples
+from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel
+from ctxguard.monitor.labels.samples import graded_samples, unfinished
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -327,13 +327,9 @@ def label_some(service: Service, pick: Pick) -> int:
         picked = _least_relevant(service, pick.n)
         store.queue_labels(picked, reason="alarm")
     else:
-        weigh = _weigh if pick.weighted else None
+        weigh = weigh_by_first if pick.weighted else None
         picked = store.pick_for_labels(series, pick.n, depth=pick.depth, weigh=weigh)
-    samples = graded_samples(store, series, picked).values()
-    in_order = sorted(
-        [sample for sample in samples if not sample.is_graded(pick.depth)],
-        key=lambda sample: in_file_order(sample.record.request_id),
-    )
+    in_order = unfinished(store, series, picked, pick.depth, len(picked))
     n = math.ceil(pick.graded * len(in_order))
     labels = [list(_graded(service, sample.rows(pick.depth))) for sample in in_order[:n]]
     if pick.graded < 1.0:
@@ -350,10 +346,6 @@ def _least_relevant(service: Service, n: int) -> list[int]:
     samples = graded_samples(store, series, store.judged(series).sample_ids.tolist())
     served = service.traffic.relevant[:, :DEFAULT_K].sum(axis=1)
     return sorted(samples, key=lambda one: served[question_of(samples[one].record.query or "")])[:n]
-
-
-def _weigh(summaries: bytes) -> FloatArray:
-    return label_weights(table_of(summaries))
 
 
 def _graded(service: Service, rows: Sequence[RowToLabel]) -> Iterator[LabelRow]:

@@ -1,7 +1,6 @@
 """``ctxguard label``: export samples for people to label, import labels and user feedback."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +12,8 @@ from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json, t
 from ctxguard.cli._store import IN_WORDS, StoreUrl, named_series, open_store
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ctxguard.monitor.estimation.plan import LabelPlan
     from ctxguard.monitor.labels.files import RowToLabel
-    from ctxguard.monitor.labels.samples import GradedSample
-    from ctxguard.monitor.store import LabelDepth, SampleStore
 
 _label = typer.Typer(
     name="label",
@@ -102,9 +96,10 @@ def export(
     Exports of several days, weighted or not, are one sample: each request
     keeps the probability with which it was picked.
     """
-    from ctxguard.monitor.estimation.plan import label_plan
+    from ctxguard.monitor.estimation.plan import label_plan, weigh_by_first
     from ctxguard.monitor.labels.files import write_label_file
     from ctxguard.monitor.labels.guide import grading_guide
+    from ctxguard.monitor.labels.samples import to_label, unfinished
     from ctxguard.monitor.store import LabelDepth
 
     if alarm and weighted:
@@ -120,10 +115,13 @@ def export(
         series = named_series(opened, judge)
         if alarm:
             targeted = [one for one, _ in opened.label_queue()]
-            samples = _unfinished(opened, series, targeted, depth, n, tenant=tenant)
+            samples = unfinished(opened, series, targeted, depth, n, tenant=tenant)
         else:
-            samples = _picked(
-                opened, series, depth, n, tenant=tenant, weighted=weighted, dry_run=dry_run
+            samples = to_label(
+                *(opened, series, depth, n),
+                tenant=tenant,
+                weigh=weigh_by_first if weighted else None,
+                dry_run=dry_run,
             )
         plan = label_plan(opened, series, samples, depth, time.time())
     rows = [row for sample in samples for row in sample.rows(depth)]
@@ -163,65 +161,6 @@ def export(
         )
     for note in notes:
         output.note(note)
-
-
-def _unfinished(
-    store: "SampleStore",
-    series: str,
-    sample_ids: Sequence[int],
-    depth: "LabelDepth",
-    n: int,
-    *,
-    tenant: str | None,
-) -> "list[GradedSample]":
-    """Those that lack grades, n at most; in random order, as not all may be graded."""
-    from ctxguard.monitor.labels.files import in_file_order
-    from ctxguard.monitor.labels.samples import graded_samples
-
-    samples = [
-        sample
-        for sample in graded_samples(store, series, sample_ids).values()
-        if not sample.is_graded(depth) and (tenant is None or sample.is_of_tenant(*_field(tenant)))
-    ]
-    return sorted(samples, key=lambda sample: in_file_order(sample.record.request_id))[:n]
-
-
-def _picked(
-    store: "SampleStore",
-    series: str,
-    depth: "LabelDepth",
-    n: int,
-    *,
-    tenant: str | None,
-    weighted: bool,
-    dry_run: bool,
-) -> "list[GradedSample]":
-    """Samples that were picked before and lack grades, and new ones up to n.
-
-    New ones are picked of all tenants, since the estimates are about all requests; of another
-    tenant they are not written now.
-    """
-    begun = _unfinished(store, series, list(store.picked(series, depth)), depth, n, tenant=tenant)
-    pick = store.next_for_labels if dry_run else store.pick_for_labels
-    picked = pick(series, n - len(begun), depth=depth, weigh=_weigh if weighted else None)
-    return begun + _unfinished(store, series, picked, depth, n, tenant=tenant)
-
-
-def _field(tenant: str) -> tuple[str, str]:
-    """The field and the value of ``--tenant``.
-
-    >>> _field("acme"), _field("org=a=b")
-    (('tenant', 'acme'), ('org', 'a=b'))
-    """
-    field, equals, value = tenant.partition("=")
-    return (field, value) if equals else ("tenant", tenant)
-
-
-def _weigh(summaries: bytes) -> "NDArray[np.float64]":
-    from ctxguard.monitor.estimation.ppi import label_weights
-    from ctxguard.monitor.estimation.terms import table_of
-
-    return label_weights(table_of(summaries))
 
 
 def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
@@ -294,6 +233,7 @@ def import_(
 
     It says for how many of the file's requests the grades suffice.
     """
+    from ctxguard.monitor.estimation.plan import usable_requests
     from ctxguard.monitor.labels.files import read_label_file
 
     output = Output(as_json=as_json)
@@ -303,7 +243,7 @@ def import_(
         requests = list(dict.fromkeys([row.request_id for row in read.rows] + list(read.blank)))
         unknown = opened.unknown_requests(requests)
         blank = sum(request_id not in unknown for request_id in read.blank)
-        usable = _usable(opened, requests)
+        usable = usable_requests(opened, requests)
     counts = (
         (added.duplicates, "were in the store already"),
         (added.disagreeing, "contradict another label; all are kept"),
@@ -330,44 +270,18 @@ def import_(
         output.note(note)
 
 
-_UNFINISHED, _UNPICKED = "unfinished", "unpicked"
-
-
-def _usable(store: "SampleStore", request_ids: Sequence[str]) -> dict[str, int]:
-    """How many of these requests count for each metric, lack grades, or were not picked."""
-    from ctxguard.monitor.estimation.plan import PLANNED, usable_for
-    from ctxguard.monitor.labels.samples import graded_samples
-    from ctxguard.monitor.store import LabelDepth
-
-    ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)]
-    counts: Counter[str] = Counter()
-    for series in store.series():
-        picked = {depth: store.picked(series, depth) for depth in LabelDepth}
-        # Of a request that was sampled twice, the sample that was picked.
-        ids.sort(key=picked[LabelDepth.SERVED].__contains__)
-        samples = graded_samples(store, series, ids).items()
-        for sample_id, sample in {
-            one.record.request_id: (key, one) for key, one in samples
-        }.values():
-            depth = LabelDepth.POOL if sample_id in picked[LabelDepth.POOL] else LabelDepth.SERVED
-            counts[_UNFINISHED] += not sample.is_graded(depth)
-            counts[_UNPICKED] += sample_id not in picked[LabelDepth.SERVED]
-            counts.update(metric.value for metric in usable_for(sample))
-    return {
-        name: counts[name] for name in (*(one.value for one in PLANNED), _UNFINISHED, _UNPICKED)
-    }
-
-
 def _usable_notes(usable: dict[str, int]) -> list[str]:
+    from ctxguard.monitor.estimation.plan import UNFINISHED, UNPICKED
+
     found = (
         f"{usable['precision']:,} requests of this file are usable for precision and UDCG, "
-        f"{usable['mrr']:,} for MRR, {usable['recall']:,} for recall; {usable[_UNFINISHED]:,} "
+        f"{usable['mrr']:,} for MRR, {usable['recall']:,} for recall; {usable[UNFINISHED]:,} "
         "need more grades"
     )
     notes = [found]
-    if usable[_UNPICKED]:
+    if usable[UNPICKED]:
         notes.append(
-            f"{usable[_UNPICKED]:,} of them were not picked at random: they enter no estimate"
+            f"{usable[UNPICKED]:,} of them were not picked at random: they enter no estimate"
         )
     return notes
 

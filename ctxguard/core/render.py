@@ -82,6 +82,8 @@ _NEEDED = (
 )
 _UNNEEDED = re.compile(f"{_HIDDEN}(?!{'|'.join(_NEEDED)})")
 
+_UNNEEDED_RUN = re.compile(f"(?:{_UNNEEDED.pattern})+")
+
 # A model reads "< /passage" as it reads "</passage": what may stand between and still close.
 _GAP = rf"(?:\s|{_HIDDEN})*+"
 _TAG = re.compile(r"</?([A-Za-z][\w:.-]*)")
@@ -111,6 +113,21 @@ def sanitise(text: str) -> str:
     if text.isascii():
         return text
     return _UNNEEDED.sub("", _LONE_SURROGATE.sub("\ufffd", text))
+
+
+def reveal(text: str) -> str:
+    """Text for a person to inspect: a mark stands for what ``sanitise`` removes.
+
+    >>> reveal("ab\\u202ec"), reveal("d\\U000e0061\\U000e0062")
+    ('ab⟨U+202E⟩c', 'd⟨2 hidden characters⟩')
+    """
+    marked = _BREAK.sub("\n", _REMOVED.sub(_mark, text.replace("\r\n", "\n")))
+    return _UNNEEDED_RUN.sub(_mark, _LONE_SURROGATE.sub("\ufffd", marked))
+
+
+def _mark(run: re.Match[str]) -> str:
+    hidden = run[0]
+    return f"⟨{len(hidden)} hidden characters⟩" if len(hidden) > 1 else f"⟨U+{ord(hidden):04X}⟩"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,23 @@
 """What labels will give, before people grade them, and what those that came back are good for."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.graded import depth_graded
 from ctxguard.monitor.estimation.live import NEEDS_POOL, Window, live_estimates
+from ctxguard.monitor.estimation.ppi import label_weights
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
-from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.labels.samples import GradedSample, confirmed_share
+from ctxguard.monitor.estimation.terms import Metric, table_of
+from ctxguard.monitor.labels.samples import GradedSample, confirmed_share, graded_samples
 from ctxguard.monitor.store import LabelDepth, SampleStore
 
 PLANNED = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM, Metric.RECALL)
 """The metrics that labels are graded for."""
+
+UNFINISHED, UNPICKED = "unfinished", "unpicked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +118,38 @@ def usable_for(sample: GradedSample) -> frozenset[Metric]:
     pool = {Metric.RECALL} if depth is LabelDepth.POOL else set()
     rank = {Metric.MRR} if sample.is_graded(depth) else set()
     return frozenset(served | pool | rank)
+
+
+def usable_requests(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
+    """How many of these requests count for each metric, lack grades, or were not picked.
+
+    Returns:
+        By the name of each of ``PLANNED``, ``UNFINISHED`` and ``UNPICKED``.
+    """
+    ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)]
+    counts: Counter[str] = Counter()
+    for series in store.series():
+        picked = {depth: store.picked(series, depth) for depth in LabelDepth}
+        # Of a request that was sampled twice, the sample that was picked.
+        ids.sort(key=picked[LabelDepth.SERVED].__contains__)
+        samples = graded_samples(store, series, ids).items()
+        for sample_id, sample in {
+            one.record.request_id: (key, one) for key, one in samples
+        }.values():
+            depth = LabelDepth.POOL if sample_id in picked[LabelDepth.POOL] else LabelDepth.SERVED
+            counts[UNFINISHED] += not sample.is_graded(depth)
+            counts[UNPICKED] += sample_id not in picked[LabelDepth.SERVED]
+            counts.update(metric.value for metric in usable_for(sample))
+    return {name: counts[name] for name in (*(one.value for one in PLANNED), UNFINISHED, UNPICKED)}
+
+
+def weigh_by_first(summaries: bytes) -> FloatArray:
+    """Weights for a pick: twice as much where the judge calls the first passage wrong.
+
+    Args:
+        summaries: Those of n judged samples, one after the other.
+
+    Returns:
+        Shape (n,), > 0.
+    """
+    return label_weights(table_of(summaries))

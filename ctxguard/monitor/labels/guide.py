@@ -4,6 +4,8 @@ The grades mean what they mean to the language model that judges (``judges.promp
 could not be compared.
 """
 
+from textwrap import fill
+
 from ctxguard.core.metrics import Negative
 from ctxguard.monitor.labels.files import ALWAYS, IF_NONE_ABOVE
 
@@ -18,6 +20,17 @@ _EXAMPLES = {
     _PART: "“Vacation of new employees is counted from their first day.”",
     _NOTHING: "“Vacation is requested on the form V-2.”",
 }
+
+
+NEGATIVES = {
+    Negative.HARD_NEGATIVE: "looks like an answer, and is not: it is about the same thing, or "
+    "nearly, and does not answer the query (vacation of interns)",
+    Negative.DISTRACTOR: "would lead to a wrong answer: it answers the query wrongly, or for "
+    "another case without saying so (last year's rule, given as the present one)",
+}
+"""What a passage of grade 0 does besides."""
+
+EXAMPLE_QUERY = "How much vacation do new employees get?"
 
 
 def meanings(max_grade: int) -> dict[int, str]:
@@ -44,8 +57,12 @@ def grading_guide(file_name: str, max_grade: int) -> str:
     """
     grades = meanings(max_grade)
     table = "\n".join(
-        f"| {grade} | {'it' if grade == 0 else 'it holds'} {meaning} | {_example(meaning)} |"
+        f"| {grade} | {'it' if grade == 0 else 'it holds'} {meaning} | {example(meaning)} |"
         for grade, meaning in grades.items()
+    )
+    negatives = "\n".join(
+        fill(f"- `{kind.value}`: {meaning}.", 100, subsequent_indent="  ")
+        for kind, meaning in NEGATIVES.items()
     )
     scale = "" if max_grade == 3 else f" --max-grade {max_grade}"
     return f"""\
@@ -55,7 +72,7 @@ Each row is one passage that a search engine found for the query in its row. Put
 `grade` how much the passage helps somebody to answer that query. Go by what the passage says, not
 by its style, its source or its place in the file.
 
-| grade | the passage | for the query “How much vacation do new employees get?” |
+| grade | the passage | for the query “{EXAMPLE_QUERY}” |
 |---|---|---|
 {table}
 
@@ -77,10 +94,7 @@ query with an empty row that was needed is not used.
 
 For grade 0 only, and only if it is clear; else leave it empty.
 
-- `{Negative.HARD_NEGATIVE.value}`: looks like an answer, and is not: it is about the same thing, or
-  nearly, and does not answer the query (vacation of interns).
-- `{Negative.DISTRACTOR.value}`: would lead to a wrong answer: it answers the query wrongly, or for
-  another case without saying so (last year's rule, given as the present one).
+{negatives}
 
 ## Afterwards
 
@@ -91,6 +105,7 @@ and in UTF-8). Then:
 """
 
 
-def _example(meaning: str) -> str:
+def example(meaning: str) -> str:
+    """A passage of that meaning for ``EXAMPLE_QUERY``; empty where there is none."""
     found = [example for text, example in _EXAMPLES.items() if meaning.startswith(text)]
     return found[0] if found else ""

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
-from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel, rows_to_label
+from ctxguard.monitor.labels.files import (
+    IF_NONE_ABOVE,
+    RowToLabel,
+    in_file_order,
+    rows_to_label,
+)
 from ctxguard.monitor.labels.human import human_verdicts, positions_to_label
 from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
-from ctxguard.monitor.store import LabelDepth, SampleStore
+from ctxguard.monitor.store import LabelDepth, SampleStore, Weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +35,17 @@ class GradedSample:
         """Ids of the passages that the judge called relevant."""
         return frozenset([name for name, verdict in self.judge.items() if verdict.grade > 0])
 
-    def is_of_tenant(self, field: str, value: str) -> bool:
+    def is_of_tenant(self, tenant: str) -> bool:
         """Whether the request could see passages of this value of a field only.
 
-        False where its filter allows others as well, or is not known.
+        Args:
+            tenant: ``FIELD=VALUE``, or a value of the field ``tenant``.
+
+        Returns:
+            False where its filter allows others as well, or is not known.
         """
+        field, equals, value = tenant.partition("=")
+        field, value = (field, value) if equals else ("tenant", tenant)
         where = self.record.where
         allowed = [] if where is None else allowed_values(where).get(field, [])
         return bool(allowed) and all(str(one) == value for one in allowed)
@@ -94,3 +105,60 @@ def graded_samples(
         for sample_id in sample_ids
         if sample_id in payloads
     }
+
+
+def to_label(
+    store: SampleStore,
+    series: str,
+    depth: LabelDepth,
+    n: int,
+    *,
+    tenant: str | None = None,
+    weigh: Weigh | None = None,
+    dry_run: bool = False,
+) -> list[GradedSample]:
+    """Samples for people to grade: those picked before that lack grades, and new ones up to n.
+
+    New ones are picked of all tenants, since the estimates are about all requests; those of
+    another tenant are not returned.
+
+    Args:
+        store: Where judgments and picks are.
+        series: The series of judgments.
+        depth: How much of each people grade.
+        n: How many at most.
+        tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
+        weigh: Weights of new samples by their summaries; None for equal ones.
+        dry_run: Whether to pick none, and return what would be picked.
+    """
+    begun = unfinished(store, series, list(store.picked(series, depth)), depth, n, tenant=tenant)
+    pick = store.next_for_labels if dry_run else store.pick_for_labels
+    picked = pick(series, n - len(begun), depth=depth, weigh=weigh)
+    return begun + unfinished(store, series, picked, depth, n, tenant=tenant)
+
+
+def unfinished(
+    store: SampleStore,
+    series: str,
+    sample_ids: Sequence[int],
+    depth: LabelDepth,
+    n: int,
+    *,
+    tenant: str | None = None,
+) -> list[GradedSample]:
+    """Those that lack grades, n at most; in random order, as not all may be graded.
+
+    Args:
+        store: Where judgments and labels are.
+        series: The series of judgments.
+        sample_ids: Of these samples.
+        depth: How much of each people grade.
+        n: How many at most.
+        tenant: As ``GradedSample.is_of_tenant`` takes it; None for all.
+    """
+    samples = [
+        sample
+        for sample in graded_samples(store, series, sample_ids).values()
+        if not sample.is_graded(depth) and (tenant is None or sample.is_of_tenant(tenant))
+    ]
+    return sorted(samples, key=lambda sample: in_file_order(sample.record.request_id))[:n]

@@ -10,7 +10,6 @@ its probability is the highest of theirs. So picks of several days, weighted or 
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +19,7 @@ from numpy.typing import NDArray
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.judgments import driver_rows, series_id
 from ctxguard.monitor.store.part import StorePart, reads, writes
-from ctxguard.monitor.store.types import LabelDepth
-
-Weigh = Callable[[bytes], NDArray[np.float64]]
-"""From n summaries, one after the other, to the weights of their samples: shape (n,), > 0."""
+from ctxguard.monitor.store.types import LabelDepth, PickedSample, Weigh
 
 _judged = schema.judged.c
 _picked = schema.picked.c
@@ -113,6 +109,31 @@ class Picks(StorePart):
     def picked(self, connection: sa.Connection, series: str, depth: LabelDepth) -> dict[int, float]:
         """The probability of each sample that was picked to this depth, in the order of picks."""
         return _probabilities(connection, series_id(connection, series), depth)
+
+    @reads
+    def picked_samples(
+        self, connection: sa.Connection, series: str, depth: LabelDepth
+    ) -> list[PickedSample]:
+        """What was picked to this depth and has its text still, by sample id."""
+        picks, labels = schema.label_picks.c, schema.labels.c
+        query = (
+            sa.select(
+                _picked.sample_id,
+                schema.samples.c.request_id,
+                sa.func.count(labels.label_id).label("n_labels"),
+            )
+            .join(schema.label_picks, picks.pick_id == _picked.pick_id)
+            .join(schema.samples, schema.samples.c.sample_id == _picked.sample_id)
+            .join(schema.payloads, schema.payloads.c.sample_id == _picked.sample_id)
+            .outerjoin(schema.labels, labels.request_id == schema.samples.c.request_id)
+            .where(picks.series_id == series_id(connection, series), _picked.depth == depth.value)
+            .group_by(_picked.sample_id, schema.samples.c.request_id)
+            .order_by(_picked.sample_id)
+        )
+        return [
+            PickedSample(row.sample_id, row.request_id, row.n_labels)
+            for row in connection.execute(query)
+        ]
 
 
 class _Population(NamedTuple):

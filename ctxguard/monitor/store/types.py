@@ -5,7 +5,7 @@ them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,6 +17,9 @@ from ctxguard.errors import ConfigurationError
 DEFAULT_MAX_AGE_SECONDS = 30 * 86_400.0
 DEFAULT_MAX_BYTES = 2 * 2**30
 DEFAULT_RESERVE_BYTES = 8 * 2**20
+
+Weigh = Callable[[bytes], NDArray[np.float64]]
+"""From n summaries, one after the other, to the weights of their samples: shape (n,), > 0."""
 
 
 class State(StrEnum):
@@ -363,6 +366,20 @@ class LabelsAdded:
     duplicates: int
     disagreeing: int
     unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PickedSample:
+    """A sample that was picked for labels.
+
+    Attributes:
+        request_id: Its request.
+        n_labels: How many labels of that request were added; those taken back are among them.
+    """
+
+    sample_id: int
+    request_id: str
+    n_labels: int
 
 
 @dataclass(frozen=True, slots=True)
