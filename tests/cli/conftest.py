@@ -1,6 +1,8 @@
 """An index and a profile of the household collection, made by the commands themselves."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import write_collection
@@ -8,6 +10,25 @@ from running import Result, Run
 from typer.testing import CliRunner
 
 from ctxguard.cli import app
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _open_models_once() -> Iterator[None]:
+    """The commands that run in this process share a model: opening it takes seconds each time."""
+    from ctxguard.retrieval.models.runtimes.runtime_model import RuntimeModel
+
+    opened: dict[Any, Any] = {}
+    choose = RuntimeModel._choose
+
+    def choose_once(model: RuntimeModel) -> Any:
+        key = (model.folder, model._task, model._requested)
+        if key not in opened:
+            opened[key] = choose(model)
+        return opened[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RuntimeModel, "_choose", choose_once)
+        yield
 
 
 @pytest.fixture(scope="session")
