@@ -49,8 +49,11 @@ examples: $(VENV)/.run
 	done
 
 # A process for each part: where tests of models have left native threads behind, a test that forks
-# is warned by Python 3.12 and later, and warnings are errors.
+# is warned by Python 3.12 and later, and warnings are errors. The longest parts begin first, so that
+# no long one is left over at the end.
+LONGEST := monitor retrieval cli calibration server fuzz docs chaos benchmarks
 PARTS := $(notdir $(patsubst %/,%,$(sort $(dir $(wildcard tests/*/test_*.py)))))
+PARTS := $(filter $(PARTS),$(LONGEST)) $(filter-out $(LONGEST),$(PARTS))
 
 part-%:
 	@echo "$(or $(FOLDERS),tests/$*)"
@@ -80,11 +83,22 @@ coverage: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(call run,,,$(PARTS) doctests)
 
-# Those parts whose results are floating-point numbers, again with a plainer processor's arithmetic.
-NUMERIC := benchmarks calibration core retrieval signals
+# The files whose outcome can depend on the processor's arithmetic, again with a plainer processor's:
+# those that compare, order or choose by what an encoder, BLAS, faiss, numba or scikit-learn computed.
+KERNELS_benchmarks := corpus_drift grid index_update ranker search
+KERNELS_calibration := calibrate calibrate_route compare evaluate fit grid named_signals objectives \
+  ranker replay saved_comparison sufficiency trees
+KERNELS_core := corpus_sketch expected_utility fusion metrics policy relevance scores signals \
+  sufficiency trees
+KERNELS_retrieval := dense edits filters forward hybrid kernels lexical models retriever_contract \
+  runtimes scifact sentences
+KERNELS_signals := pooled ranker_file sentences text
+
+part-kernels-%: FOLDERS = $(KERNELS_$(*:kernels-%=%):%=tests/$(*:kernels-%=%)/test_%.py)
 
 test-kernels: $(VENV)/.dev
-	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(NUMERIC))
+	$(call run,$(BIN)/python -m tests.kernels,-m "not slow",$(addprefix kernels-,retrieval \
+	  calibration benchmarks core signals))
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
