@@ -1,8 +1,10 @@
 """Samples as people grade them: what was found, what people said so far, and what the judge did."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.files import (
@@ -14,6 +16,8 @@ from ctxguard.monitor.labels.files import (
 from ctxguard.monitor.labels.human import human_verdicts, positions_to_label
 from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
 from ctxguard.monitor.store import LabelDepth, SampleStore, Weigh
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +96,28 @@ def confirmed_share(store: SampleStore, series: str, sample_ids: Sequence[int]) 
 def graded_samples(
     store: SampleStore, series: str, sample_ids: Sequence[int]
 ) -> dict[int, GradedSample]:
-    """Samples in the order given, without those not judged and those whose text was deleted."""
+    """Samples in the order given, without those not judged and those that cannot be read.
+
+    The text of old ones was deleted; one that is damaged is logged.
+    """
     verdicts = store.verdicts(series, sample_ids)
     payloads = store.payloads(list(verdicts))
     people = human_verdicts(store.labels(list(payloads)))
-    return {
-        sample_id: GradedSample(
-            SampleRecord.from_bytes(payloads[sample_id]),
+    found = {}
+    for sample_id in sample_ids:
+        if sample_id not in payloads:
+            continue
+        try:
+            record = SampleRecord.from_bytes(payloads[sample_id])
+        except DataError as error:
+            _log.warning("sample %d cannot be graded: %s", sample_id, error)
+            continue
+        found[sample_id] = GradedSample(
+            record,
             people[sample_id].by_passage if sample_id in people else {},
             verdicts_from_json(verdicts[sample_id]),
         )
-        for sample_id in sample_ids
-        if sample_id in payloads
-    }
+    return found
 
 
 def to_label(

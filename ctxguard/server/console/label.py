@@ -1,0 +1,280 @@
+"""Label: one query and its passages to grade, what was picked, and what the labels give."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ctxguard.core.metrics import Negative
+from ctxguard.core.render import sanitise
+from ctxguard.errors import DataError
+from ctxguard.monitor.estimation.plan import UNFINISHED, label_plan, usable_requests
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
+from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings
+from ctxguard.monitor.labels.human import human_verdicts
+from ctxguard.monitor.labels.samples import GradedSample, to_label, unfinished
+from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
+from ctxguard.server.console.pages import Form, Pages, Refused, base, go_to, whole_number
+from ctxguard.server.console.queue import LabelQueue, Place, Task
+
+_MOST_NAME_CHARS = 100
+_MOST_PICKED = 1_000
+_TAKE_BACK = ""
+_KEYS = {"d": Negative.DISTRACTOR, "h": Negative.HARD_NEGATIVE}
+_LATER_SECONDS = 1e-6
+_IN_WORDS = {"mrr": "MRR", "udcg": "UDCG, strict", "recall": "recall of the pool"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A passage on the page.
+
+    Attributes:
+        own: The value of this annotator's grade, as the form sends it; empty without one.
+        is_open: Whether it lacks a grade.
+    """
+
+    row: RowToLabel
+    own: str
+    is_open: bool
+
+
+class Label:
+    """The handlers of these pages.
+
+    Args:
+        pages: Renders them.
+        store: Where samples and labels are.
+        max_grade: The highest grade of the scale.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        store: SampleStore,
+        max_grade: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._pages = pages
+        self._store = store
+        self._queue = LabelQueue(store)
+        self._max_grade = max_grade
+        self._values = {
+            **{str(grade): (grade, None) for grade in range(max_grade + 1)},
+            **{key: (0, negative.value) for key, negative in _KEYS.items()},
+        }
+        self._clock = clock
+
+    def grade_page(self, request: Request, _form: Form) -> Response:
+        """The next request to grade; the form that begins without a name."""
+        all_series = self._store.series()
+        task = _task(dict(request.query_params), all_series)
+        if task is None:
+            return self._pages.page(request, "label_start.html", judges=all_series)
+        places = self._queue.places(task)
+        sample_id = whole_number(request, "sample")
+        if sample_id is None:
+            found = self._queue.next_open(task, places)
+            if found is None:
+                n_graded = len([place for place in places if place.is_graded])
+                return self._pages.page(request, "label_done.html", task=task, n_graded=n_graded)
+            sample_id, sample = found
+        else:
+            sample = self._sample(task, sample_id)
+        shown = self._shown(task, sample_id, sample)
+        n_open = len([one for one in shown if one.is_open])
+        others = [place for place in places if place.sample_id != sample_id]
+        return self._pages.page(
+            request,
+            "label.html",
+            task=task,
+            sample_id=sample_id,
+            query=sample.record.query,
+            shown=shown,
+            current=_current(shown, whole_number(request, "at")),
+            n_open=n_open,
+            n_graded=len([place for place in others if place.is_graded]) + (n_open == 0),
+            n_picked=len(others) + 1,
+            next_sample=_after(others, sample.record.request_id),
+            keys=_KEYS,
+            grades=meanings(self._max_grade),
+            **self._guide(),
+        )
+
+    def pick(self, request: Request, form: Form) -> Response:
+        """Pick more requests at random."""
+        task = self._of(form)
+        n = form.get("n", "")
+        if not (n.isascii() and n.isdecimal() and 0 < int(n[:9]) <= _MOST_PICKED):
+            raise Refused(
+                400, "How many?", f"Enter a whole number of requests from 1 to {_MOST_PICKED:,}."
+            )
+        to_label(self._store, task.series, task.depth, int(n), tenant=task.tenant or None)
+        return go_to(task.address(f"{base(request)}/label"))
+
+    def grade(self, request: Request, form: Form) -> Response:
+        """Write a grade, or take one back."""
+        task = self._of(form)
+        sample_id, passage_id = form.get("sample", ""), form.get("passage", "")
+        given = form.get("grade", "")
+        if not (sample_id.isascii() and sample_id.isdecimal() and len(sample_id) < 19):
+            raise Refused(400, "Not a form of the console", "Open the page again.")
+        sample = self._sample(task, int(sample_id))
+        if passage_id not in sample.record.passage_ids:
+            raise Refused(404, "No such passage", "The request has no passage of this id.")
+        if given != _TAKE_BACK and given not in self._values:
+            raise Refused(400, "No such grade", f"Use one of {', '.join(self._values)}.")
+        grade, negative = self._values.get(given, (None, None))
+        before = [label.time_seconds for _, label in self._store.labels([int(sample_id)])]
+        row = LabelRow(
+            sample.record.request_id,
+            passage_id,
+            grade,
+            negative,
+            task.annotator,
+            # After every label so far, or it would not count when a clock is set back.
+            max([self._clock(), *(each + _LATER_SECONDS for each in before)]),
+        )
+        self._store.add_labels([row])
+        return go_to(
+            task.address(
+                f"{base(request)}/label",
+                sample=sample_id,
+                **self._focus(task, int(sample_id), passage_id, given),
+            )
+        )
+
+    def gains(self, request: Request, _form: Form) -> Response:
+        """What the labels so far, and those that are picked, give."""
+        task = _task(dict(request.query_params), self._store.series())
+        if task is None:
+            return go_to(f"{base(request)}/label")
+        picked = self._store.picked_samples(task.series, task.depth)
+        labelled = [one.request_id for one in picked if one.n_labels]
+        usable = usable_requests(self._store, list(dict.fromkeys(labelled)))
+        places = self._queue.places(task)
+        still_open = [place.sample_id for place in places if not place.is_graded]
+        samples = unfinished(self._store, task.series, still_open, task.depth, len(still_open))
+        plan = label_plan(self._store, task.series, samples, task.depth, self._clock())
+        return self._pages.page(
+            request,
+            "label_gains.html",
+            task=task,
+            n_open=len(samples),
+            n_begun=usable[UNFINISHED],
+            plan=plan,
+            metrics=[
+                (
+                    _IN_WORDS.get(metric.value, metric.value),
+                    usable[metric.value],
+                    plan.widths_now[metric],
+                    width,
+                )
+                for metric, width in plan.widths.items()
+            ],
+        )
+
+    def guide_page(self, request: Request, _form: Form) -> Response:
+        """The grading guide alone."""
+        return self._pages.page(request, "guide.html", **self._guide())
+
+    def _guide(self) -> dict[str, object]:
+        rows = [(grade, text, example(text)) for grade, text in meanings(self._max_grade).items()]
+        return {
+            "guide_rows": rows,
+            "guide_query": EXAMPLE_QUERY,
+            "guide_negatives": [(key, kind.value, NEGATIVES[kind]) for key, kind in _KEYS.items()],
+        }
+
+    def _of(self, form: Form) -> Task:
+        task = _task(form, self._store.series())
+        if task is None:
+            raise Refused(400, "Whose labels?", "Enter your name on the page Label first.")
+        return task
+
+    def _sample(self, task: Task, sample_id: int) -> GradedSample:
+        """A sample that was picked for this task.
+
+        Raises:
+            Refused: it was not, or its text is deleted.
+        """
+        is_picked = sample_id in self._store.picked(task.series, task.depth)
+        sample = self._queue.sample(task, sample_id) if is_picked else None
+        if sample is None or (task.tenant and not sample.is_of_tenant(task.tenant)):
+            raise Refused(
+                404,
+                "Not to be graded",
+                "This request was not picked for labels, or its text has been deleted since.",
+            )
+        return sample
+
+    def _shown(self, task: Task, sample_id: int, sample: GradedSample) -> list[_Shown]:
+        """The passages that have a grade or lack one, in the order of a file."""
+        own_labels = [
+            (each, label)
+            for each, label in self._store.labels([sample_id])
+            if label.annotator == task.annotator
+        ]
+        verdicts = human_verdicts(own_labels)
+        own = verdicts[sample_id].by_passage if sample_id in verdicts else {}
+        to_grade = {row.passage_id for row in sample.rows(task.depth)}
+        return [
+            _Shown(row, _value(own.get(row.passage_id)), row.passage_id in to_grade)
+            for row in rows_to_label(sample.record, {}, task.depth, sample.judged)
+            if row.passage_id in to_grade or row.passage_id in sample.people
+        ]
+
+    def _focus(self, task: Task, sample_id: int, passage_id: str, given: str) -> dict[str, int]:
+        """Where to go on: at what was taken back, or at the next passage without a grade."""
+        shown = self._shown(task, sample_id, self._sample(task, sample_id))
+        here = [one.row.passage_id for one in shown].index(passage_id)
+        still_open = [place for place, one in enumerate(shown) if one.is_open]
+        if given == _TAKE_BACK:
+            return {"at": here}
+        return (
+            {"at": min(still_open, key=lambda place: (place < here, place))} if still_open else {}
+        )
+
+
+def _task(fields: Form, all_series: list[str]) -> Task | None:
+    """What the fields of an address or a form name; None without the annotator's name."""
+    annotator = " ".join(sanitise(fields.get("annotator", "")).split())
+    if not annotator:
+        return None
+    if len(annotator) > _MOST_NAME_CHARS:
+        raise Refused(400, "A long name", f"Use at most {_MOST_NAME_CHARS} characters.")
+    if not all_series:
+        raise DataError("the store holds no judgments yet: run `ctxguard monitor` first")
+    series = fields.get("judge") or all_series[-1]
+    if series not in all_series:
+        raise Refused(404, "No such judge", f"The store has {', '.join(all_series)}.")
+    depth = fields.get("depth") or LabelDepth.SERVED.value
+    if depth not in set(LabelDepth):
+        raise Refused(400, "No such depth", f"Use one of {', '.join(LabelDepth)}.")
+    return Task(annotator, series, LabelDepth(depth), fields.get("tenant", "").strip())
+
+
+def _value(verdict: Judgment | None) -> str:
+    """A grade as the form sends it."""
+    if verdict is None:
+        return _TAKE_BACK
+    keys = [key for key, negative in _KEYS.items() if verdict.negative is negative]
+    return keys[0] if keys else str(verdict.grade)
+
+
+def _current(shown: list[_Shown], at: int | None) -> int | None:
+    """Which passage has the focus; None where nothing is left to grade."""
+    first_open = next((place for place, one in enumerate(shown) if one.is_open), None)
+    return at if at is not None and at < len(shown) else first_open
+
+
+def _after(places: list[Place], request_id: str) -> int | None:
+    """The next request that lacks grades, in their order, from here and then from the start."""
+    here = in_file_order(request_id)
+    still_open = [place for place in places if not place.is_graded]
+    later = [place for place in still_open if in_file_order(place.request_id) > here]
+    return next((place.sample_id for place in (*later, *still_open)), None)

@@ -1,0 +1,194 @@
+"""Answers of the console as pages: templates, forms, errors, and the headers of every answer."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import jinja2
+from markupsafe import Markup, escape
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from ctxguard._support.error_text import describe_error
+from ctxguard.core.render import reveal
+from ctxguard.errors import CtxguardError, StoreError
+from ctxguard.monitor.explanation import (
+    labels_in_words,
+    state_in_words,
+    time_in_words,
+    verdict_in_words,
+)
+from ctxguard.server.console.sessions import Sessions, is_same_site
+
+_log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent
+_MOST_FORM_BYTES = 64 * 2**10
+_MOST_FIELDS = 20
+
+_HEADERS = {
+    # No style or script but the console's own files, nothing from elsewhere, in no frame.
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Not no-referrer, with which a form's Origin would be null.
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Form = Mapping[str, str]
+Handler = Callable[[Request, Form], Response]
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer, and never leaves the console
+    """An answer other than the one asked for, as a page.
+
+    Args:
+        status: Of HTTP.
+        title: What is wrong, in a few words.
+        text: What to do about it.
+    """
+
+    def __init__(self, status: int, title: str, text: str) -> None:
+        super().__init__(title)
+        self.status, self.title, self.text = status, title, text
+
+
+class Pages:
+    """Renders templates, and turns functions of a request into endpoints.
+
+    Args:
+        sessions: Who may see pages.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "reveal": _revealed,
+            "time": time_in_words,
+            "verdict": verdict_in_words,
+            "labels": labels_in_words,
+        }
+        self._environment.globals["state_in_words"] = state_in_words
+        self._environment.globals["version_of"] = {
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+            for file in (FOLDER / "static").iterdir()
+        }
+
+    def page(
+        self, request: Request, template: str, *, status: int = 200, **values: Any
+    ) -> HTMLResponse:
+        """A template as an answer."""
+        html = self._environment.get_template(template).render(
+            base=base(request), needs_token=self.sessions.needs_token, **values
+        )
+        # What UTF-8 cannot hold (half a surrogate pair) is replaced.
+        return HTMLResponse(html.encode("utf-8", "replace"), status)
+
+    def endpoint(self, handler: Handler, *, is_open: bool = False) -> Callable[..., Any]:
+        """An endpoint that answers by a handler, which runs on a thread.
+
+        Args:
+            handler: Of the request and the fields of its form.
+            is_open: Whether it answers people who have not signed in.
+        """
+
+        async def answer(request: Request) -> Response:
+            try:
+                response = await self._answer(request, handler, is_open=is_open)
+            except Refused as refused:
+                response = self._message(request, refused.status, refused.title, refused.text)
+            except StoreError as error:
+                _log.warning("the console: %s", describe_error(error))
+                response = self._message(request, 503, "The store cannot be used", str(error))
+            except CtxguardError as error:
+                response = self._message(request, 400, "This cannot be shown", str(error))
+            except Exception as error:
+                _log.error("the console: %s", describe_error(error))
+                text = "The server's log says where. Please report it."
+                response = self._message(request, 500, "Something went wrong here", text)
+            response.headers.update(_HEADERS)
+            return response
+
+        return answer
+
+    async def _answer(self, request: Request, handler: Handler, *, is_open: bool) -> Response:
+        if request.method == "POST" and not is_same_site(request):
+            raise Refused(
+                403, "Not sent by this page", "Open the console itself, and send the form there."
+            )
+        if not is_open and not self.sessions.allows(request):
+            return self.sign_in_form(request, next_page=_own_address(request))
+        form = await _form(request) if request.method == "POST" else {}
+        return await run_in_threadpool(handler, request, form)
+
+    def sign_in_form(
+        self, request: Request, *, next_page: str, problem: str | None = None
+    ) -> Response:
+        """The form that asks for the token."""
+        return self.page(request, "sign_in.html", status=401, next_page=next_page, problem=problem)
+
+    def _message(self, request: Request, status: int, title: str, text: str) -> Response:
+        return self.page(request, "message.html", status=status, title=title, text=text)
+
+
+def base(request: Request) -> str:
+    """The path under which the console is mounted, without a slash at its end."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def go_to(address: str) -> Response:
+    """Have the browser get another page."""
+    return RedirectResponse(address, 303)
+
+
+def whole_number(request: Request, name: str) -> int | None:
+    """A number of the address; None without one."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Refused(400, "Not an address of the console", f"{name} is no whole number.")
+    return int(text)
+
+
+def _own_address(request: Request) -> str:
+    """The address of a page that was asked for; empty for what is no page."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"{request.scope['path']}{query}" if request.method == "GET" else ""
+
+
+async def _form(request: Request) -> Form:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_FORM_BYTES:
+            raise Refused(413, "Too much was sent", "A form of the console is smaller.")
+    try:
+        return dict(
+            parse_qsl(
+                body.decode("utf-8"),
+                keep_blank_values=True,
+                max_num_fields=_MOST_FIELDS,
+                errors="strict",
+            )
+        )
+    except ValueError as error:
+        raise Refused(400, "Not a form of the console", "Open the page again.") from error
+
+
+def _revealed(text: str) -> Markup:
+    return Markup(escape(reveal(text)))  # noqa: S704 - escaped

@@ -1,0 +1,120 @@
+"""Which of the requests that were picked for labels is graded next."""
+
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from ctxguard.monitor.labels.files import in_file_order
+from ctxguard.monitor.labels.samples import GradedSample, graded_samples
+from ctxguard.monitor.store import LabelDepth, PickedSample, SampleStore
+
+_MOST_KNOWN = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What somebody grades.
+
+    Attributes:
+        annotator: The person's name.
+        series: The judge that the labels correct.
+        depth: How much of each request.
+        tenant: As ``label export --tenant`` takes it; empty for all.
+    """
+
+    annotator: str
+    series: str
+    depth: LabelDepth
+    tenant: str
+
+    def fields(self) -> dict[str, str]:
+        """The fields of forms and addresses that name it."""
+        return {
+            "annotator": self.annotator,
+            "judge": self.series,
+            "depth": self.depth.value,
+            "tenant": self.tenant,
+        }
+
+    def address(self, page: str, **more: object) -> str:
+        """The address of a page about it."""
+        return f"{page}?{urlencode({**self.fields(), **more})}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A request in the order in which they are graded.
+
+    Attributes:
+        is_graded: Whether people have graded all that the task needs.
+    """
+
+    sample_id: int
+    request_id: str
+    is_graded: bool
+
+
+_Key = tuple[int, str, LabelDepth, str]
+
+
+class LabelQueue:
+    """The picked requests in the order of label files.
+
+    Reading a sample takes a fraction of a millisecond, and those without labels lack grades: the
+    others are read once for each number of labels.
+
+    Args:
+        store: Where picks and labels are.
+    """
+
+    def __init__(self, store: SampleStore) -> None:
+        self._store = store
+        # By sample and task, of how many labels it was read, and whether it needs no more; None
+        # where it is another tenant's.
+        self._known: dict[_Key, tuple[int, bool | None]] = {}
+
+    def places(self, task: Task) -> list[Place]:
+        """The requests of a task, in random order, as not all may be graded."""
+        picked = self._store.picked_samples(task.series, task.depth)
+        self._read([one for one in picked if one.n_labels or task.tenant], task)
+        nothing_known = (0, False)
+        places = [
+            Place(one.sample_id, one.request_id, is_graded)
+            for one in picked
+            if (is_graded := self._known.get(_key(one.sample_id, task), nothing_known)[1])
+            is not None
+        ]
+        return sorted(places, key=lambda place: in_file_order(place.request_id))
+
+    def sample(self, task: Task, sample_id: int) -> GradedSample | None:
+        """A sample with the labels so far; None where its text was deleted."""
+        return graded_samples(self._store, task.series, [sample_id]).get(sample_id)
+
+    def next_open(self, task: Task, places: list[Place]) -> tuple[int, GradedSample] | None:
+        """The first that lacks grades, and its id; None where all are graded."""
+        for place in places:
+            if place.is_graded:
+                continue
+            sample = self.sample(task, place.sample_id)
+            # Where nothing was served, there may be nothing to grade.
+            if sample is not None and not sample.is_graded(task.depth):
+                return place.sample_id, sample
+        return None
+
+    def _read(self, picked: list[PickedSample], task: Task) -> None:
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        changed = {
+            one.sample_id: one.n_labels
+            for one in picked
+            if self._known.get(_key(one.sample_id, task), (-1, None))[0] != one.n_labels
+        }
+        for sample_id, sample in graded_samples(self._store, task.series, list(changed)).items():
+            is_own = not task.tenant or sample.is_of_tenant(task.tenant)
+            self._known[_key(sample_id, task)] = (
+                changed[sample_id],
+                sample.is_graded(task.depth) if is_own else None,
+            )
+
+
+def _key(sample_id: int, task: Task) -> _Key:
+    return sample_id, task.series, task.depth, task.tenant
