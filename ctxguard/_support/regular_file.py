@@ -5,6 +5,8 @@ import os
 import stat
 from pathlib import Path
 
+_PART_BYTES = 2**20
+
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
     """The content of a regular file.
@@ -24,8 +26,12 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        # Read to one more, for a file that grows meanwhile or has no size, as those in /proc.
-        content = b"" if about.st_size > limit_bytes else file.read(limit_bytes + 1)
-    if about.st_size > limit_bytes or len(content) > limit_bytes:
+        # To its end, for a file that grows meanwhile or has no size, as those in /proc. In parts:
+        # memory for all that is asked for would be taken before anything is read.
+        content = bytearray()
+        if about.st_size <= limit_bytes:
+            while len(content) <= limit_bytes and (part := file.read(_PART_BYTES)):
+                content += part
+    if max(about.st_size, len(content)) > limit_bytes:
         raise OSError(errno.EFBIG, f"over {limit_bytes / 2**20:g} MiB", str(path))
-    return content
+    return bytes(content)

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
+from ctxguard._support.regular_file import read_regular
 from ctxguard.errors import ConfigurationError
 
 
@@ -105,3 +107,23 @@ class TestCacheFolder:
         monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
         with pytest.raises(ConfigurationError, match="set XDG_CACHE_HOME"):
             cache_folder()
+
+
+class TestReadRegular:
+    def test_memory_is_taken_for_what_is_there_and_not_for_the_limit(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"small")
+        tracemalloc.start()
+        try:
+            assert read_regular(tmp_path / "file", 2**30) == b"small"
+            assert tracemalloc.get_traced_memory()[1] < 2**24
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.parametrize(("limit", "fits"), [(5, True), (4, False)])
+    def test_a_file_over_the_limit_is_refused(self, limit: int, fits: bool, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"12345")
+        if fits:
+            assert read_regular(tmp_path / "file", limit) == b"12345"
+        else:
+            with pytest.raises(OSError, match="over 3.8"):
+                read_regular(tmp_path / "file", limit)

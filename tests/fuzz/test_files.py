@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.compare.saved_comparison import SavedComparison
-from calibration.data.frozen_sets import read_snapshot
+from calibration.data.dataset import Query
+from calibration.data.frozen_sets import Snapshot, changes, read_snapshot
+from calibration.data.golden_sources import read_sources
 from calibration.data.readers import (
     read_beir,
     read_corpus,
@@ -24,27 +27,40 @@ from calibration.data.readers import (
 )
 from calibration.reader.answers import read_answers
 from calibration.reader.saved_utilities import load_utilities
+from calibration.replay import replay
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
+from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges.reply import read_reply
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
+from ctxguard.monitor.sampling.counts import Counts, counts_of_dead_processes
 from ctxguard.monitor.sampling.inclusion import InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder
+from ctxguard.signals.ranker import FORMAT, Ranker
+from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 from tests.core.test_profile import PROFILE
-from tests.fuzz.mutations import damaged, fuzzed
+from tests.fuzz.mutations import EXAMPLES, damaged, fuzzed, handled
 
 UTILITIES = (
     b'{"format": "ctxguard utilities 1", "reader": "r", "utilities": {"relevant": 1.0},'
     b' "fitted": ["distractor"], "fit": {"n_answers": 1, "n_queries": 1}}'
 )
 Read = Callable[[Path], object]
+
+ALARMS = AlarmState(PROFILE, drift=False)
+
+
+def _ranker() -> bytes:
+    ranker = Ranker.default()
+    data = {"full": dict(ranker.full), "text": dict(ranker.text), "trained_on": ["a"]}
+    return json.dumps({"format": FORMAT, **data}).encode()
+
 
 QUERIES = b'{"_id": "q1", "text": "how?"}\n{"_id": "q2", "text": "why?", "metadata": {"a": [1]}}\n'
 LABELLED = (
@@ -56,6 +72,22 @@ LABELS = (
     b'{"request_id": "r", "passage_id": "q", "grade": 2}\n'
 )
 CSV = b'request_id,passage_id,grade,negative\r\nr,p,0,distractor\r\n"\'1","q\nq",2,\r\n'
+
+
+GOLDEN = (
+    b'{"query_id": "q", "query": "how?", "passage_id": "a", "grade": 2, "annotator": "m"}\n'
+    b'{"query": "why?", "count": 3, "date": "2026-01-31", "note": "n", "metadata": {"a": [1]}}\n'
+    b'{"query": "why?", "passage_id": "b", "distractor": "hard", "source": "human"}\n'
+)
+GOLDEN_CSV = b'query,passage_id,grade,who,when\r\n"how, then?",a,2,m,2026-01-31\r\nwhy?,b,,,\r\n'
+
+
+def _golden(path: Path) -> object:
+    return read_sources([path], source="human")
+
+
+def _alarms(path: Path) -> object:
+    return ALARMS.restore(path.read_bytes().decode("utf-8", "replace"))
 
 
 def _corpus(path: Path) -> object:
@@ -102,6 +134,10 @@ READERS: dict[str, tuple[str, bytes, Read]] = {
         UTILITIES,
         load_utilities,
     ),
+    "ranker": ("r.json", _ranker(), Ranker.load),
+    "golden labels": ("g.jsonl", GOLDEN, _golden),
+    "golden labels as CSV": ("g.csv", GOLDEN_CSV, _golden),
+    "alarms": ("alarms.json", ALARMS.to_json().encode(), _alarms),
     "reply of a judge": (
         "reply.json",
         b'{"choices": [{"message": {"content": "{\\"grade\\": 2}"}}], "usage": {}}',
@@ -116,23 +152,26 @@ def test_a_damaged_file_is_read_or_refused_by_name(
 ) -> None:
     file_name, content, read = READERS[name]
     file = tmp_path_factory.mktemp("fuzz") / file_name
-
-    @fuzzed
-    @given(damaged(content))
-    def check(changed: bytes) -> None:
+    for changed in damaged(content):
         file.write_bytes(changed)
-        with suppress(CtxguardError):
+        with handled(changed):
             read(file)
 
-    check()
 
-
+SNAPSHOT = (
+    Snapshot(
+        digest="d", split="test", dataset_digest="x", counts={"n": 1}, rules=(), files={}, notes=()
+    )
+    .model_dump_json()
+    .encode()
+)
 BEIR = {
     "queries.jsonl": QUERIES,
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\tb\t0\n",
     "distractors.tsv": b"q1\tc\tdistractor\n",
     "pools.jsonl": b'{"query_id": "q1", "passage_ids": ["a", "c"]}\n',
-    "snapshot.json": b'{"format": "x"}',
+    "snapshot.json": SNAPSHOT,
+    "provenance.jsonl": GOLDEN,
 }
 
 
@@ -144,49 +183,73 @@ def test_a_folder_with_one_damaged_file_is_read_or_refused(
     (folder / "qrels").mkdir()
     for each, content in BEIR.items():
         (folder / each).write_bytes(content)
-
-    @fuzzed
-    @given(damaged(BEIR[name]))
-    def check(changed: bytes) -> None:
+    for changed in damaged(BEIR[name]):
         (folder / name).write_bytes(changed)
-        for read in (read_beir, read_snapshot):
-            with suppress(CtxguardError):
+        for read in (read_beir, read_snapshot, changes, _golden):
+            with handled(changed):
                 read(folder)
 
-    check()
 
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["plain", "edited"])
+def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of words alone, or one with sentences, a passage added and one deleted."""
     folder = tmp_path_factory.mktemp("fuzzed") / "index"
-    passages = [Passage(f"p{n}", f"a text about {n}", metadata={"n": n}) for n in range(5)]
-    HybridRetriever.build(passages, embedder=WordHashEmbedder()).save(folder)
+    passages = [Passage(f"p{n}", f"A text about {n}. One more.", "", {"n": n}) for n in range(6)]
+    retriever = HybridRetriever.build(passages[:5], embedder=EMBEDDERS[request.param])
+    if request.param == "edited":
+        retriever.add(passages[5:])
+        retriever.delete(["p1"])
+    retriever.save(folder)
     return folder
 
 
-@fuzzed
-@given(data=st.data())
-def test_an_index_with_a_damaged_file_under_its_digest_is_searched_or_refused(
-    index: Path, data: st.DataObject
-) -> None:
+EMBEDDERS = {"plain": WordHashEmbedder(), "edited": WordTokenEmbedder()}
+
+
+def _answer(folder: Path, embedder: WordHashEmbedder) -> object:
+    retriever = HybridRetriever.load(folder, embedder=embedder)
+    return ContextGuard(retriever, policy=RatioPolicy(k=3)).retrieve("a text about 3").to_dict()
+
+
+def test_an_index_with_a_damaged_file_under_its_digest_is_searched_or_refused(index: Path) -> None:
     original = (index / "manifest.json").read_bytes()
     manifest = json.loads(original)
-    name = data.draw(st.sampled_from([*manifest["files"], "manifest.json"]))
-    file = index / name if name == "manifest.json" else index / manifest["generation"] / name
-    content = file.read_bytes()
-    changed = data.draw(damaged(content))
-    try:
-        with suppress(CtxguardError):
-            file.write_bytes(changed)
+    embedder = EMBEDDERS["edited" if "tail" in manifest["parts"] else "plain"]
+    _answer(index, embedder)  # compiles the loops
+    files = {name: index / manifest["generation"] / name for name in manifest["files"]}
+    files["manifest.json"] = index / "manifest.json"
+    contents = {name: file.read_bytes() for name, file in files.items()}
+    inputs = cycle([(name, damaged(content)) for name, content in contents.items()])
+    for name, changes_of in islice(inputs, EXAMPLES):
+        changed = next(changes_of)
+        try:
+            files[name].write_bytes(changed)
             if name != "manifest.json":
                 digest = hashlib.sha256(changed).hexdigest()
-                manifest["files"][name] = {"bytes": len(changed), "sha256": digest}
-                (index / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-            retriever = HybridRetriever.load(index, embedder=WordHashEmbedder())
-            ContextGuard(retriever, policy=RatioPolicy(k=3)).retrieve("a text about 3").to_dict()
-    finally:
-        file.write_bytes(content)
-        (index / "manifest.json").write_bytes(original)
+                described = {**manifest["files"], name: {"bytes": len(changed), "sha256": digest}}
+                files["manifest.json"].write_text(json.dumps({**manifest, "files": described}))
+            with handled(changed):
+                _answer(index, embedder)
+        finally:
+            files[name].write_bytes(contents[name])
+            files["manifest.json"].write_bytes(original)
+
+
+def test_a_damaged_cache_of_rankings_is_read_or_made_anew(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("cached")
+    queries = [Query("q1", "a text")]
+    retriever = HybridRetriever.build(
+        [Passage(f"p{n}", f"a text about {n}") for n in range(5)], embedder=EMBEDDERS["plain"]
+    )
+    expected = replay(retriever, queries, depth=3, cache=folder)
+    (file,) = (each for each in folder.rglob("*") if each.is_file())
+    for changed in damaged(file.read_bytes()):
+        file.write_bytes(changed)
+        with handled(changed):
+            pools = replay(retriever, queries, depth=3, cache=folder)
+            assert pools.query_ids == expected.query_ids
 
 
 def _sample() -> bytes:
@@ -198,12 +261,11 @@ def _sample() -> bytes:
 HITS = [Hit("a", 2.0, "one"), Hit("b", 1.0, "two")]
 
 
-@fuzzed
-@given(damaged(_sample()))
-def test_a_damaged_sample_is_read_or_refused(content: bytes) -> None:
-    for payload in (content, zlib.compress(content)):
-        with suppress(CtxguardError):
-            SampleRecord.from_bytes(payload).ranking()
+def test_a_damaged_sample_is_read_or_refused() -> None:
+    for changed in damaged(_sample()):
+        for payload in (changed, zlib.compress(changed)):
+            with handled(changed):
+                SampleRecord.from_bytes(payload).ranking()
 
 
 def _counter_file() -> bytes:
@@ -213,14 +275,29 @@ def _counter_file() -> bytes:
     return (struct.pack("ii", len(body) + 8, 0) + body).ljust(512, b"\0")
 
 
-@fuzzed
-@given(damaged(_counter_file()), st.sampled_from(["counter_1.db", "gauge_all_1.db", "x.db"]))
+@pytest.mark.parametrize("name", ["counter_1.db", "gauge_all_1.db", "x.db"])
 def test_a_damaged_file_of_a_worker_never_stops_a_scrape(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str
+    name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("workers")
-    (folder / name).write_bytes(content)
-    assert list(SafeMultiProcessCollector(folder).collect())
+    for changed in damaged(_counter_file()):
+        (folder / name).write_bytes(changed)
+        with handled(changed):
+            assert list(SafeMultiProcessCollector(folder).collect())
+
+
+def test_damaged_counts_of_a_killed_process_are_read_or_left(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("counts")
+    counts = Counts(3, folder)
+    (file,) = folder.iterdir()
+    content = file.read_bytes()
+    counts.leave(remove=True)
+    for changed in damaged(content):
+        file.write_bytes(changed)
+        with handled(changed):
+            list(counts_of_dead_processes(folder))
 
 
 NUMBERS = st.floats() | st.integers(-(10**400), 10**400) | st.none() | st.just("1") | st.booleans()

@@ -417,6 +417,7 @@ class TestRestarting:
             lambda text: text.replace('"log_e_values": [', '"log_e_values": [1.0, '),
             lambda text: text.replace('"active": [', '"active": [7, '),
             lambda text: text.replace('"target": 0.12,', '"target": 1.2,'),
+            lambda text: text.replace(": 0,", ": 1e999,", 1),
         ],
         ids=[
             "cut",
@@ -427,6 +428,7 @@ class TestRestarting:
             "too many bets",
             "no alarm",
             "target",
+            "without end",
         ],
     )
     def test_a_damaged_state_is_refused_and_changes_nothing(self, spoil: object) -> None:

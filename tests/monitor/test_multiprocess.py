@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+import tracemalloc
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -290,3 +291,16 @@ def test_a_variable_that_names_no_folder_is_refused(
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
     with pytest.raises(ConfigurationError, match="must exist before they start"):
         registry_for_scrape()
+
+
+def test_a_file_that_says_it_is_longer_than_it_is_takes_no_memory_and_is_left_out(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "counter_1.db").write_bytes(struct.pack("i", 2**30).ljust(512, b"\0"))
+    tracemalloc.start()
+    try:
+        metrics = list(SafeMultiProcessCollector(tmp_path).collect())
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert metrics[-1].samples[0].value == 1

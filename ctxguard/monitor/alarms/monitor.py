@@ -158,7 +158,8 @@ class AlarmMonitor:
         and those that an alarm targeted are left out.
         """
         graded = self._store.graded(self._series)
-        human, judge = table_of(graded.human), table_of(graded.judge)
+        n = len(graded.sample_ids)
+        human, judge = table_of(graded.human, n), table_of(graded.judge, n)
         routes = np.array(graded.routes, dtype=object)
         for promise in self.state.promises:
             if promise.quantity is Quantity.RECALL_LOSS:

@@ -266,7 +266,14 @@ class AlarmState:
             restored._read_alarms(data)
             if self.profile_id == data["profile_id"]:
                 restored._read_detectors(data)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise DataError(
                 f"the alarms' state cannot be read ({type(error).__name__}: {error}); remove it "
                 "to start afresh"

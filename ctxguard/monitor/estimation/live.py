@@ -118,7 +118,8 @@ def live_estimates(
         windows[Window.UP_TO_LABELS] = _Judged(labels.periods, covered_only=True)
     newest: float | None = None
     for page in store.judged_pages(series):
-        table, ids, times = table_of(page.summaries), page.sample_ids, page.time_seconds
+        ids, times = page.sample_ids, page.time_seconds
+        table = table_of(page.summaries, len(page))
         near_label = np.zeros(len(page), np.bool_) if exact else labels.near(table, ids)
         for judged in windows.values():
             judged.add(table, ids, times, near_label)
@@ -162,7 +163,8 @@ class Labels:
     @classmethod
     def of(cls, graded: GradedRows) -> "Labels":
         """The labels that a store holds."""
-        human, judge = table_of(graded.human).copy(), table_of(graded.judge)
+        n = len(graded.sample_ids)
+        human, judge = table_of(graded.human, n).copy(), table_of(graded.judge, n)
         probability = {
             LabelDepth.SERVED: graded.served_probability,
             LabelDepth.POOL: graded.pool_probability,

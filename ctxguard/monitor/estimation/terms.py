@@ -154,11 +154,15 @@ def session_number(session_id: str | None) -> int:
     return int.from_bytes(hashed, "little", signed=True) or 1
 
 
-def table_of(rows: bytes | Sequence[bytes]) -> Table:
+def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     """The table of packed rows, one after the other.
 
+    Args:
+        rows: The rows.
+        n: How many there must be; None for any number.
+
     Raises:
-        DataError: their length is no multiple of a row's.
+        DataError: their length is no multiple of a row's, or there are more or fewer than ``n``.
     """
     joined = rows if isinstance(rows, bytes) else b"".join(rows)
     if len(joined) % ROW.itemsize:
@@ -166,7 +170,10 @@ def table_of(rows: bytes | Sequence[bytes]) -> Table:
             f"{len(joined)} bytes of judged requests are no multiple of {ROW.itemsize}: they were "
             "written by another release"
         )
-    return np.frombuffer(joined, ROW)
+    table = np.frombuffer(joined, ROW)
+    if n is not None and len(table) != n:
+        raise DataError(f"there are {len(table)} rows of {n} judged requests: the store is damaged")
+    return table
 
 
 class Term(NamedTuple):

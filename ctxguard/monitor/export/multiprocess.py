@@ -6,6 +6,7 @@ metrics in files of that folder, and any one process can serve their totals.
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,16 +96,27 @@ def _merged(files: Sequence[Path]) -> list[Metric]:
         Exception: a file is empty, damaged, not prometheus-client's, or not a regular file.
     """
     for file in files:
-        # Opening a named pipe would wait for a writer. A file may have been removed meanwhile.
-        if file.exists() and not file.is_file():
-            raise ValueError(f"{file.name} is not a regular file")
-        # As much is read as its first number says, which any file can say.
-        if file.exists() and file.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError(f"{file.name} is over {_MAX_FILE_BYTES // 2**20} MiB")
+        # A file may have been removed meanwhile.
+        if file.exists():
+            _check(file)
     metrics: list[Metric] = list(MultiProcessCollector.merge(map(str, files)))  # type: ignore[no-untyped-call]
     for metric in metrics:
         metric.samples = [_printable(sample) for sample in metric.samples]
     return metrics
+
+
+def _check(file: Path) -> None:
+    # Opening a named pipe would wait for a writer.
+    if not file.is_file():
+        raise ValueError(f"{file.name} is not a regular file")
+    size = file.stat().st_size
+    if size > _MAX_FILE_BYTES:
+        raise ValueError(f"{file.name} is over {_MAX_FILE_BYTES // 2**20} MiB")
+    with file.open("rb") as stream:
+        used = int.from_bytes(stream.read(4), sys.byteorder, signed=True)
+    # Memory is taken for as much as its first number says, which any file can say.
+    if used > size:
+        raise ValueError(f"{file.name} has {size} bytes instead of {used}")
 
 
 def _printable(sample: Any) -> Any:

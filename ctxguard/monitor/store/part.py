@@ -7,6 +7,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
+from ctxguard.errors import DataError
 from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.types import Limits
 
@@ -14,6 +15,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="StorePart")
 
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What a row raises that holds anything else than what was written."""
 _MOST_VALUES = 1_000
 """In one statement, below every database's limit on parameters."""
 
@@ -59,7 +62,13 @@ def _in_transaction(
     @wraps(method)
     def in_transaction(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         transaction: Callable[[Callable[[sa.Connection], T]], T] = getattr(self._database, run)
-        return transaction(lambda connection: method(self, connection, *args, **kwargs))
+        try:
+            return transaction(lambda connection: method(self, connection, *args, **kwargs))
+        except _UNREADABLE as error:
+            raise DataError(
+                f"{self._database.name}: {method.__name__} met a value that ctxguard cannot have "
+                f"stored ({type(error).__name__}); restore a copy, or begin a new store"
+            ) from error
 
     # Callers give no connection, so help() and editors should show none.
     own, _, *others = signature(method).parameters.values()
