@@ -24,6 +24,7 @@ from ctxguard.cli import (
     monitor,
     query,
     recalibrate,
+    serve,
     utilities,
 )
 from ctxguard.cli._console import Command, Group
@@ -66,6 +67,7 @@ for _module in (
     evaluate,
     query,
     compare,
+    serve,
     monitor,
     explain,
     label,

@@ -61,7 +61,7 @@ def open_retriever(
         _refuse(given[0], {"--score-kind": score_kind, "--fingerprint": fingerprint})
         return open_index(index, reranker=reranker, ranker=ranker)
     _refuse(given[0], {"--reranker": reranker, "--ranker": ranker})
-    identity = None if not fingerprint else _pairs(fingerprint)
+    identity = None if not fingerprint else pairs(fingerprint)
     if run is not None:
         return open_run(run, queries, score_kind, identity)
     return load_retriever(str(retriever), score_kind, identity)
@@ -73,16 +73,21 @@ def _refuse(source: str, options: Mapping[str, object]) -> None:
             raise ConfigurationError(f"{option} has no effect with {source}: leave it out")
 
 
-def _pairs(fingerprint: Sequence[str]) -> dict[str, str]:
-    pairs = {}
+def pairs(fingerprint: Sequence[str]) -> dict[str, str]:
+    """The entries of a fingerprint from options ``KEY=VALUE``.
+
+    Raises:
+        ConfigurationError: one is none.
+    """
+    entries = {}
     for item in fingerprint:
         key, equals, value = item.partition("=")
         if not key or not equals or not value:
             raise ConfigurationError(
                 f"--fingerprint {item!r} is not KEY=VALUE, such as engine=opensearch-3"
             )
-        pairs[key] = value
-    return pairs
+        entries[key] = value
+    return entries
 
 
 def open_run(

@@ -1,76 +1,237 @@
 """The application: what the settings name, behind the gate."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
+from typing_extensions import TypedDict
 
+from ctxguard import __version__
 from ctxguard.core.context import Assembly
+from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard
-from ctxguard.request.telemetry import default_telemetry
+from ctxguard.profile.schema import Profile
+from ctxguard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.request.telemetry import Telemetry, default_telemetry
+from ctxguard.resilience import Deadlines
+from ctxguard.server import context, filter, rerank
 from ctxguard.server.limits import Gate
-from ctxguard.server.metrics import Endpoint, http_metrics
-from ctxguard.server.problems import of_status
-from ctxguard.server.rerank import RerankEndpoint
-from ctxguard.server.scoring import BoundedScorer, Scorer
+from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
+from ctxguard.server.openapi import Operation, openapi
+from ctxguard.server.problems import ProblemKind, of_status
+from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import Settings
+from ctxguard.server.wire import answer
+
+_log = logging.getLogger(__name__)
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
+_SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
 _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
 """A rerank answer holds what the decision says, and assembly adds no drops of its own."""
 
 
+class Health(TypedDict):
+    """Whether the process serves, and whether its reranker is left out at present."""
+
+    status: str
+    reranker: str | None
+
+
+class Service:
+    """What the settings name, opened.
+
+    Args:
+        settings: What is served.
+        scorer: Scores documents, in place of what the settings name.
+        retriever: Is searched, in place of what the settings name.
+        telemetry: Where the guard counts.
+
+    Attributes:
+        guard: Decides.
+        scorer: Scores documents; None without a reranker.
+        samples: Writes sampled requests; None without a store.
+
+    Raises:
+        CtxguardError: something cannot be opened.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        scorer: Scorer | None,
+        retriever: Any,
+        telemetry: Telemetry,
+    ) -> None:
+        self.settings = settings
+        self._telemetry = telemetry
+        profile = None if settings.profile is None else Profile.load(settings.profile)
+        self._scorer = _scorer(settings) if scorer is None else scorer
+        self._retriever = _retriever(settings) if retriever is None else retriever
+        self.samples = _samples(settings)
+        self.guard = ContextGuard(
+            self._retriever,
+            profile=profile,
+            mode=settings.mode,
+            k=settings.k,
+            depth=DEFAULT_DEPTH if profile is None else profile.provenance.depth,
+            score_kind=settings.kind,
+            fingerprint=self._fingerprint(),
+            assembly=_NO_DROPS if self._retriever is None else None,
+            sampler=None if self.samples is None else self.samples.sampler,
+            telemetry=telemetry,
+        )
+        self.scorer = (
+            None
+            if self._scorer is None
+            else BoundedScorer(
+                self._scorer, settings.deadline_seconds, settings.max_scoring, telemetry
+            )
+        )
+        for line in self.guard.differences:
+            _log.warning("the profile was calibrated on another system: %s", line)
+
+    def _fingerprint(self) -> Mapping[str, str] | None:
+        """Identifies the system whose candidates are decided on; None for the index's own."""
+        if self._scorer is not None:
+            return {
+                "reranker": self._scorer.fingerprint,
+                "score_kind": self.settings.kind.value,
+            }
+        return self.settings.fingerprint if self._retriever is None else None
+
+    @asynccontextmanager
+    async def running(self, _: Starlette) -> AsyncIterator[None]:
+        """Watch the files while requests are served; then close, and store the last samples."""
+        async with AsyncExitStack() as stack:
+            if self._scorer is not None:
+                stack.push_async_callback(self._scorer.aclose)
+            if self.samples is not None:
+                stack.callback(self.samples.stop)
+            if self.settings.profile is not None:
+                watcher = ProfileWatcher(
+                    self.guard, self.settings.profile, telemetry=self._telemetry
+                )
+                stack.enter_context(watcher)
+            if getattr(self._retriever, "folder", None) is not None:
+                stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))
+            yield
+
+    async def health(self, _: Request) -> Response:
+        """Whether the process serves."""
+        is_open = None if self.scorer is None else self.scorer.is_open
+        words = {None: None, False: "in use", True: "left out: it failed repeatedly"}
+        return answer({"status": "ok", "reranker": words[is_open]})
+
+    def operations(self) -> list[Operation]:
+        """What can be asked of what is open."""
+        settings = self.settings
+        operations = [
+            Operation(
+                "/v1/filter",
+                "POST",
+                filter.FilterEndpoint(
+                    self.guard, settings.kind, settings.max_documents
+                ).__call__,
+                Endpoint.FILTER,
+                "Decide on scored candidates, with the reason and the threshold of each",
+                TypeAdapter(filter.FilterAnswer),
+                filter.REQUEST,
+                (ProblemKind.UNAVAILABLE,),
+            )
+        ]
+        if self.scorer is not None:
+            endpoint = rerank.RerankEndpoint(
+                self.guard,
+                self.scorer,
+                settings.kind,
+                settings.rerank_model,
+                settings.max_documents,
+            )
+            answers: TypeAdapter[Any] = TypeAdapter(rerank.RerankAnswer | list[rerank.TeiResult])
+            operations += [
+                Operation(
+                    path,
+                    "POST",
+                    endpoint.__call__,
+                    Endpoint.RERANK,
+                    "Rerank documents; what the decision drops has a score of 0.0",
+                    answers,
+                    rerank.REQUEST,
+                )
+                for path in RERANK_PATHS
+            ]
+        if self._retriever is not None:
+            operations += self._index_operations()
+        return operations
+
+    def _index_operations(self) -> list[Operation]:
+        failures = (ProblemKind.UNAVAILABLE, ProblemKind.FILTER_VIOLATED)
+        name = "index" if self.settings.index is None else self.settings.index.resolve().name
+        return [
+            Operation(
+                "/v1/context",
+                "POST",
+                context.ContextEndpoint(self.guard).__call__,
+                Endpoint.CONTEXT,
+                "Search the index, and build the context that the model gets",
+                TypeAdapter(context.ContextAnswer),
+                context.CONTEXT_REQUEST,
+                failures,
+            ),
+            Operation(
+                _SEARCH_PATH,
+                "POST",
+                context.SearchEndpoint(self.guard, name).__call__,
+                Endpoint.VECTOR_STORE_SEARCH,
+                f"Search the index as OpenAI's vector store {name}",
+                TypeAdapter(context.SearchAnswer),
+                context.SEARCH_REQUEST,
+                (*failures, ProblemKind.NOT_FOUND),
+            ),
+        ]
+
+
 def create_app(
-    settings: Settings, *, scorer: Scorer | None = None, registry: CollectorRegistry = REGISTRY
+    settings: Settings,
+    *,
+    scorer: Scorer | None = None,
+    retriever: Any = None,
+    registry: CollectorRegistry = REGISTRY,
 ) -> Starlette:
     """The application that the settings describe.
 
     Args:
         settings: What is served, and within which limits.
         scorer: Scores documents, in place of what the settings name.
+        retriever: Is searched, in place of what the settings name; see ``ContextGuard``.
         registry: Where everything is counted.
 
     Raises:
         CtxguardError: something that the settings name cannot be opened.
     """
-    telemetry = default_telemetry(registry)
-    routes: list[BaseRoute] = []
-    closing: list[Callable[[], object]] = []
-    guard = ContextGuard(
-        profile=settings.profile,
-        mode=settings.mode,
-        # Without a calibration nothing is dropped.
-        k=settings.max_documents,
-        score_kind=settings.score_kind,
-        fingerprint={"rerank": scorer.fingerprint} if scorer is not None else None,
-        assembly=_NO_DROPS,
-        telemetry=telemetry,
-    )
-    if scorer is not None:
-        bounded = BoundedScorer(
-            scorer, settings.deadline_seconds, settings.max_scoring, telemetry
-        )
-        endpoint = RerankEndpoint(
-            guard, bounded, settings.score_kind, settings.rerank_model, settings.max_documents
-        )
-        routes += [Route(path, endpoint.__call__, methods=["POST"]) for path in RERANK_PATHS]
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        if scorer is not None:
-            await scorer.aclose()
-
+    service = Service(settings, scorer, retriever, default_telemetry(registry))
+    operations = [*service.operations(), *_own_operations(service, registry)]
+    document = to_json(openapi(operations, __version__))
+    routes = [Route(each.path, each.endpoint, methods=[each.method]) for each in operations]
+    routes.append(Route("/openapi.json", partial(_document, document), methods=["GET"]))
     return Starlette(
         routes=routes,
-        lifespan=lifespan,
+        lifespan=service.running,
         exception_handlers={HTTPException: _http_problem},
         middleware=[
             Middleware(
@@ -80,9 +241,47 @@ def create_app(
     )
 
 
+def _own_operations(service: Service, registry: CollectorRegistry) -> list[Operation]:
+    health: TypeAdapter[Any] = TypeAdapter(Health)
+    return [
+        Operation(
+            "/metrics",
+            "GET",
+            partial(_metrics, registry),
+            Endpoint.METRICS,
+            "Metrics for Prometheus",
+            None,
+        ),
+        *[
+            Operation(
+                path,
+                "GET",
+                service.health,
+                Endpoint.HEALTH,
+                summary,
+                health,
+                without_token=True,
+            )
+            for path, summary in (
+                ("/healthz", "Whether the process lives"),
+                ("/readyz", "Whether the process answers requests"),
+            )
+        ],
+    ]
+
+
 def endpoint_of(path: str) -> Endpoint:
-    """What a path asks for, as a metric label."""
-    return _ENDPOINTS.get(path, Endpoint.OTHER)
+    """What a path asks for, as a metric label.
+
+    >>> endpoint_of("/v2/rerank").value, endpoint_of("/favicon.ico").value
+    ('rerank', 'other')
+    """
+    known = _ENDPOINTS.get(path)
+    if known is not None:
+        return known
+    if path.startswith("/v1/vector_stores/"):
+        return Endpoint.VECTOR_STORE_SEARCH
+    return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
 
 
 _ENDPOINTS = {
@@ -92,11 +291,73 @@ _ENDPOINTS = {
     "/metrics": Endpoint.METRICS,
     "/healthz": Endpoint.HEALTH,
     "/readyz": Endpoint.HEALTH,
+    "/console": Endpoint.CONSOLE,
 }
 
 
+def _scorer(settings: Settings) -> Scorer | None:
+    if settings.rerank_upstream is not None:
+        from ctxguard.retrieval.rerank_client import RerankClient
+
+        return RerankClient(
+            settings.rerank_upstream,
+            protocol=settings.rerank_protocol,
+            key=settings.upstream_key,
+            model=settings.rerank_model,
+            timeout_seconds=settings.deadline_seconds,
+        )
+    if settings.reranker is None or settings.index is not None:
+        return None
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+    local = LocalScorer(
+        CrossEncoderReranker(settings.reranker), settings.deadline_seconds, settings.max_scoring
+    )
+    local.warm_up()
+    return local
+
+
+def _retriever(settings: Settings) -> Any:
+    if settings.index is None:
+        return None
+    from ctxguard.retrieval import HybridRetriever
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+    retriever = HybridRetriever.load(
+        settings.index,
+        reranker=None if settings.reranker is None else CrossEncoderReranker(settings.reranker),
+        deadlines=Deadlines(total_seconds=settings.deadline_seconds),
+    )
+    retriever.warm_up()
+    return retriever
+
+
+def _samples(settings: Settings) -> Any:
+    if settings.store is None:
+        return None
+    from ctxguard.monitor.sampling.writer import sample_to
+
+    return sample_to(settings.store, rate=settings.sample_rate)
+
+
+def _metrics(registry: CollectorRegistry, _: Request) -> Response:
+    """Metrics of this process, or of all workers; on a thread, because there may be many files."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if folder and registry is REGISTRY:
+        from ctxguard.monitor.export.multiprocess import registry_for_scrape
+
+        forget_dead_workers(Path(folder))
+        registry = registry_for_scrape()
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _document(document: bytes, _: Request) -> Response:
+    return Response(document, media_type="application/json")
+
+
 async def _http_problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+    """The framework's own refusals, such as of an unknown path, as problem documents."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - it handles no other
     problem = of_status(error.status_code)
     problem.headers = error.headers
     return problem.response(request.scope["state"]["request_id"])

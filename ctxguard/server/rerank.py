@@ -6,7 +6,7 @@ fails leaves the documents in their order: its outage neither fails a query nor 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NotRequired
+from typing import Annotated, NotRequired, cast
 
 from pydantic import Field, TypeAdapter, with_config
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from ctxguard.core.context import Context
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.scores import is_valid, relative_scores
+from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
@@ -276,7 +276,8 @@ class RerankEndpoint:
     ) -> Context:
         asked = given.get("model")
         model = self._model
-        if model is None and asked is not None and not asked.startswith(ALIAS):
+        # A profile is of one model, whatever a request names.
+        if model is None and self._guard.profile is None and asked and not asked.startswith(ALIAS):
             model = asked
         scores: list[float | None] = [None] * len(texts)
         failures: tuple[StageFailure, ...] = ()
@@ -337,10 +338,10 @@ def ranked_of(context: Context) -> Ranked:
 def _plain(ranking: Ranking) -> Ranked:
     """The reranker's own order and scores; documents without a valid one last, with the least."""
     order, set_aside, _ = candidate_order(ranking)
+    given = cast(Sequence[float], ranking.scores)
     positions = [*order, *[at for at, _ in set_aside]]
-    valid = [score if is_valid(score) else None for score in ranking.scores]
-    least = min((score for score in valid if score is not None), default=0.0)
-    scores = [least if (score := valid[at]) is None else score for at in positions]
+    scores = [given[at] for at in order]
+    scores += [min(scores, default=0.0)] * len(set_aside)
     return Ranked(positions, scores, len(positions), {})
 
 

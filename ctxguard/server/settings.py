@@ -2,14 +2,14 @@
 
 import ipaddress
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from ctxguard.core.types import Mode, ScoreKind
+from ctxguard.core.types import DEFAULT_K, Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 DEFAULT_PORT = 8765
@@ -41,11 +41,14 @@ class Settings:
         reranker: Cross-encoder that scores here: a model name or a folder; None for none. With
             ``index`` it reranks the index's candidates.
         index: Folder of an index to search; None for none.
-        score_kind: What the scores of the reranker, or of the candidates to filter, mean.
+        score_kind: What the scores of the reranker, or of the candidates to filter, mean; None for
+            logits of TEI and of a cross-encoder, else probabilities. See ``kind``.
         fingerprint: Identifies the system whose candidates are filtered, where there is neither a
             reranker nor an index.
         profile: File of the profile; it is loaded again when it changes. None without one.
         mode: What is done with the decision; see ``Mode``.
+        k: How many passages of an index make a context while nothing is calibrated. A rerank
+            answer drops nothing then, and its first k count as served in samples and metrics.
         store: URL of the store of sampled requests; None to sample nothing.
         sample_rate: The share of requests that is sampled, in [0, 1].
         deadline_seconds: The longest that the reranker or the index may take.
@@ -75,10 +78,11 @@ class Settings:
     rerank_model: str | None = None
     reranker: str | None = None
     index: Path | None = None
-    score_kind: ScoreKind = ScoreKind.PROBABILITY
+    score_kind: ScoreKind | None = None
     fingerprint: dict[str, str] = field(default_factory=dict)
     profile: Path | None = None
     mode: Mode = Mode.ENFORCE
+    k: int = DEFAULT_K
     store: str | None = None
     sample_rate: float = 0.01
     deadline_seconds: float = 5.0
@@ -98,6 +102,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in (
             "workers",
+            "k",
             "max_scoring",
             "max_in_flight",
             "max_body_bytes",
@@ -148,6 +153,14 @@ class Settings:
                 "listen on 127.0.0.1"
             )
 
+    @property
+    def kind(self) -> ScoreKind:
+        """What scores mean."""
+        if self.score_kind is not None:
+            return self.score_kind
+        is_logit = self.rerank_protocol == "tei" or self.reranker is not None
+        return ScoreKind.LOGIT if is_logit else ScoreKind.PROBABILITY
+
     def to_environment(self) -> dict[str, str]:
         """The environment variables that tell a worker process these settings."""
         values = {name: value for name, value in asdict(self).items() if name not in TOKENS}
@@ -171,13 +184,12 @@ class Settings:
             fault = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, fault["loc"])) or ENVIRONMENT
             raise ConfigurationError(f"{ENVIRONMENT}: {where}: {fault['msg']}") from None
-        return settings.with_tokens()
+        return replace(settings, **cls.tokens())
 
-    def with_tokens(self) -> "Settings":
-        """These settings with the secrets that the environment holds; an empty one is none."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: os.environ.get(variable) or None for name, variable in TOKENS.items()}
-        return type(self)(**{**own, **found})
+    @staticmethod
+    def tokens() -> dict[str, str | None]:
+        """The secrets that the environment holds, by the setting's name; an empty one is none."""
+        return {name: os.environ.get(variable) or None for name, variable in TOKENS.items()}
 
 
 def is_loopback(host: str) -> bool:

@@ -3,13 +3,16 @@
 import json
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from ctxguard.server.problems import invalid_request
 
 _T = TypeVar("_T")
+
+STRICT = ConfigDict(strict=True)
+"""A text that reads like a number is none: pydantic would turn it into one."""
 
 
 def parse(adapter: TypeAdapter[_T], body: bytes) -> _T:

@@ -1,0 +1,305 @@
+"""The guarded index over HTTP: a context of our own, and OpenAI's search of a vector store."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field, TypeAdapter, with_config
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from ctxguard.core.context import Context
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import Passage
+from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.guard import ContextGuard
+from ctxguard.server.filter import KeptIf
+from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.wire import STRICT, answer, parse
+
+Scalar = str | int | bool
+DEFAULT_RESULTS = 10
+
+
+@with_config(STRICT)
+class ContextRequest(TypedDict):
+    """A query, and what its passages must be."""
+
+    query: str
+    where: NotRequired[
+        Annotated[
+            dict[str, Scalar | list[Scalar]] | None,
+            Field(description="Fields of metadata with the value, or the values, they must have."),
+        ]
+    ]
+    segment: NotRequired[str | None]
+    session_id: NotRequired[str | None]
+
+
+class ContextPassage(TypedDict):
+    """A passage that is served."""
+
+    passage_id: str
+    title: str
+    text: str
+    metadata: Any
+
+
+class ContextVerdict(TypedDict):
+    """Whether one candidate was kept, and why."""
+
+    passage_id: str
+    rank: int | None
+    score: float | None
+    relative_score: float | None
+    probability: float | None
+    kept: bool
+    reason: str | None
+    kept_if: list[KeptIf]
+
+
+class Failure(TypedDict):
+    """A stage that was left out."""
+
+    stage: str
+    kind: str
+    cause: str
+
+
+class ContextAnswer(TypedDict):
+    """The context, and the verdict on every candidate."""
+
+    request_id: str
+    session_id: str | None
+    segment: str | None
+    query: str
+    route: str
+    mode: str
+    profile_id: str | None
+    sufficient: bool | None
+    p_sufficient: float | None
+    flags: list[str]
+    differences: list[str]
+    failures: list[Failure]
+    text: Annotated[str, Field(description="What to give the model.")]
+    candidates: int
+    kept: int
+    dropped: dict[str, int]
+    passages: list[ContextPassage]
+    verdicts: list[ContextVerdict]
+
+
+@with_config(STRICT)
+class Comparison(TypedDict):
+    """A condition on one attribute."""
+
+    type: Literal["eq", "in"]
+    key: str
+    value: Scalar | list[Scalar]
+
+
+@with_config(STRICT)
+class Conjunction(TypedDict):
+    """Conditions on different attributes, all of which must hold."""
+
+    type: Literal["and"]
+    filters: Annotated[list[Comparison], Field(min_length=1)]
+
+
+@with_config(STRICT)
+class RankingOptions(TypedDict):
+    """The least score of a result; a ranker is accepted and not used."""
+
+    ranker: NotRequired[str | None]
+    score_threshold: NotRequired[float | None]
+
+
+@with_config(STRICT)
+class SearchRequest(TypedDict):
+    """A search of a vector store, as OpenAI names its fields."""
+
+    query: str | Annotated[list[str], Field(min_length=1, max_length=1)]
+    max_num_results: NotRequired[Annotated[int, Field(ge=1, le=50)]]
+    filters: NotRequired[Comparison | Conjunction | None]
+    ranking_options: NotRequired[RankingOptions | None]
+    rewrite_query: NotRequired[bool | None]
+
+
+class TextContent(TypedDict):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class SearchResult(TypedDict):
+    """A passage that was kept."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, str | float | bool] | None
+    content: list[TextContent]
+
+
+class SearchAnswer(TypedDict):
+    """The kept passages, best first."""
+
+    object: Literal["vector_store.search_results.page"]
+    search_query: list[str]
+    data: list[SearchResult]
+    has_more: Literal[False]
+    next_page: None
+
+
+CONTEXT_REQUEST: TypeAdapter[ContextRequest] = TypeAdapter(ContextRequest)
+SEARCH_REQUEST: TypeAdapter[SearchRequest] = TypeAdapter(SearchRequest)
+
+
+class ContextEndpoint:
+    """Answers queries with a context.
+
+    Args:
+        guard: Retrieves and decides.
+    """
+
+    def __init__(self, guard: ContextGuard) -> None:
+        self._guard = guard
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            Problem: it cannot be answered.
+        """
+        given = parse(CONTEXT_REQUEST, await request.body())
+        context = await _retrieved(
+            self._guard,
+            request,
+            given["query"],
+            given.get("where"),
+            segment=given.get("segment"),
+            session_id=given.get("session_id"),
+        )
+        return answer(context.to_dict(), _degraded(context))
+
+
+class SearchEndpoint:
+    """Answers OpenAI's search of a vector store.
+
+    Args:
+        guard: Retrieves and decides.
+        store_id: The only store there is.
+    """
+
+    def __init__(self, guard: ContextGuard, store_id: str) -> None:
+        self._guard = guard
+        self._store_id = store_id
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            Problem: it cannot be answered.
+        """
+        if request.path_params["vector_store_id"] != self._store_id:
+            raise Problem(
+                ProblemKind.NOT_FOUND, f"the only vector store here is {self._store_id!r}"
+            )
+        given = parse(SEARCH_REQUEST, await request.body())
+        query = given["query"] if isinstance(given["query"], str) else given["query"][0]
+        context = await _retrieved(
+            self._guard, request, query, conditions_of(given.get("filters"))
+        )
+        least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
+        results = [each for each in results_of(context) if each["score"] >= least]
+        page: SearchAnswer = {
+            "object": "vector_store.search_results.page",
+            "search_query": [query],
+            "data": results[: given.get("max_num_results", DEFAULT_RESULTS)],
+            "has_more": False,
+            "next_page": None,
+        }
+        return answer(page, _degraded(context))
+
+
+def conditions_of(
+    filters: Comparison | Conjunction | None,
+) -> dict[str, Scalar | list[Scalar]] | None:
+    """Conditions on fields of metadata; None for none.
+
+    Raises:
+        Problem: two conditions on one field, or a list with ``eq``.
+    """
+    if filters is None:
+        return None
+    comparisons = [filters] if filters["type"] != "and" else filters["filters"]
+    conditions: dict[str, Scalar | list[Scalar]] = {}
+    for each in comparisons:
+        if each["key"] in conditions:
+            raise Problem(ProblemKind.INVALID_REQUEST, "two filters compare one key")
+        if (each["type"] == "in") is not isinstance(each["value"], list):
+            raise Problem(
+                ProblemKind.INVALID_REQUEST, "a filter `in` takes a list, and `eq` one value"
+            )
+        conditions[each["key"]] = each["value"]
+    return conditions
+
+
+def results_of(context: Context) -> list[SearchResult]:
+    """The served passages with what there is of a score in (0, 1]: P, else r, else their rank."""
+    n = len(context.passages)
+    scores = {
+        verdict.passage_id: verdict.probability or verdict.relative_score
+        for verdict in context.verdicts
+    }
+    return [
+        {
+            "file_id": passage.passage_id,
+            "filename": passage.title or passage.passage_id,
+            "score": scores.get(passage.passage_id) or (n - at) / (n + 1),
+            "attributes": _attributes(passage),
+            "content": [{"type": "text", "text": passage.text}],
+        }
+        for at, passage in enumerate(context.passages)
+    ]
+
+
+def _attributes(passage: Passage) -> dict[str, str | float | bool] | None:
+    """What OpenAI's attributes can hold of a passage's metadata."""
+    if passage.metadata is None:
+        return None
+    return {
+        str(name): value
+        for name, value in passage.metadata.items()
+        if isinstance(value, str | int | float | bool)
+    }
+
+
+async def _retrieved(
+    guard: ContextGuard,
+    request: Request,
+    query: str,
+    conditions: dict[str, Scalar | list[Scalar]] | None,
+    *,
+    segment: str | None = None,
+    session_id: str | None = None,
+) -> Context:
+    state = request.scope["state"]
+    try:
+        context = await guard.aretrieve(
+            query,
+            request_id=state["request_id"],
+            segment=segment,
+            session_id=session_id,
+            where=None if conditions is None else Where(conditions),
+        )
+    except (CtxguardError, ConfigurationError) as error:
+        raise problem_of(error) from error
+    state["degraded"] = bool(context.decision.ranking.failures)
+    return context
+
+
+def _degraded(context: Context) -> dict[str, str] | None:
+    failures: Sequence[Any] = context.decision.ranking.failures
+    return {"x-ctxguard-degraded": failures[0].kind.value} if failures else None

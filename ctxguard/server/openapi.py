@@ -1,0 +1,151 @@
+"""The OpenAPI document, from the operations and the types of their bodies."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from ctxguard.server.metrics import Endpoint
+from ctxguard.server.problems import MEDIA_TYPE, ProblemKind
+
+_JSON = "application/json"
+_PROBLEM = "Problem"
+_TOKEN = "token"  # noqa: S105 - the name of the scheme
+
+_OF_ANY = (ProblemKind.FOREIGN_HOST, ProblemKind.METHOD_NOT_ALLOWED)
+_OF_BODIES = (
+    ProblemKind.INVALID_JSON,
+    ProblemKind.TOO_SLOW,
+    ProblemKind.TOO_LARGE,
+    ProblemKind.NOT_JSON,
+    ProblemKind.INVALID_REQUEST,
+    ProblemKind.OVERLOADED,
+)
+
+
+class Fault(TypedDict):
+    """A faulty part of a body."""
+
+    loc: list[str | int]
+    msg: str
+
+
+class ProblemDocument(TypedDict, total=False):
+    """What was wrong with a request (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    request_id: str
+    errors: list[Fault]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path with its method, who answers it, and how.
+
+    Attributes:
+        path: With parameters in braces.
+        method: In capitals.
+        endpoint: Answers it; a coroutine, or a function that is called on a thread.
+        what: What it asks for.
+        summary: In words.
+        answers: The type of the answer; None for text.
+        asks: The type of the body; None without one.
+        problems: What can be wrong beside what can be with any.
+        without_token: Whether it needs no token.
+    """
+
+    path: str
+    method: str
+    endpoint: Callable[..., Any]
+    what: Endpoint
+    summary: str
+    answers: TypeAdapter[Any] | None
+    asks: TypeAdapter[Any] | None = None
+    problems: tuple[ProblemKind, ...] = ()
+    without_token: bool = False
+
+
+def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of these operations.
+
+    Args:
+        operations: What is served.
+        version: Of the package.
+    """
+    adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
+    for each in operations:
+        for adapter in (each.asks, each.answers):
+            if adapter is not None:
+                adapters[id(adapter)] = adapter
+    schemas, definitions = TypeAdapter.json_schemas(
+        [(key, "validation", adapter) for key, adapter in adapters.items()],
+        ref_template="#/components/schemas/{model}",
+    )
+    schema_of = {key: schema for (key, _), schema in schemas.items()}
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(each.path, {})[each.method.lower()] = _described(each, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ctxguard",
+            "version": version,
+            "summary": "The rerank protocol with calibrated decisions, and decisions on their own.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "securitySchemes": {_TOKEN: {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _described(operation: Operation, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    kinds = [*_OF_ANY, *operation.problems]
+    if operation.asks is not None:
+        kinds += _OF_BODIES
+    if not operation.without_token:
+        kinds.append(ProblemKind.UNAUTHORIZED)
+    content = (
+        {"text/plain": {"schema": {"type": "string"}}}
+        if operation.answers is None
+        else {_JSON: {"schema": schema_of[id(operation.answers)]}}
+    )
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "operationId": operation.path.strip("/").replace("/", "_").translate(_NO_BRACES),
+        "responses": {
+            "200": {"description": "Answered", "content": content},
+            **{
+                str(status): {
+                    "description": " or ".join(
+                        kind.title.lower() for kind in kinds if kind.status == status
+                    ),
+                    "content": {MEDIA_TYPE: {"schema": schema_of[0]}},
+                }
+                for status in sorted({kind.status for kind in kinds})
+            },
+        },
+        "security": [] if operation.without_token else [{_TOKEN: []}, {}],
+    }
+    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    if names:
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if operation.asks is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {_JSON: {"schema": schema_of[id(operation.asks)]}},
+        }
+    return described
+
+
+_NO_BRACES = str.maketrans("", "", "{}.")
