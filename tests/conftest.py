@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from ctxguard._support.cache_folder import cache_folder
+from ctxguard.errors import ConfigurationError
 from ctxguard.resilience import breaker as breaker_module
 from tests.kernels import NO_BFLOAT16
 from tests.timing import NEVER, Clock
@@ -23,11 +25,17 @@ def _own_cache(
 ) -> Iterator[None]:
     """A new, empty cache folder in place of the user's, but for exported models.
 
-    Those take seconds to make, and are kept in pytest's own cache for the next part and run.
+    Those take a minute to make, are named after what they are made from, and are checked whenever
+    they are read: every part and every run shares the user's own.
     """
+    try:
+        models = cache_folder() / "models"
+        models.mkdir(parents=True, exist_ok=True)
+    except (ConfigurationError, OSError):
+        models = pytestconfig.cache.mkdir("models")
     folder = tmp_path_factory.mktemp("cache")
     (folder / "ctxguard").mkdir()
-    (folder / "ctxguard" / "models").symlink_to(pytestconfig.cache.mkdir("models"))
+    (folder / "ctxguard" / "models").symlink_to(models)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield
