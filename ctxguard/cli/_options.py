@@ -1,7 +1,7 @@
 """Options that several commands share, each defined once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer.models import OptionInfo
@@ -36,14 +36,52 @@ SourceRun = Annotated[
         show_default=False,
     ),
 ]
+RerankUpstream = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank-upstream",
+        metavar="URL",
+        help="Server with a reranker that scores --candidates, instead of an index. A key for it "
+        "is taken from the environment variable CTXGUARD_UPSTREAM_KEY.",
+        show_default=False,
+    ),
+]
+RerankProtocol = Annotated[
+    Literal["cohere", "tei"],
+    typer.Option(
+        "--rerank-protocol",
+        metavar="FORM",
+        help="What --rerank-upstream speaks: cohere (Cohere, Jina, vLLM and others), or tei (Text "
+        "Embeddings Inference).",
+    ),
+]
+RerankModel = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank-model",
+        metavar="NAME",
+        help="Model that --rerank-upstream is asked for.",
+        show_default="the server's own choice",
+    ),
+]
+Candidates = Annotated[
+    Path | None,
+    typer.Option(
+        "--candidates",
+        metavar="FILE",
+        help="JSONL file of queries and documents for --rerank-upstream to score: query, and "
+        "documents, each a text or an object with id and text.",
+        show_default=False,
+    ),
+]
 ScoresMean = Annotated[
     ScoreKind | None,
     typer.Option(
         "--score-kind",
         metavar="KIND",
-        help="What the scores of --retriever or --run mean: ratio, cosine, inner_product, logit, "
-        "distance, probability or rank.",
-        show_default="rank, or what the retriever says",
+        help="What the scores of --retriever, --run or --rerank-upstream mean: ratio, cosine, "
+        "inner_product, logit, distance, probability or rank.",
+        show_default="rank, or what the retriever says; probability of cohere, logit of tei",
     ),
 ]
 Fingerprint = Annotated[

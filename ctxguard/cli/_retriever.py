@@ -1,18 +1,22 @@
-"""Where a command's candidates come from: an index, a retriever of the user's own, or a run."""
+"""Where a command's candidates come from.
 
+An index, a retriever of the user's own, a run, or lists that a reranker scores.
+"""
+
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ctxguard.cli._console import check_writable
 from ctxguard.cli._inputs import Labelled, open_index
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 from ctxguard.retrieval.analysers.words import words
 
 if TYPE_CHECKING:
@@ -23,11 +27,55 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 
+_UPSTREAM_KEY = "CTXGUARD_UPSTREAM_KEY"
+_UPSTREAM_SECONDS = 60.0
+"""For one list: nobody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A server with a reranker, and what it is to score.
+
+    Attributes:
+        url: Its base, or its endpoint.
+        candidates: JSONL file of queries and documents.
+        protocol: The form of requests.
+        model: The model that it is asked for; None for its own choice.
+    """
+
+    url: str
+    candidates: Path
+    protocol: Literal["cohere", "tei"]
+    model: str | None
+
+
+def upstream_of(
+    url: str | None,
+    candidates: Path | None,
+    protocol: Literal["cohere", "tei"],
+    model: str | None,
+) -> Upstream | None:
+    """The server that the options name; None if they name none.
+
+    Raises:
+        ConfigurationError: one of the two is missing.
+    """
+    if url is None and candidates is None:
+        return None
+    if url is None or candidates is None:
+        raise ConfigurationError(
+            "a reranker at --rerank-upstream URL scores the documents of --candidates FILE: give "
+            "both"
+        )
+    return Upstream(url, candidates, protocol, model)
+
+
 def open_retriever(
     *,
     index: Path | None,
     retriever: str | None,
     run: Path | None = None,
+    upstream: Upstream | None = None,
     reranker: str | None = None,
     ranker: Path | None = None,
     score_kind: ScoreKind | None = None,
@@ -40,27 +88,37 @@ def open_retriever(
         index: Folder of an index.
         retriever: ``MODULE:OBJECT``.
         run: TREC run file.
+        upstream: Server that scores lists of candidates.
         reranker: Model that reranks the candidates of an index.
         ranker: File with the weights that order them.
-        score_kind: What the scores of plain hits, or of a run, mean; None for rank.
+        score_kind: What the scores of plain hits, a run or a server mean; None for rank, or for
+            what the server's protocol says.
         fingerprint: ``KEY=VALUE`` each.
-        queries: The queries of a run.
+        queries: The queries of a run, or of lists of candidates.
 
     Raises:
-        ConfigurationError: not one of the three is named, or an option does not go with it.
-        DataError: the run cannot be read.
+        ConfigurationError: not one of the four is named, or an option does not go with it.
+        DataError: the run or the candidates cannot be read.
     """
-    named = {"--index": index, "--retriever": retriever, "--run": run}
+    named = {
+        "--index": index,
+        "--retriever": retriever,
+        "--run": run,
+        "--rerank-upstream": upstream,
+    }
     given = [option for option, value in named.items() if value is not None]
     if len(given) != 1:
         raise ConfigurationError(
             f"{' and '.join(given) or 'nothing'} says where candidates come from: give one of "
-            "--index FOLDER, --retriever MODULE:OBJECT and --run FILE"
+            "--index FOLDER, --retriever MODULE:OBJECT, --run FILE and --rerank-upstream URL"
         )
     if index is not None:
         _refuse(given[0], {"--score-kind": score_kind, "--fingerprint": fingerprint})
         return open_index(index, reranker=reranker, ranker=ranker)
     _refuse(given[0], {"--reranker": reranker, "--ranker": ranker})
+    if upstream is not None:
+        _refuse(given[0], {"--fingerprint": fingerprint})
+        return open_candidates(upstream, queries, score_kind)
     identity = None if not fingerprint else pairs(fingerprint)
     if run is not None:
         return open_run(run, queries, score_kind, identity)
@@ -107,6 +165,38 @@ def open_run(
     kind = ScoreKind.RANK if score_kind is None else score_kind
     recorded = RecordedRankings.of_run(read_trec_run(file), queries, kind)
     return WrappedRetriever(recorded, fingerprint=fingerprint)
+
+
+def open_candidates(
+    upstream: Upstream, queries: "Sequence[Query]", score_kind: ScoreKind | None
+) -> "WrappedRetriever":
+    """Lists of candidates, scored by a server, as a retriever.
+
+    Raises:
+        DataError: a line cannot be read, or none has one of the queries.
+        ConfigurationError: the URL or the key cannot be used.
+    """
+    from calibration.reranked_candidates import RerankedCandidates, read_candidates
+    from calibration.retrievers import WrappedRetriever
+    from ctxguard.retrieval.rerank_client import RerankClient
+
+    client = RerankClient(
+        upstream.url,
+        protocol=upstream.protocol,
+        key=os.environ.get(_UPSTREAM_KEY) or None,
+        model=upstream.model,
+        timeout_seconds=_UPSTREAM_SECONDS,
+    )
+    candidates = read_candidates(upstream.candidates)
+    if queries and not any(query.text in candidates for query in queries):
+        raise DataError(
+            f"has none of the {len(queries):,} labelled queries, the first of which is "
+            f"{queries[0].text!r}; queries must have the text of the labels",
+            path=upstream.candidates,
+        )
+    logits = upstream.protocol == "tei"
+    kind = score_kind or (ScoreKind.LOGIT if logits else ScoreKind.PROBABILITY)
+    return WrappedRetriever(RerankedCandidates(candidates, client, kind), keep_passages=True)
 
 
 def load_retriever(

@@ -16,7 +16,7 @@ from ctxguard.cli._console import (
     print_json,
 )
 from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
-from ctxguard.cli._retriever import notes_on_pools, open_retriever
+from ctxguard.cli._retriever import notes_on_pools, open_retriever, upstream_of
 from ctxguard.cli._summary import print_summary
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.profile.describe import describe_policy, describe_utilities
@@ -43,6 +43,10 @@ def calibrate(
     index: _options.SourceIndex = None,
     retriever: _options.SourceRetriever = None,
     run: _options.SourceRun = None,
+    rerank_upstream: _options.RerankUpstream = None,
+    candidates: _options.Candidates = None,
+    rerank_protocol: _options.RerankProtocol = "cohere",
+    rerank_model: _options.RerankModel = None,
     score_kind: _options.ScoresMean = None,
     fingerprint: _options.Fingerprint = None,
     data: _options.LabelledQueries,
@@ -166,6 +170,9 @@ def calibrate(
     if report is not None:
         for library in ("jinja2", "plotly"):
             require(library, "report")
+    if cache is not None and rerank_upstream is not None:
+        # Kept pools are told apart by the reranker, not by the candidates that it scored.
+        raise typer.BadParameter("goes with no --rerank-upstream", param_hint="--cache")
     output = Output(as_json=as_json)
     worth, source = _utilities(utilities, utility)
     labelled = read_labelled(data, split, "train")
@@ -194,6 +201,7 @@ def calibrate(
             index=index,
             retriever=retriever,
             run=run,
+            upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
             reranker=reranker,
             ranker=ranker,
             score_kind=score_kind,

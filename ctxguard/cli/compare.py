@@ -19,7 +19,7 @@ from ctxguard.cli._inputs import (
     seen_in_calibration,
     with_utilities,
 )
-from ctxguard.cli._retriever import open_retriever
+from ctxguard.cli._retriever import Upstream, open_retriever, upstream_of
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 
@@ -60,6 +60,10 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    rerank_upstream: _options.RerankUpstream = None,
+    candidates_file: _options.Candidates = None,
+    rerank_protocol: _options.RerankProtocol = "cohere",
+    rerank_model: _options.RerankModel = None,
     score_kind: _options.ScoresMean = None,
     fingerprint: _options.Fingerprint = None,
     data: _options.LabelledQueries,
@@ -149,7 +153,8 @@ def compare(
 ) -> None:
     """Compare ways to rank and to cut on the same labelled queries, with paired intervals.
 
-    They rank an index, or are retrievers of your own (--retriever) or TREC runs (--run).
+    They rank an index, or are retrievers of your own (--retriever), TREC runs (--run) or lists
+    that a server reranks (--rerank-upstream).
     Save a comparison with --out (or --json > FILE), and check a later one against it with
     --against FILE.
     """
@@ -169,7 +174,12 @@ def compare(
     saved = None if against is None else SavedComparison.load(against)
     _check_out(out, against)
     profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
-    sources = _sources(retriever or [], run or [], indexed=index is not None)
+    sources = _sources(
+        retriever or [],
+        run or [],
+        upstream_of(rerank_upstream, candidates_file, rerank_protocol, rerank_model),
+        indexed=index is not None,
+    )
     candidates = _candidates(
         candidate or [],
         profiles,
@@ -277,19 +287,24 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _sources(
-    retrievers: Sequence[str], runs: Sequence[Path], *, indexed: bool
+    retrievers: Sequence[str], runs: Sequence[Path], upstream: Upstream | None, *, indexed: bool
 ) -> dict[str, dict[str, Any]]:
-    """Retrievers and runs by the names of their candidates, as ``open_retriever`` takes them."""
-    if not (indexed or retrievers or runs):
-        raise typer.BadParameter("give --index, --retriever or --run", param_hint="--index")
+    """The others by the names of their candidates, as ``open_retriever`` takes them."""
+    if not (indexed or retrievers or runs or upstream):
+        raise typer.BadParameter(
+            "give --index, --retriever, --run or --rerank-upstream", param_hint="--index"
+        )
     sources: dict[str, dict[str, Any]] = {}
     for name in retrievers:
         sources[name.rpartition(":")[2]] = {"retriever": name}
     for name, file in _by_name(runs).items():
         sources[name] = {"retriever": None, "run": file}
-    if len(sources) < len(retrievers) + len(runs):
+    if upstream is not None:
+        sources["reranked"] = {"retriever": None, "upstream": upstream}
+    if len(sources) < len(retrievers) + len(runs) + (upstream is not None):
         raise ConfigurationError(
-            "two of --retriever and --run have one name; rename an object or a file"
+            "two of --retriever, --run and --rerank-upstream (reranked) have one name; rename an "
+            "object or a file"
         )
     return sources
 

@@ -37,6 +37,7 @@ from ctxguard.cli._retriever import (
     on_route,
     open_retriever,
     served_route,
+    upstream_of,
     write_pools,
 )
 from ctxguard.cli._tables import Rows
@@ -67,6 +68,10 @@ def evaluate(
     index: _options.SourceIndex = None,
     retriever: _options.SourceRetriever = None,
     run: _options.SourceRun = None,
+    rerank_upstream: _options.RerankUpstream = None,
+    candidates: _options.Candidates = None,
+    rerank_protocol: _options.RerankProtocol = "cohere",
+    rerank_model: _options.RerankModel = None,
     score_kind: _options.ScoresMean = None,
     fingerprint: _options.Fingerprint = None,
     data: _options.LabelledQueries,
@@ -110,7 +115,8 @@ def evaluate(
 ) -> None:
     """Measure a profile, or the first k passages, on labelled queries.
 
-    The candidates come from an index, a retriever of your own (--retriever) or a TREC run (--run).
+    The candidates come from an index, a retriever of your own (--retriever), a TREC run (--run)
+    or lists that a server reranks (--rerank-upstream).
     Prints the mean of each metric with its bootstrap interval; with --profile and --k, also the
     differences between the two, paired by query. A profile that was calibrated on another system
     is refused.
@@ -133,6 +139,7 @@ def evaluate(
             index=index,
             retriever=retriever,
             run=run,
+            upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
             reranker=reranker,
             ranker=ranker,
             score_kind=score_kind,

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
-from ctxguard.cli._retriever import beyond_index, on_route, open_retriever, terms_of
+from ctxguard.cli._retriever import beyond_index, on_route, open_retriever, terms_of, upstream_of
 from ctxguard.cli._snippets import snippet
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
@@ -34,6 +34,10 @@ def query(
     *,
     index: _options.SourceIndex = None,
     retriever: _options.SourceRetriever = None,
+    rerank_upstream: _options.RerankUpstream = None,
+    candidates: _options.Candidates = None,
+    rerank_protocol: _options.RerankProtocol = "cohere",
+    rerank_model: _options.RerankModel = None,
     score_kind: _options.ScoresMean = None,
     fingerprint: _options.Fingerprint = None,
     profile: _options.ProfileFile = None,
@@ -85,6 +89,7 @@ def query(
         source = open_retriever(
             index=index,
             retriever=retriever,
+            upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
             reranker=reranker,
             ranker=ranker,
             score_kind=score_kind,

@@ -8,9 +8,11 @@ answer ``{"results": [{"index", "relevance_score"}]}``; Text Embeddings Inferenc
 import asyncio
 import math
 import threading
-from collections.abc import Sequence
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from collections.abc import MutableMapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -18,13 +20,14 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.core.types import FailureKind, FloatArray, ScoreKind
+from ctxguard.core.types import FailureKind, FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.retrieval.index.passages import without_surrogates
 
 Protocol = Literal["cohere", "tei"]
+"""The form of requests and answers."""
 
 _OK = 200
 _REDIRECTS = range(300, 400)
@@ -96,6 +99,7 @@ class RerankClient:
         self._model = model
         self._timeout_seconds = timeout_seconds
         self.fingerprint = f"{protocol} {model or '(default model)'}"
+        self._background: _Background | None = None
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -103,16 +107,9 @@ class RerankClient:
         """Drop the connections without closing them: they are the parent's."""
         self._lock = threading.Lock()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def system(self, score_kind: ScoreKind) -> dict[str, str]:
-        """What a profile names as the system that it was calibrated on.
-
-        Args:
-            score_kind: What the server's scores mean.
-        """
-        return {"reranker": self.fingerprint, "score_kind": score_kind.value}
+        if self._background is not None:
+            self._background.stop.detach()
+            self._background = None
 
     async def ascore(
         self,
@@ -166,8 +163,11 @@ class RerankClient:
         """`ascore` for callers without an event loop, such as `ctxguard.Reranker` is called."""
         if not texts:
             return np.zeros(0)
-        call = self.ascore(query, texts)
-        return asyncio.run_coroutine_threadsafe(call, self._background()).result()
+        with self._lock:
+            if self._background is None:
+                self._background = _start_background(self, self._clients)
+            loop = self._background.loop
+        return asyncio.run_coroutine_threadsafe(self.ascore(query, texts), loop).result()
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; scoring again opens new ones."""
@@ -179,25 +179,10 @@ class RerankClient:
     def close(self) -> None:
         """Close the connections of ``score``; scoring again opens new ones."""
         with self._lock:
-            loop, self._loop = self._loop, None
-            thread, self._thread = self._thread, None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self.aclose(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-    def _background(self) -> asyncio.AbstractEventLoop:
-        """A loop on a thread of its own: only there can a call be bounded as a whole."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="ctxguard-rerank", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+            background, self._background = self._background, None
+        if background is not None:
+            background.stop()
+            background.thread.join()
 
     def _connected(self) -> Any:
         """The client of the running loop: connections belong to one."""
@@ -249,6 +234,36 @@ class RerankClient:
         request = {"query": query, "documents": list(documents), "top_n": len(documents)}
         options = {"model": model, "max_tokens_per_doc": max_tokens}
         return request | {name: value for name, value in options.items() if value is not None}
+
+
+class _Background(NamedTuple):
+    """An event loop on a thread of its own: only there can a plain call be bounded as a whole."""
+
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    stop: "finalize[[], RerankClient]"
+    """Closes the loop's connections and ends it; called when the client is no longer used."""
+
+
+def _start_background(
+    owner: RerankClient, clients: MutableMapping[asyncio.AbstractEventLoop, Any]
+) -> _Background:
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def until_stopped() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        started.set_result((loop, stop))
+        await stop.wait()
+        client = clients.pop(loop, None)
+        if client is not None:
+            await client.aclose()
+
+    thread = threading.Thread(
+        target=lambda: asyncio.run(until_stopped()), name="ctxguard-rerank", daemon=True
+    )
+    thread.start()
+    loop, stop = started.result()
+    return _Background(loop, thread, finalize(owner, partial(loop.call_soon_threadsafe, stop.set)))
 
 
 def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArray:

@@ -40,7 +40,7 @@ def run_compare() -> Compare:
     ("arguments", "message"),
     [
         ((), "Missing option '--data'"),
-        (("--data", "d"), "give --index, --retriever or --run"),
+        (("--data", "d"), "give --index, --retriever, --run or --rerank-upstream"),
         (("--index", "i", "--data", "d", "--candidate", "x=lexicla"), "'lexicla' in the"),
         (
             ("--index", "i", "--data", "d", "--regression-metric", "kept"),

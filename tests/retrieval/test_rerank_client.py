@@ -1,10 +1,12 @@
 """The client of the rerank protocol against a local server, with the server's faults."""
 
 import asyncio
+import gc
 import gzip
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxguard.core.types import FailureKind, ScoreKind
+from ctxguard.core.types import FailureKind
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import Stage, failure_of
 from ctxguard.retrieval.rerank_client import Protocol, RerankClient, read_scores
 from tests.rerank_endpoint import Answer, RerankEndpoint
-from tests.timing import NEVER, SOON
+from tests.timing import NEVER, SOON, until
 
 pytest.importorskip("httpx2")
 
@@ -137,6 +139,19 @@ def test_a_closed_client_scores_again(make: Make) -> None:
         assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
         client.close()
     client.close()
+
+
+def test_a_client_that_is_no_longer_used_ends_its_thread(endpoint: RerankEndpoint) -> None:
+    client = RerankClient(endpoint.url)
+    client.score(QUERY, DOCUMENTS)
+    before = threads()
+    del client
+    gc.collect()
+    until(lambda: threads() < before, "the end of the thread")
+
+
+def threads() -> int:
+    return sum(thread.name == "ctxguard-rerank" for thread in threading.enumerate())
 
 
 def test_no_documents_are_no_request(endpoint: RerankEndpoint, make: Make) -> None:
@@ -386,10 +401,6 @@ def test_a_setting_that_cannot_work_is_refused(settings: dict[str, Any], says: s
 
 
 def test_the_identity_names_protocol_and_model_and_no_url() -> None:
-    one, other = (RerankClient(url, model="m") for url in ("http://one", "http://other/v1"))
-    assert one.fingerprint == other.fingerprint == "cohere m"
+    made = [RerankClient(url, model="m") for url in ("http://one", "http://other/v1")]
+    assert [client.fingerprint for client in made] == ["cohere m"] * 2
     assert RerankClient("http://one", protocol="tei").fingerprint == "tei (default model)"
-    assert one.system(ScoreKind.PROBABILITY) == {
-        "reranker": "cohere m",
-        "score_kind": "probability",
-    }

@@ -1,0 +1,232 @@
+"""Commands on lists of candidates that a server reranks: from the file to the tables."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from household import write_jsonl
+from running import Run
+
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import Profile
+from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
+
+pytest.importorskip("httpx2")
+
+
+@pytest.fixture
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[RerankEndpoint]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("CTXGUARD_UPSTREAM_KEY", "secret-key")
+    served = RerankEndpoint()
+    yield served
+    served.close()
+
+
+@pytest.fixture(scope="module")
+def candidates(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every question of the collection with the passages that share a word with it, and others."""
+    passages = [json.loads(line) for line in _lines(collection / "corpus.jsonl")]
+    texts = [f"{each['title']}. {each['text']}" for each in passages]
+    rows = []
+    for line in _lines(collection / "queries.jsonl"):
+        query = json.loads(line)
+        shares = share_of_words(query["text"], texts)
+        order = sorted(range(len(texts)), key=lambda at: (-shares[at], at))[:20]
+        documents = [{"id": passages[at]["_id"], "text": texts[at]} for at in order]
+        rows.append({"query_id": query["_id"], "query": query["text"], "documents": documents})
+    return write_jsonl(tmp_path_factory.mktemp("candidates") / "candidates.jsonl", rows)
+
+
+def _lines(file: Path) -> Sequence[str]:
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def test_candidates_are_calibrated_compared_and_guarded(
+    run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
+) -> None:
+    """From the file to the profile, the report, the tables and the decision on a served list."""
+    profile, report = tmp_path / "p.json", tmp_path / "r.html"
+    named = ("--rerank-upstream", upstream.url, "--candidates", candidates, "--rerank-model", "m")
+    made = run(
+        *("calibrate", *named, "--data", collection, "--out", profile, "--report", report),
+        *("--objective", "utility"),
+    )
+    assert made.exit_code == 0, made.stderr
+    assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}
+    assert "secret-key" not in made.stdout + made.stderr
+    made_for = Profile.load(profile)
+    assert made_for.fingerprint == {"rerank": "cohere m"}
+    assert [each.score_kind.value for each in made_for.routes.values()] == ["probability"]
+    assert "with a damp cloth" in report.read_text(encoding="utf-8")
+
+    compared = run("compare", *named, "--data", collection, "--profile", profile, "-k", "3")
+    assert compared.exit_code == 0, compared.stderr
+    assert "reranked" in compared.stdout
+
+    question = "what is the right way to clean my kettle"
+    shown = run("query", *named, "--profile", profile, question)
+    assert shown.exit_code == 0, shown.stderr
+    assert "clean-kettle" in shown.stdout
+
+    # The service names its reranker in this way.
+    guard = ContextGuard(
+        profile=profile, score_kind="probability", fingerprint={"rerank": "cohere m"}, strict=True
+    )
+    assert guard.comparison.mismatches == ()
+
+
+def test_tei_gives_logits_and_a_profile_of_another_reranker_is_refused(
+    run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
+) -> None:
+    named = ("--rerank-upstream", upstream.url, "--candidates", candidates)
+    data = ("--data", collection, "--profile", tmp_path / "p.json")
+    made = run(
+        "calibrate", *named, "--rerank-protocol", "tei", "--data", collection, "--out", data[3]
+    )
+    assert made.exit_code == 0, made.stderr
+    assert "texts" in upstream.requests[0]
+    profile = Profile.load(tmp_path / "p.json")
+    assert [each.score_kind.value for each in profile.routes.values()] == ["logit"]
+
+    refused = run("evaluate", *named, *data)
+    assert refused.exit_code != 0
+    assert "tei (default model)" in refused.stderr
+    assert "cohere (default model)" in refused.stderr
+
+
+def test_a_file_of_labels_may_hold_the_candidates_and_documents_need_no_id(
+    run: Run, upstream: RerankEndpoint, tmp_path: Path
+) -> None:
+    rows: list[dict[str, object]] = [
+        {
+            "query_id": f"q{n}",
+            "query": f"red fox {n}",
+            "documents": ["a blue fox", f"a red fox {n}", {"text": "nothing"}],
+            "relevant": {f"q{n}/1": 2},
+        }
+        for n in range(12)
+    ]
+    file = write_jsonl(tmp_path / "labelled.jsonl", rows)
+    named = ("--rerank-upstream", upstream.url, "--candidates", file)
+    result = run("evaluate", *named, "--data", file, "-k", "1", "--json")
+    assert result.exit_code == 0, result.stderr
+    metrics = json.loads(result.stdout)["metrics"]
+    assert metrics["recall"]["value"] == 1.0
+
+
+def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_note(
+    run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
+) -> None:
+    some = write_jsonl(
+        tmp_path / "some.jsonl",
+        [row for row in map(json.loads, _lines(candidates)) if row["query_id"] != "q-none-test"],
+    )
+    upstream.script.append(Answer(status=500))
+    named = ("--rerank-upstream", upstream.url, "--candidates", some)
+    result = run("evaluate", *named, "--data", collection, columns="200")
+    assert result.exit_code == 0, result.stderr
+    assert "the candidates have no such query" in result.stdout
+    assert "127.0.0.1 answered 500" in result.stdout
+
+
+def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
+    from calibration.reranked_candidates import RerankedCandidates
+    from ctxguard.core.types import Passage, ScoreKind
+    from ctxguard.errors import OverloadedError
+    from ctxguard.retrieval import RerankClient
+
+    client, pauses = RerankClient(upstream.url), list[float]()
+    listed = {"red fox": (Passage("a", "a blue fox"), Passage("b", "red fox"))}
+    source = RerankedCandidates(listed, client, ScoreKind.PROBABILITY, sleep=pauses.append)
+    try:
+        upstream.script += [Answer(status=429)] * 2
+        assert tuple(source.retrieve("red fox").scores) == (0.5, 1.0)
+        assert pauses == [1.0, 2.0]
+        upstream.script += [Answer(status=429)] * 9
+        with pytest.raises(OverloadedError, match="call less often"):
+            source.retrieve("red fox")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (['{"documents": []}'], "line 1: the field query (or text) is missing"),
+        (['{"query": 3, "documents": []}'], "query is 3, which is not text"),
+        (['{"query": "q"}'], "documents is None; write a list"),
+        (['{"query": "q", "documents": "d"}'], "documents is 'd'; write a list"),
+        (['{"query": "q", "documents": [3]}'], "document 0 is 3; write a text"),
+        (['{"query": "q", "documents": [{"id": "a"}]}'], "the field text is missing"),
+        (['{"query": "q", "documents": [{"id": [], "text": "d"}]}'], "an id is text or a whole"),
+        (
+            ['{"query": "q", "documents": [{"id": 1, "text": "d"}, {"id": "1", "text": "e"}]}'],
+            "two documents have the id '1'",
+        ),
+        (['{"query": "q", "documents": []}'] * 2, "line 2: line 1 has the query 'q' already"),
+        (["{"], "broken JSON"),
+        (['{"query": "another question", "documents": []}'], "has none of the 13 labelled queries"),
+    ],
+)
+def test_candidates_that_cannot_be_used_are_refused(
+    run: Run, collection: Path, tmp_path: Path, lines: list[str], says: str
+) -> None:
+    file = tmp_path / "candidates.jsonl"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    named = ("--rerank-upstream", "http://127.0.0.1:9", "--candidates", file)
+    result = run("evaluate", *named, "--data", collection, columns="1000")
+    assert result.exit_code != 0
+    assert says in result.stderr
+
+
+def test_an_upstream_that_is_down_ends_the_command(
+    run: Run, candidates: Path, collection: Path, tmp_path: Path
+) -> None:
+    gone = RerankEndpoint()
+    gone.close()
+    named = ("--rerank-upstream", gone.url, "--candidates", candidates)
+    result = run("calibrate", *named, "--data", collection, "--out", tmp_path / "p.json")
+    assert result.exit_code != 0
+    assert "none of 25 queries could be replayed" in result.stderr
+    assert "127.0.0.1 cannot be reached" in " ".join(result.stderr.split())
+    assert not (tmp_path / "p.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--rerank-upstream", "http://h"), "give both"),
+        (("--candidates", "c.jsonl"), "give both"),
+        (("--rerank-upstream", "h", "--candidates", "c.jsonl"), "the rerank URL is not"),
+        (
+            ("--rerank-upstream", "http://h", "--candidates", "none.jsonl"),
+            "there is no such file",
+        ),
+        (
+            ("--rerank-upstream", "http://h", "--candidates", "c", "--index", "i"),
+            "--index and --rerank-upstream says where candidates come from",
+        ),
+        (
+            ("--rerank-upstream", "http://h", "--candidates", "c", "--fingerprint", "a=b"),
+            "--fingerprint has no effect with --rerank-upstream",
+        ),
+        (
+            ("--rerank-upstream", "http://h", "--candidates", "c", "--reranker", "m"),
+            "--reranker has no effect with --rerank-upstream",
+        ),
+        (
+            ("--rerank-upstream", "http://h", "--candidates", "c", "--cache", "f"),
+            "goes with no --rerank-upstream",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    run: Run, collection: Path, tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    result = run(
+        *("calibrate", *options, "--data", collection, "--out", tmp_path / "p.json"), columns="1000"
+    )
+    assert result.exit_code != 0
+    assert says in result.stderr
