@@ -4,9 +4,9 @@
     python -m benchmarks.integrations --json integrations.json --check
 
 LangChain: a guarded retriever over its in-memory vector store of fake embeddings, beside
-``similarity_search_with_score`` of that store and LangChain's own retriever over it. LlamaIndex: the
-guard as a postprocessor, beside ``SimilarityPostprocessor``. All are called in turns, in one process
-and one thread; the guard runs with metrics in a registry.
+``similarity_search_with_score`` of that store and LangChain's own retriever over it. LlamaIndex:
+the guard as a postprocessor, beside ``SimilarityPostprocessor``. All are called in turns, in one
+process and one thread; the guard runs with metrics in a registry.
 """
 
 import argparse

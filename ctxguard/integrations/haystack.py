@@ -23,7 +23,8 @@ def ranking_of(
 ) -> Ranking:
     """The ranking of documents, for a retriever that ``calibrate`` is to take.
 
-    As in ``lambda query, *, depth: ranking_of(bm25.run(query, top_k=depth)["documents"], "ratio")``.
+    As in ``lambda query, *, depth: ranking_of(search.run(query, top_k=depth)["documents"],
+    "ratio")``.
 
     Args:
         documents: What a Haystack retriever returned, best first.

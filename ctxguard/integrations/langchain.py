@@ -1,4 +1,4 @@
-"""LangChain: its retrievers and vector stores under a guard, and the guard as one of its retrievers.
+"""LangChain: its vector stores and retrievers under a guard, and the guard as its retriever.
 
 Needs ``langchain-core`` alone. For agents see ``langchain_agents``.
 """
@@ -21,7 +21,7 @@ require("langchain_core", "langchain")
 
 from langchain_core.documents import BaseDocumentCompressor, Document  # noqa: E402
 from langchain_core.retrievers import BaseRetriever  # noqa: E402
-from pydantic import Field  # noqa: E402
+from pydantic import ConfigDict, Field  # noqa: E402
 
 WhereArguments = Callable[[Where], Mapping[str, Any]]
 """Translates a filter into keyword arguments of a search, as the vector store wants them."""
@@ -87,7 +87,9 @@ class WrappedVectorStore:
 
     def _ranking(self, pairs: Any, depth: int) -> Ranking:
         try:
-            documents, scores = zip(*islice(pairs, depth), strict=True) if pairs else ((), ())
+            # Not of a text or a mapping: an empty one is no empty result.
+            rows = list(islice(pairs, depth)) if not isinstance(pairs, str | Mapping) else [pairs]
+            documents, scores = zip(*rows, strict=True) if rows else ((), ())
         except (TypeError, ValueError):
             raise ConfigurationError(
                 f"the vector store returned {describe(pairs)}, and similarity_search_with_score is "
@@ -223,7 +225,7 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
 
     guard: ContextGuard
     score_key: str | None = None
-    model_config = {"arbitrary_types_allowed": True}
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
@@ -288,7 +290,7 @@ def documents_of(context: Context, k: int | None = None) -> list[Document]:
         Document(
             id=passage.passage_id,
             page_content=passage.text,
-            metadata=_metadata(passage) | {METADATA_KEY: verdict},
+            metadata=_metadata(passage, verdict),
         )
         for passage, _, verdict in served(context)
     ]
@@ -319,9 +321,9 @@ def _passage(passage_id: str, document: Document) -> Passage:
     )
 
 
-def _metadata(passage: Passage) -> dict[Any, Any]:
-    """A passage's metadata, with the title of one that no document was the source of."""
-    metadata = dict(passage.metadata or {})
+def _metadata(passage: Passage, verdict: Mapping[str, Any]) -> dict[Any, Any]:
+    """A passage's metadata and verdict, with the title if no document was its source."""
+    metadata = {**(passage.metadata or {}), METADATA_KEY: verdict}
     if passage.title:
         metadata.setdefault("title", passage.title)
     return metadata

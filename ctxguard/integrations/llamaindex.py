@@ -5,7 +5,7 @@ from typing import Any
 
 from ctxguard._support.extras import require
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage, Ranking, ScoreKind, ScoreKindName, member_of
+from ctxguard.core.types import Flag, Passage, Ranking, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError, QueryError
 from ctxguard.guard import ContextGuard
 from ctxguard.integrations.documents import (
@@ -27,8 +27,8 @@ class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]
 
     Nodes without a score are of kind ``rank``. Each node that is returned is a copy, with
     ``node.metadata["ctxguard"]``: ``request_id``, ``score``, ``probability``, ``rank``, ``reason``
-    (in mode ``shadow``, why it would be dropped; else None) and ``flags``. No model and no embedding
-    is shown this key.
+    (in mode ``shadow``, why it would be dropped; else None) and ``flags``. No model and no
+    embedding is shown this key.
 
     Attributes:
         guard: What decides; it needs no retriever. Its ``score_kind`` says what the nodes' scores
@@ -83,8 +83,8 @@ def ranking_of_nodes(
         scores = [each.score for each in nodes]
     except (AttributeError, TypeError):
         raise ConfigurationError(
-            f"a list of NodeWithScore was expected, and this is a {type(nodes).__name__} that holds "
-            "something else"
+            f"a list of NodeWithScore was expected, and this is a {type(nodes).__name__} that "
+            "holds something else"
         ) from None
     kind = None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
     return ranking_of_documents(nodes, ids, scores, kind, _passage)
@@ -111,6 +111,6 @@ def _with_verdict(found: NodeWithScore, given: Served) -> NodeWithScore:
             "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, METADATA_KEY],
         }
     )
-    if given.passage.text != found.node.get_content():  # assembly cut it
+    if Flag.TRUNCATED in given.verdict["flags"]:
         node.set_content(given.passage.text)
-    return found.model_copy(update={"node": node})
+    return NodeWithScore(node=node, score=None if given.verdict["score"] is None else found.score)

@@ -206,8 +206,8 @@ def _union(
     ids = list(rows)
     best = sorted(range(len(ids)), key=lambda row: (-fused[row], ids[row]))[:depth]
     return Ranking(
-        passage_ids=[ids[row] for row in best],
-        scores=fused[best].tolist(),
+        passage_ids=tuple([ids[row] for row in best]),
+        scores=tuple(fused[best].tolist()),
         kind=ScoreKind.RANK,
         passages=_Candidates([places[row] for row in best]),
         legs={name: Leg(leg.scores[best], leg.kind) for name, leg in legs.items()},

@@ -67,7 +67,7 @@ class ContextGuardRanker:
         self._guard = ContextGuard(**self._settings) if guard is None else guard
 
     @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
-    def run(
+    def run(  # noqa: PLR0917  Haystack calls it by name
         self,
         query: str,
         documents: list[Document],
@@ -93,8 +93,8 @@ class ContextGuardRanker:
 
         Raises:
             QueryError: the query is too long.
-            ConfigurationError: the documents have scores and no ``score_kind``, or ``where`` is none
-                that can be checked.
+            ConfigurationError: the documents have scores and no ``score_kind``, or ``where`` cannot
+                be checked.
             FilterViolationError: a document does not satisfy ``where``; nothing is returned.
             StageUnavailableError: there are documents, and none has a text.
         """
@@ -113,7 +113,7 @@ class ContextGuardRanker:
         }
 
     @component.output_types(documents=list[Document], text=str, flags=list[str])  # type: ignore[untyped-decorator]
-    async def run_async(
+    async def run_async(  # noqa: PLR0917
         self,
         query: str,
         documents: list[Document],

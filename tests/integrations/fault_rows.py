@@ -1,0 +1,96 @@
+"""What a framework's engine may return, and what the guard makes of it: one suite for all."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard import ContextGuard, Flag, RatioPolicy, ScoreKind, StageUnavailableError
+from ctxguard.core.context import Context
+from ctxguard.request.telemetry import Telemetry
+
+
+class Row(NamedTuple):
+    """One result of an engine."""
+
+    id: str
+    text: Any
+    score: Any
+
+
+def rows(scores: Sequence[Any]) -> list[Row]:
+    return [Row(f"d{at}", f"Text number {at}.", score) for at, score in enumerate(scores)]
+
+
+class FaultRows(ABC):
+    """Inherit in a framework's test module, as ``class TestFaultRows``."""
+
+    has_scores = True
+
+    @abstractmethod
+    def retriever(self, found: Sequence[Row], score_kind: str) -> Any:
+        """A retriever that ``ContextGuard`` takes, whose engine returns these rows."""
+
+    def context(self, found: Sequence[Row], score_kind: str = "cosine", **options: Any) -> Context:
+        guard = ContextGuard(
+            self.retriever(found, score_kind), telemetry=Telemetry(CollectorRegistry()), **options
+        )
+        return guard.retrieve("text")
+
+    def test_ten_thousand_results_are_cut_to_the_depth(self) -> None:
+        context = self.context(rows([1.0 - at / 20_000 for at in range(10_000)]), depth=100)
+        assert context.candidates == 100
+        assert context.kept_ids == ("d0", "d1", "d2", "d3", "d4")
+
+    def test_nothing_found_is_an_empty_answer_that_says_so(self) -> None:
+        context = self.context([])
+        assert context.empty
+        assert Flag.EMPTY_RETRIEVAL in context.flags
+
+    def test_an_id_that_comes_twice_is_served_once(self) -> None:
+        found = rows([0.9, 0.8, 0.7])
+        context = self.context([*found, found[0]._replace(score=0.6)])
+        assert context.kept_ids == ("d0", "d1", "d2")
+        assert context.dropped_by_reason == {"duplicate_id": 1}
+
+    def test_a_document_without_text_is_left_out_and_the_others_are_served(self) -> None:
+        found = [Row("blank", None, 0.9), *rows([0.8, 0.7])]
+        context = self.context(found)
+        assert context.kept_ids == ("d0", "d1")
+
+    def test_only_documents_without_text_are_an_outage(self) -> None:
+        with pytest.raises(StageUnavailableError):
+            self.context([Row("blank", None, 0.9)])
+
+    def test_results_without_scores_keep_their_order(self) -> None:
+        context = self.context(rows([None] * 7))
+        assert context.kept_ids == ("d0", "d1", "d2", "d3", "d4")
+        assert context.decision.ranking.kind is ScoreKind.RANK or (
+            Flag.INVALID_SCORES in context.flags
+        )
+
+    def test_scores_as_texts_are_no_scores(self) -> None:
+        if not self.has_scores:
+            pytest.skip("no scores are read")
+        policy = RatioPolicy(k=2, min_ratio=0.9)
+        context = self.context(rows(["0.9", "0.8", "0.1"]), policy=policy)
+        assert context.kept_ids == ("d0", "d1")
+        assert Flag.INVALID_SCORES in context.flags
+
+    def test_distances_are_turned_round(self) -> None:
+        if not self.has_scores:
+            pytest.skip("no scores are read")
+        policy = RatioPolicy(k=5, min_ratio=0.5)
+        context = self.context(rows([0.1, 0.2, 3.0]), "distance", policy=policy)
+        assert context.kept_ids == ("d0", "d1")
+        assert list(context.decision.ranking.scores) == [-0.1, -0.2, -3.0]
+        assert context.flags == (Flag.UNCALIBRATED,)
+
+    def test_a_score_that_its_kind_cannot_have_leaves_the_order(self) -> None:
+        if not self.has_scores:
+            pytest.skip("no scores are read")
+        context = self.context(rows([3.5, 2.0]), policy=RatioPolicy(k=5, min_ratio=0.9))
+        assert context.kept_ids == ("d0", "d1")
+        assert Flag.DOMAIN_VIOLATION in context.flags

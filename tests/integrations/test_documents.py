@@ -1,0 +1,74 @@
+"""A framework's documents as a ranking, and the verdicts on what is served."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard import Assembly, ConfigurationError, ContextGuard, Passage, RatioPolicy, ScoreKind
+from ctxguard.integrations.documents import ranking_of_documents, served, text_digest
+from ctxguard.request.telemetry import Telemetry
+
+
+def read(passage_id: str, document: str) -> Passage:
+    return Passage(passage_id, document)
+
+
+def guard(**options: Any) -> ContextGuard:
+    return ContextGuard(telemetry=Telemetry(CollectorRegistry()), **options)
+
+
+def test_documents_without_an_id_get_a_digest_of_their_text_and_stay_apart() -> None:
+    texts = ["one", "two", "one", "three"]
+    ranking = ranking_of_documents(texts, [None, "own", "", None], None, None, read)
+    digest = text_digest("one")
+    assert list(ranking.passage_ids) == [digest, "own", f"{digest}-2", text_digest("three")]
+    context = guard().filter("q", ranking)
+    assert context.dropped_by_reason == {"duplicate_text": 1}
+
+
+def test_scores_need_a_kind() -> None:
+    with pytest.raises(ConfigurationError, match="score_kind"):
+        ranking_of_documents(["one"], ["a"], [0.5], None, read)
+
+
+def test_ties_keep_the_order_of_the_framework() -> None:
+    ranking = ranking_of_documents(["x", "y"], ["b", "a"], [0.5, 0.5], ScoreKind.COSINE, read)
+    assert guard().filter("q", ranking).kept_ids == ("b", "a")
+
+
+def test_what_is_served_has_rank_score_and_flags_in_the_order_of_presentation() -> None:
+    ids = ["a", "b", "c", "d"]
+    ranking = ranking_of_documents(ids, ids, [0.9, 0.8, 0.7, 0.1], ScoreKind.COSINE, read)
+    context = guard(policy=RatioPolicy(k=3), assembly=Assembly(order="edges")).filter(
+        "q", ranking, request_id="r1"
+    )
+    found = served(context)
+    assert [each.passage.passage_id for each in found] == ["a", "c", "b"]
+    assert [each.position for each in found] == [0, 2, 1]
+    assert found[1].verdict == {
+        "request_id": "r1",
+        "score": 0.7,
+        "probability": None,
+        "rank": 3,
+        "reason": None,
+        "flags": ["uncalibrated"],
+    }
+
+
+def test_in_shadow_what_would_be_dropped_says_why() -> None:
+    ids = ["a", "b", "a", "c"]
+    ranking = ranking_of_documents(
+        ["w", "x", "y", "z"], ids, [0.9, -0.5, 0.8, 0.7], ScoreKind.COSINE, read
+    )
+    policy = RatioPolicy(k=4, min_ratio=0.7)
+    guarded = ContextGuard(
+        policy=policy, mode="shadow", k=4, telemetry=Telemetry(CollectorRegistry())
+    )
+    found = served(guarded.filter("q", ranking))
+    assert [(each.position, each.verdict["rank"], each.verdict["reason"]) for each in found] == [
+        (0, 1, None),
+        (1, 3, "below_ratio"),
+        (2, None, "duplicate_id"),
+        (3, 2, None),
+    ]

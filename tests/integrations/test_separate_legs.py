@@ -1,0 +1,164 @@
+"""Several retrievers as one: the contract, each leg's scores, and legs that fail."""
+
+import asyncio
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ctxguard import (
+    ConfigurationError,
+    ContextGuard,
+    Flag,
+    Hit,
+    Passage,
+    QueryError,
+    ScoreKind,
+    StageUnavailableError,
+    Where,
+)
+from ctxguard.core.context import Context
+from ctxguard.integrations.separate_legs import SeparateLegs
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.testing import FakeRetriever, RetrieverContract
+
+
+def found(*hits: Hit) -> Any:
+    return lambda query, *, depth: list(hits)
+
+
+def raises(error: Exception) -> Any:
+    def search(query: str, *, depth: int) -> list[Hit]:
+        raise error
+
+    return search
+
+
+def retrieve(legs: SeparateLegs, **options: Any) -> Context:
+    guard = ContextGuard(legs, telemetry=Telemetry(CollectorRegistry()))
+    return guard.retrieve("q", **options)
+
+
+class TestContract(RetrieverContract):
+    def retriever(self, passages: Sequence[Passage]) -> SeparateLegs:
+        return SeparateLegs({"lexical": FakeRetriever(passages), "other": FakeRetriever(passages)})
+
+    def unreachable_retriever(self) -> SeparateLegs:
+        return SeparateLegs(
+            {"a": raises(ConnectionError("refused")), "b": raises(OSError("reset"))}
+        )
+
+
+class TestContractAwaited(TestContract):
+    awaited = True
+
+
+class TestContractAwaitedWithALimit(TestContract):
+    awaited = True
+
+    def retriever(self, passages: Sequence[Passage]) -> SeparateLegs:
+        legs = {"lexical": FakeRetriever(passages), "other": FakeRetriever(passages)}
+        return SeparateLegs(legs, leg_seconds=30.0)
+
+
+def test_every_candidate_has_a_score_of_every_leg() -> None:
+    legs = SeparateLegs(
+        {
+            "lexical": found(Hit("a", 4.0, "A"), Hit("b", 2.0, "B")),
+            "dense": found(Hit("b", 0.9, "B"), Hit("c", 0.4, "C")),
+            "ordered": found(Hit("c", text="C"), Hit("a", text="A")),
+        },
+        score_kinds={"lexical": "ratio", "dense": "cosine"},
+    )
+    ranking = legs.retrieve("q", depth=10)
+    assert ranking.kind is ScoreKind.RANK
+    assert list(ranking.passage_ids) == ["a", "b", "c"]  # all in two legs: 1st and 2nd
+    scores = {name: leg.scores.tolist() for name, leg in ranking.legs.items()}
+    assert scores["lexical"] == [4.0, 2.0, 0.0]
+    assert scores["dense"] == [0.4, 0.9, 0.4]
+    assert scores["ordered"] == pytest.approx([-np.log(2), -np.log(2), 0.0])
+    assert [leg.kind.value for leg in ranking.legs.values()] == ["ratio", "cosine", "logit"]
+
+
+def test_a_leg_whose_scores_are_not_of_its_kind_gives_ranks_only() -> None:
+    legs = SeparateLegs(
+        {"a": found(Hit("x", 7.0, "X")), "b": found(Hit("x", 1.0, "X"))},
+        score_kinds={"a": "cosine", "b": "ratio"},
+    )
+    assert list(legs.retrieve("q", depth=10).legs) == ["b"]
+
+
+def test_a_leg_without_a_match_has_no_match_for_all_if_zero_means_that() -> None:
+    legs = SeparateLegs(
+        {"a": found(), "b": found(), "c": found(Hit("x", 0.5, "X"))},
+        score_kinds={"a": "ratio", "b": "cosine", "c": "cosine"},
+    )
+    ranking = legs.retrieve("q", depth=10)
+    assert {name: leg.scores.tolist() for name, leg in ranking.legs.items()} == {
+        "a": [0.0],
+        "c": [0.5],
+    }
+
+
+def test_a_leg_that_raises_is_left_out_and_said() -> None:
+    context = retrieve(SeparateLegs({"a": raises(OSError("no")), "b": found(Hit("x", text="X"))}))
+    assert context.kept_ids == ("x",)
+    assert Flag.DEGRADED in context.flags
+    assert [(failure.stage, failure.kind.value) for failure in context.failures] == [("a", "error")]
+
+
+def test_a_leg_that_hangs_is_left_out_in_time() -> None:
+    released = Event()
+
+    def hangs(query: str, *, depth: int) -> list[Hit]:
+        released.wait(60)
+        return []
+
+    async def ahangs(query: str, *, depth: int) -> list[Hit]:
+        await asyncio.sleep(60)
+        return []
+
+    fine = found(Hit("x", text="X"))
+    try:
+        context = retrieve(SeparateLegs({"a": hangs, "b": fine}, leg_seconds=0.05))
+    finally:
+        released.set()
+    assert context.kept_ids == ("x",)
+    assert context.failures[0].kind.value == "timeout"
+    legs = SeparateLegs({"a": ahangs, "b": fine}, leg_seconds=0.05)
+    ranking = asyncio.run(legs.aretrieve("q", depth=5))
+    assert [failure.kind.value for failure in ranking.failures] == ["timeout"]
+
+
+def test_a_fault_of_the_caller_is_raised_and_no_outage() -> None:
+    fine = found(Hit("x", text="X"))
+    with pytest.raises(QueryError):
+        retrieve(SeparateLegs({"a": raises(QueryError("empty")), "b": fine}))
+    with pytest.raises(ConfigurationError, match="returned a str"):
+        retrieve(SeparateLegs({"a": lambda query, *, depth: "no", "b": fine}))
+    with pytest.raises(ConfigurationError, match="'a' cannot filter"):
+        retrieve(SeparateLegs({"a": fine, "b": fine}), where=Where(tenant="a"))
+
+    async def asynchronous(query: str, *, depth: int) -> list[Hit]:
+        return []
+
+    with pytest.raises(ConfigurationError, match="'a' is asynchronous"):
+        retrieve(SeparateLegs({"a": asynchronous, "b": fine}))
+
+
+def test_every_leg_failing_is_an_outage() -> None:
+    with pytest.raises(StageUnavailableError, match="a: OSError"):
+        retrieve(SeparateLegs({"a": raises(OSError("x")), "b": raises(OSError("y"))}))
+
+
+def test_legs_that_cannot_work_are_refused() -> None:
+    fine = found()
+    with pytest.raises(ConfigurationError, match="two legs"):
+        SeparateLegs({"a": fine})
+    with pytest.raises(ConfigurationError, match="names 'c'"):
+        SeparateLegs({"a": fine, "b": fine}, score_kinds={"c": "cosine"})
+    with pytest.raises(ConfigurationError, match="leg_seconds"):
+        SeparateLegs({"a": fine, "b": fine}, leg_seconds=0.0)
