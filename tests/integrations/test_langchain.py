@@ -42,10 +42,11 @@ class WordHashes(Embeddings):
         self._embedder = WordHashEmbedder()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return self._embedder.encode_passages(texts).tolist()
+        # A vector of zeros, for a text without a word, is an error in that store.
+        return [[0.01, *vector] for vector in self._embedder.encode_passages(texts).tolist()]
 
     def embed_query(self, text: str) -> list[float]:
-        return self._embedder.encode_query(text).tolist()
+        return self.embed_documents([text])[0]
 
 
 def store_of(passages: Sequence[Passage]) -> InMemoryVectorStore:
@@ -344,21 +345,36 @@ def test_calibrated_on_the_store_it_abides_by_the_profile() -> None:
     """Starts where labels are and ends at what the model reads."""
     pytest.importorskip("sklearn")
     from calibration.calibrate import calibrate
-    from calibration.data.dataset import Dataset, Judgment, Query
+    from calibration.data.dataset import Dataset, Query
 
-    topics = [f"topic{at}" for at in range(40)]
+    topics = [f"topic{at}" for at in range(60)]
     passages = [
-        Passage(f"{topic}-{n}", " ".join([topic] * (3 - n) + ["filler"] * n * 4))
+        Passage(f"{topic}-{n}", " ".join([topic] * (3 - n) + [f"filler{n}"] * 4 * n))
         for topic in topics
         for n in range(3)
     ]
+    store = store_of(passages)
     legs = SeparateLegs(
         {
-            "vectors": WrappedVectorStore(store_of(passages), score_kind="cosine"),
-            "ordered": WrappedRetriever(store_of(passages).as_retriever(search_kwargs={"k": 20})),
+            "vectors": WrappedVectorStore(store, score_kind="cosine"),
+            "ordered": WrappedRetriever(store.as_retriever(search_kwargs={"k": 20})),
         }
     )
-    raise NotImplementedError(calibrate, Dataset, Judgment, Query, legs)
+    dataset = Dataset(
+        "topics",
+        tuple(Query(topic, topic) for topic in topics),
+        {topic: {f"{topic}-0": 1, f"{topic}-1": 0, f"{topic}-2": 0} for topic in topics},
+    )
+    calibration = calibrate(legs, dataset, fingerprint={"store": "topics"})
+    guard = guard_of(legs, profile=calibration.profile, fingerprint={"store": "topics"})
+    guarded = GuardedRetriever(guard=guard)
+    documents = guarded.invoke("topic7")
+    assert documents[0].id == "topic7-0"
+    verdict = documents[0].metadata["ctxguard"]
+    assert verdict["flags"] == []
+    assert 0.5 < verdict["probability"] <= 1.0
+    assert len(documents) < guard_of(legs).retrieve("topic7").candidates
+    assert guarded.render(documents).startswith('<passage rank="1" id="topic7-0">')
 
 
 standard = pytest.importorskip("langchain_tests.integration_tests")
