@@ -15,7 +15,7 @@ from ctxguard.integrations.documents import METADATA_KEY, ranking_of_documents, 
 
 require("haystack", "haystack")
 
-from haystack import Document  # noqa: E402
+from haystack import Document
 
 
 def ranking_of(

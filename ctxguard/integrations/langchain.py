@@ -19,9 +19,9 @@ from ctxguard.request.wrapped_retriever import describe
 
 require("langchain_core", "langchain")
 
-from langchain_core.documents import BaseDocumentCompressor, Document  # noqa: E402
-from langchain_core.retrievers import BaseRetriever  # noqa: E402
-from pydantic import ConfigDict, Field  # noqa: E402
+from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import ConfigDict, Field
 
 WhereArguments = Callable[[Where], Mapping[str, Any]]
 """Translates a filter into keyword arguments of a search, as the vector store wants them."""

@@ -14,11 +14,11 @@ from ctxguard.request.wrapped_retriever import describe
 
 require("langchain.agents.middleware", "langchain")
 
-from langchain.agents.middleware import AgentMiddleware  # noqa: E402
-from langchain_core.callbacks import Callbacks  # noqa: E402
-from langchain_core.documents import Document  # noqa: E402
-from langchain_core.messages import ToolMessage  # noqa: E402
-from langchain_core.tools import StructuredTool  # noqa: E402
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.callbacks import Callbacks
+from langchain_core.documents import Document
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import StructuredTool
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:

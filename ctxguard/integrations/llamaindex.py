@@ -17,9 +17,9 @@ from ctxguard.integrations.documents import (
 
 require("llama_index.core", "llamaindex")
 
-from llama_index.core.bridge.pydantic import Field  # noqa: E402
-from llama_index.core.postprocessor.types import BaseNodePostprocessor  # noqa: E402
-from llama_index.core.schema import NodeWithScore, QueryBundle  # noqa: E402
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 
 class GuardPostprocessor(BaseNodePostprocessor):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Runs asynchronous tests of langchain-tests without a plugin, whose settings would be everyone's."""
+"""Runs asynchronous tests of langchain-tests without the plugin that it brings."""
 
 import asyncio
 import inspect

@@ -18,7 +18,6 @@ from haystack.core.errors import SerializationError
 from haystack.core.serialization import DeserializationCallbacks
 from haystack.dataclasses import ByteStream
 from haystack.document_stores.in_memory import InMemoryDocumentStore
-from haystack_integrations.components.rankers.ctxguard import ContextGuardRanker
 
 from ctxguard import (
     ConfigurationError,
@@ -30,6 +29,7 @@ from ctxguard import (
 from ctxguard.integrations.haystack import ranking_of
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract
+from haystack_integrations.components.rankers.ctxguard import ContextGuardRanker
 
 DOCUMENTS = [
     Document(id=f"d{at}", content=f"Text {at}.", meta={"tenant": "a"}, score=score)

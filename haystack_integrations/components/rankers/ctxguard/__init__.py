@@ -10,8 +10,8 @@ from ctxguard.integrations.haystack import documents_of, ranking_of
 
 require("haystack", "haystack")
 
-from haystack import Document, component, default_from_dict, default_to_dict  # noqa: E402
-from haystack.core.errors import SerializationError  # noqa: E402
+from haystack import Document, component, default_from_dict, default_to_dict
+from haystack.core.errors import SerializationError
 
 __all__ = ["ContextGuardRanker"]
 
