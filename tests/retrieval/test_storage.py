@@ -4,18 +4,23 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
+from ctxguard.guard import ContextGuard
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.analysers.english import EnglishAnalyser
+from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.testing import WordHashEmbedder
+from tests.timing import PATIENCE_SECONDS, until
 
 QUERY = "deserialize a JSON string"
 
@@ -322,3 +327,117 @@ def test_metadata_keys_that_would_be_one_after_saving_are_refused(
 ) -> None:
     with pytest.raises(DataError, match="'p' cannot be kept as JSON: two of its keys"):
         HybridRetriever.build([Passage("p", "x", metadata=metadata)], embedder=WordHashEmbedder())
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Every index counts as a large one; its digests are checked once the event is set."""
+    begin, check = threading.Event(), storage.check_digest
+    monkeypatch.setattr(storage, "VERIFY_LIMIT_BYTES", 0)
+
+    def waiting(file: Path, expected: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert begin.wait(PATIENCE_SECONDS)
+        check(file, expected)
+
+    monkeypatch.setattr(storage, "check_digest", waiting)
+    yield begin
+    begin.set()
+
+
+class TestALargeIndex:
+    def test_one_that_is_damaged_answers_until_that_is_found_and_no_more(
+        self,
+        saved: Path,
+        embedder: WordHashEmbedder,
+        late: threading.Event,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        flip_a_byte(data_file(saved, "passages.jsonl"))
+        loaded = HybridRetriever.load(saved, embedder=embedder)
+        guard = ContextGuard(loaded, policy=RatioPolicy(k=3))
+        assert guard.retrieve(QUERY).passages
+        late.set()
+        until(lambda: loaded._live.damage is not None)
+        for refused in (
+            lambda: guard.retrieve(QUERY),
+            lambda: loaded.add([Passage("new", "text")]),
+            lambda: loaded.save(saved),
+        ):
+            with pytest.raises(IndexFolderError, match=r"passages\.jsonl was changed or damaged"):
+                refused()
+        assert "the index answers no more" in caplog.text
+
+    def test_after_a_good_one_is_saved_and_loaded_it_answers_again(
+        self,
+        saved: Path,
+        retriever: HybridRetriever,
+        embedder: WordHashEmbedder,
+        late: threading.Event,
+    ) -> None:
+        late.set()
+        flip_a_byte(data_file(saved, "passages.jsonl"))
+        loaded = HybridRetriever.load(saved, embedder=embedder)
+        until(lambda: loaded._live.damage is not None)
+        shutil.rmtree(saved)  # a save into it would link the damaged file again
+        retriever.save(saved)
+        assert loaded.reload()
+        assert loaded.retrieve(QUERY).passage_ids == retriever.retrieve(QUERY).passage_ids
+
+    def test_a_damaged_one_is_not_taken_up_while_serving(
+        self,
+        saved: Path,
+        retriever: HybridRetriever,
+        embedder: WordHashEmbedder,
+        late: threading.Event,
+    ) -> None:
+        late.set()
+        loaded = HybridRetriever.load(saved, embedder=embedder)
+        before = loaded.retrieve(QUERY).passage_ids
+        retriever.add([Passage("new", "another text")])
+        retriever.save(saved)
+        (file,) = saved.glob("generation-*/tail/passages.jsonl")
+        flip_a_byte(file)
+        with pytest.raises(IndexFolderError, match=r"passages\.jsonl was changed or damaged"):
+            loaded.reload()
+        assert loaded.retrieve(QUERY).passage_ids == before
+
+    def test_one_that_is_asked_to_be_checked_first_is(
+        self, saved: Path, embedder: WordHashEmbedder, late: threading.Event
+    ) -> None:
+        flip_a_byte(data_file(saved, "vectors.npy"))
+        with pytest.raises(IndexFolderError, match=r"vectors\.npy was changed or damaged"):
+            HybridRetriever.load(saved, embedder=embedder, verify=True)
+
+    def test_one_that_is_replaced_before_it_is_checked_goes_on_answering(
+        self,
+        saved: Path,
+        retriever: HybridRetriever,
+        embedder: WordHashEmbedder,
+        late: threading.Event,
+    ) -> None:
+        loaded = HybridRetriever.load(saved, embedder=embedder)
+        shutil.rmtree(saved)
+        late.set()
+        until(lambda: not loaded._live._unchecked)
+        assert loaded.retrieve(QUERY).passage_ids == retriever.retrieve(QUERY).passage_ids
+
+    def test_a_forked_child_checks_what_its_parent_had_not(
+        self, saved: Path, embedder: WordHashEmbedder, late: threading.Event
+    ) -> None:
+        flip_a_byte(data_file(saved, "passages.jsonl"))
+        loaded = HybridRetriever.load(saved, embedder=embedder)
+        parents = loaded._live._checking
+        loaded._live._reset_after_fork()
+        loaded._live._resume_after_fork()
+        assert loaded._live._checking is not parents
+        late.set()
+        until(lambda: loaded._live.damage is not None)
+
+
+def flip_a_byte(file: Path) -> None:
+    """Change a letter of a text, or a bit of a number, which leaves a file that can be read."""
+    content = bytearray(file.read_bytes())
+    at = content.index(b'"text": "') + 10 if file.suffix == ".jsonl" else len(content) - 2
+    content[at] ^= 1
+    file.write_bytes(content)

@@ -4,9 +4,10 @@ An index never changes. Adding, deleting and reloading make another one and swap
 that a request that took the reference once is answered from one generation alone.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 
 from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
@@ -16,6 +17,8 @@ from ctxguard.retrieval.hybrid.stages import LegStages
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.protocols import Analyser, Embedder
+
+_log = logging.getLogger(__name__)
 
 _MAX_OPENINGS = 20
 
@@ -28,19 +31,65 @@ class LiveIndex:
         folder: The folder it was opened from; None for an index built in memory.
         version: The version of that folder's manifest; None where it could not be read.
         legs: The legs' thread pools and circuit breakers, which outlive the index.
+        damage: What is wrong with the index's files, found while it answered; None where nothing
+            is. It must not answer any more.
     """
 
     def __init__(self, index: HybridIndex) -> None:
         self.index = index
         self.folder: Path | None = None
         self.version: FileVersion | None = None
+        self.damage: str | None = None
         self.legs = LegStages()
+        self._unchecked: Mapping[Path, str] = {}
         self._reset_after_fork()
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         """Take a new lock: another thread may have held it when this process was forked."""
         self._writing = Lock()
+        self._checking: Thread | None = None
+
+    def _resume_after_fork(self) -> None:
+        if self._unchecked:
+            self._start_checking()
+
+    def opened_from(self, folder: Path, version: FileVersion | None) -> None:
+        """Say where the index was opened, and check the digests that are left to check."""
+        self.folder, self.version = folder, version
+        self._unchecked = self.index.unchecked
+        if self._unchecked:
+            self._start_checking()
+
+    def require_sound(self) -> None:
+        """Refuse to go on with an index whose files are damaged.
+
+        Raises:
+            IndexFolderError: they are.
+        """
+        if self.damage is not None:
+            raise IndexFolderError(self.damage)
+
+    def _start_checking(self) -> None:
+        # A daemon, so that no process waits for it to end.
+        self._checking = Thread(target=self._check, name="ctxguard-index-check", daemon=True)
+        try:
+            self._checking.start()
+        except RuntimeError:  # no thread can be started: before it answers, then
+            self._checking = None
+            self._check()
+
+    def _check(self) -> None:
+        """Check digests beside serving: those of a large index take longer than opening it."""
+        try:
+            for file, digest in self._unchecked.items():
+                storage.check_digest(file, digest)
+        except FileNotFoundError:
+            _log.info("%s was replaced before its digests were checked", self.folder)
+        except (IndexFolderError, OSError) as error:
+            self.damage = str(error)
+            _log.error("the index answers no more: %s", error)
+        self._unchecked = {}
 
     def change(self, changed: Callable[[HybridIndex], tuple[HybridIndex, Changes]]) -> Changes:
         """Replace the index by what ``changed`` returns for it.
@@ -49,6 +98,7 @@ class LiveIndex:
             Exception: whatever ``changed`` raises; the index stays then.
         """
         with self._writing:
+            self.require_sound()
             index, changes = changed(self.index)
             self._swap(index)
         return changes
@@ -63,11 +113,15 @@ class LiveIndex:
         with self._writing:
             if folder == self.folder and _version_of(folder) == self.version is not None:
                 return False
+            if self._checking is not None:
+                self._checking.join()
             analyser = own_analyser(self.index.lexical.analyser)
-            index, version = open_index(folder, analyser, verify, opened=self.index)
+            # What is not checked yet is checked now, while the former index answers.
+            known = self.index if self.damage is None else None
+            index, version = open_index(folder, analyser, verify, known)
             index.check_embedder(embedder)
             self._swap(index)
-            self.folder, self.version = folder, version
+            self.folder, self.version, self.damage = folder, version, None
         return True
 
     def _swap(self, index: HybridIndex) -> None:
@@ -81,6 +135,8 @@ def open_index(
     analyser: Analyser | None,
     verify: bool | None,
     opened: HybridIndex | None = None,
+    *,
+    defer: bool = False,
 ) -> tuple[HybridIndex, FileVersion | None]:
     """Open the index of a folder, again if another is saved over it meanwhile.
 
@@ -89,6 +145,7 @@ def open_index(
         analyser: As for `HybridIndex.load`.
         verify: As for `HybridIndex.load`.
         opened: As for `HybridIndex.load`.
+        defer: As for `HybridIndex.load`.
 
     Returns:
         The index, and the version of the manifest that it was opened by.
@@ -99,7 +156,9 @@ def open_index(
     for _ in range(_MAX_OPENINGS):
         version = _version_of(folder)
         try:
-            index = HybridIndex.load(folder, analyser=analyser, verify=verify, opened=opened)
+            index = HybridIndex.load(
+                folder, analyser=analyser, verify=verify, opened=opened, defer=defer
+            )
             return index, version
         except IndexFolderError:
             # Saving deletes the previous generation, perhaps while it is being read here.

@@ -176,8 +176,9 @@ class HybridRetriever:
             max_query_chars: As for the class.
             deadlines: As for the class.
             ranker: As for the class.
-            verify: Whether to check the digest of every file; its size is always checked. None
-                to check indexes up to 256 MiB.
+            verify: Whether to check the digest of every file before this returns; its size and
+                what its arrays point to always are. None for indexes up to 256 MiB: those of a
+                larger one are checked while it answers, and a wrong one ends that.
 
         Raises:
             IndexFolderError: not a saved index, or one that is incomplete or damaged.
@@ -185,7 +186,7 @@ class HybridRetriever:
                 range.
         """
         given = None if analyser is None else as_analyser(analyser)
-        index, version = open_index(Path(folder), given, verify)
+        index, version = open_index(Path(folder), given, verify, defer=True)
         loaded = cls(
             index,
             embedder=named_embedder(index.embedder) if embedder is None else embedder,
@@ -196,7 +197,7 @@ class HybridRetriever:
             deadlines=deadlines,
             ranker=ranker,
         )
-        loaded._live.folder, loaded._live.version = Path(folder), version
+        loaded._live.opened_from(Path(folder), version)
         return loaded
 
     def reload(self, folder: Path | str | None = None, *, verify: bool | None = None) -> bool:
@@ -208,7 +209,7 @@ class HybridRetriever:
 
         Args:
             folder: None for the folder that this retriever was loaded from.
-            verify: As for ``load``.
+            verify: Whether to check digests; None for those of files that were not checked yet.
 
         Returns:
             Whether the folder held another index than the one that was opened last.
@@ -248,9 +249,10 @@ class HybridRetriever:
         """Save the index as a folder of plain files, replacing an index that is there.
 
         Raises:
-            IndexFolderError: the folder holds something else, or cannot be written; an index
-                that was there before is untouched.
+            IndexFolderError: the folder holds something else, or cannot be written, or the files
+                of this index are damaged; an index that was there before is untouched.
         """
+        self._live.require_sound()
         self.generation.save(Path(folder))
 
     def with_fusion(self, fusion: Fusion) -> Self:
@@ -538,7 +540,10 @@ class HybridRetriever:
                 vector of another shape.
             StageUnavailableError: no leg answered, or none in time.
             OverloadedError: no leg had a thread free.
+            IndexFolderError: the index was found to be damaged while it answered.
         """
+        if self._live.damage is not None:
+            self._live.require_sound()
         index, settings = self._pinned or self._live.index, self._settings
         budget = None if settings.deadlines is None else settings.deadlines.start()
         search = settings.search(index, query, depth=depth, query_vector=query_vector, where=where)

@@ -7,7 +7,7 @@ codes, where there are any, are those of the base.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +133,7 @@ class HybridIndex:
         embedder_weights: The digest of its weights.
         letters: How many letters of each script the passages have.
         report: How many passages were indexed, left out and repaired.
+        unchecked: Files that it was read from whose digests are still to be checked.
     """
 
     base: Segment
@@ -147,6 +148,7 @@ class HybridIndex:
     embedder_weights: str
     letters: Mapping[str, int]
     report: BuildReport
+    unchecked: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -555,6 +557,7 @@ class HybridIndex:
         analyser: Analyser | None = None,
         verify: bool | None = None,
         opened: "HybridIndex | None" = None,
+        defer: bool = False,
     ) -> "HybridIndex":
         """Read a saved index, its large files memory-mapped.
 
@@ -564,17 +567,21 @@ class HybridIndex:
                 ctxguard.
             verify: As for `storage.load`.
             opened: An index whose base is not opened again where the saved one has the same.
+            defer: As for `storage.load`.
 
         Raises:
             IndexFolderError: not a saved index, of another version, incomplete or damaged.
             ConfigurationError: the index was built with another analyser.
         """
         known = None if opened is None else opened.base
-        manifest, files = storage.load(
-            folder, verify=verify, opened=() if known is None else (known.segment_id,)
+        saved = storage.load(
+            folder,
+            verify=verify,
+            opened=() if known is None else (known.segment_id,),
+            defer=defer,
         )
         try:
-            return cls._read(manifest, files, analyser, known)
+            index = cls._read(saved.manifest, saved.files, analyser, known)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -583,6 +590,7 @@ class HybridIndex:
                 f"{folder} is not a usable index ({type(error).__name__}: {error}); build it again "
                 "with `ctxguard index`"
             ) from error
+        return replace(index, unchecked=saved.unchecked)
 
     @classmethod
     def _read(

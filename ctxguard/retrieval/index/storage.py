@@ -30,13 +30,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxguard.errors import IndexFolderError
 
 SCHEMA_VERSION = 3
 VERIFY_LIMIT_BYTES = 256 * 2**20
-"""Digests are checked on every load up to this size in all, which takes a fraction of a second."""
+"""Digests of so much in all are checked before an index answers: in a fraction of a second."""
 
 _MANIFEST = "manifest.json"
 _FORMAT = "ctxguard index"
@@ -49,6 +49,20 @@ _INTERRUPTED_SECONDS = 24 * 60 * 60
 """Age of a partial manifest from which its save is taken for interrupted."""
 
 _REBUILD = "copy the whole folder again, or build the index anew with `ctxguard index`"
+
+
+class SavedIndex(NamedTuple):
+    """A saved index that was checked.
+
+    Attributes:
+        manifest: Its manifest.
+        files: The folder of its generation.
+        unchecked: Files whose digests are still to be checked, by ``check_digest``.
+    """
+
+    manifest: dict[str, Any]
+    files: Path
+    unchecked: dict[Path, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,31 +262,33 @@ def _describe(file: Path) -> dict[str, object]:
 
 
 def load(
-    folder: Path, *, verify: bool | None = None, opened: Collection[str] = ()
-) -> tuple[dict[str, Any], Path]:
+    folder: Path,
+    *,
+    verify: bool | None = None,
+    opened: Collection[str] = (),
+    defer: bool = False,
+) -> "SavedIndex":
     """Check a saved index and find its files.
 
     Args:
         folder: What ``save`` wrote.
         verify: Whether every file's digest is checked, beside its size, which always is. None:
-            up to `VERIFY_LIMIT_BYTES` in all, without those of ``opened``.
+            without those of ``opened``.
         opened: Ids of parts that are open already.
-
-    Returns:
-        The manifest, and the folder of its generation.
+        defer: Whether, with None, digests of more than `VERIFY_LIMIT_BYTES` are left to the caller.
 
     Raises:
         IndexFolderError: it is not a saved index, of another version, incomplete or damaged.
     """
     manifest = _read_manifest(folder)
     try:
-        _check_files(folder, manifest, verify=verify, opened=opened)
+        unchecked = _check_files(folder, manifest, verify=verify, opened=opened, defer=defer)
     except OSError as error:
         # A save deletes the generation that it replaced, perhaps while it is checked here.
         raise IndexFolderError(
             f"{folder} cannot be read ({error.strerror or type(error).__name__}); {_REBUILD}"
         ) from error
-    return manifest, folder / manifest["generation"]
+    return SavedIndex(manifest, folder / manifest["generation"], unchecked)
 
 
 def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]:
@@ -299,8 +315,14 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
 
 
 def _check_files(
-    folder: Path, manifest: Mapping[str, Any], *, verify: bool | None, opened: Collection[str]
-) -> None:
+    folder: Path,
+    manifest: Mapping[str, Any],
+    *,
+    verify: bool | None,
+    opened: Collection[str],
+    defer: bool,
+) -> dict[Path, str]:
+    """Check sizes, and digests as far as asked for; the digests that are left to check."""
     try:
         generation, parts = manifest["generation"], manifest["parts"]
         files = {name: (at["bytes"], at["sha256"]) for name, at in manifest["files"].items()}
@@ -313,8 +335,8 @@ def _check_files(
         is_whole = False
     if not is_whole:
         raise IndexFolderError(f"{folder / _MANIFEST} is damaged; {_REBUILD}")
-    if verify is None:
-        verify = total <= VERIFY_LIMIT_BYTES
+    later = verify is None and defer and total > VERIFY_LIMIT_BYTES
+    unchecked = {}
     for name, (size, digest) in files.items():
         file = folder / generation / name
         if not file.is_file():
@@ -322,7 +344,9 @@ def _check_files(
         n_bytes = file.stat().st_size
         if n_bytes != size:
             raise IndexFolderError(f"{file} has {n_bytes} bytes instead of {size}; {_REBUILD}")
-        if verify and name in unknown:
+        if later and name in unknown:
+            unchecked[file] = digest
+        elif verify is not False and name in unknown:
             check_digest(file, digest)
     # What is read must have been written by that save.
     there = (folder / generation).rglob("*")
@@ -334,6 +358,7 @@ def _check_files(
             f"{folder / generation / min(unlisted)} is not in {_MANIFEST}: it was put there since "
             f"the index was saved; {_REBUILD}"
         )
+    return unchecked
 
 
 def check_digest(file: Path, expected: str) -> None:
