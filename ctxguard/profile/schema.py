@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.regular_file import read_regular
@@ -30,9 +30,11 @@ WIDEST_BOUND = 0.5
 """A certificate that allows a greater loss of recall promises nothing."""
 
 _MAX_PROFILE_BYTES = 4 * 2**20
-_MOST_VALUES = 200_000
-"""Both are many times what calibration writes. Of a file that is no profile, each value that does
+_MOST_VALUES, _MOST_KEYS = 100_000, 20_000
+"""All are many times what calibration writes. Of a file that is no profile, each value that does
 not fit costs a microsecond and 500 bytes."""
+_MOST_ERRORS = 100
+"""With more, only their number is told: to describe them takes longer than to find them."""
 
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -249,7 +251,7 @@ class RouteProfile(_Frozen):
     segments: dict[str, SegmentProfile] = Field(default_factory=dict)
     chosen_on: Evidence | None = None
     held_out: Evidence | None = None
-    reference: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    reference: dict[str, Annotated[tuple[float, ...], FailFast()]] = Field(default_factory=dict)
     safe_policy: AnyPolicy | None = None
     sufficiency: SufficiencyProfile | None = None
 
@@ -268,7 +270,7 @@ class Provenance(_Frozen):
     dataset_digest: str
     depth: Annotated[int, Field(ge=1)]
     versions: dict[str, str] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: Annotated[tuple[str, ...], FailFast()] = ()
     utilities_source: str | None = None
 
 
@@ -384,9 +386,7 @@ class Profile(_Frozen):
         if text.count(",") >= _MOST_VALUES:
             raise ProfileFormatError(f"{path}: over {_MOST_VALUES:,} values, so not a profile")
         try:
-            data = json.loads(
-                text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats
-            )
+            data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_Distinct())
         except (ValueError, RecursionError) as error:
             raise ProfileFormatError(f"{path}: not JSON ({error})") from error
         version = data.get("schema_version") if isinstance(data, dict) else None
@@ -400,17 +400,37 @@ class Profile(_Frozen):
             # no number and "1" neither.
             return cls.model_validate_json(content, strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise ProfileFormatError(f"{path}: {field}: {first['msg']}") from error
+            n_errors = error.error_count()
+            if n_errors <= _MOST_ERRORS:
+                raise ProfileFormatError(f"{path}: {_first(error)}") from error
+        # Outside of the handler, or this error would hold that one and all that it found.
+        raise ProfileFormatError(f"{path}: {n_errors:,} fields do not match the schema")
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, whose keys must be distinct: readers differ in which value they take."""
-    read = dict(pairs)
-    if len(read) != len(pairs):
-        raise ValueError("an object has one key twice")
-    return read
+def _first(error: ValidationError) -> str:
+    """The first field that does not match, and why."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the file"
+    return f"{field}: {first['msg']}"
+
+
+class _Distinct:
+    """Makes the objects of one file, whose keys must be distinct, and no more than a limit.
+
+    Readers differ in which value of a repeated key they take.
+    """
+
+    def __init__(self) -> None:
+        self._n_keys = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        read = dict(pairs)
+        if len(read) != len(pairs):
+            raise ValueError("an object has one key twice")
+        self._n_keys += len(pairs)
+        if self._n_keys > _MOST_KEYS:
+            raise ValueError(f"over {_MOST_KEYS:,} keys, so not a profile")
+        return read
 
 
 def fingerprint_differences(

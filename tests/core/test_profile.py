@@ -504,8 +504,34 @@ class TestRefusals:
         self, file: Path
     ) -> None:
         changed(file, lambda data: data["routes"]["hybrid"].update(reference={"a": [""] * 200_000}))
-        with pytest.raises(ProfileFormatError, match="over 200,000 values"):
+        with pytest.raises(ProfileFormatError, match="over 100,000 values"):
             Profile.load(file)
+
+    def test_a_file_of_too_many_keys_is_refused_before_they_are_checked(self, file: Path) -> None:
+        changed(file, lambda data: data.update({f"k{n}": n for n in range(20_000)}))
+        with pytest.raises(ProfileFormatError, match="over 20,000 keys") as refused:
+            Profile.load(file)
+        assert not isinstance(refused.value.__cause__, ValidationError)
+
+    def test_many_faults_are_counted_and_neither_described_nor_kept(self, file: Path) -> None:
+        changed(file, lambda data: data.update({f"k{n}": n for n in range(101)}))
+        with pytest.raises(ProfileFormatError, match="101 fields do not match") as refused:
+            Profile.load(file)
+        assert refused.value.__cause__ is refused.value.__context__ is None
+
+    @pytest.mark.parametrize("name", ["reference", "notes"])
+    def test_the_first_fault_of_a_list_ends_its_check(self, file: Path, name: str) -> None:
+        wrong: dict[str, Any] = {"reference": {"kept": ["x"] * 500}, "notes": [1] * 500}
+
+        def spoil(data: dict[str, Any]) -> None:
+            inside = data["provenance"] if name == "notes" else data["routes"]["hybrid"]
+            inside[name] = wrong[name]
+
+        changed(file, spoil)
+        with pytest.raises(ProfileFormatError, match=r"\.0: Input should be") as refused:
+            Profile.load(file)
+        assert isinstance(refused.value.__cause__, ValidationError)
+        assert refused.value.__cause__.error_count() == 1
 
     @pytest.mark.parametrize(
         ("field", "value"),
