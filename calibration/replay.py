@@ -21,6 +21,7 @@ from calibration.data.readers import RunEntry
 from calibration.retrievers import WrappedRetriever, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
+from ctxguard._support.regular_file import open_regular
 from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.scores import INVALID_MAGNITUDE
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int], None]
 
 _FORMAT = 3
+_MAX_CACHE_BYTES = 2**30
 
 _NO_SCORES = (
     "no candidate has a score that is a number; if the retriever gives none, say that its score "
@@ -462,7 +464,10 @@ def _load(file: Path) -> Pools | None:
     """The cached pools; None if there are none, or if they are damaged."""
     try:
         # Opened here, since a damaged archive would leave numpy's own handle open.
-        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+        with (
+            open_regular(file, _MAX_CACHE_BYTES) as handle,
+            np.load(handle, allow_pickle=False) as arrays,
+        ):
             about = json.loads(arrays["about"].tobytes())
             leg_kinds = {name: ScoreKind(kind) for name, kind in about["leg_kinds"].items()}
             return Pools(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -12,9 +13,12 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import RULES, Annotation, GoldenSet, Occurrence
 from calibration.data.golden_sources import PROVENANCE, QUERIES
 from calibration.data.text_files import new_folder, shown, write_lines
+from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard.errors import ConfigurationError, DataError
 
 SNAPSHOT = "snapshot.json"
+
+_MAX_SNAPSHOT_BYTES = 16 * 2**20
 
 
 class Snapshot(BaseModel):
@@ -96,7 +100,7 @@ def read_snapshot(folder: Path | str) -> Snapshot:
     """
     path = Path(folder) / SNAPSHOT
     try:
-        return Snapshot.model_validate_json(path.read_bytes())
+        return Snapshot.model_validate_json(read_regular(path, _MAX_SNAPSHOT_BYTES))
     except FileNotFoundError:
         raise DataError(
             "there is no such file; a frozen set is made by `ctxguard golden freeze`", path=path
@@ -154,7 +158,8 @@ def _digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if path.is_file() and name != SNAPSHOT:
-                digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+                with open_regular(path, sys.maxsize) as file:
+                    digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=folder) from None
     return digests

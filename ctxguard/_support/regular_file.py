@@ -3,18 +3,22 @@
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 _PART_BYTES = 2**20
 
 
-def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """The content of a regular file.
+@contextmanager
+def open_regular(path: Path, limit_bytes: int) -> Iterator[BinaryIO]:
+    """A regular file, open to be read.
 
     A pipe that nobody writes to does not block, and a device is not read without end.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger than the limit.
+        OSError: it cannot be opened, is no regular file, or is larger than the limit.
     """
     try:
         # Without O_NONBLOCK, to open a pipe waits for its writer. Windows has neither.
@@ -26,12 +30,27 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        # To its end, for a file that grows meanwhile or has no size, as those in /proc. In parts:
-        # memory for all that is asked for would be taken before anything is read.
-        content = bytearray()
-        if about.st_size <= limit_bytes:
-            while len(content) <= limit_bytes and (part := file.read(_PART_BYTES)):
-                content += part
-    if max(about.st_size, len(content)) > limit_bytes:
-        raise OSError(errno.EFBIG, f"over {limit_bytes / 2**20:g} MiB", str(path))
+        if about.st_size > limit_bytes:
+            raise _too_large(path, limit_bytes)
+        yield file
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: As for ``open_regular``, or it cannot be read.
+    """
+    # To its end, for a file that grows meanwhile or has no size, as those in /proc. In parts:
+    # memory for all that is asked for would be taken before anything is read.
+    content = bytearray()
+    with open_regular(path, limit_bytes) as file:
+        while part := file.read(_PART_BYTES):
+            content += part
+            if len(content) > limit_bytes:
+                raise _too_large(path, limit_bytes)
     return bytes(content)
+
+
+def _too_large(path: Path, limit_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"over {limit_bytes / 2**20:g} MiB", str(path))

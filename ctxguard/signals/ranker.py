@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.regular_file import read_regular
 from ctxguard.core.scores import is_valid
 from ctxguard.errors import DataError
 
@@ -58,6 +59,7 @@ INPUTS: Mapping[RankerLevel, tuple[str, ...]] = {
 }
 """The inputs of each level, ``NAME.z`` or ``NAME.log_rank``."""
 
+_MAX_BYTES = 2**20
 _FIX = "write one with `ctxguard fit-ranker`"
 
 
@@ -97,7 +99,7 @@ class Ranker:
         """
         file = Path(file)
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_regular(file, _MAX_BYTES).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"cannot be read as a ranker ({error}); {_FIX}", path=file) from error
         return _parsed(text, file)

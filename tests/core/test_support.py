@@ -1,16 +1,22 @@
 """Helpers of every folder: replacing a file in one step, and the user's cache folder."""
 
+import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from calibration.data.frozen_sets import read_snapshot
+from calibration.replay import _load
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.regular_file import read_regular
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.signals.ranker import Ranker
 
 
 class TestAtomicWrite:
@@ -127,3 +133,20 @@ class TestReadRegular:
         else:
             with pytest.raises(OSError, match=r"over 3\.8"):
                 read_regular(tmp_path / "file", limit)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+    @pytest.mark.parametrize(
+        "read",
+        [
+            read_snapshot,
+            lambda folder: Ranker.load(folder / "snapshot.json"),
+            lambda folder: _load(folder / "snapshot.json"),
+        ],
+        ids=["frozen set", "ranker", "cache of rankings"],
+    )
+    def test_no_reader_waits_for_a_pipe(
+        self, read: Callable[[Path], object], tmp_path: Path
+    ) -> None:
+        os.mkfifo(tmp_path / "snapshot.json")
+        with suppress(DataError):
+            assert read(tmp_path) is None

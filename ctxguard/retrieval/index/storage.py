@@ -32,6 +32,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from ctxguard._support.regular_file import read_regular
 from ctxguard.errors import IndexFolderError
 
 SCHEMA_VERSION = 3
@@ -39,6 +40,7 @@ VERIFY_LIMIT_BYTES = 256 * 2**20
 """Digests of so much in all are checked before an index answers: in a fraction of a second."""
 
 _MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 2**20
 _FORMAT = "ctxguard index"
 _GENERATION = re.compile(r"generation-[0-9a-f]{8}")
 _PARTIAL = re.compile(r"generation-[0-9a-f]{8}\.partial")
@@ -300,7 +302,7 @@ def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]
             f"{folder} has no {_MANIFEST}: it is not an index, or only half of one; {_REBUILD}"
         )
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
+        manifest = json.loads(read_regular(file, _MAX_MANIFEST_BYTES))
     except (ValueError, OSError, RecursionError) as error:
         raise IndexFolderError(f"{file} cannot be read ({error}); {_REBUILD}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
