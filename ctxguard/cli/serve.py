@@ -1,7 +1,6 @@
 """``ctxguard serve``: the rerank protocol, decisions and the console over HTTP."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -124,9 +123,7 @@ def serve(
     port: Annotated[
         int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 for any.")
     ] = 8765,
-    workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Processes that serve.")
-    ] = 1,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that serve.")] = 1,
     deadline: Annotated[
         float,
         typer.Option(
@@ -159,7 +156,7 @@ def serve(
     """
     require("uvicorn", "serve")
     from ctxguard.server.run import serve as run
-    from ctxguard.server.settings import Settings
+    from ctxguard.server.settings import Secrets, Settings
 
     settings = Settings(
         host=host,
@@ -181,6 +178,6 @@ def serve(
         max_in_flight=max_in_flight,
         max_body_bytes=max_body_bytes,
         max_documents=max_documents,
-        **Settings.tokens(),
+        secrets=Secrets.from_environment(),
     )
     run(settings, lambda url: Output().out.print(f"serving on {url}"))

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from typing_extensions import TypedDict
 
 from ctxguard import __version__
@@ -27,13 +27,13 @@ from ctxguard.profile.schema import Profile
 from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
-from ctxguard.server import context, filter, rerank
+from ctxguard.server import context, filtering, rerank
 from ctxguard.server.limits import Gate
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
 from ctxguard.server.openapi import Operation, openapi
 from ctxguard.server.problems import ProblemKind, of_status
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import Settings, is_loopback
 from ctxguard.server.wire import answer
 
 _log = logging.getLogger(__name__)
@@ -144,13 +144,13 @@ class Service:
             Operation(
                 "/v1/filter",
                 "POST",
-                filter.FilterEndpoint(
+                filtering.FilterEndpoint(
                     self.guard, settings.kind, settings.max_documents
                 ).__call__,
                 Endpoint.FILTER,
                 "Decide on scored candidates, with the reason and the threshold of each",
-                TypeAdapter(filter.FilterAnswer),
-                filter.REQUEST,
+                TypeAdapter(filtering.FilterAnswer),
+                filtering.REQUEST,
                 (ProblemKind.UNAVAILABLE,),
             )
         ]
@@ -178,6 +178,20 @@ class Service:
         if self._retriever is not None:
             operations += self._index_operations()
         return operations
+
+    def console(self) -> list[BaseRoute]:
+        """The console, where there is a store and nobody else can reach it without a token."""
+        settings = self.settings
+        if self.samples is None or not (
+            settings.secrets.console_token or is_loopback(settings.host)
+        ):
+            return []
+        from ctxguard.server.console.routes import console_routes
+
+        routes = console_routes(
+            self.samples.store, self.guard.profile, token=settings.secrets.console_token
+        )
+        return [Mount("/console", routes=routes)]
 
     def _index_operations(self) -> list[Operation]:
         failures = (ProblemKind.UNAVAILABLE, ProblemKind.FILTER_VIOLATED)
@@ -227,8 +241,11 @@ def create_app(
     service = Service(settings, scorer, retriever, default_telemetry(registry))
     operations = [*service.operations(), *_own_operations(service, registry)]
     document = to_json(openapi(operations, __version__))
-    routes = [Route(each.path, each.endpoint, methods=[each.method]) for each in operations]
+    routes: list[BaseRoute] = [
+        Route(each.path, each.endpoint, methods=[each.method]) for each in operations
+    ]
     routes.append(Route("/openapi.json", partial(_document, document), methods=["GET"]))
+    routes += service.console()
     return Starlette(
         routes=routes,
         lifespan=service.running,
@@ -302,7 +319,7 @@ def _scorer(settings: Settings) -> Scorer | None:
         return RerankClient(
             settings.rerank_upstream,
             protocol=settings.rerank_protocol,
-            key=settings.upstream_key,
+            key=settings.secrets.upstream_key,
             model=settings.rerank_model,
             timeout_seconds=settings.deadline_seconds,
         )

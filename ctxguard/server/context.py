@@ -13,7 +13,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.guard import ContextGuard
-from ctxguard.server.filter import KeptIf
+from ctxguard.server.filtering import KeptIf
 from ctxguard.server.problems import Problem, ProblemKind, problem_of
 from ctxguard.server.wire import STRICT, answer, parse
 
@@ -208,9 +208,7 @@ class SearchEndpoint:
             )
         given = parse(SEARCH_REQUEST, await request.body())
         query = given["query"] if isinstance(given["query"], str) else given["query"][0]
-        context = await _retrieved(
-            self._guard, request, query, conditions_of(given.get("filters"))
-        )
+        context = await _retrieved(self._guard, request, query, conditions_of(given.get("filters")))
         least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
         results = [each for each in results_of(context) if each["score"] >= least]
         page: SearchAnswer = {

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
@@ -86,8 +87,9 @@ class Gate:
         self._settings = settings
         self._metrics = metrics
         self._endpoint_of = endpoint_of
-        self._token = _bytes(settings.token)
-        self._metrics_token = _bytes(settings.metrics_token) or self._token
+        self._token = _bytes(settings.secrets.token)
+        self._metrics_token = _bytes(settings.secrets.metrics_token) or self._token
+        self._console_needs_token = settings.secrets.console_token is not None
         self._in_flight = 0
         self._buffered = 0
 
@@ -120,15 +122,15 @@ class Gate:
             outcome = Outcome.FAILED
             _log.exception("request %s failed", answer.request_id)
             if answer.status == 0:
-                problem = Problem(ProblemKind.INTERNAL, "the log of the service has the request id")
-                await problem.response(answer.request_id)(scope, receive, answer.send)
+                unknown = Problem(ProblemKind.INTERNAL, "the log of the service has the request id")
+                await unknown.response(answer.request_id)(scope, receive, answer.send)
         finally:
             self._metrics.ended(endpoint, outcome, perf_counter() - start)
 
     async def _pass(
         self, scope: Scope, receive: Receive, answer: "_Answer", head: _Head, endpoint: Endpoint
     ) -> None:
-        self._check_host(head)
+        self._check_host(head, endpoint)
         self._check_token(head, endpoint)
         body = b""
         if head.has_body:
@@ -150,9 +152,10 @@ class Gate:
             self._in_flight -= 1
             self._buffered -= len(body)
 
-    def _check_host(self, head: _Head) -> None:
+    def _check_host(self, head: _Head, endpoint: Endpoint) -> None:
         # Without a token, a page of another site could reach this one by a name of its own.
-        if self._token is not None or _host_name(head.host) in _OWN_NAMES:
+        needs_token = self._console_needs_token if endpoint is Endpoint.CONSOLE else self._token
+        if needs_token or _host_name(head.host) in _OWN_NAMES:
             return
         if not is_loopback(_host_name(head.host).decode("latin-1")):
             raise Problem(
@@ -209,9 +212,7 @@ class Gate:
                     if received > self._settings.max_body_bytes:
                         raise _too_large(self._settings.max_body_bytes)
                     if self._buffered > self._settings.max_buffered_bytes:
-                        raise Problem(
-                            ProblemKind.OVERLOADED, "too much is being received at once"
-                        )
+                        raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return chunk if len(chunks) == 1 else b"".join(chunks)
@@ -296,4 +297,3 @@ def _too_large(most: int) -> Problem:
         f"a body may have {most:,} bytes; send fewer or shorter documents, or start the service "
         "with a larger --max-body-bytes",
     )
-

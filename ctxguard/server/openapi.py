@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
-from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ctxguard.server.metrics import Endpoint

@@ -117,9 +117,7 @@ def invalid_request(error: ValidationError) -> Problem:
     ]
     first = ".".join(map(str, found[0]["loc"]))
     more = f"; {len(found) - 1:,} more" if len(found) > 1 else ""
-    return Problem(
-        ProblemKind.INVALID_REQUEST, f"{first}: {found[0]['msg']}{more}", errors=errors
-    )
+    return Problem(ProblemKind.INVALID_REQUEST, f"{first}: {found[0]['msg']}{more}", errors=errors)
 
 
 def problem_of(error: CtxguardError) -> Problem:

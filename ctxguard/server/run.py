@@ -66,7 +66,7 @@ def app_from_environment() -> Starlette:
     try:
         return create_app(Settings.from_environment())
     except CtxguardError as error:
-        _log.error("%s", error)  # noqa: TRY400 - the message says it all
+        _log.error("%s", error)
         sys.exit(STARTUP_FAILURE)
 
 

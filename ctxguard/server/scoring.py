@@ -1,4 +1,4 @@
-"""Who scores the documents of a rerank request, within a time limit and behind a circuit breaker."""
+"""Who scores the documents of a request, within a time limit and behind a circuit breaker."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,17 +14,56 @@ from ctxguard.errors import ConfigurationError
 
 DEFAULT_PORT = 8765
 ENVIRONMENT = "CTXGUARD_SERVE"
-"""The settings but for the tokens, as JSON, for worker processes."""
-
-TOKENS = {
-    "token": "CTXGUARD_TOKEN",
-    "metrics_token": "CTXGUARD_METRICS_TOKEN",
-    "console_token": "CTXGUARD_CONSOLE_TOKEN",
-    "upstream_key": "CTXGUARD_UPSTREAM_KEY",
-}
-"""The environment variable of each secret: there is no option for them, which others could read."""
+"""The settings but for the secrets, as JSON, for worker processes."""
 
 _LEAST_TOKEN_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secrets:
+    """Tokens and keys; never an option of a command, whose options others can read.
+
+    Attributes:
+        token: Needed by every request but those for metrics, console and health; None for none.
+        metrics_token: Needed for metrics; None for ``token``.
+        console_token: Needed to log in to the console; None for no console off this machine.
+        upstream_key: Sent to the upstream reranker as a Bearer token; None for none.
+
+    Raises:
+        ConfigurationError: a token is too short, or cannot be sent.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    metrics_token: str | None = field(default=None, repr=False)
+    console_token: str | None = field(default=None, repr=False)
+    upstream_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("token", "metrics_token", "console_token"):
+            value = getattr(self, name)
+            if value is not None and (
+                len(value) < _LEAST_TOKEN_CHARS or not (value.isascii() and value.isprintable())
+            ):
+                raise ConfigurationError(
+                    f"{variable_of(name)} must have at least {_LEAST_TOKEN_CHARS} printable ASCII "
+                    "characters, such as `openssl rand -hex 16` prints"
+                )
+
+    @classmethod
+    def from_environment(cls) -> "Secrets":
+        """The secrets that the environment holds; an empty one is none."""
+        return cls(
+            **{each.name: os.environ.get(variable_of(each.name)) or None for each in fields(cls)}
+        )
+
+
+def variable_of(secret: str) -> str:
+    """The environment variable that holds a secret.
+
+    >>> variable_of("metrics_token")
+    'CTXGUARD_METRICS_TOKEN'
+    """
+    return f"CTXGUARD_{secret.upper()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +100,7 @@ class Settings:
         max_connections: The most open connections of one process; further ones are closed.
         receive_seconds: The longest that the head of a request may take to arrive, and its body.
         shutdown_seconds: The longest that requests under way may take after a signal to end.
-        token: Needed by every request but those for metrics, console and health; None for none.
-        metrics_token: Needed for metrics; None for ``token``.
-        console_token: Needed to log in to the console; None for no console off this machine.
-        upstream_key: Sent to the upstream as a Bearer token.
+        secrets: Tokens and keys.
 
     Raises:
         ConfigurationError: a setting is out of range, or two contradict each other.
@@ -94,10 +130,7 @@ class Settings:
     max_connections: int = 4_000
     receive_seconds: float = 10.0
     shutdown_seconds: float = 15.0
-    token: str | None = field(default=None, repr=False)
-    metrics_token: str | None = field(default=None, repr=False)
-    console_token: str | None = field(default=None, repr=False)
-    upstream_key: str | None = field(default=None, repr=False)
+    secrets: Secrets = Secrets()
 
     def __post_init__(self) -> None:
         for name in (
@@ -120,7 +153,12 @@ class Settings:
         if not 0.0 <= self.sample_rate <= 1.0:
             raise ConfigurationError(f"sample_rate {self.sample_rate!r} must lie in [0, 1]")
         self._check_sources()
-        self._check_tokens()
+        if self.secrets.token is None and not is_loopback(self.host):
+            raise ConfigurationError(
+                f"host {self.host!r} can be reached from other machines: set "
+                f"{variable_of('token')} in the environment, which every request must then bring "
+                "as its Bearer token, or listen on 127.0.0.1"
+            )
 
     def _check_sources(self) -> None:
         if self.rerank_upstream is not None:
@@ -136,23 +174,6 @@ class Settings:
                 "identify themselves"
             )
 
-    def _check_tokens(self) -> None:
-        for name, variable in TOKENS.items():
-            value = getattr(self, name)
-            if value is None or name == "upstream_key":
-                continue
-            if len(value) < _LEAST_TOKEN_CHARS or not (value.isascii() and value.isprintable()):
-                raise ConfigurationError(
-                    f"{variable} must have at least {_LEAST_TOKEN_CHARS} printable ASCII "
-                    "characters, such as `openssl rand -hex 16` prints"
-                )
-        if self.token is None and not is_loopback(self.host):
-            raise ConfigurationError(
-                f"host {self.host!r} can be reached from other machines: set {TOKENS['token']} "
-                "in the environment, which every request must then bring as its Bearer token, or "
-                "listen on 127.0.0.1"
-            )
-
     @property
     def kind(self) -> ScoreKind:
         """What scores mean."""
@@ -162,13 +183,9 @@ class Settings:
         return ScoreKind.LOGIT if is_logit else ScoreKind.PROBABILITY
 
     def to_environment(self) -> dict[str, str]:
-        """The environment variables that tell a worker process these settings."""
-        values = {name: value for name, value in asdict(self).items() if name not in TOKENS}
-        variables = {ENVIRONMENT: to_json(values).decode()}
-        for name, variable in TOKENS.items():
-            if getattr(self, name) is not None:
-                variables[variable] = getattr(self, name)
-        return variables
+        """The environment variable that tells a worker process these settings, but for secrets."""
+        values = {name: value for name, value in asdict(self).items() if name != "secrets"}
+        return {ENVIRONMENT: to_json(values).decode()}
 
     @classmethod
     def from_environment(cls) -> "Settings":
@@ -184,12 +201,7 @@ class Settings:
             fault = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, fault["loc"])) or ENVIRONMENT
             raise ConfigurationError(f"{ENVIRONMENT}: {where}: {fault['msg']}") from None
-        return replace(settings, **cls.tokens())
-
-    @staticmethod
-    def tokens() -> dict[str, str | None]:
-        """The secrets that the environment holds, by the setting's name; an empty one is none."""
-        return {name: os.environ.get(variable) or None for name, variable in TOKENS.items()}
+        return replace(settings, secrets=Secrets.from_environment())
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""``POST /v1/filter``: the decision on candidates that the caller already has, with every reason."""
+"""``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
