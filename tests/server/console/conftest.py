@@ -44,7 +44,12 @@ class WordJudge:
 def filled(folder: Path, n: int, **settings: object) -> str:
     """The URL of a store with ``n`` judged requests; of each the second passage is relevant."""
     traffic = serve(
-        folder, n, profile=PROFILE, relevant_ranks=[1], rates=EVERYTHING, **settings  # type: ignore[arg-type]
+        folder,
+        n,
+        profile=PROFILE,
+        relevant_ranks=[1],
+        rates=EVERYTHING,
+        **settings,  # type: ignore[arg-type]
     )
     with SampleStore.open(traffic.url) as store:
         monitor = Monitor(store, WordJudge())

@@ -1,0 +1,63 @@
+"""A service in this process: a scorer whose scores the documents name, a profile, and a client."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx2")
+
+from http_service import NamedScores, Serve
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.profile.schema import RouteProfile
+from ctxguard.server.app import create_app
+from ctxguard.server.settings import Settings
+from tests.profiles import profile_with
+
+
+@pytest.fixture
+def scorer() -> NamedScores:
+    return NamedScores()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture(scope="session")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keeps at most three documents, with at least half of the odds of the best."""
+    file = tmp_path_factory.mktemp("profile") / "profile.json"
+    policy = RatioPolicy(k=3, min_ratio=0.5, min_keep=0)
+    profile_with(
+        {Route.EXTERNAL: RouteProfile(policy=policy, score_kind=ScoreKind.PROBABILITY)},
+        fingerprint={"reranker": "named scores", "score_kind": "probability"},
+    ).save(file)
+    return file
+
+
+@pytest.fixture
+def serve(scorer: NamedScores, registry: CollectorRegistry) -> Iterator[Serve]:
+    """Start a service with these settings, and return a client of it."""
+    clients: list[TestClient] = []
+
+    def start(*, retriever: object = None, **settings: object) -> TestClient:
+        app = create_app(
+            Settings(**settings),  # type: ignore[arg-type]
+            scorer=scorer if retriever is None else None,
+            retriever=retriever,
+            registry=registry,
+        )
+        client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+        clients.append(client.__enter__())
+        return client
+
+    yield start
+    for client in clients:
+        client.__exit__(None, None, None)

@@ -1,0 +1,46 @@
+"""What the tests of the service share: a scorer whose scores the documents name, and counts."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from ctxguard.core.types import FloatArray
+from ctxguard.testing.faults import Fault
+
+Serve = Callable[..., TestClient]
+"""Starts a service with settings, and returns a client of it."""
+
+
+class NamedScores:
+    """A scorer of documents such as ``0.7 some text``, each of which begins with its score.
+
+    Attributes:
+        fault: What happens instead of scoring.
+        asked: The options of each call.
+    """
+
+    fingerprint = "named scores"
+
+    def __init__(self) -> None:
+        self.fault = Fault()
+        self.asked: list[dict[str, object]] = []
+
+    async def ascore(self, query: str, documents: Sequence[str], **options: object) -> FloatArray:
+        self.asked.append({"query": query, **options})
+        returned = self.fault.run(lambda: np.array([float(text.split()[0]) for text in documents]))
+        return await returned if hasattr(returned, "__await__") else returned
+
+    async def aclose(self) -> None:
+        pass
+
+
+def counted(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    return sum(
+        sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )

@@ -1,0 +1,128 @@
+"""The guarded index over HTTP, also as OpenAI's vector store."""
+
+import pytest
+from http_service import Serve, counted
+from prometheus_client import CollectorRegistry
+
+from ctxguard.core.types import Hit, Passage
+from ctxguard.errors import StageUnavailableError
+from ctxguard.testing import FaultyRetriever
+
+PASSAGES = [
+    Passage("fox", "a red fox in the snow", "Foxes", {"tenant": "a", "year": 2020}),
+    Passage("hound", "a red hound", "", {"tenant": "b", "groups": ["x"]}),
+    Passage("sea", "the wide sea"),
+]
+SEARCH = "/v1/vector_stores/index/search"
+
+
+@pytest.fixture(scope="module")
+def index() -> FaultyRetriever:
+    return FaultyRetriever(PASSAGES)
+
+
+def test_a_query_is_answered_with_a_context(serve: Serve, index: FaultyRetriever) -> None:
+    response = serve(retriever=index.retriever).post("/v1/context", json={"query": "red fox"})
+    answer = response.json()
+    assert "a red fox in the snow" in answer["text"]
+    assert answer["request_id"] == response.headers["x-request-id"]
+    assert answer["kept"] + sum(answer["dropped"].values()) == answer["candidates"]
+
+
+def test_a_filter_on_metadata_holds(serve: Serve, index: FaultyRetriever) -> None:
+    body = {"query": "red fox", "where": {"tenant": ["b", "c"]}}
+    answer = serve(retriever=index.retriever).post("/v1/context", json=body).json()
+    assert [each["passage_id"] for each in answer["passages"]] == ["hound"]
+
+
+def test_a_stage_that_fails_degrades_the_answer(
+    serve: Serve, index: FaultyRetriever, registry: CollectorRegistry
+) -> None:
+    def down(_work) -> None:
+        raise ConnectionError
+
+    client = serve(retriever=index.retriever)
+    with index.faults["dense"].injected(down):
+        response = client.post("/v1/context", json={"query": "red fox"})
+    assert response.headers["x-ctxguard-degraded"] == "error"
+    assert response.json()["failures"][0]["stage"] == "dense"
+    assert counted(registry, "ctxguard_http_requests_total", outcome="degraded") == 1
+
+
+def test_an_outage_is_an_error_and_never_an_empty_context(serve: Serve) -> None:
+    def retrieve(_query: str, *, depth: int) -> list[Hit]:
+        raise StageUnavailableError("retriever", "http://secret.example is down")
+
+    response = serve(retriever=retrieve).post("/v1/context", json={"query": "q"})
+    assert response.status_code == 503
+    assert "secret" not in response.text
+
+
+def test_a_retriever_that_ignores_a_filter_is_not_served(serve: Serve) -> None:
+    def retrieve(_query: str, *, depth: int, where: object = None) -> list[Hit]:
+        return [Hit("a", 1.0, "text", metadata={"tenant": "b"})]
+
+    body = {"query": "q", "where": {"tenant": "a"}}
+    assert serve(retriever=retrieve).post("/v1/context", json=body).status_code == 502
+
+
+def test_a_vector_store_search_returns_what_is_kept(serve: Serve, index: FaultyRetriever) -> None:
+    filters = {"type": "and", "filters": [{"type": "eq", "key": "tenant", "value": "a"}]}
+    body = {"query": ["red fox"], "filters": filters, "max_num_results": 1}
+    page = serve(retriever=index.retriever).post(SEARCH, json=body).json()
+    assert page["object"] == "vector_store.search_results.page"
+    (result,) = page["data"]
+    assert result["file_id"] == "fox"
+    assert result["filename"] == "Foxes"
+    assert 0.0 < result["score"] <= 1.0
+    assert result["attributes"] == {"tenant": "a", "year": 2020}
+    assert result["content"] == [{"type": "text", "text": "a red fox in the snow"}]
+
+
+def test_openais_own_client_reads_the_answer(serve: Serve, index: FaultyRetriever) -> None:
+    openai = pytest.importorskip("openai")
+    client = serve(retriever=index.retriever)
+    store = openai.OpenAI(api_key="x", base_url="http://127.0.0.1/v1", http_client=client)
+    results = store.vector_stores.search("index", query="red fox", max_num_results=2)
+    assert [each.file_id for each in results][0] == "fox"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/context", {"query": ""}, 422),
+        ("/v1/context", {"query": "q" * 10_001}, 422),
+        ("/v1/context", {"query": "q", "where": {}}, 422),
+        ("/v1/context", {"query": "q", "where": {"a": None}}, 422),
+        ("/v1/context", {"query": "q", "where": {"a": 0.5}}, 422),
+        ("/v1/vector_stores/other/search", {"query": "q"}, 404),
+        (SEARCH, {"query": []}, 422),
+        (SEARCH, {"query": ["a", "b"]}, 422),
+        (SEARCH, {"query": "q", "max_num_results": 51}, 422),
+        (SEARCH, {"query": "q", "filters": {"type": "gt", "key": "a", "value": 1}}, 422),
+        (SEARCH, {"query": "q", "filters": {"type": "eq", "key": "a", "value": ["b"]}}, 422),
+        (
+            SEARCH,
+            {
+                "query": "q",
+                "filters": {
+                    "type": "and",
+                    "filters": [{"type": "eq", "key": "a", "value": v} for v in ("b", "c")],
+                },
+            },
+            422,
+        ),
+    ],
+)
+def test_bad_input_is_a_problem_document(
+    serve: Serve, index: FaultyRetriever, path: str, body: object, status: int
+) -> None:
+    response = serve(retriever=index.retriever).post(path, json=body)
+    assert response.status_code == status
+    assert response.json()["status"] == status
+
+
+def test_there_is_no_reranker_beside_an_index(serve: Serve, index: FaultyRetriever) -> None:
+    client = serve(retriever=index.retriever)
+    assert client.post("/rerank", json={"query": "q", "documents": []}).status_code == 404
+    assert "/rerank" not in client.get("/openapi.json").json()["paths"]

@@ -1,0 +1,227 @@
+"""The gate: tokens, hosts, sizes, times, request ids and accounts."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from http_service import NamedScores, Serve, counted
+from prometheus_client import CollectorRegistry
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.server.settings import Secrets, Settings
+
+TOKEN, METRICS_TOKEN = "a" * 16, "b" * 16
+BODY = {"query": "q", "documents": ["0.5"]}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def test_a_token_is_needed_where_there_is_one(serve: Serve) -> None:
+    client = serve(host="0.0.0.0", secrets=Secrets(token=TOKEN))  # noqa: S104
+    for headers in ({}, bearer("c" * 16), {"authorization": f"Basic {TOKEN}"}, bearer(TOKEN + "a")):
+        response = client.post("/rerank", json=BODY, headers=headers)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+    allowed = {**bearer(TOKEN), "host": "search.example"}
+    assert client.post("/rerank", json=BODY, headers=allowed).status_code == 200
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/openapi.json").status_code == 401
+
+
+def test_metrics_have_a_token_of_their_own(serve: Serve) -> None:
+    client = serve(secrets=Secrets(token=TOKEN, metrics_token=METRICS_TOKEN))
+    assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 401
+    assert client.get("/metrics", headers=bearer(METRICS_TOKEN)).status_code == 200
+    assert client.post("/rerank", json=BODY, headers=bearer(METRICS_TOKEN)).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example"])
+def test_without_a_token_another_host_is_refused(serve: Serve, host: str) -> None:
+    response = serve().post("/rerank", json=BODY, headers={"host": host})
+    assert response.status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "[::1]:8765", "127.8.8.8"])
+def test_without_a_token_this_machine_is_answered(serve: Serve, host: str) -> None:
+    assert serve().post("/rerank", json=BODY, headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_must_say_that_it_is_json(serve: Serve, content_type: str) -> None:
+    response = serve().post("/rerank", content=b"{}", headers={"content-type": content_type})
+    assert response.status_code == 415
+
+
+def pieces(n: int) -> Iterator[bytes]:
+    for _ in range(n):
+        yield b" " * 1000
+
+
+def test_a_long_body_is_refused_before_and_while_it_is_read(
+    serve: Serve, registry: CollectorRegistry
+) -> None:
+    client = serve(max_body_bytes=10_000)
+    headers = {"content-type": "application/json"}
+    for content in (b" " * 10_001, pieces(11)):
+        response = client.post("/rerank", content=content, headers=headers)
+        assert response.status_code == 413
+        assert response.headers["connection"] == "close"
+    assert counted(registry, "ctxguard_http_requests_total", outcome="rejected") == 2
+
+
+def request_of(client, receive) -> tuple[int, dict[str, str]]:
+    """The status and headers of a request whose body arrives as ``receive`` says."""
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/rerank",
+        "raw_path": b"/rerank",
+        "root_path": "",
+        "query_string": b"",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"5"),
+        ],
+    }
+    asyncio.run(client.app(scope, receive, send))
+    if not sent:
+        return 0, {}
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def test_a_body_that_does_not_arrive_is_given_up(serve: Serve) -> None:
+    async def receive() -> dict:
+        await asyncio.sleep(30)
+        return {}
+
+    assert request_of(serve(receive_seconds=0.05), receive)[0] == 408
+
+
+def test_a_client_that_goes_away_is_counted_and_not_answered(
+    serve: Serve, registry: CollectorRegistry
+) -> None:
+    async def receive() -> dict:
+        return {"type": "http.disconnect"}
+
+    assert request_of(serve(), receive)[0] == 0
+    assert counted(registry, "ctxguard_http_requests_total", outcome="cancelled") == 1
+
+
+def test_more_bodies_than_may_be_held_are_refused(
+    serve: Serve, registry: CollectorRegistry
+) -> None:
+    client = serve(max_buffered_bytes=4)
+    response = client.post("/rerank", json=BODY)
+    assert response.status_code == 503
+    assert "retry-after" not in response.headers
+    assert client.post("/v1/filter", json=BODY).headers["retry-after"] == "1"
+    assert client.get("/healthz").status_code == 200
+    assert counted(registry, "ctxguard_http_requests_total", outcome="shed") == 2
+
+
+def test_more_requests_than_may_be_answered_are_refused_but_not_metrics(
+    serve: Serve, scorer: NamedScores, registry: CollectorRegistry
+) -> None:
+    client = serve(max_in_flight=1)
+
+    async def slowly(work) -> object:
+        await asyncio.sleep(0.1)
+        return work()
+
+    async def all_at_once() -> list[int]:
+        import httpx2
+
+        transport = httpx2.ASGITransport(app=client.app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as own:
+            calls = [own.post("/rerank", json=BODY) for _ in range(3)]
+            answers = await asyncio.gather(*calls, own.get("/healthz"), own.get("/metrics"))
+            return [answer.status_code for answer in answers]
+
+    with scorer.fault.injected(slowly):
+        statuses = asyncio.run(all_at_once())
+    assert sorted(statuses[:3]) == [200, 503, 503]
+    assert statuses[3:] == [200, 200]
+    ends = "ok", "degraded", "rejected", "shed", "failed", "cancelled"
+    by_outcome = [
+        counted(registry, "ctxguard_http_requests_total", endpoint="rerank", outcome=each)
+        for each in ends
+    ]
+    assert by_outcome == [1, 0, 0, 2, 0, 0]
+    received = counted(registry, "ctxguard_http_received_requests_total", endpoint="rerank")
+    assert received == sum(by_outcome)
+
+
+def test_the_callers_request_id_is_kept_if_it_can_be_one(serve: Serve) -> None:
+    client = serve()
+    response = client.post("/rerank", json=BODY, headers={"x-request-id": "order-7"})
+    assert response.headers["x-request-id"] == "order-7"
+    assert response.json()["meta"]["ctxguard"]["request_id"] == "order-7"
+    for bad in ("a" * 129, "two words", "é"):
+        response = client.post("/rerank", json=BODY, headers={"x-request-id": bad.encode()})
+        assert response.status_code == 200
+        assert response.headers["x-request-id"] != bad
+
+
+def test_unknown_paths_and_methods_are_problem_documents(serve: Serve) -> None:
+    client = serve()
+    assert client.get("/nothing").json()["status"] == 404
+    response = client.get("/rerank")
+    assert response.json()["status"] == 405
+    assert response.headers["allow"] == "POST"
+
+
+def test_an_error_of_our_own_is_a_problem_document_that_tells_nothing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry
+) -> None:
+    from ctxguard.server import rerank
+
+    def fail(_context: object) -> object:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(rerank, "ranked_of", fail)
+    response = serve().post("/rerank", json=BODY)
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host": "0.0.0.0"},  # noqa: S104
+        {"host": "search.example"},
+        {"secrets": {"token": "short"}},
+        {"secrets": {"console_token": "é" * 20}},
+        {"workers": 0},
+        {"deadline_seconds": 0.0},
+        {"sample_rate": 1.5},
+        {"port": 70_000},
+        {"rerank_upstream": "http://a", "index": "folder"},
+        {"rerank_upstream": "http://a", "fingerprint": {"a": "b"}},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict) -> None:
+    with pytest.raises(ConfigurationError):
+        Settings(**{**settings, "secrets": Secrets(**settings.get("secrets", {}))})
+
+
+def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(port=1, fingerprint={"engine": "x"}, secrets=Secrets(token=TOKEN))
+    variables = settings.to_environment()
+    assert TOKEN not in str(variables)
+    assert TOKEN not in repr(settings)
+    for name, value in {**variables, "CTXGUARD_TOKEN": TOKEN}.items():
+        monkeypatch.setenv(name, value)
+    assert Settings.from_environment() == settings
+    monkeypatch.setenv("CTXGUARD_SERVE", '{"port": "many"}')
+    with pytest.raises(ConfigurationError, match="port"):
+        Settings.from_environment()

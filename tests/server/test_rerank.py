@@ -1,0 +1,343 @@
+"""The rerank protocol: which document has which score, and what is dropped."""
+
+import asyncio
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from http_service import NamedScores, Serve, counted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from ctxguard.errors import StageError
+from ctxguard.server.app import create_app
+from ctxguard.server.problems import MEDIA_TYPE
+from ctxguard.server.settings import Settings
+
+DOCUMENTS = ["0.1 none", "0.9 best", "0.85 good", "0.2 poor", "0.88 fine", "0.84 fourth"]
+
+
+def scores_of(answer: dict) -> dict[int, float]:
+    return {each["index"]: each["relevance_score"] for each in answer["results"]}
+
+
+def post(client, documents, path="/rerank", **fields):
+    return client.post(path, json={"query": "q", "documents": documents, **fields})
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_kept_documents_have_scores_above_zero_and_dropped_ones_exactly_zero(
+    serve: Serve, profile: Path, path: str
+) -> None:
+    answer = post(serve(profile=profile), DOCUMENTS, path).json()
+    assert [each["index"] for each in answer["results"]] == [1, 4, 2, 5, 3, 0]
+    scores = list(scores_of(answer).values())
+    assert scores[0] == 1.0
+    assert all(0.0 < score <= 1.0 for score in scores[:3])
+    assert scores[3:] == [0.0] * 3
+    assert scores == sorted(scores, reverse=True)
+    meta = answer["meta"]["ctxguard"]
+    assert meta["kept"] == 3
+    assert meta["dropped"] == {"beyond_k": 3}
+    assert meta["flags"] == []
+    assert meta["degraded"] is None
+
+
+@pytest.mark.parametrize(
+    ("top_n", "model", "expected"),
+    [
+        (None, None, 6),
+        (0, None, 6),
+        (6, None, 6),
+        (9, None, 6),
+        (5, None, 3),
+        (2, None, 2),
+        (None, "ctxguard:omit", 3),
+        (5, "ctxguard:full", 5),
+        (None, "ctxguard:full", 6),
+    ],
+)
+def test_dropped_documents_are_left_out_where_fewer_results_are_asked_for(
+    serve: Serve, profile: Path, top_n: int | None, model: str | None, expected: int
+) -> None:
+    answer = post(serve(profile=profile), DOCUMENTS, top_n=top_n, model=model).json()
+    assert len(answer["results"]) == expected
+
+
+def test_without_a_profile_it_is_plain_reranking(serve: Serve) -> None:
+    answer = post(serve(), DOCUMENTS).json()
+    assert scores_of(answer) == {
+        at: float(document.split()[0]) for at, document in enumerate(DOCUMENTS)
+    }
+    assert answer["meta"]["ctxguard"]["flags"] == ["uncalibrated"]
+    assert answer["meta"]["ctxguard"]["dropped"] == {}
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_modes_that_only_record_answer_with_plain_reranking(
+    serve: Serve, profile: Path, mode: str
+) -> None:
+    answer = post(serve(profile=profile, mode=mode), DOCUMENTS).json()
+    assert list(scores_of(answer).values()) == [0.9, 0.88, 0.85, 0.84, 0.2, 0.1]
+
+
+def test_a_profile_of_another_reranker_leaves_plain_reranking(
+    serve: Serve, profile: Path, scorer: NamedScores
+) -> None:
+    scorer.fingerprint = "another"
+    answer = post(serve(profile=profile), DOCUMENTS).json()
+    assert list(scores_of(answer).values()) == [0.9, 0.88, 0.85, 0.84, 0.2, 0.1]
+    assert "profile_mismatch" in answer["meta"]["ctxguard"]["flags"]
+
+
+def test_tei_has_its_own_form(serve: Serve, profile: Path) -> None:
+    client = serve(profile=profile)
+    body = {"query": "q", "texts": DOCUMENTS, "return_text": True, "raw_scores": False}
+    answer = client.post("/rerank", json=body).json()
+    assert [each["index"] for each in answer] == [1, 4, 2, 5, 3, 0]
+    assert [each["text"] for each in answer] == [DOCUMENTS[each["index"]] for each in answer]
+    assert [each["score"] for each in answer][3:] == [0.0] * 3
+
+
+def test_documents_are_sent_back_beside_their_own_scores(serve: Serve) -> None:
+    documents = [{"text": text, "title": "t"} for text in DOCUMENTS]
+    answer = post(serve(), documents, return_documents=True).json()
+    for each in answer["results"]:
+        assert each["document"] == {"text": DOCUMENTS[each["index"]]}
+
+
+def test_the_model_is_passed_on_unless_a_profile_or_a_setting_fixes_it(
+    serve: Serve, profile: Path, scorer: NamedScores
+) -> None:
+    post(serve(), ["0.5"], model="some-reranker", max_tokens_per_doc=7)
+    post(serve(rerank_model="fixed"), ["0.5"], model="some-reranker")
+    post(serve(profile=profile), ["0.5"], model="some-reranker")
+    post(serve(), ["0.5"], model="ctxguard:full")
+    assert [asked["model"] for asked in scorer.asked] == ["some-reranker", "fixed", None, None]
+    assert scorer.asked[0]["max_tokens_per_doc"] == 7
+
+
+def test_a_document_without_a_score_is_last(serve: Serve, profile: Path) -> None:
+    documents = ["nan", "0.5 a", "inf", "0.9 b"]
+    assert [each["index"] for each in post(serve(), documents).json()["results"]][:2] == [3, 1]
+    answer = post(serve(profile=profile), documents).json()
+    assert scores_of(answer)[0] == scores_of(answer)[2] == 0.0
+
+
+def test_equal_scores_keep_the_order_of_the_request(serve: Serve) -> None:
+    answer = post(serve(), ["0.5"] * 12).json()
+    assert [each["index"] for each in answer["results"]] == list(range(12))
+
+
+@settings(max_examples=30)
+@given(
+    scores=st.lists(st.floats(0.0, 1.0) | st.just(float("nan")), max_size=30),
+    top_n=st.none() | st.integers(0, 35),
+    model=st.sampled_from([None, "m", "ctxguard:omit", "ctxguard:full"]),
+    is_calibrated=st.booleans(),
+)
+def test_no_score_is_ever_paired_with_another_document(
+    profile: Path,
+    scores: list[float],
+    top_n: int | None,
+    model: str | None,
+    is_calibrated: bool,
+) -> None:
+    app = create_app(
+        Settings(profile=profile if is_calibrated else None),
+        scorer=NamedScores(),
+        registry=CollectorRegistry(),
+    )
+    client = TestClient(app, base_url="http://127.0.0.1")
+    response = post(client, [f"{score!r} text" for score in scores], top_n=top_n, model=model)
+    assert response.status_code == 200
+    results = response.json()["results"]
+    shown = [each["index"] for each in results]
+    assert len(set(shown)) == len(shown) <= len(scores)
+    answered = [each["relevance_score"] for each in results]
+    assert answered == sorted(answered, reverse=True)
+    degraded = response.json()["meta"]["ctxguard"]["degraded"]
+    assert (degraded is not None) is (bool(scores) and all(np.isnan(scores)))
+    if degraded is None and not is_calibrated:
+        for index, score in zip(shown, answered, strict=True):
+            assert np.isnan(scores[index]) or score == scores[index]
+    if degraded is None and is_calibrated:
+        above = [scores[index] for index, score in zip(shown, answered, strict=True) if score > 0]
+        assert above == sorted(above, reverse=True)
+
+
+def late(_work) -> object:
+    return asyncio.sleep(30)
+
+
+def down(_work) -> object:
+    raise ConnectionError("refused")
+
+
+def garbage(_work) -> object:
+    raise StageError("rerank", "not JSON")
+
+
+FAULTS = {
+    "timeout": late,
+    "error": down,
+    "garbage": garbage,
+    "nan": lambda work: work() * np.nan,
+    "shape": lambda work: work()[1:],
+    "text": lambda work: ["a", "b"],
+    "none": lambda work: None,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_whatever_the_reranker_does_the_documents_are_answered_in_their_order(
+    serve: Serve,
+    scorer: NamedScores,
+    registry: CollectorRegistry,
+    *,
+    profile: Path,
+    fault: str,
+    is_calibrated: bool,
+) -> None:
+    client = serve(profile=profile if is_calibrated else None, deadline_seconds=0.1)
+    with scorer.fault.injected(FAULTS[fault]):
+        response = post(client, DOCUMENTS)
+    assert response.status_code == 200
+    kind = fault if fault in ("timeout", "error") else "garbage"
+    assert response.headers["x-ctxguard-degraded"] == kind
+    answer = response.json()
+    assert [each["index"] for each in answer["results"]] == list(range(6))
+    scores = list(scores_of(answer).values())
+    assert all(1.0 > better > worse > 0.0 for better, worse in pairwise(scores))
+    assert answer["meta"]["ctxguard"]["degraded"] == {"stage": "rerank", "kind": kind}
+    assert counted(registry, "ctxguard_stage_failures_total", stage="rerank", cause=kind) == 1
+    assert (
+        counted(registry, "ctxguard_http_requests_total", endpoint="rerank", outcome="degraded")
+        == 1
+    )
+
+
+def test_a_reranker_that_keeps_failing_is_left_out_at_once(
+    serve: Serve, scorer: NamedScores
+) -> None:
+    client = serve()
+    with scorer.fault.injected(down):
+        kinds = [post(client, ["0.5"]).headers["x-ctxguard-degraded"] for _ in range(5)]
+    assert kinds == ["error"] * 3 + ["circuit_open"] * 2
+    assert client.get("/readyz").json()["reranker"].startswith("left out")
+
+
+def test_more_requests_than_the_reranker_takes_are_answered_without_it(
+    serve: Serve, scorer: NamedScores, registry: CollectorRegistry
+) -> None:
+    client = serve(max_scoring=1, deadline_seconds=5.0)
+
+    async def both() -> list[str | None]:
+        import httpx2
+
+        transport = httpx2.ASGITransport(app=client.app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as own:
+            body = {"query": "q", "documents": DOCUMENTS}
+            answers = await asyncio.gather(*[own.post("/rerank", json=body) for _ in range(3)])
+            return [answer.headers.get("x-ctxguard-degraded") for answer in answers]
+
+    async def slowly(work) -> object:
+        await asyncio.sleep(0.05)
+        return work()
+
+    with scorer.fault.injected(slowly):
+        assert sorted(map(str, asyncio.run(both()))) == ["None", "saturated", "saturated"]
+    received = counted(registry, "ctxguard_received_requests_total")
+    assert received == 3 == counted(registry, "ctxguard_requests_total")
+
+
+def test_the_deadline_bounds_the_answer(serve: Serve, scorer: NamedScores) -> None:
+    client = serve(deadline_seconds=0.05)
+    began = time.monotonic()
+    with scorer.fault.injected(late):
+        post(client, DOCUMENTS)
+    assert time.monotonic() - began < 20.0  # a call of the scorer takes 30
+
+
+BAD = {
+    "neither": ({"query": "q"}, 422, "invalid-request"),
+    "both": ({"query": "q", "documents": ["a"], "texts": ["a"]}, 422, "invalid-request"),
+    "no query": ({"documents": ["a"]}, 422, "invalid-request"),
+    "numbers": ({"query": "q", "documents": [1, 2]}, 422, "invalid-request"),
+    "no text": ({"query": "q", "documents": [{"title": "t"}]}, 422, "invalid-request"),
+    "null": ({"query": "q", "documents": [None]}, 422, "invalid-request"),
+    "one text": ({"query": "q", "documents": "a"}, 422, "invalid-request"),
+    "top_n below 0": ({"query": "q", "documents": ["a"], "top_n": -1}, 422, "invalid-request"),
+    "long query": ({"query": "q" * 10_001, "documents": ["0.5"]}, 422, "invalid-request"),
+    "alias": (
+        {"query": "q", "documents": ["a"], "model": "ctxguard:all"},
+        400,
+        "unknown-alias",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_a_problem_document(serve: Serve, scorer: NamedScores, name: str) -> None:
+    body, status, slug = BAD[name]
+    response = serve().post("/rerank", json=body)
+    assert response.status_code == status
+    assert response.headers["content-type"] == MEDIA_TYPE
+    problem = response.json()
+    assert problem["type"].endswith(f"#{slug}")
+    assert problem["status"] == status
+    assert problem["request_id"] == response.headers["x-request-id"]
+    assert not scorer.asked
+
+
+def test_no_documents_are_an_empty_answer(serve: Serve, scorer: NamedScores) -> None:
+    client = serve()
+    assert post(client, []).json()["results"] == []
+    assert client.post("/rerank", json={"query": "q", "texts": []}).json() == []
+    assert not scorer.asked
+
+
+def test_one_document_and_many_and_large_ones_are_answered(serve: Serve, profile: Path) -> None:
+    client = serve(profile=profile)
+    assert len(post(client, ["0.4 alone"]).json()["results"]) == 1
+    assert len(post(client, ["0.4"] * 10_000).json()["results"]) == 10_000
+    assert len(post(client, ["0.4 " + "a" * 2**20, "0.3"]).json()["results"]) == 2
+    assert post(client, ["0.4"] * 10_001).status_code == 422
+
+
+def test_half_a_surrogate_pair_is_read_as_a_question_mark(serve: Serve) -> None:
+    body = json.dumps({"query": "\ud800", "documents": ["0.5 \udc00 x"], "return_documents": True})
+    response = serve().post("/rerank", content=body, headers={"content-type": "application/json"})
+    assert response.json()["results"][0]["document"]["text"] == "0.5 ? x"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5_000, b'{"query": "\\ud800'])
+def test_what_is_no_json_is_a_problem(serve: Serve, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    response = serve().post("/rerank", content=body, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["type"].endswith("#invalid-json")
+
+
+def test_a_profile_is_replaced_while_serving(serve: Serve, profile: Path, tmp_path: Path) -> None:
+    from ctxguard.profile.schema import Profile
+
+    file = tmp_path / "profile.json"
+    first = Profile.load(profile)
+    first.save(file)
+    client = serve(profile=file)
+    assert post(client, DOCUMENTS).json()["meta"]["ctxguard"]["kept"] == 3
+    route = next(iter(first.routes))
+    policy = first.routes[route].policy.__class__(k=1)
+    changed = first.routes[route].model_copy(update={"policy": policy})
+    first.model_copy(update={"routes": {route: changed}}).save(file)
+    deadline = time.monotonic() + 60
+    while post(client, DOCUMENTS).json()["meta"]["ctxguard"]["kept"] != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
