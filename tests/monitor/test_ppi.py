@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from judged_rows import ratio_sums, sums, table
+from numpy.typing import NDArray
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.ppi import LabelledClusters, label_weights
 from ctxguard.monitor.estimation.ppi import ppi_estimate as estimate_from_labels
 from ctxguard.monitor.estimation.ratio import Estimate, estimate
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
+from ctxguard.monitor.estimation.sums import sums_of
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, Table
 
 METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.RECALL)
 
@@ -80,22 +82,43 @@ class Traffic:
         return int(self._rng.random() < (sensitivity if grade else 1.0 - specificity))
 
 
+class Population(NamedTuple):
+    """All requests there are; samples are drawn from it with replacement, and its mean is known."""
+
+    human: Table
+    judge: Table
+
+    def draw(self, n: int, rng: np.random.Generator) -> "Population":
+        rows = rng.integers(len(self.human), size=n)
+        return Population(self.human[rows], self.judge[rows])
+
+    def rows(self, which: slice | NDArray[np.bool_]) -> "Population":
+        return Population(self.human[which], self.judge[which])
+
+
 @cache
-def truths() -> dict[Metric, float]:
-    traffic = Traffic(99)
-    everything = sums(traffic.draw().human for _ in range(60_000))
-    ratios = {metric: everything.ratio(metric) for metric in METRICS}
+def population(*, by_rank: bool = False) -> Population:
+    traffic = Traffic(99, by_rank=by_rank)
+    pairs = [traffic.draw() for _ in range(10_000)]
+    return Population(table(pair.human for pair in pairs), table(pair.judge for pair in pairs))
+
+
+def truths(everything: Population) -> dict[Metric, float]:
+    added = sums_of(everything.human)
+    ratios = {metric: added.ratio(metric) for metric in METRICS}
     return {metric: ratio.a / ratio.b for metric, ratio in ratios.items()}
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
 def test_intervals_cover_the_truth_though_the_judge_is_wrong(by_rank: bool) -> None:
-    truth, traffic, repeats = truths(), Traffic(5, by_rank=by_rank), 100
+    everything, rng, repeats = population(by_rank=by_rank), np.random.default_rng(5), 100
+    truth = truths(everything)
     held, width, human_width = (dict.fromkeys(METRICS, 0.0) for _ in range(3))
     judge_held = dict.fromkeys(METRICS, 0)
     for _ in range(repeats):
-        pairs = [traffic.draw() for _ in range(1_000)]
-        labelled, unlabelled = clusters(pairs[:150]), sums(pair.judge for pair in pairs[150:])
+        drawn = everything.draw(1_000, rng)
+        labelled = LabelledClusters.of(*drawn.rows(slice(150)))
+        unlabelled = sums_of(drawn.judge[150:])
         for metric in METRICS:
             found = estimate_from_labels(metric, labelled, unlabelled)
             alone = estimate_from_labels(metric, labelled)
@@ -165,22 +188,21 @@ def test_requests_of_one_session_count_once() -> None:
 
 
 def test_labels_that_were_picked_where_they_tell_most_leave_the_estimate_centred() -> None:
-    truth, traffic, rng, repeats = truths(), Traffic(12), random.Random(13), 60
+    everything, rng, repeats = population(), np.random.default_rng(13), 60
+    truth = truths(everything)
     values = dict.fromkeys(METRICS, 0.0)
     unweighted = 0.0
     for _ in range(repeats):
-        labelled, unlabelled = [], []
-        for _ in range(800):
-            pair = traffic.draw()
-            chance = 0.1 * float(label_weights(table([pair.judge]))[0])
-            if rng.random() < chance:
-                labelled.append(pair._replace(probability=chance))
-            else:
-                unlabelled.append(pair.judge)
+        drawn = everything.draw(800, rng)
+        chances = 0.1 * label_weights(drawn.judge)
+        picked = rng.random(800) < chances
+        chosen = drawn.rows(picked)
+        labelled = LabelledClusters.of(*chosen, chances[picked])
+        alike = LabelledClusters.of(*chosen)
+        unlabelled = sums_of(drawn.judge[~picked])
         for metric in METRICS:
-            values[metric] += ppi_estimate(metric, labelled, unlabelled).value / repeats
-        alike = [pair._replace(probability=1.0) for pair in labelled]
-        unweighted += ppi_estimate(Metric.PRECISION, alike, []).value / repeats
+            values[metric] += estimate_from_labels(metric, labelled, unlabelled).value / repeats
+        unweighted += estimate_from_labels(Metric.PRECISION, alike).value / repeats
     for metric in METRICS:
         assert values[metric] == pytest.approx(truth[metric], abs=0.035), metric
     assert unweighted < truth[Metric.PRECISION] - 0.02
@@ -213,12 +235,13 @@ def test_a_verdict_that_a_single_label_speaks_of_does_not_steer_the_estimate() -
 
 
 def test_few_labels_fit_few_coefficients() -> None:
-    traffic = Traffic(16)
+    everything, rng = population(), np.random.default_rng(16)
     held, repeats = 0, 200
-    truth = truths()[Metric.UDCG]
+    truth = truths(everything)[Metric.UDCG]
     for _ in range(repeats):
-        pairs = [traffic.draw() for _ in range(300)]
-        found = ppi_estimate(Metric.UDCG, pairs[:40], [pair.judge for pair in pairs[40:]])
+        drawn = everything.draw(300, rng)
+        labelled = LabelledClusters.of(*drawn.rows(slice(40)))
+        found = estimate_from_labels(Metric.UDCG, labelled, sums_of(drawn.judge[40:]))
         held += found.lower <= truth <= found.upper
     assert held / repeats >= 0.91
 
