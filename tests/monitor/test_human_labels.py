@@ -44,6 +44,15 @@ def verdicts_of(labels: Sequence[LabelRow]) -> Mapping[str, Judgment]:
     return human_verdicts((1, label) for label in labels)[1].by_passage
 
 
+def test_what_an_annotator_took_back_does_not_count() -> None:
+    labels = [label("a", 3), label("a", 0, "bob"), label("b", 2)]
+    withdrawn = [replace(label("a", 3, at=1.0), grade=None), replace(label("b", 2), grade=None)]
+    found = verdicts_of([*labels, *withdrawn])
+    assert {name: one.grade for name, one in found.items()} == {"a": 0}
+    assert verdicts_of([*labels, *withdrawn, label("a", 1, at=2.0)])["a"].grade == 0
+    assert verdicts_of([*labels, *withdrawn, label("b", 1, at=2.0)])["b"].grade == 1
+
+
 class ErringJudge:
     """Sees relevance with a sensitivity of 0.85 and a specificity of 0.9, the same every time."""
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from storing import NOW, OpenStore, entry, fill, judged
+from storing import NOW, OpenStore, entry, fill, judge_all, judged
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.store import SampleStore, State, WorkerCounts, judgments
@@ -78,6 +78,16 @@ class TestJudged:
             (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
         ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
         assert store.samples_of("unknown") == []
+
+    def test_the_newest_samples_are_read_page_by_page(self, store: SampleStore) -> None:
+        ids = fill(store, 5)
+        judge_all(store)
+        seen: list[int] = []
+        while page := store.newest_samples(2, before=seen[-1] if seen else None):
+            assert all(one.state is State.JUDGED and one.series == "judge" for one in page)
+            seen += [one.sample_id for one in page]
+        assert seen == ids[::-1]
+        assert store.newest_samples(2, before=ids[0]) == []
         assert store.request_ids([first, 10**9]) == {first: "r0"}
         assert store.payloads([second, 10**9]) == {second: b"payload"}
         assert store.verdicts("judge", [second]) == store.rejected([second]) == {}

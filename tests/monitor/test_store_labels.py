@@ -1,6 +1,7 @@
 """What people say of samples: labels, the samples they are asked about, and feedback."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from storing import NOW, OpenStore, fill, label
@@ -48,6 +49,16 @@ class TestPeople:
             assert store.add_labels([row]).added == 1
         assert store.add_labels(opinions).duplicates == 3
         assert [row.grade for _, row in store.labels()] == [2, 0, 2]
+
+    def test_a_label_is_taken_back_once_and_can_be_given_again(self, store: SampleStore) -> None:
+        fill(store, 1)
+        given, taken_back = label(0, 2), replace(label(0, time_seconds=NOW + 1.0), grade=None)
+        assert store.add_labels([taken_back]).duplicates == 1
+        assert store.add_labels([given, taken_back]).added == 2
+        assert store.add_labels([replace(taken_back, time_seconds=NOW + 2.0)]).duplicates == 1
+        again = store.add_labels([label(0, 2, time_seconds=NOW + 3.0)])
+        assert (again.added, again.disagreeing) == (1, 0)
+        assert [row.grade for _, row in store.labels()] == [2, None, 2]
 
     def test_a_request_that_was_sampled_twice_has_its_labels_twice(
         self, store: SampleStore

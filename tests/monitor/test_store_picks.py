@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from storing import OpenStore, entry, judged
+from storing import OpenStore, entry, judged, label
 
-from ctxguard.monitor.store import LabelDepth, SampleStore, WorkerCounts
+from ctxguard.monitor.store import LabelDepth, PickedSample, SampleStore, WorkerCounts
 
 SERVED, POOL = LabelDepth.SERVED, LabelDepth.POOL
 
@@ -47,6 +47,18 @@ class TestPick:
         assert store.picked("judge", SERVED) == {ids[1]: 0.5, ids[3]: 0.5}
         assert store.picked("judge", POOL) == {}
         assert store.picked("another", SERVED) == {}
+
+    def test_what_was_picked_is_listed_with_how_often_it_was_labelled(
+        self, store: SampleStore
+    ) -> None:
+        ids = add_judged(store, [0.5, 0.1, 0.9])
+        store.pick_for_labels("judge", 1, depth=POOL)
+        store.pick_for_labels("judge", 1)
+        store.add_labels([label(1), label(1, passage="q"), label(2)])
+        expected = [PickedSample(ids[0], "r0", 0), PickedSample(ids[1], "r1", 2)]
+        assert store.picked_samples("judge", SERVED) == expected
+        assert store.picked_samples("judge", POOL) == expected[1:]
+        assert store.picked_samples("another", SERVED) == []
 
     def test_nothing_is_picked_twice_and_all_that_there_is_has_probability_1(
         self, store: SampleStore

@@ -73,6 +73,7 @@ class Pages:
             loader=jinja2.FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
+            auto_reload=False,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -81,6 +82,7 @@ class Pages:
             "time": time_in_words,
             "verdict": verdict_in_words,
             "labels": labels_in_words,
+            "sentence": lambda text: text[:1].upper() + text[1:],
         }
         self._environment.globals["state_in_words"] = state_in_words
         self._environment.globals["version_of"] = {

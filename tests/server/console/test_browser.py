@@ -1,0 +1,187 @@
+"""The console in a browser: grading by keyboard, accessibility, and what a hostile passage does."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from judged_store import HOSTILE, SHOWN, WordJudge, filled, listening
+
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.ratio import Precision
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import LabelDepth, SampleStore
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+N = 6
+BEGUN = "?annotator=ann"
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SampleStore]:
+    """Requests of which the judge reads a part wrongly; the passages' ids and texts are hostile."""
+    folder = tmp_path_factory.mktemp("store")
+    hostile = "d{}-{} ".format
+    url = filled(folder, N, misleading=0.3, ids=lambda *place: hostile(*place) + HOSTILE)
+    with SampleStore.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def address(store: SampleStore) -> Iterator[str]:
+    with listening(store) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: "Browser") -> "Iterator[Page]":
+    """A page on which nothing may fail: no script, and nothing that the policy forbids."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    problems: list[str] = []
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    opened.on("dialog", lambda dialog: problems.append(dialog.message))
+    yield opened
+    opened.close()
+    assert [one for one in problems if "favicon" not in one] == []
+
+
+def begin(page: "Page", address: str) -> None:
+    """From the front page to the first passage, by keyboard where there are fields."""
+    page.goto(f"{address}/label")
+    page.fill("#annotator", "ann")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#n")
+    page.fill("#n", str(N))
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#task")
+
+
+def key(page: "Page", pressed: str) -> None:
+    """Press a key, and wait until the page has answered."""
+    page.evaluate("document.getElementById('announce').textContent = ''")
+    page.keyboard.press(pressed)
+    page.wait_for_selector("#announce:not(:empty)", state="attached")
+
+
+def focused(page: "Page") -> str:
+    return str(page.evaluate("document.activeElement.dataset.passage ?? ''"))
+
+
+def is_relevant(passage_id: str) -> bool:
+    """What the person thinks: the second passage, and in every other request also the first."""
+    number, rank = passage_id.removeprefix("d").partition(" ")[0].split("-")
+    return rank == "1" or (rank == "0" and int(number) % 2 == 0)
+
+
+def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
+    page: "Page", address: str, store: SampleStore
+) -> None:
+    """Of the four passages that are served one or two are relevant; the judge errs on some."""
+    begin(page, address)
+    page.click("details[data-load] summary")
+    page.wait_for_selector("details[data-load] table")
+    assert f"{N} requests that are picked" in page.inner_text("details[data-load]")
+    page.focus("[data-current]")
+    first = focused(page)
+    key(page, "3")
+    second = focused(page)
+    assert second not in ("", first)
+    key(page, "d")
+    key(page, "u")
+    assert focused(page) == second
+    key(page, "Control+z")
+    assert focused(page) == first
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == second
+    page.keyboard.press("ArrowUp")
+    for _ in range(N):
+        while passage := focused(page):
+            key(page, "2" if is_relevant(passage) else "0")
+        assert page.inner_text(".done") == "This query is graded."
+        with page.expect_navigation():
+            page.keyboard.press("n")
+    assert page.inner_text("h1") == "All that was picked is graded"
+    judge = WordJudge()
+    report = Monitor(store, judge, precision=Precision(min_n=5)).report()
+    assert report.live.labelled == N
+    assert report.live.unpicked == 0
+    by_people = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
+    by_judge = report.live.judge_estimates[Window.ALL_RETAINED][Metric.PRECISION]
+    assert by_people.value == pytest.approx((1 + 2) / 2 / 4)
+    assert by_judge.value != pytest.approx(by_people.value)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_has_a_serious_fault_of_accessibility(
+    browser: "Browser", address: str, store: SampleStore, width: int, scheme: str
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is missing"
+    ).Axe()
+    opened = browser.new_page(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,  # type: ignore[arg-type]
+        bypass_csp=True,  # so that axe itself may run
+    )
+    series = store.series()[0]
+    sample = next(iter(store.picked_samples(series, LabelDepth.SERVED)), None)
+    pages = [
+        "/decisions",
+        "/request?id=which-shelf-holds-tool-1",
+        "/request?id=none",
+        "/label",
+        f"/label{BEGUN}" if sample is None else f"/label{BEGUN}&sample={sample.sample_id}",
+        f"/label/gains{BEGUN}",
+        "/label/guide",
+    ]
+    for one in pages:
+        opened.goto(address + one)
+        for summary in opened.query_selector_all("summary"):
+            summary.click()
+        found = axe.run(opened).response["violations"]
+        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert [(one, each["id"], each["nodes"][0]["html"]) for each in serious] == []
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width, one
+    opened.close()
+
+
+def test_a_hostile_passage_does_nothing_in_a_browser(page: "Page", address: str) -> None:
+    page.goto(f"{address}/request?id=which-shelf-holds-tool-1")
+    for summary in page.query_selector_all("summary"):
+        summary.click()
+    assert "owned" not in page.title()
+    assert page.query_selector("main script, main img") is None
+    text = page.inner_text("main")
+    assert '<script>document.title = "owned"</script>' in text
+    assert SHOWN in text
+
+
+def test_pages_work_without_a_script(browser: "Browser", tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 1)) as store, listening(store) as address:
+        context = browser.new_context(java_script_enabled=False)
+        page = context.new_page()
+        begin(page, address)
+        page.click("#task .card button[value='2']")
+        page.wait_for_selector("button[aria-pressed='true']")
+        page.click("#task .card button.quiet")
+        page.wait_for_selector("#task")
+        context.close()
+        assert [row.grade for _, row in store.labels()] == [2, None]

@@ -1,0 +1,115 @@
+"""Decisions: what was sampled, newest first, and all that is known of one request."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from judged_store import HOSTILE, REQUEST, SHOWN, filled, visitor
+from starlette.testclient import TestClient
+
+from ctxguard.monitor.store import Limits, SampleStore
+from ctxguard.server.console import decisions
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with SampleStore.open(filled(tmp_path_factory.mktemp("store"), 7)) as store:
+        yield visitor(store)
+
+
+def test_requests_are_listed_newest_first_page_by_page(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decisions, "PAGE_ROWS", 3)
+    address, seen = "/console/decisions", []
+    while address:
+        page = client.get(address)
+        assert page.status_code == 200
+        seen.append([n for n in range(7) if REQUEST(n) in page.text])
+        older = page.text.partition('rel="next" href="')[2].partition('"')[0]
+        address = older
+    assert seen == [[4, 5, 6], [1, 2, 3], [0]]
+
+
+def test_one_request_is_shown_with_reasons_and_thresholds(client: TestClient) -> None:
+    page = client.get("/console/request", params={"id": f" {REQUEST(2)} "}).text
+    assert "Served, best first (4)" in page
+    assert "Dropped, best first (8)" in page
+    assert "Scored too far below the best; kept if <b>min_ratio ≤ 0.818</b>." in page
+    assert "which shelf holds tool 2 is d2-1" in page
+    assert "judge: 3" in page
+    assert "at most 5 passages, each with at least 0.85 of the top score" in page
+
+
+@pytest.mark.parametrize("request_id", ["", "never", "\ud800\0", "x" * 2_000])
+def test_an_unknown_request_is_a_page_that_says_why(client: TestClient, request_id: str) -> None:
+    query = {"id": request_id.encode("utf-8", "surrogatepass")}
+    page = client.get("/console/request", params=query)
+    assert page.status_code == 404
+    assert "No sample of this request" in page.text
+
+
+@pytest.mark.parametrize("before", ["-1", "x", "1e9", "9" * 30, "²"])
+def test_a_place_in_the_list_that_is_no_number_is_refused(client: TestClient, before: str) -> None:
+    page = client.get("/console/decisions", params={"before": before})
+    assert page.status_code == 400
+    assert "before is no whole number" in page.text
+
+
+def test_before_the_first_sample_there_is_nothing(client: TestClient) -> None:
+    assert "There are no older samples" in client.get("/console/decisions?before=1").text
+    assert "There are no older samples" in client.get("/console/decisions?before=0").text
+
+
+def test_an_empty_store_is_said_in_words(tmp_path: Path) -> None:
+    with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
+        page = visitor(store).get("/console/")
+    assert page.url.path == "/console/decisions"
+    assert "No request has been sampled yet" in page.text
+
+
+def test_a_sample_whose_text_was_deleted_is_still_listed(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 2), limits=Limits(max_bytes=1)) as store:
+        store.clean()
+        client = visitor(store)
+        assert client.get("/console/decisions").text.count("text deleted, or not readable") == 2
+        page = client.get("/console/request", params={"id": REQUEST(0)}).text
+    assert "deleted to bound the store" in page
+
+
+def test_a_hostile_passage_is_text_with_its_hidden_characters_shown(tmp_path: Path) -> None:
+    with SampleStore.open(
+        filled(
+            tmp_path,
+            1,
+            ids=f"d{{}}-{{}} {HOSTILE}".replace("{{ 7 * 7 }}", "{{{{ 7 * 7 }}}}").format,
+        )
+    ) as store:
+        page = visitor(store).get("/console/request", params={"id": REQUEST(0)}).text
+    assert "<script>document" not in page
+    assert "<img" not in page
+    assert "{{ 7 * 7 }}" in page
+    assert SHOWN in page
+    assert not {"\u202e", "\u200b", "\U000e0068"} & set(page)
+
+
+def test_a_store_that_cannot_be_read_is_a_page(tmp_path: Path) -> None:
+    file = tmp_path / "samples.db"
+    with SampleStore.open(f"sqlite:///{file}") as store:
+        client = visitor(store)
+        client.get("/console/decisions")
+        store.close()
+        for one in tmp_path.iterdir():
+            if one.is_file():
+                one.unlink()
+        file.mkdir()
+        page = client.get("/console/decisions")
+    assert page.status_code == 503
+    assert "The store cannot be used" in page.text
+    assert "Traceback" not in page.text
+
+
+def test_there_are_no_other_pages(client: TestClient) -> None:
+    page = client.get("/console/nowhere/else")
+    assert page.status_code == 404
+    assert "No such page" in page.text

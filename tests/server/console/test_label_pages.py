@@ -1,0 +1,263 @@
+"""Label: the page asks for what a file of `ctxguard label` asks for, and writes where it writes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from re import findall
+
+import pytest
+from httpx2 import Response
+from judged_store import HOSTILE, REQUEST, SHOWN, WordJudge, filled, visitor
+from starlette.testclient import TestClient
+
+from ctxguard.core.metadata_filter import Where
+from ctxguard.monitor.labels.samples import to_label
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
+
+SERIES = "words 1"
+ANN = {"annotator": "ann", "judge": SERIES, "depth": "served", "tenant": ""}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judged")
+    filled(folder, 6)
+    return folder / "samples.db"
+
+
+@pytest.fixture
+def store(judged: Path, tmp_path: Path) -> Iterator[SampleStore]:
+    """Six judged requests; each test has a copy of its own."""
+    (tmp_path / "samples.db").write_bytes(judged.read_bytes())
+    with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: SampleStore) -> TestClient:
+    return visitor(store)
+
+
+def pick(client: TestClient, n: object = 3, **task: str) -> Response:
+    return client.post("/console/label/pick", data={**ANN, **task, "n": str(n)})
+
+
+def page(client: TestClient, **more: object) -> str:
+    return client.get("/console/label", params={**ANN, **more}).text
+
+
+def shown(text: str) -> list[str]:
+    return findall(r'data-passage="([^"]*)"', text)
+
+
+def sample_on(text: str) -> int:
+    return int(findall(r'name="sample" value="(\d+)"', text)[0])
+
+
+def give(client: TestClient, grade: str, passage: str, sample: int, **task: str) -> Response:
+    form = {**ANN, **task, "sample": str(sample), "passage": passage, "grade": grade}
+    return client.post("/console/label/grade", data=form)
+
+
+def grade_all(client: TestClient, grade: str = "0") -> tuple[int, list[str]]:
+    """Grade what the page asks for, whatever it is, until it asks for no more."""
+    text = page(client)
+    sample, graded = sample_on(text), []
+    while still := findall(r'card open"[^>]*data-passage="([^"]*)"', page(client, sample=sample)):
+        graded.append(still[0])
+        assert give(client, grade, still[0], sample).status_code == 200
+    return sample, graded
+
+
+def labels(store: SampleStore) -> list[tuple[str, int | None, str | None]]:
+    return [(row.passage_id, row.grade, row.negative) for _, row in store.labels()]
+
+
+def test_the_page_and_a_file_are_one_sample(store: SampleStore, client: TestClient) -> None:
+    pick(client, 3)
+    in_file = to_label(store, SERIES, LabelDepth.SERVED, 3)
+    assert set(store.picked(SERIES, LabelDepth.SERVED).values()) != {0.0}
+    for sample in in_file:
+        rows = sample.rows(LabelDepth.SERVED)
+        text = page(client)
+        always = [row.passage_id for row in rows if row.when == "always"]
+        assert shown(text)[: len(always)] == always
+        assert shown(text) == [row.passage_id for row in rows]
+        grade_all(client, "1")
+    assert "All that was picked is graded" in page(client)
+    assert to_label(store, SERIES, LabelDepth.SERVED, 1, dry_run=True)[0].people == {}
+
+
+def test_looking_picks_nothing(store: SampleStore, client: TestClient) -> None:
+    assert "Nothing is picked yet" in page(client)
+    assert store.picked(SERIES, LabelDepth.SERVED) == {}
+
+
+@pytest.mark.parametrize(
+    ("grade", "stored"),
+    [("3", (3, None)), ("0", (0, None)), ("d", (0, "distractor")), ("h", (0, "hard_negative"))],
+)
+def test_a_grade_is_stored_at_once(
+    store: SampleStore, client: TestClient, grade: str, stored: tuple[int, str | None]
+) -> None:
+    text = pick(client).text
+    passage = shown(text)[1]
+    after = give(client, grade, passage, sample_on(text)).text
+    assert labels(store) == [(passage, *stored)]
+    assert f'data-own="{grade}"' in after
+    assert [row.annotator for _, row in store.labels()] == ["ann"]
+
+
+def test_a_grade_that_is_taken_back_leaves_no_trace_in_what_counts(
+    store: SampleStore, client: TestClient
+) -> None:
+    text = pick(client).text
+    sample, passage = sample_on(text), shown(text)[0]
+    give(client, "2", passage, sample)
+    after = give(client, "", passage, sample).text
+    assert 'data-own=""' in after
+    assert "graded by somebody else" not in after
+    (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
+    assert found.people == {}
+    give(client, "1", passage, sample)
+    (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
+    assert found.people[passage].grade == 1
+
+
+def test_the_last_grade_counts_also_when_the_clock_is_set_back(
+    store: SampleStore, client: TestClient
+) -> None:
+    text = pick(client).text
+    sample, passage = sample_on(text), shown(text)[0]
+    (request_id,) = {
+        row.request_id
+        for one in to_label(store, SERIES, LabelDepth.SERVED, 1)
+        for row in one.rows(LabelDepth.SERVED)
+    }
+    store.add_labels([LabelRow(request_id, passage, 3, None, "ann", 9e9)])
+    give(client, "1", passage, sample)
+    (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
+    assert found.people[passage].grade == 1
+
+
+def test_another_person_sees_that_it_is_graded_but_not_how(
+    store: SampleStore, client: TestClient
+) -> None:
+    text = pick(client).text
+    sample, passage = sample_on(text), shown(text)[0]
+    give(client, "3", passage, sample)
+    theirs = page(client, annotator="bob", sample=sample)
+    assert "graded by somebody else" in theirs
+    assert 'data-own="3"' not in theirs
+    assert 'aria-pressed="true"' not in theirs
+
+
+def test_the_search_ends_at_the_first_that_is_relevant(
+    store: SampleStore, client: TestClient
+) -> None:
+    """Nothing served is relevant by these grades, so more is asked for until something is."""
+    pick(client, 6)
+    sample, graded = grade_all(client, "0")
+    assert len(graded) >= 4
+    assert "This query is graded" in page(client, sample=sample)
+
+
+def test_depth_pool_asks_for_dropped_passages(store: SampleStore, client: TestClient) -> None:
+    text = pick(client, 2, depth="pool").text
+    assert len(shown(text)) == 12
+    assert set(store.picked(SERIES, LabelDepth.POOL)) == set(
+        store.picked(SERIES, LabelDepth.SERVED)
+    )
+
+
+def test_a_tenants_page_holds_only_requests_of_that_tenant(tmp_path: Path) -> None:
+    url = filled(tmp_path, 6, filters=[Where(tenant="a"), Where(tenant="b"), None])
+    with SampleStore.open(url) as store:
+        client = visitor(store)
+        text = pick(client, 6, tenant="a").text
+        assert "0 of 2 requests graded" in text
+        sample = sample_on(text)
+        assert store.request_ids([sample])[sample] in (REQUEST(0), REQUEST(3))
+        foreign = store.find(REQUEST(1))[0]
+        refused = client.get("/console/label", params={**ANN, "tenant": "a", "sample": foreign})
+    assert refused.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({"grade": "4"}, 400),
+        ({"grade": "-1"}, 400),
+        ({"grade": "relevant"}, 400),
+        ({"passage": "no such"}, 404),
+        ({"sample": "10000"}, 404),
+        ({"sample": "x"}, 400),
+        ({"sample": "9" * 40}, 400),
+        ({"annotator": " \u200b "}, 400),
+        ({"annotator": "a" * 101}, 400),
+        ({"judge": "another"}, 404),
+        ({"depth": "deep"}, 400),
+    ],
+)
+def test_what_cannot_be_a_grade_is_refused_in_words(
+    store: SampleStore, client: TestClient, changes: dict[str, str], status: int
+) -> None:
+    text = pick(client).text
+    form = {**ANN, "sample": str(sample_on(text)), "passage": shown(text)[0], "grade": "1"}
+    answer = client.post("/console/label/grade", data={**form, **changes})
+    assert answer.status_code == status
+    assert "<h1>" in answer.text
+    assert store.labels() == []
+
+
+def test_only_what_was_picked_is_graded(store: SampleStore, client: TestClient) -> None:
+    pick(client, 1)
+    (picked,) = store.picked(SERIES, LabelDepth.SERVED)
+    other = next(one for n in range(6) for one in store.find(REQUEST(n)) if one != picked)
+    assert client.get("/console/label", params={**ANN, "sample": other}).status_code == 404
+
+
+@pytest.mark.parametrize("n", ["", "0", "-1", "1.5", "1001", "9" * 30, "²"])
+def test_a_number_of_requests_that_is_none_is_refused(
+    store: SampleStore, client: TestClient, n: str
+) -> None:
+    assert pick(client, n).status_code == 400
+    assert store.picked(SERIES, LabelDepth.SERVED) == {}
+
+
+def test_before_anything_is_judged_it_says_what_to_do(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 1, judge=False)) as store:
+        client = visitor(store)
+        assert "Nothing has been judged yet" in client.get("/console/label").text
+        asked = client.get("/console/label", params={"annotator": "ann"})
+        assert asked.status_code == 400
+        assert "ctxguard monitor" in asked.text
+
+
+def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) -> None:
+    pick(client, 2)
+    grade_all(client, "1")
+    Monitor(store, WordJudge()).report()
+    text = client.get("/console/label/gains", params=ANN).text
+    assert "when the 1 requests that are picked are graded" in text
+    assert '<th scope="row">precision</th><td>1</td><td>no data</td>' in text
+    assert "recall of the pool" not in text
+    text = client.get("/console/label/gains", params={**ANN, "depth": "pool"}).text
+    assert "recall of the pool" in text
+
+
+def test_the_guide_is_the_files_guide(client: TestClient) -> None:
+    text = client.get("/console/label/guide").text
+    assert "the whole answer, stated clearly" in text
+    assert "hard negative" in text
+
+
+def test_a_hostile_passage_and_name_are_text(tmp_path: Path) -> None:
+    url = filled(tmp_path, 1, ids=lambda number, rank: f"d{number}-{rank} {HOSTILE}")
+    with SampleStore.open(url) as store:
+        client = visitor(store)
+        pick(client, 1, annotator=HOSTILE[:90])
+        text = page(client, annotator=HOSTILE[:90])
+    assert SHOWN in text
+    assert "<script>document" not in text
+    assert "<img" not in text
