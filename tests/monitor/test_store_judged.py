@@ -78,6 +78,9 @@ class TestJudged:
             (one.sample_id, one.state, one.has_text, one.series) for one in store.samples_of("r0")
         ] == [(first, State.JUDGED, True, "judge"), (second, State.PENDING, True, None)]
         assert store.samples_of("unknown") == []
+        assert store.request_ids([first, 10**9]) == {first: "r0"}
+        assert store.payloads([second, 10**9]) == {second: b"payload"}
+        assert store.verdicts("judge", [second]) == store.rejected([second]) == {}
 
     def test_the_newest_samples_are_read_page_by_page(self, store: SampleStore) -> None:
         ids = fill(store, 5)
@@ -88,6 +91,3 @@ class TestJudged:
             seen += [one.sample_id for one in page]
         assert seen == ids[::-1]
         assert store.newest_samples(2, before=ids[0]) == []
-        assert store.request_ids([first, 10**9]) == {first: "r0"}
-        assert store.payloads([second, 10**9]) == {second: b"payload"}
-        assert store.verdicts("judge", [second]) == store.rejected([second]) == {}
