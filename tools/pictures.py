@@ -1,8 +1,8 @@
-"""Make the pictures of the README: the demonstration in a terminal, and a calibration's report.
+"""Make the pictures of the documentation: the demonstration in a terminal, a report, the console.
 
     python -m tools.pictures
 
-Needs Chromium (Debian's package ``chromium``) for the report. Takes as long as the demonstration.
+Needs Chromium (Debian's package ``chromium``) for the pages. Takes as long as the demonstration.
 """
 
 import os
@@ -15,10 +15,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from benchmarks.console import served
 from calibration.report import report, write_html
 from ctxguard._support.cache_folder import cache_folder
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.demo.labelled_questions import questions
 from ctxguard.demo.loop import calibrate_demo, open_index
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.labels.samples import to_label
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.service import Monitor
+from ctxguard.monitor.store import LabelDepth, SampleStore
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images"
 COLUMNS = 100
@@ -46,12 +55,37 @@ def first_screen() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_html(report(calibration, retriever.passage), page)
+        _photograph(page.as_uri(), "report.png", height=1000)
+
+
+def label_page() -> None:
+    """The console's page Label on some of the demonstration's questions, as PNG."""
+    retriever, _ = open_index(cache_folder() / "demo-index", _silent)
+    labelled = questions()
+    sampler = Sampler(1.0, seed="pictures", capacity=40)
+    guard = ContextGuard(retriever, policy=RatioPolicy(k=5, min_ratio=0.0), sampler=sampler)
+    with SampleStore.open("sqlite://") as store:
+        writer = SampleWriter(sampler, store)
+        for query in labelled.queries[:40]:
+            guard.retrieve(query.text, request_id=query.query_id)
+        writer.flush()
+        grades = {query.text: labelled.qrels.get(query.query_id, {}) for query in labelled.queries}
+        monitor = Monitor(store, LabelJudge(grades))
+        monitor.step()
+        writer.stop()
+        to_label(store, monitor.series, LabelDepth.SERVED, 20)
+        with served(store) as address:
+            _photograph(f"http://{address}/console/label?annotator=Ann", "console.png", height=760)
+
+
+def _photograph(address: str, name: str, *, height: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         subprocess.run(  # noqa: S603
             [
                 *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
                 *("--disable-background-networking", "--virtual-time-budget=10000"),
-                *("--window-size=1280,1000", f"--user-data-dir={folder}/browser"),
-                *(f"--screenshot={FOLDER / 'report.png'}", page.as_uri()),
+                *(f"--window-size=1280,{height}", f"--user-data-dir={folder}/browser"),
+                *(f"--screenshot={FOLDER / name}", address),
             ],
             check=True,
             capture_output=True,
@@ -66,3 +100,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     terminal()
     first_screen()
+    label_page()
