@@ -82,10 +82,18 @@ class RerankEndpoint:
         name = "score" if tei else "relevance_score"
         results = [{"index": place, name: score} for place, score in enumerate(scores)]
         results.sort(key=lambda result: -float(result[name] or 0.0))  # type: ignore[arg-type]
-        if self.sends_documents:
+        if self.sends_documents or request.get("return_documents"):
             for result in results:
                 result["document"] = {"text": documents[result["index"]]}  # type: ignore[index]
-        content = results if tei else {"id": "1", "results": results[: request.get("top_n")]}
+        if tei:
+            return Answer(json.dumps(results).encode())
+        content = {
+            "id": "1",
+            "model": request.get("model") or "stand-in",
+            "results": results[: request.get("top_n")],
+            "meta": {"api_version": {"version": "2"}},
+            "usage": {"total_tokens": 0, "prompt_tokens": 0},
+        }
         return Answer(json.dumps(content).encode())
 
 

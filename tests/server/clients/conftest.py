@@ -1,0 +1,76 @@
+"""A reranker, and the service in front of it with a profile, both over HTTP."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cases import MIN_RATIO, relevance
+
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Route, ScoreKind
+from ctxguard.profile.schema import RouteProfile
+from ctxguard.retrieval import RerankClient
+from tests.profiles import profile_with
+from tests.rerank_endpoint import RerankEndpoint
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let clients leave connections open and call what their libraries call outdated."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            for ignored in (
+                "ignore::ResourceWarning",
+                "ignore::DeprecationWarning",
+                "ignore::UserWarning",
+                "ignore::pytest.PytestUnraisableExceptionWarning",
+            ):
+                item.add_marker(pytest.mark.filterwarnings(ignored))
+
+
+@pytest.fixture(scope="session")
+def plain() -> Iterator[str]:
+    """URL of a reranker that keeps every document."""
+    endpoint = RerankEndpoint(relevance)
+    yield endpoint.url
+    endpoint.close()
+
+
+@pytest.fixture(scope="session")
+def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of the service in front of it, which drops what has too low a share of the best odds."""
+    uvicorn = pytest.importorskip("uvicorn")
+    pytest.importorskip("starlette")
+    from prometheus_client import CollectorRegistry
+
+    from ctxguard.server.app import create_app
+    from ctxguard.server.settings import Settings
+
+    profile = profile_with(
+        {
+            Route.EXTERNAL: RouteProfile(
+                policy=RatioPolicy(k=1_000, min_ratio=MIN_RATIO), score_kind=ScoreKind.PROBABILITY
+            )
+        },
+        fingerprint={"rerank": "cohere (default model)"},
+    )
+    file = tmp_path_factory.mktemp("profile") / "profile.json"
+    profile.save(file)
+    client = RerankClient(plain, timeout_seconds=60.0)
+    app = create_app(
+        Settings(profile=file, deadline_seconds=60.0), scorer=client, registry=CollectorRegistry()
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        host, port = listening.getsockname()
+        yield f"http://{host}:{port}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
