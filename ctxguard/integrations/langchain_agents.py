@@ -111,10 +111,9 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
                 f"the tool {name!r} was called without the argument {self._query_argument!r}: set "
                 "query_argument to the one that is its query"
             )
+        # The call's id is no request id: some models begin again at 0 in every conversation.
         context = self._guard.filter(
-            query,
-            ranking_by_metadata(self._guard, documents, self._score_key),
-            request_id=call.get("id"),
+            query, ranking_by_metadata(self._guard, documents, self._score_key)
         )
         return result.model_copy(
             update={"content": context.text, "artifact": documents_of(context)}

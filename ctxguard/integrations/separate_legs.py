@@ -23,7 +23,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
 from ctxguard.request.wrapped_retriever import calls_of, ranking_of
-from ctxguard.resilience import Stage, StageCall, failure_of
+from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
 from ctxguard.resilience.deadlines import check_seconds
 
 if TYPE_CHECKING:
@@ -77,6 +77,11 @@ class SeparateLegs:
         self._calls = {name: calls_of(leg) for name, leg in legs.items()}
         self._stages = {name: Stage(name, breaks=leg_seconds is not None) for name in legs}
         self._seconds = leg_seconds
+
+    def watch_stages(self, watcher: Watcher) -> None:
+        """Call ``watcher`` with a leg's name whenever its circuit opens or closes."""
+        for stage in self._stages.values():
+            stage.watch(watcher)
 
     def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
         """The best ``depth`` of the candidates of all legs, each asked for as many.

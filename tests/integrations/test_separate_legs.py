@@ -133,6 +133,22 @@ def test_a_leg_that_hangs_is_left_out_in_time() -> None:
     assert [failure.kind.value for failure in ranking.failures] == ["timeout"]
 
 
+def test_a_leg_that_fails_again_and_again_is_not_called_for_a_while() -> None:
+    calls = []
+
+    def fails(query: str, *, depth: int) -> list[Hit]:
+        calls.append(query)
+        raise OSError("no")
+
+    legs = SeparateLegs({"a": fails, "b": found(Hit("x", text="X"))}, leg_seconds=30.0)
+    changes: list[tuple[str, bool]] = []
+    legs.watch_stages(lambda leg, is_open: changes.append((leg, is_open)))
+    failures = [legs.retrieve("q", depth=5).failures[0].kind.value for _ in range(20)]
+    assert failures[-1] == "circuit_open"
+    assert len(calls) < 20
+    assert changes == [("a", True)]
+
+
 def test_a_fault_of_the_caller_is_raised_and_no_outage() -> None:
     fine = found(Hit("x", text="X"))
     with pytest.raises(QueryError):
