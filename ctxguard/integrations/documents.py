@@ -120,55 +120,60 @@ def served(context: Context) -> list[Served]:
     the ``reason`` for which it would be dropped (None if it is kept; in mode ``enforce`` all are),
     and the answer's ``flags``.
     """
+    rows = _kept(context) if context.mode is Mode.ENFORCE else _candidates(context)
     flags = [flag.value for flag in context.flags]
-    verdicts = _kept(context) if context.mode is Mode.ENFORCE else _all(context)
-    result = []
-    for passage in context.passages:
-        of_id = verdicts[passage.passage_id]
-        at, rank, score, probability, reason = of_id.pop(0) if len(of_id) > 1 else of_id[0]
-        verdict = {
-            "request_id": context.request_id,
-            "score": score,
-            "probability": probability,
-            "rank": rank,
-            "reason": reason,
-            "flags": flags.copy(),
-        }
-        result.append(Served(passage, at, verdict))
-    return result
+    request_id = context.request_id
+    return [
+        Served(
+            passage,
+            position,
+            {
+                "request_id": request_id,
+                "score": float(score) if is_valid(score) else None,  # type: ignore[arg-type]
+                "probability": probability,
+                "rank": rank,
+                "reason": reason,
+                "flags": flags.copy(),
+            },
+        )
+        for passage, (position, rank, score, probability, reason) in zip(
+            context.passages, rows, strict=True
+        )
+    ]
 
 
 _Row = tuple[int, int | None, float | None, float | None, str | None]
 """Position, rank, score, probability and reason of a candidate."""
 
 
-def _kept(context: Context) -> dict[str, list[_Row]]:
-    """The kept candidates alone by id: the verdicts on all take ten times as long."""
+def _kept(context: Context) -> list[_Row]:
+    """Of each passage that is served: it was kept, and verdicts on all take ten times as long."""
     decision = context.decision
+    kept, probabilities = decision.kept, decision.probabilities
     ids, scores = decision.ranking.passage_ids, decision.ranking.scores
-    kept = decision.kept
-    probabilities = decision.probabilities or (None,) * len(kept)
-    return {
-        ids[at]: [(at, rank, _number(scores[at]), probability, None)]
-        for rank, (at, probability) in enumerate(zip(kept, probabilities, strict=False), start=1)
-    }
-
-
-def _all(context: Context) -> dict[str, list[_Row]]:
-    """Every candidate by its id, those of one id in the retriever's order."""
-    decision = context.decision
-    positions = [*decision.order, *[position for position, _ in decision.set_aside]]
-    rows: dict[str, list[_Row]] = {}
-    by_position = dict(zip(positions, context.verdicts, strict=True))
-    for at in sorted(by_position):
-        verdict = by_position[at]
-        reason = None if verdict.reason is None else verdict.reason.value
-        rows.setdefault(verdict.passage_id, []).append(
-            (at, verdict.rank, _number(verdict.score), verdict.probability, reason)
-        )
+    index_of = {ids[position]: index for index, position in enumerate(kept)}
+    rows: list[_Row] = []
+    for passage in context.passages:
+        index = index_of[passage.passage_id]
+        position = kept[index]
+        probability = None if probabilities is None else probabilities[index]
+        rows.append((position, index + 1, scores[position], probability, None))
     return rows
 
 
-def _number(score: float | None) -> float | None:
-    """A score as a plain number; None if it is not usable."""
-    return float(score) if is_valid(score) else None  # type: ignore[arg-type]
+def _candidates(context: Context) -> list[_Row]:
+    """Of each passage that is served whatever was decided; of one id in the retriever's order."""
+    decision = context.decision
+    positions = [*decision.order, *[position for position, _ in decision.set_aside]]
+    verdicts = dict(zip(positions, context.verdicts, strict=True))
+    by_id: dict[str, list[_Row]] = {}
+    for position in sorted(verdicts):
+        verdict = verdicts[position]
+        reason = None if verdict.reason is None else verdict.reason.value
+        by_id.setdefault(verdict.passage_id, []).append(
+            (position, verdict.rank, verdict.score, verdict.probability, reason)
+        )
+    return [
+        of_id.pop(0) if len(of_id) > 1 else of_id[0]
+        for of_id in (by_id[passage.passage_id] for passage in context.passages)
+    ]

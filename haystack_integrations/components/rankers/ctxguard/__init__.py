@@ -123,7 +123,10 @@ class ContextGuardRanker:
         segment: str | None = None,
     ) -> Mapping[str, Any]:
         """`run` on the event loop: it takes microseconds and waits for nothing."""
-        return self.run(query, documents, where, request_id, session_id, segment)
+        answer: Mapping[str, Any] = self.run(
+            query, documents, where, request_id, session_id, segment
+        )
+        return answer
 
     def to_dict(self) -> dict[str, Any]:
         """The settings, for a pipeline that is saved.
@@ -136,9 +139,11 @@ class ContextGuardRanker:
                 "a ContextGuardRanker with a guard of its own cannot be saved: give it settings "
                 "(profile, score_kind, k, mode, fingerprint, strict)"
             )
-        return default_to_dict(self, **self._settings)
+        data: dict[str, Any] = default_to_dict(self, **self._settings)
+        return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ContextGuardRanker":
         """The component of saved settings."""
-        return default_from_dict(cls, data)
+        ranker: ContextGuardRanker = default_from_dict(cls, data)
+        return ranker
