@@ -254,6 +254,18 @@ def test_the_run_is_the_request_and_the_parent_of_the_wrapped_run(
     assert recorder.ended[-1] == documents
 
 
+def test_a_sampled_request_is_found_by_the_id_of_its_run() -> None:
+    from ctxguard.monitor.sampling.sampler import Sampler
+
+    sampler, recorder = Sampler(1.0), Recorder()
+    wrapped = WrappedVectorStore(store_of(RetrieverContract.PASSAGES), score_kind="cosine")
+    guarded = GuardedRetriever(guard=guard_of(wrapped, sampler=sampler))
+    guarded.invoke("a red fox", {"callbacks": [recorder]}, session_id="s1")
+    (sample,) = sampler.drain(10)
+    assert sample.context.request_id == str(recorder.started[0][0])
+    assert sample.context.session_id == "s1"
+
+
 def test_what_is_kept_is_a_document_with_its_verdict_and_the_store_stays_as_it_was() -> None:
     store = store_of(RetrieverContract.PASSAGES)
     wrapped = WrappedVectorStore(store, score_kind="cosine")

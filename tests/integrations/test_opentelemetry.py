@@ -20,16 +20,16 @@ from ctxguard.request.telemetry import Telemetry
 trace_export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 pytest.importorskip("opentelemetry.util.genai")
 
-from opentelemetry.sdk._logs import LoggerProvider  # noqa: E402
-from opentelemetry.sdk._logs.export import (  # noqa: E402
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import (
     InMemoryLogRecordExporter,
     SimpleLogRecordProcessor,
 )
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: E402
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from ctxguard.integrations.opentelemetry import (  # noqa: E402
+from ctxguard.integrations.opentelemetry import (
     EvaluationEvents,
     OpenTelemetryTracing,
 )
