@@ -157,8 +157,9 @@ def test_the_token_table_has_each_piece_by_itself(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a few pieces: all take half a minute."""
+    on("openvino", cache)
     monkeypatch.setattr(encoder_module.Encoder, "n_pieces", 2100)
-    embedder = on("openvino", cache)
+    embedder = SentenceTransformerEmbedder(runtime="openvino", cache=cache)
     encoder = embedder._model.token_encoder()
     assert encoder is not None
     table = encoder.token_table()
