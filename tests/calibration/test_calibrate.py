@@ -316,7 +316,7 @@ from calibration.calibrate import calibrate
 from calibration.calibrate_route import Settings
 from calibration.certify import Promise
 
-retriever, dataset = simulate(100)
+retriever, dataset = simulate(60)
 for promise in (None, Promise()):
     settings = Settings(objective="utility", depth=20, promise=promise)
     print(calibrate(retriever, dataset, settings).profile.to_json())

@@ -170,9 +170,9 @@ class TestToday:
     def test_on_the_queries_that_choose_the_default_keeps_its_recall_and_harms_no_more(
         self, family: str, noise: float
     ) -> None:
-        outcome = outcome_of(calibrated(200, noise=noise, policy=family))
-        grid, indices = outcome.place
-        today = plain_of(calibrated(200, noise=noise, policy=family)).means
+        result = calibrated(100, noise=noise, policy=family)
+        grid, indices = outcome_of(result).place
+        today = plain_of(result).means
         chosen = grid.at(indices)
         assert np.nanmean(chosen.recall_difference) >= -0.01 - 1e-12
         assert chosen.harm.mean() <= today.harm[0, 0] + 1e-12
@@ -204,8 +204,8 @@ class TestToday:
 
     def test_a_larger_tolerance_harms_no_more(self) -> None:
         harms = []
-        for tolerance in (0.0, 0.01, 0.1, 0.5):
-            route = outcome_of(calibrated(200, noise=0.25, tolerance=tolerance)).profile
+        for tolerance in (0.0, 0.1, 0.5):
+            route = outcome_of(calibrated(120, noise=0.25, tolerance=tolerance)).profile
             assert route.chosen_on is not None
             harms.append(route.chosen_on.metrics["harm"].value or 0.0)
         # A probability is out of fold where it chooses, and in force where it is measured.
@@ -299,7 +299,7 @@ class TestCostOfTheChoice:
 
     def test_more_labels_give_a_tighter_bound(self) -> None:
         widths = []
-        for n in (60, 600):
+        for n in (60, 200):
             route = outcome_of(calibrated(n, objective="utility")).profile
             assert route.certificate is not None
             found = route.certificate.recall_difference

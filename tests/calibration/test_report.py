@@ -120,7 +120,7 @@ class TestFigures:
 
     def test_a_promise_has_a_price_against_the_choice_without_it(self) -> None:
         promise = Promise(0.2, None, 0.1)
-        route = reported(400, promise).routes[0]
+        route = reported(240, promise).routes[0]
         assert route.certificate is not None
         assert route.certificate.alpha == 0.2
         assert route.price is not None
@@ -129,7 +129,7 @@ class TestFigures:
         assert [rule.rule for rule in route.price.rules if rule.chosen] == ["betting"]
         assert rules["none"].policy is not None
         assert rules["none"].policy.words == route.summary.options[-1].words
-        assert rules["none"].price == Interval(value=0.0, lower=0.0, upper=0.0, n=200)
+        assert rules["none"].price == Interval(value=0.0, lower=0.0, upper=0.0, n=120)
         chosen = rules["betting"]
         assert chosen.udcg_strict is not None
         measured = route.metric("udcg_strict").chosen
@@ -171,7 +171,9 @@ class TestFigures:
 
     def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
         promise = Promise(0.3, None, 0.1)
-        found = calibrated(400, noise=0.25, promise=promise, segment_by="segment")
+        found = calibrated(
+            400, noise=0.25, promise=promise, segment_by="segment", policy="ratio"
+        )
         table = report(found).routes[0].segments
         own = found.outcomes[Route.HYBRID].profile.segments
         assert table is not None
@@ -378,7 +380,7 @@ class TestSummary:
         assert certificate is not None
         assert certificate.promises_nothing
         assert any("the certificate promises nothing" in w for w in self.of(few).warnings)
-        many = self.of(calibrated(600, objective="utility"))
+        many = self.of(calibrated(200, objective="utility"))
         assert not any("promises nothing" in line for line in many.warnings)
 
     def test_it_says_how_many_labels_would_make_a_loose_bound_tight(self) -> None:
@@ -443,12 +445,12 @@ def negatives_labelled(dataset: Dataset) -> Dataset:
 def text() -> str:
     """A page with a promise that is kept."""
     pytest.importorskip("plotly")
-    return page(reported(400, Promise(0.2, None, 0.1)))
+    return page(reported(240, Promise(0.2, None, 0.1)))
 
 
 class TestPage:
     def test_the_same_data_gives_the_same_bytes(self, text: str, tmp_path: Path) -> None:
-        data = reported(400, Promise(0.2, None, 0.1))
+        data = reported(240, Promise(0.2, None, 0.1))
         again = ReportData.model_validate_json(data.model_dump_json())
         assert page(again) == text
         write_json(data, tmp_path / "a.json")
@@ -491,7 +493,7 @@ class TestPage:
         assert tags.count("caption") == tags.count("table")
 
     def test_each_part_has_its_n(self, text: str) -> None:
-        for words in ("n = 200", "(n = ", "200 held-out queries", "policies were compared"):
+        for words in ("n = 120", "(n = ", "120 held-out queries", "policies were compared"):
             assert words in text
 
     def test_hostile_text_is_shown_and_never_run(self) -> None:
