@@ -34,6 +34,7 @@ from ctxguard.monitor.store import (
 from ctxguard.monitor.store.picks import Weigh
 
 REQUESTS = 30_000
+EVERY = 4
 LABELS = 200
 SERVED = 5
 SERIES = "erring 1"
@@ -123,12 +124,12 @@ def truth() -> FloatArray:
 def judged_store(
     truth: FloatArray, record: SampleRecord, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A SQLite file with all requests, graded by a judge of 0.85 sensitivity, 0.9 specificity."""
+    """A SQLite file with a fourth of the requests, graded by a judge of 0.85 sensitivity, 0.9 specificity."""
     luck = np.random.default_rng(2).random(truth.shape)
     verdicts = np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
     path = tmp_path_factory.mktemp("store") / "samples.db"
     with SampleStore.open(f"sqlite:///{path}") as store:
-        fill(store, record, {n: judged(grades) for n, grades in enumerate(verdicts)})
+        fill(store, record, {n: judged(verdicts[n]) for n in range(0, REQUESTS, EVERY)})
     return path
 
 
@@ -155,12 +156,15 @@ def published(
 def test_labels_of_the_whole_window_correct_all_of_its_judgments(
     published: Callable[[int], LiveEstimates], truth: FloatArray
 ) -> None:
-    """Also where the quality has fallen, and far more was judged than is labelled."""
-    found = [published(seed).estimates for seed in range(8)]
+    """Also where the quality has fallen, and far more was judged than is labelled.
+
+    Of 16 intervals of 95% 13 hold the truth but for one time in 140, of 70% one time in four.
+    """
+    found = [published(seed).estimates for seed in range(16)]
     for window, first in ((Window.ALL_RETAINED, 0), (Window.RECENT, REQUESTS * 2 // 3)):
-        expected = float(truth[first:].mean())
+        expected = float(truth[first::EVERY].mean())
         precision = [estimates[window][Metric.PRECISION] for estimates in found]
-        assert sum(one.lower <= expected <= one.upper for one in precision) >= 7
+        assert sum(one.lower <= expected <= one.upper for one in precision) >= 13
         mean = sum(one.value for one in precision) / len(precision)
         assert mean == pytest.approx(expected, abs=0.02)
         assert max(one.upper - one.lower for one in precision) < 0.2
