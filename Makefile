@@ -57,7 +57,8 @@ PARTS := $(filter $(PARTS),$(LONGEST)) $(filter-out $(LONGEST),$(PARTS))
 
 part-%:
 	@echo "$(or $(FOLDERS),tests/$*)"
-	@COVERAGE_FILE=.coverage.$* $(BIN)/python -m pytest -q $(PYTEST) $(or $(FOLDERS),tests/$*) || \
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} COVERAGE_FILE=.coverage.$* \
+	  $(BIN)/python -m pytest -q $(PYTEST) $(or $(FOLDERS),tests/$*) || \
 	{ echo "failed: $(or $(FOLDERS),tests/$*)" >> $(VENV)/.failed; exit 1; }
 
 part-doctests: FOLDERS := ctxguard calibration
