@@ -334,12 +334,12 @@ HOSTILE = [
 ]
 
 
-def test_hostile_texts_of_200_kilobytes_are_redacted_in_linear_time() -> None:
+def test_hostile_texts_of_100_kilobytes_are_redacted_in_linear_time() -> None:
     # Anything quadratic would take 10^10 steps here, minutes for each part.
     script = (
         "from ctxguard.redaction import redact\n"
         f"for part in {HOSTILE!a}:\n"
-        "    text = part * (200_000 // len(part))\n"
+        "    text = part * (100_000 // len(part))\n"
         "    redact(text); redact('x ' + text + ' y@')\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_SECONDS)
