@@ -14,6 +14,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
@@ -29,12 +30,15 @@ _SPARE_FILES = 200
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
-def serve(settings: Settings, announce: Callable[[str], object] = print) -> None:
+def serve(
+    settings: Settings, announce: Callable[[str], object], app: ASGIApp | None = None
+) -> None:
     """Serve until a signal ends it; requests under way are finished, and samples stored.
 
     Args:
         settings: What to serve, and where.
         announce: Told the URL once it can be reached.
+        app: What one process serves; None for the application of the settings.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
@@ -48,7 +52,7 @@ def serve(settings: Settings, announce: Callable[[str], object] = print) -> None
         if settings.workers == 1:
             from ctxguard.server.app import create_app
 
-            app = create_app(settings)
+            app = create_app(settings) if app is None else app
             announce(url)
             uvicorn.Server(_config(settings, app)).run([listening])
             return
