@@ -240,7 +240,9 @@ def create_app(
     """
     service = Service(settings, scorer, retriever, default_telemetry(registry))
     operations = [*service.operations(), *_own_operations(service, registry)]
-    document = to_json(openapi(operations, __version__))
+    document = to_json(
+        openapi(operations, __version__, needs_token=settings.secrets.token is not None)
+    )
     routes: list[BaseRoute] = [
         Route(each.path, each.endpoint, methods=[each.method]) for each in operations
     ]

@@ -70,12 +70,13 @@ class Operation:
     without_token: bool = False
 
 
-def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these operations.
 
     Args:
         operations: What is served.
         version: Of the package.
+        needs_token: Whether a token is needed for all but some of them.
     """
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}
     for each in operations:
@@ -89,7 +90,9 @@ def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     schema_of = {key: schema for (key, _), schema in schemas.items()}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(each.path, {})[each.method.lower()] = _described(each, schema_of)
+        paths.setdefault(each.path, {})[each.method.lower()] = _described(
+            each, schema_of, needs_token=needs_token and not each.without_token
+        )
     return {
         "openapi": "3.1.0",
         "info": {
@@ -105,11 +108,13 @@ def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+def _described(
+    operation: Operation, schema_of: Mapping[int, Any], *, needs_token: bool
+) -> dict[str, Any]:
     kinds = [*_OF_ANY, *operation.problems]
     if operation.asks is not None:
         kinds += _OF_BODIES
-    if not operation.without_token:
+    if needs_token:
         kinds.append(ProblemKind.UNAUTHORIZED)
     content = (
         {"text/plain": {"schema": {"type": "string"}}}
@@ -131,7 +136,7 @@ def _described(operation: Operation, schema_of: Mapping[int, Any]) -> dict[str, 
                 for status in sorted({kind.status for kind in kinds})
             },
         },
-        "security": [] if operation.without_token else [{_TOKEN: []}, {}],
+        "security": [{_TOKEN: []}] if needs_token else [],
     }
     names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
     if names:

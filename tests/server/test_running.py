@@ -1,0 +1,252 @@
+"""A service as people run it: two processes that serve, in front of a reranker over HTTP."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("sqlalchemy")
+
+import httpx2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from ctxguard.monitor.store import SampleStore
+
+PATIENCE_SECONDS = 120
+DOCUMENTS = ["0.2 poor", "0.9 best", "0.5 fair"]
+ENDS = "ok", "degraded", "rejected", "shed", "failed", "cancelled"
+
+
+class Upstream:
+    """A reranker over HTTP whose scores the documents name, and which can be told to fail."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+        app = Starlette(routes=[Route("/rerank", self.rerank, methods=["POST"])])
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1)
+        )
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), daemon=True
+        )
+
+    async def rerank(self, request: Request) -> JSONResponse:
+        if self.is_down:
+            return JSONResponse({"detail": "down"}, 500)
+        documents = (await request.json())["documents"]
+        return JSONResponse(
+            {
+                "results": [
+                    {"index": at, "relevance_score": float(text.split()[0])}
+                    for at, text in enumerate(documents)
+                ]
+            }
+        )
+
+    def __enter__(self) -> "Upstream":
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_SECONDS)
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream() as running:
+        yield running
+
+
+class Process:
+    """``ctxguard serve`` in a process of its own."""
+
+    def __init__(self, *options: str) -> None:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ctxguard", "serve", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        assert found, line + self.process.stdout.read()
+        self.port = int(found[1])
+        self.client = httpx2.Client(
+            base_url=f"http://127.0.0.1:{self.port}", timeout=PATIENCE_SECONDS
+        )
+
+    def rerank(self, **headers: str) -> httpx2.Response:
+        body = {"query": "q", "documents": DOCUMENTS}
+        return self.client.post("/rerank", json=body, headers=headers)
+
+    def metric(self, name: str, *labels: str) -> float:
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith(name) and all(label in line for label in labels)
+        )
+
+    def stop(self) -> str:
+        """End it as a container's host does, and return what it wrote."""
+        self.client.close()
+        self.process.send_signal(signal.SIGTERM)
+        written, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return written
+
+
+@pytest.fixture(scope="module")
+def service(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    store = tmp_path_factory.mktemp("store") / "samples.db"
+    running = Process(
+        *("--rerank-upstream", upstream.url, "--workers", "2", "--deadline", "60"),
+        *("--store", f"sqlite:///{store}", "--sample-rate", "1"),
+    )
+    running.store = store
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def test_a_service_from_the_first_request_to_the_last_sample(
+    service: Process, upstream: Upstream
+) -> None:
+    for number in range(6):
+        response = service.rerank(**{"x-request-id": f"request-{number}"})
+        assert [each["index"] for each in response.json()["results"]] == [1, 2, 0]
+    upstream.is_down = True
+    response = service.rerank()
+    assert response.status_code == 200
+    assert response.headers["x-ctxguard-degraded"] == "error"
+    assert [each["index"] for each in response.json()["results"]] == [0, 1, 2]
+    upstream.is_down = False
+    assert service.client.post("/rerank", json={"query": "q"}).status_code == 422
+
+    received = service.metric("ctxguard_http_received_requests_total", 'endpoint="rerank"')
+    by_end = {
+        end: service.metric("ctxguard_http_requests_total", 'endpoint="rerank"', f'outcome="{end}"')
+        for end in ENDS
+    }
+    assert by_end == {**dict.fromkeys(ENDS, 0), "ok": 6, "degraded": 1, "rejected": 1}
+    assert received == sum(by_end.values())
+    assert "Decisions" in service.client.get("/console/", follow_redirects=True).text
+
+    written = service.stop()
+    assert "Traceback" not in written
+    store = SampleStore.open(f"sqlite:///{service.store}")
+    try:
+        accounts = store.accounts()
+        assert (accounts.sampled, accounts.stored, accounts.unaccounted) == (7, 7, 0)
+    finally:
+        store.close()
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Process]:
+    """A service with small limits, that only filters."""
+    running = Process("--max-body-bytes", "100000")
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def connected(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+
+
+def test_slow_and_half_and_endless_requests_do_not_keep_others_waiting(small: Process) -> None:
+    head = b"POST /v1/filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    halves = [connected(small.port) for _ in range(20)]
+    for one in halves:
+        one.sendall(head)
+    slow = connected(small.port)
+    slow.sendall(head + b"Content-Length: 1000\r\n\r\n{")
+    huge = connected(small.port)
+    huge.sendall(head + b"Content-Length: 1000000000\r\n\r\n")
+    assert b" 413 " in huge.recv(4096)
+    endless = connected(small.port)
+    endless.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+    chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
+    with_answer = b""
+    try:
+        for _ in range(100):
+            endless.sendall(chunk)
+    except OSError:
+        pass
+    with pytest.MonkeyPatch.context():
+        try:
+            with_answer = endless.recv(4096)
+        except OSError:
+            with_answer = b" 413 "  # the answer is lost where the rest of the body meets a close
+    assert b" 413 " in with_answer
+    long_head = connected(small.port)
+    try:
+        for _ in range(200):
+            long_head.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 1000)
+            time.sleep(0.001)
+        closed = long_head.recv(4096)
+    except OSError:
+        closed = b""
+    assert b" 200 " not in closed
+    body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
+    assert small.client.post("/v1/filter", json=body).json()["kept"] == ["a"]
+    for one in (*halves, slow, huge, endless, long_head):
+        one.close()
+
+
+def test_a_request_under_way_is_finished_before_the_process_ends(upstream: Upstream) -> None:
+    service = Process()
+    one = connected(service.port)
+    body = json.dumps({"query": "q", "candidates": []}).encode()
+    one.sendall(
+        b"POST /v1/filter HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body[:5]
+    )
+    service.client.get("/healthz")
+    service.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    one.sendall(body[5:])
+    assert b" 200 " in one.recv(4096)
+    one.close()
+    service.client.close()
+    assert "Traceback" not in service.process.communicate(timeout=PATIENCE_SECONDS)[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--host", "0.0.0.0"], "CTXGUARD_TOKEN"),  # noqa: S104
+        (["--profile", "no-such.json"], "no-such.json"),
+        (["--rerank-upstream", "ftp://a"], "http://"),
+        (["--fingerprint", "engine"], "KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_the_start(options: list[str], words: str) -> None:
+    from typer.testing import CliRunner
+
+    from ctxguard.cli import app
+
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())
+    assert "Traceback" not in result.output
