@@ -75,16 +75,16 @@ class Label:
         task = _task(dict(request.query_params), all_series)
         if task is None:
             return self._pages.page(request, "label_start.html", judges=all_series)
-        places = self._queue.places(task)
         sample_id = whole_number(request, "sample")
         if sample_id is None:
-            found = self._queue.next_open(task, places)
+            found = self._queue.next_open(task)
             if found is None:
-                n_graded = len([place for place in places if place.is_graded])
+                n_graded = len(self._queue.places(task))
                 return self._pages.page(request, "label_done.html", task=task, n_graded=n_graded)
             sample_id, sample = found
         else:
             sample = self._sample(task, sample_id)
+        places = self._queue.places(task)
         shown = self._shown(task, sample_id, sample)
         n_open = len([one for one in shown if one.is_open])
         others = [place for place in places if place.sample_id != sample_id]
@@ -119,12 +119,15 @@ class Label:
     def grade(self, request: Request, form: Form) -> Response:
         """Write a grade, or take one back."""
         task = self._of(form)
-        sample_id, passage_id = form.get("sample", ""), form.get("passage", "")
+        sample_id, passage = form.get("sample", ""), _as_in_forms(form.get("passage", ""))
         given = form.get("grade", "")
         if not (sample_id.isascii() and sample_id.isdecimal() and len(sample_id) < 19):
             raise Refused(400, "Not a form of the console", "Open the page again.")
         sample = self._sample(task, int(sample_id))
-        if passage_id not in sample.record.passage_ids:
+        passage_id = next(
+            (one for one in sample.record.passage_ids if _as_in_forms(one) == passage), None
+        )
+        if passage_id is None:
             raise Refused(404, "No such passage", "The request has no passage of this id.")
         if given != _TAKE_BACK and given not in self._values:
             raise Refused(400, "No such grade", f"Use one of {', '.join(self._values)}.")
@@ -156,7 +159,7 @@ class Label:
         picked = self._store.picked_samples(task.series, task.depth)
         labelled = [one.request_id for one in picked if one.n_labels]
         usable = usable_requests(self._store, list(dict.fromkeys(labelled)))
-        places = self._queue.places(task)
+        places = self._queue.places(task, None)
         still_open = [place.sample_id for place in places if not place.is_graded]
         samples = unfinished(self._store, task.series, still_open, task.depth, len(still_open))
         plan = label_plan(self._store, task.series, samples, task.depth, self._clock())
@@ -230,14 +233,22 @@ class Label:
 
     def _focus(self, task: Task, sample_id: int, passage_id: str, given: str) -> dict[str, int]:
         """Where to go on: at what was taken back, or at the next passage without a grade."""
-        shown = self._shown(task, sample_id, self._sample(task, sample_id))
-        here = [one.row.passage_id for one in shown].index(passage_id)
-        still_open = [place for place, one in enumerate(shown) if one.is_open]
-        if given == _TAKE_BACK:
+        sample = self._queue.sample(task, sample_id)
+        shown = [] if sample is None else self._shown(task, sample_id, sample)
+        ids = [one.row.passage_id for one in shown]
+        # What was taken back may be needed no more.
+        here = ids.index(passage_id) if passage_id in ids else -1
+        if given == _TAKE_BACK and here >= 0:
             return {"at": here}
-        return (
-            {"at": min(still_open, key=lambda place: (place < here, place))} if still_open else {}
-        )
+        still_open = [place for place, one in enumerate(shown) if one.is_open]
+        if not still_open:
+            return {}
+        return {"at": min(still_open, key=lambda place: (place < here, place))}
+
+
+def _as_in_forms(text: str) -> str:
+    """A text as it is when a form has sent it, but for its kind of line breaks."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _task(fields: Form, all_series: list[str]) -> Task | None:

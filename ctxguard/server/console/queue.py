@@ -8,6 +8,7 @@ from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store import LabelDepth, PickedSample, SampleStore
 
 _MOST_KNOWN = 200_000
+_MOST_READ = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,9 @@ _Key = tuple[int, str, LabelDepth, str]
 class LabelQueue:
     """The picked requests in the order of label files.
 
-    Reading a sample takes a fraction of a millisecond, and those without labels lack grades: the
-    others are read once for each number of labels.
+    Which of them are graded is read from the samples themselves, each once for every number of
+    labels it has. After a start many have labels and none is read yet: a few are read with each
+    page, and the others are taken to be graded until then.
 
     Args:
         store: Where picks and labels are.
@@ -72,16 +74,20 @@ class LabelQueue:
         # where it is another tenant's.
         self._known: dict[_Key, tuple[int, bool | None]] = {}
 
-    def places(self, task: Task) -> list[Place]:
-        """The requests of a task, in random order, as not all may be graded."""
+    def places(self, task: Task, most_read: int | None = _MOST_READ) -> list[Place]:
+        """The requests of a task, in random order, as not all may be graded.
+
+        Args:
+            task: What is graded.
+            most_read: How many samples are read at most; None for no limit. Those of a tenant
+                are known only once they are read, so then there is none.
+        """
         picked = self._store.picked_samples(task.series, task.depth)
-        self._read([one for one in picked if one.n_labels or task.tenant], task)
-        nothing_known = (0, False)
+        self._read(picked, task, None if task.tenant else most_read)
         places = [
             Place(one.sample_id, one.request_id, is_graded)
             for one in picked
-            if (is_graded := self._known.get(_key(one.sample_id, task), nothing_known)[1])
-            is not None
+            if (is_graded := self._known.get(_key(one, task), (0, one.n_labels > 0))[1]) is not None
         ]
         return sorted(places, key=lambda place: in_file_order(place.request_id))
 
@@ -89,32 +95,35 @@ class LabelQueue:
         """A sample with the labels so far; None where its text was deleted."""
         return graded_samples(self._store, task.series, [sample_id]).get(sample_id)
 
-    def next_open(self, task: Task, places: list[Place]) -> tuple[int, GradedSample] | None:
+    def next_open(self, task: Task) -> tuple[int, GradedSample] | None:
         """The first that lacks grades, and its id; None where all are graded."""
-        for place in places:
-            if place.is_graded:
-                continue
-            sample = self.sample(task, place.sample_id)
-            # Where nothing was served, there may be nothing to grade.
-            if sample is not None and not sample.is_graded(task.depth):
-                return place.sample_id, sample
+        for most_read in (_MOST_READ, None):
+            for place in self.places(task, most_read):
+                sample = None if place.is_graded else self.sample(task, place.sample_id)
+                # Where nothing was served, there may be nothing to grade.
+                if sample is not None and not sample.is_graded(task.depth):
+                    return place.sample_id, sample
         return None
 
-    def _read(self, picked: list[PickedSample], task: Task) -> None:
+    def _read(self, picked: list[PickedSample], task: Task, most_read: int | None) -> None:
         if len(self._known) > _MOST_KNOWN:
             self._known.clear()
-        changed = {
-            one.sample_id: one.n_labels
+        changed = [
+            one
             for one in picked
-            if self._known.get(_key(one.sample_id, task), (-1, None))[0] != one.n_labels
-        }
-        for sample_id, sample in graded_samples(self._store, task.series, list(changed)).items():
+            if (one.n_labels or task.tenant)
+            and self._known.get(_key(one, task), (-1, None))[0] != one.n_labels
+        ]
+        # Those that somebody has just graded first.
+        changed.sort(key=lambda one: _key(one, task) not in self._known)
+        chosen = {one.sample_id: one for one in changed[:most_read]}
+        for sample_id, sample in graded_samples(self._store, task.series, list(chosen)).items():
             is_own = not task.tenant or sample.is_of_tenant(task.tenant)
-            self._known[_key(sample_id, task)] = (
-                changed[sample_id],
+            self._known[_key(chosen[sample_id], task)] = (
+                chosen[sample_id].n_labels,
                 sample.is_graded(task.depth) if is_own else None,
             )
 
 
-def _key(sample_id: int, task: Task) -> _Key:
-    return sample_id, task.series, task.depth, task.tenant
+def _key(picked: PickedSample, task: Task) -> _Key:
+    return picked.sample_id, task.series, task.depth, task.tenant

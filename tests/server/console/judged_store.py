@@ -47,16 +47,17 @@ def filled(
     n: int,
     *,
     judge: bool = True,
+    relevant: int = 1,
     misleading: float = 0.0,
     ids: Callable[[int, int], str] = "d{}-{}".format,
     filters: Sequence[Where | None] = (None,),
 ) -> str:
-    """The URL of a store with ``n`` requests, of each of which the second passage is relevant."""
+    """The URL of a store with ``n`` requests, of each of which one passage is relevant."""
     traffic = serve(
         folder,
         n,
         profile=PROFILE,
-        relevant_ranks=[1],
+        relevant_ranks=[relevant],
         rates=EVERYTHING,
         misleading=misleading,
         ids=ids,

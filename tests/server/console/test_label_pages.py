@@ -129,11 +129,7 @@ def test_the_last_grade_counts_also_when_the_clock_is_set_back(
 ) -> None:
     text = pick(client).text
     sample, passage = sample_on(text), shown(text)[0]
-    (request_id,) = {
-        row.request_id
-        for one in to_label(store, SERIES, LabelDepth.SERVED, 1)
-        for row in one.rows(LabelDepth.SERVED)
-    }
+    request_id = store.request_ids([sample])[sample]
     store.add_labels([LabelRow(request_id, passage, 3, None, "ann", 9e9)])
     give(client, "1", passage, sample)
     (found,) = to_label(store, SERIES, LabelDepth.SERVED, 1)
@@ -152,14 +148,40 @@ def test_another_person_sees_that_it_is_graded_but_not_how(
     assert 'aria-pressed="true"' not in theirs
 
 
-def test_the_search_ends_at_the_first_that_is_relevant(
-    store: SampleStore, client: TestClient
-) -> None:
-    """Nothing served is relevant by these grades, so more is asked for until something is."""
-    pick(client, 6)
-    sample, graded = grade_all(client, "0")
-    assert len(graded) >= 4
-    assert "This query is graded" in page(client, sample=sample)
+def test_the_search_ends_at_the_first_that_is_relevant(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 1, relevant=8)) as store:
+        client = visitor(store)
+        text = pick(client, 1).text
+        assert len(shown(text)) >= 5
+        for passage in shown(text)[:4]:
+            give(client, "0", passage, sample_on(text))
+        after = give(client, "1", shown(text)[4], sample_on(text)).text
+        assert "This query is graded" in after
+        assert shown(after) == shown(text)[:5]
+
+
+def test_a_grade_of_a_passage_that_is_needed_no_more_can_be_taken_back(tmp_path: Path) -> None:
+    """The judge calls a dropped one relevant, and then a person one that was served."""
+    with SampleStore.open(filled(tmp_path, 1, relevant=8)) as store:
+        client = visitor(store)
+        text = pick(client, 1).text
+        sample, served, searched = sample_on(text), shown(text)[0], shown(text)[4]
+        assert searched == "d0-8"
+        give(client, "0", searched, sample)
+        give(client, "2", served, sample)
+        assert searched in shown(page(client, sample=sample))
+        after = give(client, "", searched, sample)
+        assert after.status_code == 200
+        assert searched not in shown(after.text)
+
+
+def test_an_id_with_line_breaks_comes_back_from_a_form(tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 1, ids="d{}\n-{}".format)) as store:
+        client = visitor(store)
+        text = pick(client, 1).text
+        passage = shown(text)[0].replace("\n", "\r\n")
+        assert give(client, "1", passage, sample_on(text)).status_code == 200
+        assert [row.passage_id for _, row in store.labels()] == [shown(text)[0]]
 
 
 def test_depth_pool_asks_for_dropped_passages(store: SampleStore, client: TestClient) -> None:
