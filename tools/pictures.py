@@ -6,6 +6,7 @@ Needs Chromium (Debian's package ``chromium``) for the pages. Takes as long as t
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from benchmarks.console import served
 from calibration.report import report, write_html
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Hit
+from ctxguard.demo.corpus import passages
 from ctxguard.demo.labelled_questions import questions
 from ctxguard.demo.loop import calibrate_demo, open_index
 from ctxguard.guard import ContextGuard
@@ -60,10 +63,18 @@ def first_screen() -> None:
 
 def label_page() -> None:
     """The console's page Label on some of the demonstration's questions, as PNG."""
-    retriever, _ = open_index(cache_folder() / "demo-index", _silent)
     labelled = questions()
+    words = {passage: set(_words(f"{passage.title} {passage.text}")) for passage in passages()}
+
+    def search(query: str, *, depth: int) -> list[Hit]:
+        wanted = set(_words(query))
+        shared = {one: len(wanted & own) / len(wanted) for one, own in words.items()}
+        best = sorted(shared, key=lambda one: -shared[one])[:depth]
+        return [Hit(one.passage_id, shared[one], one.text, title=one.title) for one in best]
+
     sampler = Sampler(1.0, seed="pictures", capacity=40)
-    guard = ContextGuard(retriever, policy=RatioPolicy(k=5, min_ratio=0.0), sampler=sampler)
+    policy = RatioPolicy(k=5, min_ratio=0.0)
+    guard = ContextGuard(search, policy=policy, score_kind="ratio", sampler=sampler)
     with SampleStore.open("sqlite://") as store:
         writer = SampleWriter(sampler, store)
         for query in labelled.queries[:40]:
@@ -76,6 +87,10 @@ def label_page() -> None:
         to_label(store, monitor.series, LabelDepth.SERVED, 20)
         with served(store) as address:
             _photograph(f"http://{address}/console/label?annotator=Ann", "console.png", height=760)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]{3,}", text.lower())
 
 
 def _photograph(address: str, name: str, *, height: int) -> None:
