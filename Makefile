@@ -11,7 +11,7 @@ LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test coverage test-slow test-kernels lint format schema dashboard figures pictures chaos fuzz lock clean
+.PHONY: help demo examples test coverage test-clients test-slow test-kernels lint format schema dashboard figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -19,6 +19,7 @@ help:
 	@echo "make test          the tests"
 	@echo "make coverage      the tests, and which lines they run: takes twice as long"
 	@echo "make test-slow     the long simulations as well"
+	@echo "make test-clients  the rerank service against its clients' own code"
 	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
 	@echo "make lint          ruff, mypy, import contracts"
 	@echo "make format        rewrite the sources in the house style"
@@ -39,6 +40,16 @@ $(VENV)/.dev: $(VENV)/.run locks/dev.txt
 	@echo "installing what the tests need …"
 	@$(LOCKED) -r locks/dev.txt
 	@touch $@
+
+# Apart from the others: clients hold back versions of what ctxguard uses.
+$(VENV)-clients/.made: pyproject.toml
+	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	@echo "installing the clients of the rerank service …"
+	@$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -e ".[clients]"
+	@touch $@
+
+test-clients: $(VENV)-clients/.made
+	@$(VENV)-clients/bin/python -m pytest -q tests/server/clients
 
 demo: $(VENV)/.run
 	@$(BIN)/ctxguard demo
@@ -144,5 +155,5 @@ schema: $(VENV)/.run
 	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json
 
 clean:
-	rm -rf $(VENV) build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-clients build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

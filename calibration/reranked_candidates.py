@@ -86,7 +86,7 @@ class RerankedCandidates:
 
     def fingerprint(self) -> dict[str, str]:
         """What the service compares with its own reranker."""
-        return {"rerank": self._reranker.fingerprint}
+        return {"reranker": self._reranker.fingerprint, "score_kind": self._kind.value}
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
         """All candidates of a query with their scores; of equal scores the first is the better.

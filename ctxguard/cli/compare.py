@@ -397,7 +397,7 @@ class _Views:
             ConfigurationError: a candidate has no retriever.
         """
         for profile in profiles:
-            if profile.fingerprint.get("reranker", "none") == "none":
+            if self._retriever is None or profile.fingerprint.get("reranker", "none") == "none":
                 fitted(profile, self.first)
             else:
                 fitted(profile, self._with_reranker(None, "the profile"))

@@ -1,15 +1,17 @@
 """Commands on lists of candidates that a server reranks: from the file to the tables."""
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import write_jsonl
 from running import Run
 
-from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import Profile
+from ctxguard.server.settings import Settings
 from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
 
 pytest.importorskip("httpx2")
@@ -57,7 +59,7 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}
     assert "secret-key" not in made.stdout + made.stderr
     made_for = Profile.load(profile)
-    assert made_for.fingerprint == {"rerank": "cohere m"}
+    assert made_for.fingerprint == {"reranker": "cohere m", "score_kind": "probability"}
     assert [each.score_kind.value for each in made_for.routes.values()] == ["probability"]
     assert "with a damp cloth" in report.read_text(encoding="utf-8")
 
@@ -70,11 +72,32 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert shown.exit_code == 0, shown.stderr
     assert "clean-kettle" in shown.stdout
 
-    # The service names its reranker in this way.
-    guard = ContextGuard(
-        profile=profile, score_kind="probability", fingerprint={"rerank": "cohere m"}, strict=True
-    )
-    assert guard.comparison.mismatches == ()
+    pytest.importorskip("starlette")
+    settings = Settings(rerank_upstream=upstream.url, rerank_model="m", profile=profile)
+    body = json.loads(_lines(candidates)[0])
+    answer = asyncio.run(ask(settings, {key: body[key] for key in ("query", "documents")}))
+    assert answer["meta"]["ctxguard"]["policy"] == made_for.profile_id
+    assert answer["meta"]["ctxguard"]["flags"] == []
+    assert sum(each["relevance_score"] > 0.0 for each in answer["results"]) < len(answer["results"])
+
+
+async def ask(settings: Settings, body: object) -> Any:
+    """The answer of a service to one request."""
+    import httpx2
+    from prometheus_client import CollectorRegistry
+
+    from ctxguard.server.app import create_app
+
+    app = create_app(settings, registry=CollectorRegistry())
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1"
+        ) as client,
+    ):
+        answer = await client.post("/v1/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def test_tei_gives_logits_and_a_profile_of_another_reranker_is_refused(

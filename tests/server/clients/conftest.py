@@ -11,7 +11,6 @@ from cases import MIN_RATIO, relevance
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.profile.schema import RouteProfile
-from ctxguard.retrieval import RerankClient
 from tests.profiles import profile_with
 from tests.rerank_endpoint import RerankEndpoint
 
@@ -53,14 +52,12 @@ def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
                 policy=RatioPolicy(k=1_000, min_ratio=MIN_RATIO), score_kind=ScoreKind.PROBABILITY
             )
         },
-        fingerprint={"rerank": "cohere (default model)"},
+        fingerprint={"reranker": "cohere (default model)", "score_kind": "probability"},
     )
     file = tmp_path_factory.mktemp("profile") / "profile.json"
     profile.save(file)
-    client = RerankClient(plain, timeout_seconds=60.0)
-    app = create_app(
-        Settings(profile=file, deadline_seconds=60.0), scorer=client, registry=CollectorRegistry()
-    )
+    settings = Settings(rerank_upstream=plain, profile=file, deadline_seconds=60.0)
+    app = create_app(settings, registry=CollectorRegistry())
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))
