@@ -17,7 +17,7 @@ from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import StoreLockedError
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.judges import Judgment
-from ctxguard.monitor.judging import result_buffer, worker
+from ctxguard.monitor.judging import lease, result_buffer, worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
@@ -135,7 +135,7 @@ class TestQuickJudge:
     def test_a_monitor_that_dies_with_verdicts_in_hand_leaves_their_samples_to_another(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker, "_LEASE_SECONDS", 0.0)
+        monkeypatch.setattr(worker, "LEASE_SECONDS", 0.0)
         live = watching(make_context, 5)
         with monkeypatch.context() as patch:
             patch.setattr(SampleStore, "finish", die)
@@ -191,7 +191,7 @@ class TestQuickJudge:
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(result_buffer, "MAX_HELD", 3)
-        monkeypatch.setattr(worker, "_LEASE_SECONDS", 0.0)
+        monkeypatch.setattr(worker, "LEASE_SECONDS", 0.0)
         live = watching(make_context, 5)
         with monkeypatch.context() as patch:
             patch.setattr(SampleStore, "finish", locked)
@@ -299,7 +299,7 @@ class TestPoison:
     def test_one_that_ends_each_process_that_judges_it_is_given_up(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker, "_LEASE_SECONDS", 0.0)
+        monkeypatch.setattr(worker, "LEASE_SECONDS", 0.0)
         live = watching(make_context, 1, TellingJudge(die))
         for _ in range(5):
             monitor = Monitor(live.store, live.monitor.judge, clock=lambda: live.now)
@@ -309,6 +309,27 @@ class TestPoison:
         assert live.monitor.judge.n == 5
         assert live.store.states()[State.FAILED] == 1
         assert "begun 5 times" in live.store.rejected([1])[1][0][2]
+
+    def test_one_that_waits_alone_and_on_which_the_judge_always_fails_is_given_up(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_: int) -> int:
+            raise TimeoutError
+
+        live = watching(make_context, 1, TellingJudge(fail))
+        for _ in range(20):
+            assert live.monitor.step() == 0
+        # Within an hour they count as one: it may be an outage.
+        assert live.store.states()[State.PENDING] == 1
+        monkeypatch.setattr(worker, "_ALONE_SECONDS", 0.0)
+        for _ in range(4):
+            assert live.monitor.step() == 0
+        assert live.store.states()[State.FAILED] == 1
+        ((passage_id, reason, why),) = live.store.rejected([1])[1]
+        assert (passage_id, reason) == ("", "judge_failed")
+        assert why.startswith("TimeoutError")
+        assert live.monitor.step() == 0
+        assert live.monitor.judge.n == 24
 
     def test_an_alarm_that_fails_on_one_sample_does_not_stop_the_others(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
@@ -368,3 +389,56 @@ class TestSlowJudge:
         assert live.monitor.step() == 1
         states = live.store.states()
         assert (states[State.JUDGED], states[State.PENDING]) == (1, 4)
+
+
+class TestLease:
+    def test_a_monitor_at_work_keeps_what_it_claimed_and_one_that_is_killed_does_not(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.01)
+        renewals, renew = [], SampleStore.renew
+
+        def noting(store: SampleStore, claimant: str, *, lease_seconds: float) -> int:
+            renewals.append(renew(store, claimant, lease_seconds=lease_seconds))
+            return renewals[-1]
+
+        monkeypatch.setattr(SampleStore, "renew", noting)
+        live = watching(make_context, 3, TellingJudge(lambda _: until(lambda: len(renewals) > 1)))
+        assert live.monitor.step() == 3
+        assert renewals[:2] == [3, 3]
+
+    def test_a_renewed_lease_binds_and_an_ended_one_does_not(
+        self, make_context: MakeContext
+    ) -> None:
+        store = watching(make_context, 3).store
+        assert len(store.claim("killed", 3, lease_seconds=0.0)) == 3
+        assert len(store.claim("at work", 2, lease_seconds=0.0)) == 2
+        assert store.renew("at work", lease_seconds=600.0) == 2
+        assert len(store.claim("another", 3, lease_seconds=600.0)) == 1
+        assert store.renew("killed", lease_seconds=600.0) == 0
+
+    def test_renewing_ends_with_the_work_and_after_ten_minutes(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.0)
+        monkeypatch.setattr(lease, "_LONGEST_SECONDS", 0.0)
+        live = watching(make_context, 1)
+        lease._renew(live.store, "hung", threading.Event())
+        done = threading.Event()
+        done.set()
+        monkeypatch.setattr(lease, "_LONGEST_SECONDS", 600.0)
+        lease._renew(live.store, "done", done)
+
+    def test_a_renewal_that_fails_is_tried_again(
+        self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lease, "_RENEWED_SECONDS", 0.01)
+        tries = []
+
+        def fail(*_: object, **__: object) -> int:
+            tries.append(1)
+            raise StoreLockedError("busy")
+
+        monkeypatch.setattr(SampleStore, "renew", fail)
+        live = watching(make_context, 1, TellingJudge(lambda _: until(lambda: len(tries) > 1)))
+        assert live.monitor.step() == 1

@@ -4,6 +4,7 @@ worker         claims waiting samples, has them judged, and stores the results
 sample_judge   which passages of a sample the judge grades, and which verdicts are valid
 audit          what the retriever itself missed
 budget         how much judging may take
+lease          samples stay with the monitor that claimed them
 result_buffer  results on their way to the store
 counters       what one process has counted
 """

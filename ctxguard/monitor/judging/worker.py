@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.errors import DataError
@@ -17,6 +18,7 @@ from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
+from ctxguard.monitor.judging.lease import LEASE_SECONDS, renewed
 from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
 from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
 from ctxguard.monitor.sampling.inclusion import HashSampler
@@ -25,11 +27,13 @@ from ctxguard.monitor.store import Claimed, Finished, SampleStore, State
 
 _log = logging.getLogger(__name__)
 
-_LEASE_SECONDS = 600.0
 _IN_HAND_SECONDS = 120.0
 """Claimed samples that a slow judge has not reached by then go back to the queue."""
 _MAX_ATTEMPTS = 5
 _FAILURES_OF_AN_OUTAGE = 2
+_ALONE_SECONDS = 3600.0
+"""How often a failure counts where no other sample tells whether the judge works: an outage of some
+hours costs no sample, and one on which the judge always fails is not tried for ever."""
 
 _STATES = {
     Outcome.JUDGED: State.JUDGED,
@@ -85,6 +89,9 @@ class JudgingWorker:
         self._cost = 0.0
         self._in_hand: set[int] = set()
         """Claimed, and neither finished nor given back."""
+        self._alone: dict[int, float] = {}
+        """When a failure of a sample that waits alone last counted, by the monotonic clock."""
+        self._why = ""
         self.failing = False
 
     def step(self, limit: int) -> int:
@@ -97,11 +104,20 @@ class JudgingWorker:
         self._settle_last_step()
         if self._budget.refresh() <= 0.0:
             return 0
-        claimed = self._store.claim(self._claimant, limit, lease_seconds=_LEASE_SECONDS)
+        claimed = self._store.claim(self._claimant, limit, lease_seconds=LEASE_SECONDS)
         # In any order, or a few samples on which the judge fails would look like an outage for
         # as long as they are the oldest.
         self._order.shuffle(claimed)
         self._in_hand = {sample.sample_id for sample in claimed}
+        with renewed(self._store, self._claimant) if claimed else nullcontext():
+            n_finished, failed = self._process_all(claimed)
+        if 0 < len(failed) == len(claimed) < limit:
+            self._count_alone(failed)
+        self._give_back()
+        return n_finished
+
+    def _process_all(self, claimed: Sequence[Claimed]) -> tuple[int, list[int]]:
+        """How many were finished, and on which the judge failed since it last judged one."""
         n_finished, failed = 0, list[int]()
         began = time.monotonic()
         try:
@@ -119,7 +135,6 @@ class JudgingWorker:
                 self._budget.sample_finished()
                 # The judge answers: what it failed on before was the fault of the sample.
                 self._count_attempts(failed)
-                self._in_hand.difference_update(failed)
                 failed = []
                 if time.monotonic() - began >= _IN_HAND_SECONDS:
                     break
@@ -128,8 +143,15 @@ class JudgingWorker:
             self._results.write()
             self._after_writing()
             self._budget.settle()
-        self._give_back()
-        return n_finished
+        return n_finished, failed
+
+    def _count_alone(self, sample_ids: Sequence[int]) -> None:
+        """Count failures on the only samples that wait, now and then."""
+        now = time.monotonic()
+        last = {one: self._alone.get(one, now - _ALONE_SECONDS) for one in sample_ids}
+        due = [one for one, counted in last.items() if now - counted >= _ALONE_SECONDS]
+        self._alone = {**last, **dict.fromkeys(due, now)}
+        self._count_attempts(due)
 
     def _settle_last_step(self) -> None:
         """Write and give back what an outage of the store, or another error, left in hand.
@@ -217,6 +239,7 @@ class JudgingWorker:
 
     def _judge_failed(self, error: Exception) -> Outcome:
         self._counters.add_outcome(Outcome.JUDGE_FAILED)
+        self._why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
             name = self._judge.judge.name
@@ -235,7 +258,8 @@ class JudgingWorker:
         """Give samples back that failed by themselves; those that failed too often are left out."""
         if not sample_ids:
             return
-        given_up = self._store.give_back(sample_ids, max_attempts=_MAX_ATTEMPTS)
+        given_up = self._store.give_back(sample_ids, max_attempts=_MAX_ATTEMPTS, why=self._why)
+        self._in_hand.difference_update(sample_ids)
         if given_up:
             _log.warning(
                 "%d samples are left out: judging them failed %d times", given_up, _MAX_ATTEMPTS
@@ -265,6 +289,7 @@ class JudgingWorker:
                 sample_id = one.result.finished.sample_id
                 refused.append(sample_id)
                 self._counters.add_error()
+                self._why = describe_error(one.error)
                 _log.warning(
                     "the result of sample %d could not be stored: %s",
                     sample_id,

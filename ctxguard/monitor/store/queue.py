@@ -179,6 +179,7 @@ class SampleQueue(StorePart):
         *,
         max_attempts: int | None,
         claimant: str | None = None,
+        why: str = "",
     ) -> int:
         """Let claimed samples wait again, because they could not be judged now.
 
@@ -188,6 +189,7 @@ class SampleQueue(StorePart):
                 that were not tried at all.
             claimant: Leave those alone that another has claimed meanwhile; None for whoever has
                 them.
+            why: Kept as the reason of those that fail.
 
         Returns:
             How many failed.
@@ -200,9 +202,13 @@ class SampleQueue(StorePart):
             )
             tried = 0 if max_attempts is None else 1
             is_last = sa.false() if max_attempts is None else _samples.attempts + 1 >= max_attempts
-            failed += connection.execute(
-                sa.select(sa.func.count()).select_from(schema.samples).where(claimed, is_last)
-            ).scalar_one()
+            last = connection.execute(
+                sa.select(_samples.sample_id).where(claimed, is_last).with_for_update()
+            ).scalars()
+            reason = {"passage_id": "", "reason": "judge_failed", "reply": storable(why)}
+            reasons = [{"sample_id": each, **reason} for each in last]
+            _insert(connection, schema.rejected, reasons)
+            failed += len(reasons)
             connection.execute(
                 sa.update(schema.samples)
                 .where(claimed)
@@ -215,6 +221,20 @@ class SampleQueue(StorePart):
                 )
             )
         return failed
+
+    @writes
+    def renew(self, connection: sa.Connection, claimant: str, *, lease_seconds: float) -> int:
+        """Keep what a claimant has claimed, for so long from now; the number of samples."""
+        now = self._database.lease_now(connection)
+        own = sa.and_(
+            _samples.state == State.CLAIMED.value, _samples.claimant == storable(claimant)
+        )
+        n: int = connection.execute(
+            sa.update(schema.samples)
+            .where(own)
+            .values(leased_at=now, leased_until=now + lease_seconds)
+        ).rowcount
+        return n
 
     @writes
     def lead(self, connection: sa.Connection, who: str, *, lease_seconds: float) -> bool:
