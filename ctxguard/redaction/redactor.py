@@ -21,6 +21,7 @@ Redactor = Callable[[str], str]
 RULES = (*KEY_RULES, *PERSONAL_RULES)
 
 _MAX_ROUNDS = 8
+_HASH = re.compile(r"hash:[0-9a-f]{32}")
 _KEY_BYTES = range(16, 65)  # BLAKE2b accepts up to 64
 
 
@@ -174,6 +175,15 @@ def hash_text(text: str, key: bytes) -> str:
         )
     data = text.encode("utf-8", "surrogatepass")
     return "hash:" + blake2b(data, key=key, digest_size=16).hexdigest()
+
+
+def is_hash(text: str) -> bool:
+    """Whether a text is what ``hash_text`` returns.
+
+    >>> is_hash("hash:bbaa9d89caab4e8a33f7ab287f7e0fdf"), is_hash("hash:tables")
+    (True, False)
+    """
+    return _HASH.fullmatch(text) is not None
 
 
 def kept(text: str, how: Text, key: bytes | None = None) -> str | None:

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +23,14 @@ from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
-from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.counts import Counts
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.sampler import LostReason, Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to, settle_dead_processes
+from ctxguard.monitor.service import Outcome
 from ctxguard.monitor.store import SampleStore, State, WorkerCounts
 from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
@@ -85,6 +86,54 @@ def test_queries_may_be_hashed_and_passages_left_out(make_context: MakeContext) 
     assert record.query.startswith("hash:")
     assert record.passages == {}
     assert record.passage_ids == tuple(POOL)
+
+
+@pytest.mark.parametrize("how", ["omitted", Text.OMITTED])
+def test_how_texts_are_kept_may_be_said_by_name(make_context: MakeContext, how: Text) -> None:
+    live = Watching(LabelJudge({}), privacy=Privacy(query=how))
+    live.serve(make_context(POOL, 2, query="a secret"))
+    (record,) = written(live)
+    assert record.query is None
+    assert record.passages
+
+
+def test_another_way_to_keep_texts_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'omit' must be one of stored, hashed, omitted"):
+        Privacy(passages="omit")  # type: ignore[arg-type]
+
+
+class Reading:
+    """Grades everything 1, and keeps what it read."""
+
+    name, version, max_grade, exact = "reading", "1", 1, True
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        self.read += [query, *[passage.text for passage in passages]]
+        return [Judgment(passage.passage_id, 1) for passage in passages]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "is_found", "is_judged"),
+    [
+        (Privacy(passages=Text.HASHED, hash_key=KEY), True, True),
+        (Privacy(passages=Text.HASHED, hash_key=KEY), False, False),
+        (Privacy(query=Text.HASHED, hash_key=KEY), True, False),
+    ],
+)
+def test_a_judge_never_reads_a_hash(
+    make_context: MakeContext, privacy: Privacy, is_found: bool, is_judged: bool
+) -> None:
+    judge = Reading()
+    lookup = {name: Passage(name, f"of the index: {name}") for name in POOL}.get
+    live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
+    live.watch(make_context(POOL, 2, query="how?"))
+    outcomes = live.monitor.report().outcomes
+    assert (outcomes[Outcome.JUDGED], outcomes[Outcome.INCOMPLETE]) == (is_judged, not is_judged)
+    assert not [text for text in judge.read if "hash:" in text]
+    assert any("of the index" in text for text in judge.read) == is_judged
 
 
 def test_a_hash_without_a_key_is_refused() -> None:

@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     UNREADABLE = "unreadable"
     """It was written by another release, is damaged, or ended each process that judged it."""
     JUDGE_FAILED = "judge_failed"
-    """The judge could not be called; the sample waits for another attempt, up to five that count."""
+    """The judge could not be called; the sample waits for another try, up to five that count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ctxguard.monitor.judges import Judge, Judgment
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.sampling.privacy import redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
-from ctxguard.redaction import Redactor, redact
+from ctxguard.redaction import Redactor, is_hash, redact
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""
@@ -131,9 +131,8 @@ class SampleJudge:
 
     def _passage(self, record: SampleRecord, position: int) -> Passage | None:
         passage = record.passage(position)
-        return (
-            passage if passage.text or passage.title else self._unstored(record, passage.passage_id)
-        )
+        is_there = (passage.text or passage.title) and not is_hash(passage.text)
+        return passage if is_there else self._unstored(record, passage.passage_id)
 
     def _unstored(self, record: SampleRecord, passage_id: str) -> Passage | None:
         """A passage that the record holds no text of.
@@ -166,6 +165,8 @@ class SampleJudge:
         """The valid verdicts by passage id: not those missing, misplaced or out of range."""
         passages = [passage for passage in wanted if passage is not None]
         if not passages or record.query is None:
+            return {}
+        if self._reads_text and is_hash(record.query):
             return {}
         verdicts = self.judge.judge(record.query, passages)
         self.n_judged += len(passages)

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import Literal
 
 from ctxguard.core.metadata_filter import Where
+from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
 from ctxguard.redaction import Redactor, Text, kept, redact, redacted
+
+TextName = Literal["stored", "hashed", "omitted"]
 
 _REMEMBERED_TEXTS = 100_000
 
@@ -21,22 +25,29 @@ class Privacy:
         redactor: Applied to every text before it is written; None for no redaction. If it
             raises, the sample is lost, never written unredacted.
         query: Whether queries are stored, replaced by a keyed hash, or left out.
-        passages: The same for titles and texts of passages. Judges need texts: where they are
-            not stored, give the monitor the index.
+        passages: The same for titles and texts of passages. A judge that reads texts needs them:
+            where they are hashed or left out, give the monitor the index. Without it, and with a
+            query that is hashed or left out, samples are not judged and counted as ``incomplete``.
         hash_key: Keeps hashes from being reversed by a dictionary; needed if anything is hashed.
 
     Raises:
-        ConfigurationError: at construction, for a hash without a key of 16 to 64 bytes.
+        ConfigurationError: at construction, for a hash without a key of 16 to 64 bytes, or another
+            way to keep a text.
     """
 
     redactor: Redactor | None = redact
-    query: Text = Text.STORED
-    passages: Text = Text.STORED
+    query: Text | TextName = Text.STORED
+    passages: Text | TextName = Text.STORED
     hash_key: bytes | None = None
 
     def __post_init__(self) -> None:
-        for how in (self.query, self.passages):
-            kept("", how, self.hash_key)
+        for name in ("query", "passages"):
+            given = getattr(self, name)
+            if given not in list(Text):
+                raise ConfigurationError(f"{name} {given!r} must be one of {', '.join(Text)}")
+            kept("", Text(given), self.hash_key)
+            # A text is one of them too. Through object.__setattr__, because this is frozen.
+            object.__setattr__(self, name, Text(given))
 
     def apply(self, record: SampleRecord) -> SampleRecord:
         """The record as it may be stored.
@@ -78,10 +89,10 @@ class Privacy:
             return redacted_once(text, self.redactor)
         return self._kept(text, self.passages) or ""
 
-    def _kept(self, text: str, how: Text) -> str | None:
+    def _kept(self, text: str, how: Text | TextName) -> str | None:
         if how is Text.STORED and self.redactor is not None:
             text = redacted(text, self.redactor)
-        return kept(text, how, self.hash_key)
+        return kept(text, Text(how), self.hash_key)
 
 
 DEFAULT_PRIVACY = Privacy()
