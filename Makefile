@@ -19,7 +19,7 @@ help:
 	@echo "make test          the tests"
 	@echo "make coverage      the tests, and which lines they run: takes twice as long"
 	@echo "make test-slow     the long simulations as well"
-	@echo "make test-clients  the rerank service against its clients' own code"
+	@echo "make test-clients  frameworks and clients of the rerank service, by their own code"
 	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
 	@echo "make lint          ruff, mypy, import contracts"
 	@echo "make format        rewrite the sources in the house style"
@@ -44,12 +44,12 @@ $(VENV)/.dev: $(VENV)/.run locks/dev.txt
 # Apart from the others: clients hold back versions of what ctxguard uses.
 $(VENV)-clients/.made: pyproject.toml
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
-	@echo "installing the clients of the rerank service …"
+	@echo "installing frameworks and clients of the rerank service …"
 	@$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -e ".[clients]"
 	@touch $@
 
 test-clients: $(VENV)-clients/.made
-	@$(VENV)-clients/bin/python -m pytest -q tests/server/clients
+	@$(VENV)-clients/bin/python -m pytest -q tests/server/clients tests/integrations
 
 demo: $(VENV)/.run
 	@$(BIN)/ctxguard demo

@@ -124,7 +124,7 @@ def truth() -> FloatArray:
 def judged_store(
     truth: FloatArray, record: SampleRecord, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A SQLite file with a fourth of the requests, graded by a judge of 0.85 sensitivity, 0.9 specificity."""
+    """A SQLite file with a fourth of the requests, graded by a judge of 0.85 and 0.9."""
     luck = np.random.default_rng(2).random(truth.shape)
     verdicts = np.where(truth > 0, luck < 0.85, luck < 0.1) * 1.0
     path = tmp_path_factory.mktemp("store") / "samples.db"
