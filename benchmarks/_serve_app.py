@@ -1,6 +1,6 @@
 """A server of the service's benchmark: the service with scores at hand, or an echo.
 
-    python -m benchmarks._serve_app service|echo
+python -m benchmarks._serve_app service|echo
 """
 
 import sys
@@ -68,6 +68,11 @@ async def _echo(request: Request) -> Response:
     return Response(await request.body(), media_type="application/json")
 
 
+def _announce(url: str) -> None:
+    sys.stdout.write(f"{url}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Serve on any free port, and print the URL."""
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +84,7 @@ def main() -> None:
             if sys.argv[1] == "echo"
             else create_app(settings, scorer=ScoresAtHand())
         )
-        serve(settings, lambda url: print(url, flush=True), app)
+        serve(settings, _announce, app)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ send halves of requests and bodies of 1 GB, while one client goes on asking.
 import argparse
 import asyncio
 import json
+import os
 import random
 import socket
 import statistics
@@ -54,12 +55,16 @@ class Case:
         echo: Timing of the echo of the same body, by one client.
         service_per_second: Requests a second by 16 clients.
         echo_per_second: The same of the echo.
+        service_cpu: Processor time of the service for one of those requests, in microseconds.
+        echo_cpu: The same of the echo.
     """
 
     service: Timing
     echo: Timing
     service_per_second: float
     echo_per_second: float
+    service_cpu: float
+    echo_cpu: float
 
     @property
     def ratio(self) -> float:
@@ -96,7 +101,7 @@ def request_of(path: str) -> bytes:
 @contextmanager
 def serving(what: str) -> Iterator[tuple[int, int]]:
     """A server in a process of its own: its port and its process id."""
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - this package's own
         [sys.executable, "-m", "benchmarks._serve_app", what], stdout=subprocess.PIPE, text=True
     )
     try:
@@ -136,8 +141,8 @@ def _size(answer: bytes) -> int | None:
     return len(head) + len(end) + int(length)
 
 
-async def _per_second(port: int, request: bytes, seconds: float) -> float:
-    """Requests a second that 16 clients get answered."""
+async def _answered(port: int, request: bytes, seconds: float) -> int:
+    """How many requests of 16 clients are answered."""
     until, answered = time.perf_counter() + seconds, 0
 
     async def ask() -> None:
@@ -152,36 +157,36 @@ async def _per_second(port: int, request: bytes, seconds: float) -> float:
             answered += 1
         writer.close()
 
-    began = time.perf_counter()
     await asyncio.gather(*[ask() for _ in range(CLIENTS)])
-    return answered / (time.perf_counter() - began)
+    return answered
 
 
 def measured(rounds: int, calls: int) -> dict[str, Case]:
     """Every path, timed beside its echo."""
     requests = {path: request_of(path) for path in PATHS}
     with ExitStack() as stack:
-        service, _ = stack.enter_context(serving("service"))
-        echo, _ = stack.enter_context(serving("echo"))
-        ports = {"service": service, "echo": echo}
+        servers = {name: stack.enter_context(serving(name)) for name in ("service", "echo")}
         cases = {
             f"{name} {path}": partial(Client(port).ask, requests[path])
-            for name, port in ports.items()
+            for name, (port, _) in servers.items()
             for path in PATHS
         }
         timings = interleaved(cases, rounds=rounds, calls=calls, seconds=2.0)
-        rates: dict[str, list[float]] = {name: [] for name in cases}
+        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
         for _ in range(max(rounds // 4, 3)):
             for name in cases:
                 which, path = name.split(" ")
-                rate = asyncio.run(_per_second(ports[which], requests[path], 1.0))
-                rates[name].append(rate)
+                port, pid = servers[which]
+                before, began = _cpu_seconds(pid), time.perf_counter()
+                answered = asyncio.run(_answered(port, requests[path], 1.0))
+                cpu, wall = _cpu_seconds(pid) - before, time.perf_counter() - began
+                rates[name].append((answered / wall, 1e6 * cpu / answered))
     return {
         path: Case(
             timings[f"service {path}"],
             timings[f"echo {path}"],
-            statistics.median(rates[f"service {path}"]),
-            statistics.median(rates[f"echo {path}"]),
+            *[statistics.median([rate for rate, _ in rates[f"{name} {path}"]]) for name in servers],
+            *[statistics.median([cpu for _, cpu in rates[f"{name} {path}"]]) for name in servers],
         )
         for path in PATHS
     }
@@ -196,7 +201,9 @@ def hostile(calls: int) -> dict[str, float]:
         alone = [_seconds(client, request) for _ in range(calls)]
         before = _resident(pid)
         stop = threading.Event()
-        senders = [threading.Thread(target=_send_gib, args=(port, head, stop)) for _ in range(_HUGE)]
+        senders = [
+            threading.Thread(target=_send_gib, args=(port, head, stop)) for _ in range(_HUGE)
+        ]
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(_IDLE)]
         slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(_SLOW)]
         for at, each in enumerate(slow):
@@ -240,6 +247,12 @@ def _send_gib(port: int, head: bytes, stop: threading.Event) -> None:
             one.recv(4096)
 
 
+def _cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _resident(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * 4096
@@ -261,7 +274,10 @@ def main(arguments: list[str] | None = None) -> int:
             console.print(f"{name} {figure:.1f}")
         return 0
     cases = measured(given.rounds, given.calls)
-    table = Table("path", "p50 µs", "echo", "ratio", "p99 µs", "echo", "16 clients /s", "echo")
+    table = Table(
+        *("path", "p50 µs", "echo", "ratio", "p99 µs", "echo", "16 clients /s", "echo"),
+        *("CPU µs", "echo"),
+    )
     for path, case in cases.items():
         table.add_row(
             path,
@@ -272,6 +288,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"{case.echo.p99:.0f}",
             f"{case.service_per_second:,.0f}",
             f"{case.echo_per_second:,.0f}",
+            f"{case.service_cpu:.0f}",
+            f"{case.echo_cpu:.0f}",
         )
     console.print(table)
     if given.json is not None:

@@ -24,6 +24,7 @@ from ctxguard.core.scores import (
     is_relative,
     is_valid,
     relative_score,
+    relative_scores,
     within_domain,
 )
 from ctxguard.core.signals import legs_in_order
@@ -151,7 +152,7 @@ class Decision:
         if not within_domain(kind, min(scores), top):
             return None
         temperature = self.policy.temperature if isinstance(self.policy, RatioPolicy) else 1.0
-        return [relative_score(kind, top, score, temperature) for score in scores]
+        return relative_scores(kind, scores, temperature)
 
 
 def decide(ranking: Ranking, policy: Policy) -> Decision:

@@ -131,4 +131,11 @@ def relative_scores(
     if not scores:
         return []
     top = max(scores)
+    if kind is ScoreKind.PROBABILITY:
+        # The top's log-odds once, not for every score.
+        top_logit, exp = _logit(top), math.exp
+        return [
+            1.0 if score >= top else exp((_logit(score) - top_logit) / temperature)
+            for score in scores
+        ]
     return [relative_score(kind, top, score, temperature) for score in scores]

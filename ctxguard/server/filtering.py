@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import (
+    DropReason,
     FloatArray,
     Leg,
     Passage,
@@ -204,13 +205,17 @@ def decision_of(context: Context) -> dict[str, object]:
         "policy": context.profile_id,
         "mode": context.mode.value,
         "kept": context.kept_ids,
-        "dropped": context.dropped_by_reason,
-        "flags": context.flags,
+        "dropped": {_NAMES[reason]: n for reason, n in context.dropped_by_reason.items()},
+        "flags": [flag.value for flag in context.flags],
         "differences": context.differences,
         "sufficient": context.sufficient,
         "p_sufficient": context.p_sufficient,
         "verdicts": [_as_dict(verdict) for verdict in context.verdicts],
     }
+
+
+# A plain text is written five times as fast as the member of an enumeration.
+_NAMES = {reason: reason.value for reason in DropReason}
 
 
 def _as_dict(verdict: Verdict) -> dict[str, object]:
@@ -222,6 +227,6 @@ def _as_dict(verdict: Verdict) -> dict[str, object]:
         "relative_score": relative_score,
         "probability": probability,
         "kept": reason is None,
-        "reason": reason,
+        "reason": None if reason is None else _NAMES[reason],
         "kept_if": [{"setting": setting, "value": value} for setting, value in kept_if],
     }

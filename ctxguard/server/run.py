@@ -1,6 +1,7 @@
 """Running the service: the socket, uvicorn, worker processes, and what it leaves to itself."""
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -54,6 +55,7 @@ def serve(
 
             app = create_app(settings) if app is None else app
             announce(url)
+            _spare_collector()
             uvicorn.Server(_config(settings, app)).run([listening])
             return
         # Read by prometheus-client when a worker imports it.
@@ -68,7 +70,9 @@ def app_from_environment() -> Starlette:
     from ctxguard.server.app import create_app
 
     try:
-        return create_app(Settings.from_environment())
+        app = create_app(Settings.from_environment())
+        _spare_collector()
+        return app
     except CtxguardError as error:
         _log.error("%s", error)
         sys.exit(STARTUP_FAILURE)
@@ -94,6 +98,12 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.shutdown_seconds + 0.5),
     )
+
+
+def _spare_collector() -> None:
+    """Leave what is there by now out of garbage collection, which would look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _listening(settings: Settings) -> socket.socket:
