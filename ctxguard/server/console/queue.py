@@ -8,7 +8,7 @@ from ctxguard.monitor.labels.samples import GradedSample, graded_samples
 from ctxguard.monitor.store import LabelDepth, PickedSample, SampleStore
 
 _MOST_KNOWN = 200_000
-_MOST_READ = 100
+_MOST_READ = 50
 
 
 @dataclass(frozen=True, slots=True)
