@@ -90,7 +90,7 @@ class Labelling(StorePart):
         query = sa.select(_samples.sample_id, schema.labels).join(
             schema.samples, _samples.request_id == _labels.request_id
         )
-        rows = _of_samples(connection, query, _labels.label_id, sample_ids)
+        rows = _of_samples(connection, query, "label_id", sample_ids)
         return [(row.sample_id, _label(row)) for row in rows]
 
     @writes
@@ -166,7 +166,7 @@ class Labelling(StorePart):
                     row.request_id, row.kind, tuple(json.loads(row.passage_ids)), row.time_seconds
                 ),
             )
-            for row in _of_samples(connection, query, _feedback.feedback_id, sample_ids)
+            for row in _of_samples(connection, query, "feedback_id", sample_ids)
         ]
 
 
@@ -205,16 +205,16 @@ class _LabelledPassage:
 def _of_samples(
     connection: sa.Connection,
     query: sa.Select[Any],
-    number: sa.ColumnElement[int],
+    number: str,
     sample_ids: Sequence[int] | None,
 ) -> list[sa.Row[Any]]:
-    """The rows of some samples, or of all, in the order of their numbers."""
+    """The rows of some samples, or of all, in the order of the column ``number``."""
     rows: Iterable[sa.Row[Any]] = (
         connection.execute(query)
         if sample_ids is None
         else rows_with(connection, query, _samples.sample_id, sorted(set(sample_ids)))
     )
-    return sorted(rows, key=lambda row: (getattr(row, number.key), row.sample_id))
+    return sorted(rows, key=lambda row: (getattr(row, number), row.sample_id))
 
 
 def _known_requests(connection: sa.Connection, request_ids: Iterable[str]) -> set[str]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -185,7 +186,7 @@ class Label:
         """The grading guide alone."""
         return self._pages.page(request, "guide.html", **self._guide())
 
-    def _guide(self) -> dict[str, object]:
+    def _guide(self) -> dict[str, Any]:
         rows = [(grade, text, example(text)) for grade, text in meanings(self._max_grade).items()]
         return {
             "guide_rows": rows,
