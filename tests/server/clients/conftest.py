@@ -15,19 +15,6 @@ from tests.profiles import profile_with
 from tests.rerank_endpoint import RerankEndpoint
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let clients leave connections open and call what their libraries call outdated."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            for ignored in (
-                "ignore::ResourceWarning",
-                "ignore::DeprecationWarning",
-                "ignore::UserWarning",
-                "ignore::pytest.PytestUnraisableExceptionWarning",
-            ):
-                item.add_marker(pytest.mark.filterwarnings(ignored))
-
-
 @pytest.fixture(scope="session")
 def plain() -> Iterator[str]:
     """URL of a reranker that keeps every document."""

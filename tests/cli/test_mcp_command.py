@@ -1,0 +1,101 @@
+"""The command for agents, asked by the MCP SDK's own client over pipes and over HTTP."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Run
+
+from tests.timing import PATIENCE_SECONDS, until
+
+mcp = pytest.importorskip("mcp")
+
+QUERY = "what is the right way to clean my kettle"
+
+
+def words(index: Path, *more: object) -> list[str]:
+    return ["-m", "ctxguard", "mcp", "--index", str(index), *map(str, more)]
+
+
+async def searched(client: Any) -> list[str]:
+    """The passages found, after each was fetched by its id."""
+    found = json.loads((await client.call_tool("search", {"query": QUERY})).content[0].text)
+    for each in found["results"]:
+        fetched = await client.call_tool("fetch", {"id": each["id"]})
+        assert json.loads(fetched.content[0].text)["text"] == each["text"]
+    return [each["id"] for each in found["results"]]
+
+
+def test_an_agent_searches_over_standard_input_and_output(index: Path) -> None:
+    """From an index's folder to what an agent reads; nothing else is on standard output."""
+    command = mcp.StdioServerParameters(command=sys.executable, args=words(index, "-k", 3))
+
+    async def ask() -> list[str]:
+        async with mcp.Client(mcp.stdio_client(command)) as client:
+            return await searched(client)
+
+    ids = asyncio.run(asyncio.wait_for(ask(), PATIENCE_SECONDS))
+    assert len(ids) == 3
+    assert ids[0] == "clean-kettle"
+
+
+@pytest.fixture
+def served(index: Path) -> Iterator[int]:
+    """The port of a server over HTTP."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    options = words(index, "-k", 3, "--transport", "http", "--port", port)
+    process = subprocess.Popen(
+        [sys.executable, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def answers() -> bool:
+        assert process.poll() is None
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        until(answers, "the server")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+
+def test_an_agent_searches_over_http_and_a_foreign_page_cannot(served: int) -> None:
+    httpx2 = pytest.importorskip("httpx2")
+
+    async def ask() -> list[str]:
+        async with mcp.Client(f"http://127.0.0.1:{served}/mcp") as client:
+            return await searched(client)
+
+    assert asyncio.run(asyncio.wait_for(ask(), PATIENCE_SECONDS))[0] == "clean-kettle"
+    refused = httpx2.post(
+        f"http://127.0.0.1:{served}/mcp", json={}, headers={"Host": "rebound.example"}
+    )
+    assert refused.status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--index", "none"), "none"),
+        (("--index", ".", "--where", "tenant"), "'tenant' is not FIELD=VALUE"),
+        (("--index", ".", "--transport", "sse"), "'sse' is not one of"),
+        (("--index", ".", "--port", "0"), "--port"),
+        (("--index", ".", "--profile", "none.json"), "none.json"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    run: Run, options: tuple[str, ...], says: str
+) -> None:
+    result = run("mcp", *options)
+    assert result.exit_code == 2
+    assert says in result.stderr

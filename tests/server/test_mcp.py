@@ -1,0 +1,164 @@
+"""The MCP server, asked in memory by the SDK's own client."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import Passage, Route
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import RouteProfile
+from ctxguard.retrieval import HybridRetriever
+from ctxguard.testing import WordHashEmbedder
+from tests.profiles import profile_with
+
+mcp = pytest.importorskip("mcp")
+
+PASSAGES = [
+    Passage("kettle", "Clean a kettle with vinegar.", "Kettles", {"tenant": "a"}),
+    Passage(
+        "piano", "Dust a piano with a dry cloth.", "", {"tenant": "a", "url": "https://p.example/1"}
+    ),
+    Passage("secret", "Clean a kettle with the secret recipe.", "Recipe", {"tenant": "b"}),
+    *(Passage(f"other {n}", f"Something else entirely, number {n}.") for n in range(20)),
+]
+CONVEX = Fusion("convex")
+QUERY = "clean a kettle with vinegar"
+
+
+@pytest.fixture(scope="module")
+def retriever() -> HybridRetriever:
+    return HybridRetriever.build(PASSAGES, embedder=WordHashEmbedder())
+
+
+def guarded(retriever: HybridRetriever, k: int = 2) -> ContextGuard:
+    return ContextGuard(retriever, k=k)
+
+
+def asked(server: Any, work: Callable[[Any], Awaitable[Any]]) -> Any:
+    """What ``work`` returns with a client of the server."""
+
+    async def connected() -> Any:
+        async with mcp.Client(server) as client:
+            return await work(client)
+
+    return asyncio.run(connected())
+
+
+def content(result: Any) -> Any:
+    """The one text of a result, which is the structured content too, as clients expect."""
+    assert not result.is_error, result.content
+    assert [each.type for each in result.content] == ["text"]
+    found = json.loads(result.content[0].text)
+    assert found == result.structured_content
+    return found
+
+
+def test_search_and_fetch_answer_in_the_shape_that_connectors_expect(
+    retriever: HybridRetriever,
+) -> None:
+    from ctxguard.server.mcp import create_server
+
+    async def work(client: Any) -> tuple[Any, Any, Any]:
+        tools = (await client.list_tools()).tools
+        found = await client.call_tool("search", {"query": QUERY})
+        fetched = await client.call_tool("fetch", {"id": "kettle"})
+        return tools, found, fetched
+
+    tools, found, fetched = asked(create_server(guarded(retriever)), work)
+    assert [(tool.name, tool.input_schema["required"]) for tool in tools] == [
+        ("search", ["query"]),
+        ("fetch", ["id"]),
+    ]
+    assert all(tool.annotations.read_only_hint for tool in tools)
+    results = content(found)["results"]
+    assert [each["id"] for each in results] == ["kettle", "secret"]
+    assert results[0] == {
+        "id": "kettle",
+        "title": "Kettles",
+        "url": "urn:ctxguard:kettle",
+        "text": PASSAGES[0].text,
+    }
+    assert content(fetched) == {**results[0], "metadata": {"tenant": "a"}}
+
+
+def test_what_is_dropped_is_neither_found_nor_fetched(retriever: HybridRetriever) -> None:
+    """From a profile to an agent: a low threshold first, then a high one."""
+    from ctxguard.server.mcp import create_server
+
+    def kept(min_ratio: float) -> tuple[list[str], bool]:
+        policy = RatioPolicy(k=10, min_ratio=min_ratio)
+        route = RouteProfile(policy=policy, score_kind=CONVEX.kind)
+        identity = retriever.with_fusion(CONVEX).fingerprint()
+        profile = profile_with({Route.HYBRID: route}, fusion=CONVEX, fingerprint=identity)
+
+        async def work(client: Any) -> tuple[list[str], bool]:
+            found = content(await client.call_tool("search", {"query": QUERY}))
+            fetched = await client.call_tool("fetch", {"id": "secret"})
+            return [each["id"] for each in found["results"]], fetched.is_error
+
+        server = create_server(ContextGuard(retriever, profile=profile))
+        ids, failed = asked(server, work)
+        return ids, failed
+
+    assert "secret" in kept(0.01)[0]
+    assert kept(0.01)[1] is False
+    assert kept(1.0) == (["kettle"], True)
+
+
+def test_a_filter_holds_for_search_and_for_fetch(retriever: HybridRetriever) -> None:
+    from ctxguard.server.mcp import create_server
+
+    async def work(client: Any) -> tuple[Any, Any]:
+        found = await client.call_tool("search", {"query": QUERY})
+        return found, await client.call_tool("fetch", {"id": "secret"})
+
+    found, fetched = asked(create_server(guarded(retriever), Where(tenant="a")), work)
+    results = content(found)["results"]
+    assert {each["id"] for each in results} == {"kettle", "piano"}
+    assert "https://p.example/1" in {each["url"] for each in results}
+    assert fetched.is_error
+    assert "search has found no passage 'secret' of late" in fetched.content[0].text
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "says"),
+    [
+        ("search", {"query": "  "}, "empty"),
+        ("search", {"query": "x" * 100_000}, "limit"),
+        ("search", {}, "query"),
+        ("fetch", {"id": "kettle"}, "search first"),
+        ("fetch", {"id": 3}, "id"),
+    ],
+)
+def test_a_call_that_cannot_be_answered_is_an_error_of_the_tool(
+    retriever: HybridRetriever, tool: str, arguments: dict[str, object], says: str
+) -> None:
+    from ctxguard.server.mcp import create_server
+
+    async def work(client: Any) -> Any:
+        return await client.call_tool(tool, arguments)
+
+    result = asked(create_server(guarded(retriever)), work)
+    assert result.is_error
+    assert says in result.content[0].text
+    assert "Traceback" not in result.content[0].text
+
+
+def test_an_outage_is_an_error_of_the_tool() -> None:
+    from ctxguard.server.mcp import create_server
+
+    def search(query: str, *, depth: int) -> list[Any]:
+        raise ConnectionError("password=hunter2")
+
+    async def work(client: Any) -> Any:
+        return await client.call_tool("search", {"query": QUERY})
+
+    result = asked(create_server(ContextGuard(search)), work)
+    assert result.is_error
+    assert "hunter2" not in result.content[0].text
