@@ -89,6 +89,9 @@ class Pages:
             file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:12]
             for file in (FOLDER / "static").iterdir()
         }
+        # Compiled now, not while the first visitor waits.
+        for name in self._environment.list_templates():
+            self._environment.get_template(name)
 
     def page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
