@@ -180,7 +180,7 @@ class RerankEndpoint:
         guard: Decides.
         scorer: Scores.
         kind: What the scores mean.
-        model: The model that the reranker is asked for; None for the one that a request names.
+        model: The scorer's own model, which requests cannot change; None if they may name one.
         max_documents: The most documents of a request.
     """
 
@@ -275,10 +275,9 @@ class RerankEndpoint:
         self, query: str, texts: list[str], given: RerankRequest, request_id: str
     ) -> Context:
         asked = given.get("model")
-        model = self._model
         # A profile is of one model, whatever a request names.
-        if model is None and self._guard.profile is None and asked and not asked.startswith(ALIAS):
-            model = asked
+        is_free = self._model is None and self._guard.profile is None
+        model = asked if is_free and asked and not asked.startswith(ALIAS) else None
         scores: list[float | None] = [None] * len(texts)
         failures: tuple[StageFailure, ...] = ()
         if texts:
@@ -326,10 +325,12 @@ def ranked_of(context: Context) -> Ranked:
         valid = [float(ranking.scores[at] or 0.0) for at in kept]
         scores = relative_scores(ranking.kind, valid, temperature)
     dropped = [*beyond, *[at for at, _ in decision.set_aside]]
+    shown = list(scores[: len(kept)])
+    if kept and not LEAST_KEPT <= shown[-1] <= shown[0] <= 1.0:
+        shown = [min(max(score, LEAST_KEPT), 1.0) for score in shown]
     return Ranked(
         [*kept, *dropped],
-        [*[min(max(score, LEAST_KEPT), 1.0) for score in scores[: len(kept)]]]
-        + [0.0] * len(dropped),
+        shown + [0.0] * len(dropped),
         len(kept),
         {reason.value: count for reason, count in context.dropped_by_reason.items()},
     )

@@ -93,7 +93,6 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
         lifespan="on",
         access_log=False,
         log_level="warning",
-        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(settings.shutdown_seconds + 0.5),

@@ -115,6 +115,8 @@ class BoundedScorer:
         self._in_flight = 0
         self._stage = Stage(STAGE)
         self._stage.watch(telemetry.circuit_changed)
+        # Names that it does not know are the callers' fault, and must not leave it out for others.
+        self._named = Stage(STAGE, breaks=False)
 
     @property
     def is_open(self) -> bool:
@@ -140,7 +142,8 @@ class BoundedScorer:
             raise OverloadedError(STAGE, f"{self._in_flight:,} requests wait for the reranker")
         self._in_flight += 1
         try:
-            return await self._stage.await_within(
+            stage = self._stage if model is None else self._named
+            return await stage.await_within(
                 partial(self._checked, query, documents, model, max_tokens_per_doc),
                 self._deadline_seconds,
             )

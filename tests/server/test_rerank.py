@@ -118,7 +118,7 @@ def test_the_model_is_passed_on_unless_a_profile_or_a_setting_fixes_it(
     post(serve(rerank_model="fixed"), ["0.5"], model="some-reranker")
     post(serve(profile=profile), ["0.5"], model="some-reranker")
     post(serve(), ["0.5"], model="ctxguard:full")
-    assert [asked["model"] for asked in scorer.asked] == ["some-reranker", "fixed", None, None]
+    assert [asked["model"] for asked in scorer.asked] == ["some-reranker", None, None, None]
     assert scorer.asked[0]["max_tokens_per_doc"] == 7
 
 
@@ -231,6 +231,17 @@ def test_a_reranker_that_keeps_failing_is_left_out_at_once(
         kinds = [post(client, ["0.5"]).headers["x-ctxguard-degraded"] for _ in range(5)]
     assert kinds == ["error"] * 3 + ["circuit_open"] * 2
     assert client.get("/readyz").json()["reranker"].startswith("left out")
+
+
+def test_a_model_that_the_reranker_does_not_know_leaves_it_in_use_for_others(
+    serve: Serve, scorer: NamedScores
+) -> None:
+    client = serve()
+    with scorer.fault.injected(down):
+        for _ in range(5):
+            answer = post(client, ["0.5"], model="no-such-model")
+            assert answer.headers["x-ctxguard-degraded"] == "error"
+    assert "x-ctxguard-degraded" not in post(client, ["0.5"]).headers
 
 
 def test_more_requests_than_the_reranker_takes_are_answered_without_it(
