@@ -5,14 +5,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 _PART_BYTES = 2**20
 
 
 @contextmanager
-def open_regular(path: Path, limit_bytes: int) -> Iterator[BinaryIO]:
+def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
     """A regular file, open to be read.
 
     A pipe that nobody writes to does not block, and a device is not read without end.
