@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument("--hostile", action="store_true", help="beside clients that misuse it")
     given = parser.parse_args(arguments)
-    console = Console()
+    console = Console(width=120)
     if given.hostile:
         figures = hostile(given.calls)
         for name, figure in figures.items():
