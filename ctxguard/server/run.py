@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import socket
 import sys
 import tempfile
@@ -118,6 +117,10 @@ def _listening(settings: Settings) -> socket.socket:
 
 def _raise_file_limit(connections: int) -> None:
     """Allow as many open files as there may be connections, or as many as the system lets."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
