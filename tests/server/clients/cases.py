@@ -1,12 +1,20 @@
 """What every client of the rerank protocol is asked, and what must hold of its answers."""
 
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.timing import PATIENCE_SECONDS
 
 QUERY = "how do I keep a kettle clean — čajník, 水壺?"
 MIN_RATIO = 0.05
@@ -74,12 +82,18 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 def post(url: str, **body: object) -> Any:
     """The answer to a request, as JSON."""
-    answer = pytest.importorskip("httpx2").post(url, json=body, timeout=60.0)
-    answer.raise_for_status()
-    return answer.json()
+    parts = urlsplit(url)
+    with closing(HTTPConnection(parts.netloc, timeout=PATIENCE_SECONDS)) as connection:
+        content_type = {"Content-Type": "application/json"}
+        connection.request("POST", parts.path, json.dumps(body), content_type)
+        answer = connection.getresponse()
+        content = answer.read()
+    assert answer.status == HTTPStatus.OK, content
+    return json.loads(content)
 
 
-def truth(guarded: str, documents: Sequence[str]) -> list[float]:
+@cache
+def truth(guarded: str, documents: tuple[str, ...]) -> list[float]:
     """The score of each document, as the service says it to a client that asks for all."""
     results = post(f"{guarded}/v2/rerank", query=QUERY, documents=documents)["results"]
     scores = [-1.0] * len(documents)
