@@ -42,10 +42,13 @@ $(VENV)/.dev: $(VENV)/.run locks/dev.txt
 	@touch $@
 
 # Apart from the others: clients hold back versions of what ctxguard uses.
-$(VENV)-clients/.made: pyproject.toml
+CLIENTS := $(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps
+
+$(VENV)-clients/.made: pyproject.toml locks/clients.txt
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
 	@echo "installing frameworks and clients of the rerank service …"
-	@$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -e ".[clients]"
+	@$(CLIENTS) --require-hashes --only-binary :all: -r locks/clients.txt
+	@$(CLIENTS) --no-build-isolation -e .
 	@touch $@
 
 # Clients leave connections open, and call what their libraries call outdated.
@@ -149,7 +152,7 @@ pictures: $(VENV)/.dev
 
 # The lock files, after a change of pyproject.toml or constraints.txt: every file of PyPI with its hash.
 lock: $(VENV)/.dev
-	@for extra in all dev; do \
+	@for extra in all dev clients; do \
 	  $(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --group build -c constraints.txt \
 	    --universal --python-version 3.11 --default-index https://pypi.org/simple --generate-hashes \
 	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \

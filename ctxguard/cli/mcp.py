@@ -95,7 +95,7 @@ def mcp(
 
 
 def _where(conditions: Sequence[str]) -> Where | None:
-    allowed: dict[str, list[str]] = {}
+    allowed: dict[str, list[str | int | bool]] = {}
     for condition in conditions:
         field, equals, value = condition.partition("=")
         if not field or not equals:

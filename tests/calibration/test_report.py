@@ -171,9 +171,7 @@ class TestFigures:
 
     def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
         promise = Promise(0.3, None, 0.1)
-        found = calibrated(
-            400, noise=0.25, promise=promise, segment_by="segment", policy="ratio"
-        )
+        found = calibrated(400, noise=0.25, promise=promise, segment_by="segment", policy="ratio")
         table = report(found).routes[0].segments
         own = found.outcomes[Route.HYBRID].profile.segments
         assert table is not None
