@@ -368,7 +368,8 @@ class ContextGuard:
         """Count a request, check its input, and fix the state that answers it."""
         mode = self._mode
         self._instrumentation.received(mode)
-        span = self._instrumentation.begin_span(given.query, self._depth, given.request_id)
+        begin_span = self._instrumentation.begin_span
+        span = begin_span and begin_span(given.query, self._depth, given.request_id)
         try:
             given.validate(self._max_query_chars)
             bound = self._current()

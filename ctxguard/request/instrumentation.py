@@ -92,6 +92,8 @@ class Instrumentation:
         failed: Counts a request that ended in an error; see `_failed`.
         cancelled: Counts a request that its caller gave up, by mode.
         offer: Hands an answered request to the sampler; see `Sampler.offer`.
+        begin_span: Begins the span of a request, None where that failed; see `Tracing.begin`. None
+            without tracing.
         retrieved: Tells a request's span that the candidates are there.
         end_span: Ends the span of an answered request; see `RequestSpan.answered`.
         fail_span: Ends the span of a request that ended in an error.
@@ -108,8 +110,7 @@ class Instrumentation:
         self.cancelled = self._safely("telemetry", self._cancelled, None)
         self._safe_draw = self._safely("sampler", self._draw, 0.0)
         self.offer = self._safely("sampler", self._offer, None)
-        self._tracing = tracing
-        self._safe_begin = self._safely("tracing", self._begin_span, None)
+        self.begin_span = None if tracing is None else self._safely("tracing", tracing.begin, None)
         self.retrieved = self._safely("tracing", lambda span: span.retrieved(), None)
         self.end_span = self._safely("tracing", lambda span, *args: span.answered(*args), None)
         self.fail_span = self._safely("tracing", lambda span, error: span.failed(error), None)
@@ -145,13 +146,6 @@ class Instrumentation:
 
     def _cancelled(self, mode: Mode) -> None:
         self._telemetry.failed(mode, "cancelled")
-
-    def begin_span(self, query: str, depth: int, request_id: str | None) -> RequestSpan | None:
-        """The span of a request that begins; None without tracing, or where it failed."""
-        return None if self._tracing is None else self._safe_begin(query, depth, request_id)
-
-    def _begin_span(self, query: str, depth: int, request_id: str | None) -> RequestSpan | None:
-        return None if self._tracing is None else self._tracing.begin(query, depth, request_id)
 
     def draw(self, request_id: str) -> float:
         """The probability with which the sampler selected a request; 0.0 if it did not."""

@@ -14,6 +14,7 @@ from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ctxguard._support.error_text import describe_error
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
 from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.settings import Settings, is_loopback
@@ -118,9 +119,9 @@ class Gate:
                 outcome = _outcome(answer.status, state)
         except ClientGoneError:
             pass
-        except Exception:
+        except Exception as error:
             outcome = Outcome.FAILED
-            _log.exception("request %s failed", answer.request_id)
+            _log.error("request %s failed: %s", answer.request_id, describe_error(error))
             if answer.status == 0:
                 unknown = Problem(ProblemKind.INTERNAL, "the log of the service has the request id")
                 await unknown.response(answer.request_id)(scope, receive, answer.send)

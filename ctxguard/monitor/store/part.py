@@ -7,7 +7,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from ctxguard.errors import DataError
+from ctxguard.errors import CtxguardError, DataError
 from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.types import Limits
 
@@ -64,6 +64,8 @@ def _in_transaction(
         transaction: Callable[[Callable[[sa.Connection], T]], T] = getattr(self._database, run)
         try:
             return transaction(lambda connection: method(self, connection, *args, **kwargs))
+        except CtxguardError:
+            raise  # some are ValueErrors too
         except _UNREADABLE as error:
             raise DataError(
                 f"{self._database.name}: {method.__name__} met a value that ctxguard cannot have "
