@@ -295,7 +295,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json is not None:
         document: dict[str, Any] = {
             "environment": environment(PACKAGES),
-            "cases": {path: {**asdict(case), "ratio": case.ratio} for path, case in cases.items()},
+            "cases": {
+                path.rpartition("/")[2]: {**asdict(case), "ratio": case.ratio}
+                for path, case in cases.items()
+            },
         }
         given.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     missed = [
