@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ctxguard.core.decision import candidate_order
-from ctxguard.core.fusion import RECIPROCAL_RANK_CONSTANT
+from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import (
     FloatArray,
@@ -167,7 +167,7 @@ class SeparateLegs:
             raise StageUnavailableError(
                 "legs", "; ".join(f"{failure.stage}: {failure.cause}" for failure in failures)
             )
-        return _union(rankings, tuple(failures), depth)
+        return united(rankings, tuple(failures), depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,22 @@ class _Candidates:
         return ranking.passages[at]
 
 
-def _union(
-    rankings: Mapping[str, Ranking], failures: tuple[StageFailure, ...], depth: int
+def united(
+    rankings: Mapping[str, Ranking],
+    failures: tuple[StageFailure, ...],
+    depth: int,
+    fusion: Fusion | None = None,
 ) -> Ranking:
-    """The best ``depth`` candidates by reciprocal ranks, with each leg's scores."""
+    """The best ``depth`` candidates of several legs, with each leg's scores.
+
+    Args:
+        rankings: What each leg returned.
+        failures: The legs that are missing.
+        depth: The most candidates.
+        fusion: How they are ordered; None for reciprocal ranks. ``convex`` is for legs ``lexical``
+            and ``dense``.
+    """
+    fusion = Fusion() if fusion is None else fusion
     orders = {name: candidate_order(ranking) for name, ranking in rankings.items()}
     rows: dict[str, int] = {}
     places: list[tuple[Ranking, int]] = []
@@ -198,7 +210,7 @@ def _union(
         order, _, problem = orders[name]
         found = np.array([rows[ranking.passage_ids[at]] for at in order], dtype=np.intp)
         ranks = np.arange(1.0, len(order) + 1.0)
-        fused[found] += 1.0 / (RECIPROCAL_RANK_CONSTANT + ranks)
+        fused[found] += 1.0 / (fusion.constant + ranks)
         if problem is None:
             own: FloatArray = (
                 -np.log(ranks)
@@ -208,12 +220,15 @@ def _union(
             leg = _leg(own, found, ranking.kind, len(rows))
             if leg is not None:
                 legs[name] = leg
+    kind = ScoreKind.RANK
+    if fusion.method == "convex" and len(legs) == len(rankings):
+        fused, kind = fuse(legs, fusion), fusion.kind
     ids = list(rows)
     best = sorted(range(len(ids)), key=lambda row: (-fused[row], ids[row]))[:depth]
     return Ranking(
         passage_ids=tuple([ids[row] for row in best]),
         scores=tuple(fused[best].tolist()),
-        kind=ScoreKind.RANK,
+        kind=kind,
         passages=_Candidates([places[row] for row in best]),
         legs={name: Leg(leg.scores[best], leg.kind) for name, leg in legs.items()},
         failures=failures,

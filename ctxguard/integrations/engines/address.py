@@ -1,0 +1,148 @@
+"""The URL of an index in an engine: where the engine is, and the index's name there."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from ctxguard.errors import ConfigurationError
+from ctxguard.integrations.engines.engine import Engine, IndexSettings
+
+DEFAULT_NAME = "ctxguard"
+KEY_VARIABLE = "CTXGUARD_ENGINE_KEY"
+
+_ENGINES = {
+    "postgresql": "ctxguard.integrations.engines.postgresql:PostgresEngine",
+    "qdrant": "ctxguard.integrations.engines.qdrant:QdrantEngine",
+    "qdrant+https": "ctxguard.integrations.engines.qdrant:QdrantEngine",
+    "milvus": "ctxguard.integrations.engines.milvus:MilvusEngine",
+    "milvus+https": "ctxguard.integrations.engines.milvus:MilvusEngine",
+}
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an index is.
+
+    ``SCHEME://[USER:PASSWORD@]HOST[:PORT][/DATABASE][?OPTIONS][#NAME]``, or
+    ``SCHEME:///PATH[#NAME]`` for an engine that keeps its data in a file or folder of this machine.
+
+    Attributes:
+        url: The URL without the fragment. Holds what it was given, a password too: do not print
+            it.
+        scheme: The engine.
+        name: The index's name in the engine: lower-case letters, digits and underscores.
+        key: A key for the engine's API; None for none.
+    """
+
+    url: str = field(repr=False)
+    scheme: str
+    name: str = DEFAULT_NAME
+    key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str, *, key: str | None = None) -> "EngineAddress":
+        """The address that a URL gives.
+
+        Args:
+            url: The URL. Its fragment is the index's name, ``ctxguard`` where there is none.
+            key: A key for the engine's API; None for that of the environment variable
+                CTXGUARD_ENGINE_KEY, if it is set.
+
+        Raises:
+            ConfigurationError: it is no URL of a known engine, or the name has other characters.
+        """
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise ConfigurationError(f"the engine's URL cannot be read: {error}") from None
+        if parts.scheme not in _ENGINES:
+            raise ConfigurationError(
+                f"{parts.scheme or 'no scheme'!r} names no engine; write {', '.join(_ENGINES)}, as "
+                "in postgresql://user@host/database#name"
+            )
+        name = parts.fragment or DEFAULT_NAME
+        if _NAME.fullmatch(name) is None:
+            raise ConfigurationError(
+                f"the index's name {name!r} must be lower-case letters, digits and underscores, at "
+                "most 48"
+            )
+        return cls(
+            url.partition("#")[0],
+            parts.scheme,
+            name,
+            key or os.environ.get(KEY_VARIABLE) or None,
+        )
+
+    @property
+    def path(self) -> str | None:
+        """The file or folder of an engine on this machine; None for one that has a host."""
+        parts = urlsplit(self.url)
+        return None if parts.netloc else parts.path
+
+    @property
+    def http_url(self) -> str:
+        """The engine's URL for clients that speak HTTP or gRPC."""
+        scheme = "https" if self.scheme.endswith("+https") else "http"
+        return f"{scheme}://{self.url.partition('://')[2]}"
+
+    @property
+    def shown(self) -> str:
+        """The URL as it may be printed: without user, password and options."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+        return f"{self.scheme}://{host}{port}{parts.path}#{self.name}"
+
+
+class EngineClass(Protocol):
+    """The class of an engine's adapter."""
+
+    def open(self, address: EngineAddress, /) -> Engine:
+        """Open an index that is there.
+
+        Raises:
+            ConfigurationError: there is none of that name, or the credentials are refused.
+            DataError: it is not one that this release can read.
+            StageUnavailableError: the engine cannot be reached.
+        """
+        ...
+
+    def create(self, address: EngineAddress, settings: IndexSettings, /) -> Engine:
+        """Make an empty index.
+
+        Raises:
+            ConfigurationError: one of that name is there, or the credentials are refused.
+            StageUnavailableError: the engine cannot be reached.
+        """
+        ...
+
+
+def engine_class(address: EngineAddress) -> EngineClass:
+    """The adapter of the engine that an address names.
+
+    Raises:
+        MissingExtraError: its client is not installed.
+    """
+    module, _, name = _ENGINES[address.scheme].partition(":")
+    found: Any = getattr(import_module(module), name)
+    return cast(EngineClass, found)
+
+
+def nothing_there(address: EngineAddress) -> ConfigurationError:
+    """The error of an index that is not there."""
+    return ConfigurationError(
+        f"{address.shown}: there is no index of that name; build it with `ctxguard index CORPUS "
+        "--engine URL`"
+    )
+
+
+def already_there(address: EngineAddress) -> ConfigurationError:
+    """The error of an index that is there and would have to be replaced."""
+    return ConfigurationError(
+        f"{address.shown}: there is an index of that name; --update brings it up to date, and "
+        "another name after # in the URL makes another one"
+    )
