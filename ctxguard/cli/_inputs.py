@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
     from calibration.retrievers import WrappedRetriever
     from ctxguard.core.metrics import Utilities
+    from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.profile.comparison import SystemComparison
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
+Source: TypeAlias = "HybridRetriever | EngineRetriever | WrappedRetriever"
+"""Where a command's candidates come from."""
 
 DEFAULT_BASELINE = f"k={DEFAULT_K}"
 """Baseline of recall loss, the same as in calibration."""
@@ -49,9 +52,7 @@ class Labelled:
             f"{counts['without_relevant']:,} without a relevant passage"
         )
 
-    def against(
-        self, retriever: "HybridRetriever | WrappedRetriever"
-    ) -> "tuple[Labelled, dict[str, int]]":
+    def against(self, retriever: "Source") -> "tuple[Labelled, dict[str, int]]":
         """Check that the labels belong to the index; what others search is not known.
 
         Returns:
@@ -73,13 +74,37 @@ class Labelled:
         }
         if isinstance(retriever, WrappedRetriever):
             return self, counts
-        counts["unknown_passages"] = len(unknown_passages(dataset, set(retriever.labelled_ids)))
+        unknown = unknown_passages(dataset, _labelled_ids(dataset, retriever))
+        counts["unknown_passages"] = len(unknown)
         notes = (*self.notes, *label_notes(dataset, self.corpus, retriever))
         return replace(self, notes=notes), counts
 
 
+def _labelled_ids(
+    dataset: "Dataset", retriever: "HybridRetriever | EngineRetriever"
+) -> frozenset[str]:
+    """The ids that labels may name; of an engine, whose ids may be billions, those that they do."""
+    from calibration.data.dataset import named_passages
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+    if isinstance(retriever, HybridRetriever):
+        return retriever.labelled_ids
+    return retriever.labelled_ids(named_passages(dataset))
+
+
+def _passage_ids(
+    labelled: frozenset[str], retriever: "HybridRetriever | EngineRetriever"
+) -> frozenset[str]:
+    """The ids of passages; of an engine, those among the labelled ones."""
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+    if isinstance(retriever, HybridRetriever):
+        return frozenset(retriever.passage_ids)
+    return retriever.known_ids(labelled)
+
+
 def label_notes(
-    dataset: "Dataset", corpus: Path | None, retriever: "HybridRetriever"
+    dataset: "Dataset", corpus: Path | None, retriever: "HybridRetriever | EngineRetriever"
 ) -> tuple[str, ...]:
     """Notes on labelled passages that the index lacks, or has with another text.
 
@@ -93,10 +118,10 @@ def label_notes(
     """
     from calibration.data.label_check import check_ids, check_texts
 
-    passage_ids = set(retriever.passage_ids)
-    notes = check_ids(dataset, set(retriever.labelled_ids))
+    labelled = _labelled_ids(dataset, retriever)
+    notes = check_ids(dataset, labelled)
     if corpus is not None:
-        notes += check_texts(dataset, corpus, passage_ids, retriever.passage)
+        notes += check_texts(dataset, corpus, _passage_ids(labelled, retriever), retriever.passage)
     return notes
 
 
@@ -238,9 +263,7 @@ def open_index(
     )
 
 
-def compared(
-    profile: "Profile", retriever: "HybridRetriever | WrappedRetriever"
-) -> "SystemComparison":
+def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":
     """The profile's system compared with this retriever under the profile's fusion."""
     from ctxguard.profile.comparison import compare_systems
 
@@ -248,9 +271,7 @@ def compared(
     return compare_systems(profile, fused.fingerprint(), fused.corpus_sketch())
 
 
-def fitted(
-    profile: "Profile", retriever: "HybridRetriever | WrappedRetriever"
-) -> "HybridRetriever | WrappedRetriever":
+def fitted(profile: "Profile", retriever: "Source") -> "Source":
     """The retriever with the profile's fusion.
 
     Raises:

@@ -17,6 +17,17 @@ SourceIndex = Annotated[
         show_default=False,
     ),
 ]
+SourceEngine = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="URL",
+        help="Index in an engine that `ctxguard index --engine` wrote: postgresql://…, qdrant://… "
+        "or milvus://…, with the index's name after #. A key for its API is taken from the "
+        "environment variable CTXGUARD_ENGINE_KEY.",
+        show_default=False,
+    ),
+]
 SourceRetriever = Annotated[
     str | None,
     typer.Option(

@@ -3,6 +3,7 @@
 An index, a retriever of the user's own, a run, or lists that a reranker scores.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from calibration.data.dataset import Query
     from calibration.replay import Pools
     from calibration.retrievers import WrappedRetriever
+    from ctxguard.cli._inputs import Source
+    from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.profile.schema import Profile
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 
 _UPSTREAM_KEY = "CTXGUARD_UPSTREAM_KEY"
@@ -73,6 +75,7 @@ def upstream_of(
 def open_retriever(
     *,
     index: Path | None,
+    engine: str | None = None,
     retriever: str | None,
     run: Path | None = None,
     upstream: Upstream | None = None,
@@ -81,11 +84,12 @@ def open_retriever(
     score_kind: ScoreKind | None = None,
     fingerprint: Sequence[str] | None = None,
     queries: "Sequence[Query]" = (),
-) -> "HybridRetriever | WrappedRetriever":
+) -> "Source":
     """The retriever that the options name.
 
     Args:
         index: Folder of an index.
+        engine: URL of an index in an engine.
         retriever: ``MODULE:OBJECT``.
         run: TREC run file.
         upstream: Server that scores lists of candidates.
@@ -97,11 +101,12 @@ def open_retriever(
         queries: The queries of a run, or of lists of candidates.
 
     Raises:
-        ConfigurationError: not one of the four is named, or an option does not go with it.
+        ConfigurationError: not one of the five is named, or an option does not go with it.
         DataError: the run or the candidates cannot be read.
     """
     named = {
         "--index": index,
+        "--engine": engine,
         "--retriever": retriever,
         "--run": run,
         "--rerank-upstream": upstream,
@@ -110,12 +115,16 @@ def open_retriever(
     if len(given) != 1:
         raise ConfigurationError(
             f"{' and '.join(given) or 'nothing'} says where candidates come from: give one of "
-            "--index FOLDER, --retriever MODULE:OBJECT, --run FILE and --rerank-upstream URL"
+            "--index FOLDER, --engine URL, --retriever MODULE:OBJECT, --run FILE and "
+            "--rerank-upstream URL"
         )
     if index is not None:
         _refuse(given[0], {"--score-kind": score_kind, "--fingerprint": fingerprint})
         return open_index(index, reranker=reranker, ranker=ranker)
     _refuse(given[0], {"--reranker": reranker, "--ranker": ranker})
+    if engine is not None:
+        _refuse(given[0], {"--score-kind": score_kind, "--fingerprint": fingerprint})
+        return open_engine(engine)
     if upstream is not None:
         _refuse(given[0], {"--fingerprint": fingerprint})
         return open_candidates(upstream, queries, score_kind)
@@ -123,6 +132,20 @@ def open_retriever(
     if run is not None:
         return open_run(run, queries, score_kind, identity)
     return load_retriever(str(retriever), score_kind, identity)
+
+
+def open_engine(url: str) -> "EngineRetriever":
+    """An index in an engine, closed when the process ends.
+
+    Raises:
+        ConfigurationError: the URL is wrong, or there is no such index.
+        StageUnavailableError: the engine cannot be reached.
+    """
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+
+    retriever = EngineRetriever.open(url)
+    atexit.register(retriever.close)
+    return retriever
 
 
 def _refuse(source: str, options: Mapping[str, object]) -> None:
@@ -247,39 +270,33 @@ def _imported(name: str) -> object:
     return found
 
 
-def on_route(
-    retriever: "HybridRetriever | WrappedRetriever", route: Route
-) -> "HybridRetriever | WrappedRetriever":
+def on_route(retriever: "Source", route: Route) -> "Source":
     """An index with these stages; a wrapped retriever as it is, since it has none to choose."""
-    view: HybridRetriever | WrappedRetriever = (
-        retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
-    )
+    view: Source = retriever.on_route(route) if hasattr(retriever, "on_route") else retriever
     return view
 
 
-def served_route(
-    retriever: "HybridRetriever | WrappedRetriever", profile: "Profile | None"
-) -> Route:
+def served_route(retriever: "Source", profile: "Profile | None") -> Route:
     """The stages that answer; of a wrapped retriever, those that the profile was made for."""
     if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
         return retriever.route
     return next(iter(profile.routes))
 
 
-def fusion_of(retriever: "HybridRetriever | WrappedRetriever") -> dict[str, object] | None:
+def fusion_of(retriever: "Source") -> dict[str, object] | None:
     """How an index fuses its legs, as JSON; None for a wrapped retriever."""
     fusion = getattr(retriever, "fusion", None)
     return None if fusion is None else asdict(fusion)
 
 
-def beyond_index(retriever: "HybridRetriever | WrappedRetriever", k: int) -> list[str]:
+def beyond_index(retriever: "Source", k: int) -> list[str]:
     """A note if k is more than the passages of an index; a wrapped retriever's are not known."""
     n = len(retriever) if hasattr(retriever, "__len__") else k
     return [f"k = {k} is more than the index's {n} passages"] if k > n else []
 
 
 def terms_of(
-    retriever: "HybridRetriever | WrappedRetriever",
+    retriever: "Source",
 ) -> Callable[[str], Sequence[str]]:
     """Splits a text into the terms that an index matches; a wrapped retriever's are not known."""
     analyser = getattr(retriever, "analyser", None)

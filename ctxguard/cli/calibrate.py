@@ -24,10 +24,8 @@ from ctxguard.profile.describe import describe_policy, describe_utilities
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome
-    from calibration.retrievers import WrappedRetriever
-    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._inputs import Labelled, Source
     from ctxguard.core.metrics import Utilities
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
@@ -41,6 +39,7 @@ def register(app: typer.Typer) -> None:
 def calibrate(
     *,
     index: _options.SourceIndex = None,
+    engine: _options.SourceEngine = None,
     retriever: _options.SourceRetriever = None,
     run: _options.SourceRun = None,
     rerank_upstream: _options.RerankUpstream = None,
@@ -199,6 +198,7 @@ def calibrate(
         )
         opened = open_retriever(
             index=index,
+            engine=engine,
             retriever=retriever,
             run=run,
             upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
@@ -245,7 +245,7 @@ def _utilities(file: Path | None, settings: list[str] | None) -> "tuple[Utilitie
 
 def _write_reports(
     calibration: "Calibration",
-    retriever: "HybridRetriever | WrappedRetriever",
+    retriever: "Source",
     page: Path | None,
     figures: Path | None,
 ) -> None:
@@ -263,12 +263,12 @@ def _write_reports(
 
 
 def _signal_milliseconds(
-    calibration: "Calibration", retriever: "HybridRetriever | WrappedRetriever"
+    calibration: "Calibration", retriever: "Source"
 ) -> dict[str, float] | None:
     """What each family of signals costs a query here; None for a retriever that cannot tell."""
-    from calibration.retrievers import WrappedRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
-    if isinstance(retriever, WrappedRetriever):
+    if not isinstance(retriever, HybridRetriever):
         return None
     queries = [query.text for query in calibration.dataset.queries[:_TIMED_QUERIES]]
     view = retriever.with_fusion(calibration.profile.fusion)

@@ -26,8 +26,7 @@ from ctxguard.errors import ConfigurationError
 if TYPE_CHECKING:
     from calibration.compare.candidates import Candidate
     from calibration.compare.comparison import Comparison
-    from calibration.retrievers import WrappedRetriever
-    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._inputs import Labelled, Source
     from ctxguard.core.metrics import Utilities
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -363,14 +362,14 @@ class _Views:
         self,
         retriever: "HybridRetriever | None",
         reranker: str | None,
-        external: "Mapping[str, HybridRetriever | WrappedRetriever]",
+        external: "Mapping[str, Source]",
     ) -> None:
         self._retriever = retriever
         self._external = external
         self._reranker = reranker
         self._reranked: dict[str, HybridRetriever] = {}
 
-    def view(self, candidate: "Candidate") -> "HybridRetriever | WrappedRetriever":
+    def view(self, candidate: "Candidate") -> "Source":
         """The retriever of a candidate.
 
         Raises:
@@ -385,7 +384,7 @@ class _Views:
         return base.with_fusion(fusion).on_route(route)
 
     @property
-    def first(self) -> "HybridRetriever | WrappedRetriever":
+    def first(self) -> "Source":
         """The index, or without one the first of the others."""
         return next(iter(self._external.values())) if self._retriever is None else self._retriever
 

@@ -48,11 +48,9 @@ from ctxguard.profile.describe import describe_policy
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
     from calibration.evaluate import QueryMetrics
-    from calibration.retrievers import WrappedRetriever
-    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._inputs import Labelled, Source
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Interval, Profile
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _BEFORE_THE_POLICY = ("recall_at_depth", "ndcg_at_10")
 _WIDE = 100
@@ -66,6 +64,7 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     *,
     index: _options.SourceIndex = None,
+    engine: _options.SourceEngine = None,
     retriever: _options.SourceRetriever = None,
     run: _options.SourceRun = None,
     rerank_upstream: _options.RerankUpstream = None,
@@ -137,6 +136,7 @@ def evaluate(
     with output.doing("opening the retriever"):
         source = open_retriever(
             index=index,
+            engine=engine,
             retriever=retriever,
             run=run,
             upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
@@ -253,7 +253,7 @@ class _FirstK:
 def _reservations(
     profile: "Profile | None",
     labelled: "Labelled",
-    retriever: "HybridRetriever | WrappedRetriever",
+    retriever: "Source",
 ) -> tuple[str, ...]:
     """Why the figures of a profile may not be what they will be in production."""
     if profile is None:

@@ -39,14 +39,28 @@ def index(
     ],
     *,
     out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="Index folder to write; an index there is replaced."),
-    ],
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Index folder to write; an index there is replaced.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Engine to index in, instead of a folder: postgresql://…, qdrant://… or "
+            "milvus://…, with the index's name after #. An index there is never replaced. A key "
+            "for its API is taken from the environment variable CTXGUARD_ENGINE_KEY.",
+            show_default=False,
+        ),
+    ] = None,
     update: Annotated[
         bool,
         typer.Option(
             "--update",
-            help="Bring the index in --out up to date with CORPUS: encode only what is new or has "
+            help="Bring the index up to date with CORPUS: encode only what is new or has "
             "changed, delete what CORPUS no longer holds.",
         ),
     ] = False,
@@ -120,6 +134,19 @@ def index(
             "anew without --update",
             param_hint=settings[0],
         )
+    _check_destination(out, engine, settings)
+    if out is None:
+        _index_in_engine(
+            corpus,
+            str(engine),
+            output,
+            update=update,
+            chunk=chunk,
+            language=language,
+            model=model,
+            as_json=as_json,
+        )
+        return
     with output.doing("reading the corpus"):
         from calibration.data.readers import read_corpus
         from ctxguard.retrieval.analysers import analyser_for
@@ -182,6 +209,101 @@ def index(
         output.facts(built.facts())
     for note in built.notes:
         output.note(note)
+
+
+def _check_destination(out: Path | None, engine: str | None, settings: list[str]) -> None:
+    """Refuse two destinations or none, and settings that an engine does not take.
+
+    Args:
+        out: The folder.
+        engine: The engine.
+        settings: The options of an index that were given.
+    """
+    if (out is None) == (engine is None):
+        raise typer.BadParameter("give --out FOLDER or --engine URL", param_hint="--out, --engine")
+    for name in ("--lexical", "--exact-limit", "--signals"):
+        if engine is not None and name in settings:
+            raise typer.BadParameter("has no effect with --engine", param_hint=name)
+
+
+def _index_in_engine(
+    corpus: Path,
+    url: str,
+    output: Output,
+    *,
+    update: bool,
+    chunk: bool,
+    language: str | None,
+    model: str | None,
+    as_json: bool,
+) -> None:
+    """Index a corpus in an engine, and print what was done."""
+    from calibration.data.readers import read_corpus
+    from ctxguard.integrations.engines.address import EngineAddress
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.retrieval.models.embedder import named_embedder
+
+    start, address = perf_counter(), EngineAddress.parse(url)
+    with output.doing("opening the engine"):
+        retriever = EngineRetriever.open(url, signals="none") if update else None
+    with output.doing("reading the corpus"):
+        reader = read_corpus(corpus)
+        passages = list(reader)
+    with output.doing("loading the model"):
+        embedder = _embedder(model) if retriever is None else named_embedder(retriever.embedder)
+    if retriever is not None and not chunk:
+        ids = [each.passage_id for each in passages]
+        chunk = bool(retriever.labelled_ids(ids) - retriever.known_ids(ids))
+    passages, window = _fitted(passages, embedder, output, chunk=chunk)
+    changes = None
+    with _encoding(output, len(passages)) as progress:
+        if retriever is None:
+            retriever = EngineRetriever.build(
+                passages,
+                url,
+                embedder=embedder,
+                analyser=language or "en",
+                progress=progress,
+                signals="none",
+            )
+        else:
+            changes = retriever.upsert(passages, progress, delete_others=True)
+    with retriever:
+        n_passages, fingerprint = len(retriever), retriever.fingerprint()
+    notes = [*reader.notes, *window.notes()]
+    seconds = perf_counter() - start
+    if as_json:
+        print_json(
+            {
+                "engine": address.shown,
+                "passages": n_passages,
+                **({} if changes is None else {"update": asdict(changes)}),
+                "window": asdict(window),
+                "seconds": seconds,
+                "fingerprint": fingerprint,
+                "notes": notes,
+            }
+        )
+    else:
+        output.facts(
+            [
+                ("engine", address.shown),
+                ("passages", f"{n_passages:,}"),
+                *_changes(changes),
+                ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
+                ("analyser", fingerprint["analyser"]),
+                ("took", f"{seconds:.1f} s"),
+            ]
+        )
+    for note in notes:
+        output.note(note)
+
+
+def _changes(changes: "Changes | None") -> list[tuple[str, str]]:
+    """What an update did, as a line of facts; none for a new index."""
+    if changes is None:
+        return []
+    return [("update", ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items()))]
 
 
 def _prepare_word_pieces(embedder: "SentenceTransformerEmbedder", output: Output) -> None:
@@ -328,7 +450,7 @@ class _Built:
         return [
             ("index", f"{self.folder}, {decimal(self.size_bytes)}"),
             ("passages", f"{report.indexed:,}"),
-            *self._changes(),
+            *_changes(self.changes),
             ("left out", f"{report.empty:,}{why}"),
             ("vectors", f"{self.dimension} dimensions, {self.search} search"),
             ("signals", self.retriever.generation.signals),
@@ -336,16 +458,6 @@ class _Built:
             ("lexical", fingerprint["lexical"]),
             ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
             ("took", f"{self.seconds:.1f} s, {self.passages_per_second:,.0f} passages/s"),
-        ]
-
-    def _changes(self) -> list[tuple[str, str]]:
-        if self.changes is None:
-            return []
-        return [
-            (
-                "update",
-                ", ".join(f"{n:,} {what}" for what, n in asdict(self.changes).items()),
-            )
         ]
 
 

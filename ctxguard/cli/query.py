@@ -14,9 +14,8 @@ from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
 
 if TYPE_CHECKING:
-    from calibration.retrievers import WrappedRetriever
+    from ctxguard.cli._inputs import Source
     from ctxguard.core.context import Context
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DROPPED_SHOWN = 10
 _KEPT_LINES = 2
@@ -33,6 +32,7 @@ def query(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="The query text.")],
     *,
     index: _options.SourceIndex = None,
+    engine: _options.SourceEngine = None,
     retriever: _options.SourceRetriever = None,
     rerank_upstream: _options.RerankUpstream = None,
     candidates: _options.Candidates = None,
@@ -88,6 +88,7 @@ def query(
     with output.doing("opening the retriever"):
         source = open_retriever(
             index=index,
+            engine=engine,
             retriever=retriever,
             upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
             reranker=reranker,
@@ -129,7 +130,7 @@ def _notes(context: "Context") -> list[str]:
 
 def _print(
     context: "Context",
-    retriever: "HybridRetriever | WrappedRetriever",
+    retriever: "Source",
     output: Output,
     *,
     show_all: bool,
@@ -166,7 +167,7 @@ def _sufficiency(context: "Context") -> str:
 def _candidate(
     verdict: Verdict,
     context: "Context",
-    retriever: "HybridRetriever | WrappedRetriever",
+    retriever: "Source",
     width: int,
     lines: int,
 ) -> Table:

@@ -60,6 +60,7 @@ def serve(
         ),
     ] = None,
     index: _options.SourceIndex = None,
+    engine: _options.SourceEngine = None,
     score_kind: Annotated[
         ScoreKind | None,
         typer.Option(
@@ -147,8 +148,8 @@ def serve(
 
     Whoever asks a reranker at POST /rerank, as Cohere, Jina, vLLM and TEI serve
     it, asks this service instead: it has the documents scored by
-    --rerank-upstream or --reranker and applies the profile. With --index it
-    searches, at POST /v1/context. POST /v1/filter decides on candidates that
+    --rerank-upstream or --reranker and applies the profile. With --index or
+    --engine it searches, at POST /v1/context. POST /v1/filter decides on candidates that
     the caller has. What is served is described at /openapi.json.
 
     Tokens are read from the environment: CTXGUARD_TOKEN for requests,
@@ -167,6 +168,7 @@ def serve(
         rerank_model=rerank_model,
         reranker=reranker,
         index=index,
+        engine=engine,
         score_kind=score_kind,
         fingerprint=pairs(fingerprint or ()),
         profile=profile,

@@ -32,7 +32,17 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
         heading = f"{title}\n" if title else ""
         metadata = {**(passage.metadata or {}), CHUNK_OF: passage.passage_id}
         for number, chunk in enumerate(window.split(text, heading), start=1):
-            yield Passage(f"{passage.passage_id}#{number}", chunk, passage.title, metadata)
+            chunk_id = f"{passage.passage_id}#{number}"
+            yield Passage(chunk_id, chunk, passage.title, metadata)
+
+
+def first_chunk_id(passage_id: str) -> str:
+    """The id of the first chunk of a passage, if it is there in chunks.
+
+    >>> first_chunk_id("kettle")
+    'kettle#1'
+    """
+    return f"{passage_id}#1"
 
 
 def is_chunk_id(passage_id: str) -> bool:

@@ -94,6 +94,8 @@ class Service:
             assembly=_NO_DROPS if self._retriever is None else None,
             sampler=None if self.samples is None else self.samples.sampler,
             telemetry=telemetry,
+            # An index in a folder has deadlines of its own, by which it answers in part.
+            deadline_seconds=None if settings.engine is None else settings.deadline_seconds,
         )
         self.scorer = (
             None
@@ -120,6 +122,8 @@ class Service:
         async with AsyncExitStack() as stack:
             if self._scorer is not None:
                 stack.push_async_callback(self._scorer.aclose)
+            if self.settings.engine is not None:
+                stack.callback(self._retriever.close)
             if self.samples is not None:
                 stack.callback(self.samples.stop)
             if self.settings.profile is not None:
@@ -195,7 +199,7 @@ class Service:
 
     def _index_operations(self) -> list[Operation]:
         failures = (ProblemKind.UNAVAILABLE, ProblemKind.FILTER_VIOLATED)
-        name = "index" if self.settings.index is None else self.settings.index.resolve().name
+        name = self.settings.index_name
         return [
             Operation(
                 "/v1/context",
@@ -325,7 +329,7 @@ def _scorer(settings: Settings) -> Scorer | None:
             model=settings.rerank_model,
             timeout_seconds=settings.deadline_seconds,
         )
-    if settings.reranker is None or settings.index is not None:
+    if settings.reranker is None or settings.searches:
         return None
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
@@ -337,6 +341,12 @@ def _scorer(settings: Settings) -> Scorer | None:
 
 
 def _retriever(settings: Settings) -> Any:
+    if settings.engine is not None:
+        from ctxguard.integrations.engines.retriever import EngineRetriever
+
+        engine = EngineRetriever.open(settings.engine)
+        engine.warm_up()
+        return engine
     if settings.index is None:
         return None
     from ctxguard.retrieval import HybridRetriever

@@ -80,6 +80,7 @@ class Settings:
         reranker: Cross-encoder that scores here: a model name or a folder; None for none. With
             ``index`` it reranks the index's candidates.
         index: Folder of an index to search; None for none.
+        engine: URL of an index in an engine to search; None for none. May hold a password.
         score_kind: What the scores of the reranker, or of the candidates to filter, mean; None for
             logits of TEI and of a cross-encoder, else probabilities. See ``kind``.
         fingerprint: Identifies the system whose candidates are filtered, where there is neither a
@@ -114,6 +115,7 @@ class Settings:
     rerank_model: str | None = None
     reranker: str | None = None
     index: Path | None = None
+    engine: str | None = field(default=None, repr=False)
     score_kind: ScoreKind | None = None
     fingerprint: dict[str, str] = field(default_factory=dict)
     profile: Path | None = None
@@ -161,18 +163,30 @@ class Settings:
             )
 
     def _check_sources(self) -> None:
-        if self.rerank_upstream is not None:
-            other = "index" if self.index is not None else "reranker"
-            if self.index is not None or self.reranker is not None:
-                raise ConfigurationError(
-                    f"rerank_upstream and {other} are two systems, and a profile is of one: start "
-                    "a service for each"
-                )
-        if self.fingerprint and (self.rerank_upstream or self.reranker or self.index):
+        if self.rerank_upstream is not None and (self.searches or self.reranker is not None):
+            raise ConfigurationError(
+                f"rerank_upstream and {'index' if self.searches else 'reranker'} are two systems, "
+                "and a profile is of one: start a service for each"
+            )
+        if self.engine is not None and (self.index is not None or self.reranker is not None):
+            raise ConfigurationError("engine is searched alone: give no index, and no reranker")
+        if self.fingerprint and (self.rerank_upstream or self.reranker or self.searches):
             raise ConfigurationError(
                 "fingerprint is for candidates of a system of your own: a reranker and an index "
                 "identify themselves"
             )
+
+    @property
+    def searches(self) -> bool:
+        """Whether there is an index to search, in a folder or in an engine."""
+        return self.index is not None or self.engine is not None
+
+    @property
+    def index_name(self) -> str:
+        """What an index is called to clients: its folder's name, or its name in the engine."""
+        if self.engine is not None:
+            return self.engine.partition("#")[2] or "index"
+        return "index" if self.index is None else self.index.resolve().name
 
     @property
     def kind(self) -> ScoreKind:

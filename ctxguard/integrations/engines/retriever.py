@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -39,7 +39,9 @@ from ctxguard.integrations.engines.engine import (
 from ctxguard.integrations.separate_legs import united
 from ctxguard.resilience import failure_of
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
+from ctxguard.retrieval.chunks import first_chunk_id
 from ctxguard.retrieval.hybrid.retriever import DEFAULT_MAX_QUERY_CHARS
+from ctxguard.retrieval.hybrid.signals import SIGNALS
 from ctxguard.retrieval.index.hybrid_index import Changes
 from ctxguard.retrieval.index.passages import (
     searchable_text,
@@ -74,7 +76,8 @@ class EngineRetriever:
             the index names.
         fusion: How the legs' scores become one: ``reciprocal_rank`` or ``convex``.
         max_query_chars: Longer queries are refused.
-        text_signals: Computes the text family of the candidates' signals; None for no signals.
+        signals: ``text`` for the text family of the candidates' signals, computed from the texts
+            that the engine returns (see `TextSignals`); ``none`` for none.
 
     Raises:
         ConfigurationError: another embedder or analyser than the index's, or a setting that cannot
@@ -89,7 +92,7 @@ class EngineRetriever:
         analyser: Analyser | str | None = None,
         fusion: Fusion | None = None,
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
-        text_signals: TextSignals | None = None,
+        signals: Literal["text", "none"] = "text",
     ) -> None:
         settings = engine.settings
         self._engine = engine
@@ -99,7 +102,7 @@ class EngineRetriever:
         _check_models(settings, self._embedder, self.analyser)
         self._fusion = _checked(Fusion() if fusion is None else fusion)
         self._max_query_chars = _positive("max_query_chars", max_query_chars)
-        self._text_signals = text_signals
+        self._text_signals = TextSignals(self.analyser) if signals == "text" else None
         self._route = Route.HYBRID
 
     @classmethod
@@ -183,6 +186,11 @@ class EngineRetriever:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def embedder(self) -> str:
+        """The name of the model that made the index's vectors."""
+        return self._engine.settings.embedder
 
     @property
     def route(self) -> Route:
@@ -275,6 +283,13 @@ class EngineRetriever:
         """Those of some ids that passages have."""
         return frozenset(self._revisions(list(dict.fromkeys(passage_ids))))
 
+    def labelled_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
+        """Those of some ids that labels may name: of passages, and of documents in chunks."""
+        asked = frozenset(passage_ids)
+        known = self.known_ids(asked)
+        chunks = {first_chunk_id(each): each for each in asked - known}
+        return known.union(chunks[each] for each in self.known_ids(chunks))
+
     def upsert(
         self,
         passages: Iterable[Passage],
@@ -354,6 +369,12 @@ class EngineRetriever:
         for start in range(0, len(passage_ids), BATCH):
             found.update(self._engine.revisions(passage_ids[start : start + BATCH]))
         return found
+
+    def warm_up(self) -> None:
+        """Load the model and compile the loops, so that the first query does not wait."""
+        self._embedder.encode_query("warm up")
+        if self._text_signals is not None:
+            self._text_signals.text_signals("warm up", [Passage("warm", "up")])
 
     def encode_query(self, query: str) -> Float32Array:
         """A query's vector, for callers that retrieve it more than once.
@@ -442,9 +463,12 @@ class EngineRetriever:
     def _signalled(self, query: str, ranking: Ranking) -> Ranking:
         if self._text_signals is None or not len(ranking):
             return ranking
-        passages = [ranking.passages[position] for position in range(len(ranking))]
-        signals = self._text_signals.text_signals(query, passages)
-        return replace(ranking, signals={**ranking.signals, **signals})
+        try:
+            passages = [ranking.passages[position] for position in range(len(ranking))]
+            signals = self._text_signals.text_signals(query, passages)
+        except Exception as error:
+            return replace(ranking, failures=(*ranking.failures, failure_of(SIGNALS, error)))
+        return replace(ranking, signals=signals)
 
     def _checked_query(self, query: str) -> str:
         if not isinstance(query, str) or not query.strip():
