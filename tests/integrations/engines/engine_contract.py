@@ -1,0 +1,239 @@
+"""What every engine's adapter does beside searching: building, keeping up, filtering, reading."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctxguard import Passage, Where
+from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
+from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+from ctxguard.integrations.engines.engine import LegQuery
+from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.testing import WordHashEmbedder
+
+_names = count(1)
+
+PASSAGES = tuple(
+    [
+        Passage(
+            f"p{n:03}",
+            f"A passage of {word} and {other}, number{n}.",
+            word.title() if n % 2 else "",
+            {"tenant": "abc"[n % 3], "groups": [word, other], "level": n % 4, "open": n % 2 == 0},
+        )
+        for n, (word, other) in enumerate(
+            [
+                (word, other)
+                for word in ("foxes", "kettles", "violins", "lanterns")
+                for other in ("rivers", "ladders", "cameras")
+            ]
+        )
+    ]
+)
+
+
+class CountingEmbedder(WordHashEmbedder):
+    """Counts the passages that it encodes."""
+
+    encoded = 0
+
+    def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
+        self.encoded += len(texts)
+        return super().encode_passages(texts, progress)
+
+
+class EngineContract(ABC):
+    """Inherit in an engine's test module, as ``class TestEngine``."""
+
+    @abstractmethod
+    def url(self, name: str) -> str:
+        """The URL of an index with a name, in an engine that runs."""
+
+    def wrong_credentials(self) -> str | None:
+        """A URL whose password or key is refused; None skips the test of that."""
+        return None
+
+    def built(self, passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
+        url = self.url(f"index_{next(_names)}")
+        options = {"embedder": WordHashEmbedder(), "signals": "none", **options}
+        return EngineRetriever.build(passages, url, **options)
+
+    def test_what_was_built_is_opened_and_finds_the_same(self) -> None:
+        url = self.url(f"index_{next(_names)}")
+        options: Any = {"embedder": WordHashEmbedder(), "signals": "none"}
+        with EngineRetriever.build(PASSAGES, url, **options) as built:
+            asked = "kettles and ladders", "violins"
+            before = [built.retrieve(query, depth=5) for query in asked]
+            fingerprint = built.fingerprint()
+        with EngineRetriever.open(url, **options) as opened:
+            assert len(opened) == len(PASSAGES)
+            assert opened.fingerprint() == fingerprint
+            for query, ranking in zip(asked, before, strict=True):
+                assert opened.retrieve(query, depth=5).passage_ids == ranking.passage_ids
+
+    def test_an_index_is_never_replaced(self) -> None:
+        url = self.url(f"index_{next(_names)}")
+        options: Any = {"embedder": WordHashEmbedder(), "signals": "none"}
+        with (
+            EngineRetriever.build(PASSAGES, url, **options) as built,
+            pytest.raises(ConfigurationError, match="--update"),
+        ):
+            EngineRetriever.build(PASSAGES[:2], url, **options)
+        del built
+
+    def test_an_index_that_is_not_there_is_named(self) -> None:
+        with pytest.raises(ConfigurationError, match="no index of that name"):
+            EngineRetriever.open(self.url("absent"), embedder=WordHashEmbedder())
+
+    def test_wrong_credentials_are_said_without_repeating_them(self) -> None:
+        url = self.wrong_credentials()
+        if url is None:
+            pytest.skip("no credentials can be wrong here")
+        with pytest.raises(CtxguardError) as caught:
+            EngineRetriever.open(url, embedder=WordHashEmbedder())
+        assert "secret" not in str(caught.value)
+
+    def test_another_embedder_is_refused(self) -> None:
+        url = self.url(f"index_{next(_names)}")
+        EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder()).close()
+        with pytest.raises(ConfigurationError, match="embedder"):
+            EngineRetriever.open(url, embedder=WordHashEmbedder(dimension=32))
+
+    def test_two_indexes_do_not_meet(self) -> None:
+        with self.built(PASSAGES[:6]) as first, self.built(PASSAGES[6:]) as second:
+            first_ids = set(first.retrieve("violins and foxes", depth=50).passage_ids)
+            second_ids = set(second.retrieve("violins and foxes", depth=50).passage_ids)
+            assert first_ids == {each.passage_id for each in PASSAGES[:6]}
+            assert second_ids == {each.passage_id for each in PASSAGES[6:]}
+
+    def test_each_leg_has_its_own_scores(self) -> None:
+        with self.built() as built:
+            ranking = built.retrieve("kettles and ladders", depth=50)
+            dense, lexical = ranking.legs["dense"], ranking.legs["lexical"]
+            assert np.all(np.abs(dense.scores) <= 1.0 + 1e-6)
+            assert np.all(lexical.scores >= 0.0)
+            embedder = WordHashEmbedder()
+            vector = embedder.encode_query("kettles and ladders")
+            texts = [f"{each.title}\n{each.text}" if each.title else each.text for each in PASSAGES]
+            own = dict(
+                zip(
+                    [each.passage_id for each in PASSAGES],
+                    (embedder.encode_passages(texts) @ vector).tolist(),
+                    strict=True,
+                )
+            )
+            best = ranking.passage_ids[0]
+            assert dense.scores[0] == pytest.approx(own[best], abs=1e-3)
+            assert "kettles" in ranking.passages[0].text.lower()
+
+    def test_passages_come_back_whole(self) -> None:
+        odd = Passage(
+            "größe/東京 #1",
+            "Tokyo:\t東京タワー 🗼 \"quoted\" 'single' \\ back\nslash",
+            "Título",
+            {"n": 1, "f": 1.5, "nested": {"a": [None, True]}, "text": "ü\u2028"},
+        )
+        with self.built([*PASSAGES, odd]) as built:
+            assert built.passage(odd.passage_id) == odd
+            found = built.retrieve("Tokyo", depth=1)
+            assert found.passages[0] == odd
+            with pytest.raises(KeyError):
+                built.passage("absent")
+
+    def test_filters_are_exact_and_apply_before_the_best_are_taken(self) -> None:
+        with self.built() as built:
+            for where in (
+                Where(tenant="a"),
+                Where(level=[1, 2], open=True),
+                Where(groups=["foxes", "cameras"], tenant=["a", "b"]),
+            ):
+                ranking = built.retrieve("foxes by rivers", depth=50, where=where)
+                allowed = {each.passage_id for each in PASSAGES if where.allows(each.metadata)}
+                assert set(ranking.passage_ids) == allowed
+                few = built.retrieve("foxes by rivers", depth=2, where=where)
+                assert len(few) == min(2, len(allowed))
+            for where in (Where(level="1"), Where(level=True), Where(groups=[]), Where(no="a")):
+                assert len(built.retrieve("foxes", depth=50, where=where)) == 0
+
+    def test_a_long_value_is_compared_whole(self) -> None:
+        long = "x" * 500
+        passages = [
+            replace(PASSAGES[0], metadata={"tenant": f"{long}a"}),
+            replace(PASSAGES[1], metadata={"tenant": f"{long}b"}),
+        ]
+        with self.built(passages) as built:
+            found = built.retrieve("foxes", depth=5, where=Where(tenant=f"{long}b"))
+            assert found.passage_ids == (PASSAGES[1].passage_id,)
+
+    def test_an_update_writes_what_has_changed_and_encodes_nothing_else(self) -> None:
+        embedder = CountingEmbedder()
+        with self.built(embedder=embedder) as built:
+            assert embedder.encoded == len(PASSAGES)
+            changed = [
+                replace(PASSAGES[0], text="Quite another text of umbrellas."),
+                replace(PASSAGES[1], metadata={"tenant": "moved"}),
+                *PASSAGES[3:],
+                Passage("new", "A new passage of umbrellas."),
+            ]
+            embedder.encoded = 0
+            done = built.upsert(changed, delete_others=True)
+            assert (done.added, done.changed, done.deleted) == (1, 2, 1)
+            assert embedder.encoded == done.encoded == 3
+            found = built.retrieve("umbrellas", depth=2)
+            assert set(found.passage_ids) == {PASSAGES[0].passage_id, "new"}
+            moved = built.retrieve("foxes", depth=5, where=Where(tenant="moved"))
+            assert moved.passage_ids == (PASSAGES[1].passage_id,)
+            assert PASSAGES[2].passage_id not in built.retrieve("foxes", depth=50).passage_ids
+            assert built.upsert(changed, delete_others=True).unchanged == len(changed)
+
+    def test_what_is_deleted_is_gone(self) -> None:
+        with self.built() as built:
+            ids = [each.passage_id for each in PASSAGES[:3]]
+            assert built.delete([*ids, "absent"]) == 3
+            assert len(built) == len(PASSAGES) - 3
+            assert not built.known_ids(ids)
+            assert not set(ids) & set(built.retrieve("foxes", depth=50).passage_ids)
+
+    def test_an_interrupted_build_is_finished_by_an_update(self) -> None:
+        class Stopping(WordHashEmbedder):
+            def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
+                raise OSError("the machine was stopped")
+
+        url = self.url(f"index_{next(_names)}")
+        with pytest.raises(OSError, match="stopped"):
+            EngineRetriever.build(PASSAGES, url, embedder=Stopping(), signals="none")
+        with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+            assert len(opened.retrieve("foxes", depth=5)) == 0
+            assert opened.upsert(PASSAGES).added == len(PASSAGES)
+            assert len(opened) == len(PASSAGES)
+
+    def test_the_sketch_is_that_of_the_corpus(self) -> None:
+        with self.built() as built:
+            assert built.corpus_sketch() == CorpusSketch.of(map(passage_digest, PASSAGES))
+            built.delete([PASSAGES[0].passage_id])
+            assert built.corpus_sketch() == CorpusSketch.of(map(passage_digest, PASSAGES[1:]))
+
+    def test_the_sketch_of_many_passages_is_of_the_smallest_digests(self) -> None:
+        many = [Passage(f"m{n}", f"number{n}") for n in range(1200)]
+        with self.built(many) as built:
+            assert built.corpus_sketch() == CorpusSketch.of(map(passage_digest, many))
+
+    def test_ids_that_are_there_are_known(self) -> None:
+        chunks = [Passage("whole#1", "first part"), Passage("whole#2", "second part")]
+        with self.built([*PASSAGES, *chunks]) as built:
+            asked = ["whole", "whole#2", PASSAGES[0].passage_id, "absent"]
+            assert built.known_ids(asked) == {"whole#2", PASSAGES[0].passage_id}
+            assert built.labelled_ids(asked) == {"whole", "whole#2", PASSAGES[0].passage_id}
+
+    def test_a_vector_of_another_length_is_refused(self) -> None:
+        with self.built() as built, pytest.raises(CtxguardError):
+            built._engine.search(LegQuery(["fox"], np.ones(3, np.float32), 5))
+
+    def test_metadata_that_is_no_json_is_refused(self) -> None:
+        with pytest.raises(DataError, match="p1"):
+            self.built([Passage("p1", "text", metadata={"when": object()})])

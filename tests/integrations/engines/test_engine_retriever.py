@@ -1,0 +1,201 @@
+"""The retriever over an engine: routes, fusion, failures and signals, on an engine in memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_contract import PASSAGES, EngineContract
+from memory_engine import MemoryEngine
+from prometheus_client import CollectorRegistry
+
+from calibration.calibrate import calibrate
+from calibration.data.dataset import Dataset, Query
+from ctxguard import ContextGuard, Flag, Fusion, Passage, Route, ScoreKind, Where
+from ctxguard.core.fusion import fuse
+from ctxguard.errors import ConfigurationError, QueryError, StageUnavailableError
+from ctxguard.integrations.engines import retriever as retriever_module
+from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
+from ctxguard.integrations.engines.engine import IndexSettings
+from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.testing import RetrieverContract, WordHashEmbedder
+
+_kept: dict[str, MemoryEngine] = {}
+
+
+class _Memory:
+    """The class of the engine in memory, whose indexes are kept by name."""
+
+    def open(self, address: EngineAddress, /) -> MemoryEngine:
+        if address.name not in _kept:
+            raise nothing_there(address)
+        return _kept[address.name]
+
+    def create(self, address: EngineAddress, settings: IndexSettings, /) -> MemoryEngine:
+        if address.name in _kept:
+            raise already_there(address)
+        _kept[address.name] = MemoryEngine(settings)
+        return _kept[address.name]
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(retriever_module, "engine_class", lambda address: _Memory())
+    yield
+    _kept.clear()
+
+
+def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
+    options = {"embedder": WordHashEmbedder(), "signals": "none", **options}
+    return EngineRetriever.build(passages, f"qdrant:///x#index_{len(_kept)}", **options)
+
+
+class TestEngine(EngineContract):
+    def url(self, name: str) -> str:
+        return f"qdrant:///x#{name}"
+
+
+class TestRetriever(RetrieverContract):
+    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
+        return _built(passages, signals="text")
+
+
+@pytest.mark.parametrize("fusion", [Fusion(), Fusion("convex", weight=0.3)])
+def test_candidates_of_both_legs_are_fused_as_in_the_core(fusion: Fusion) -> None:
+    ranking = _built().with_fusion(fusion).retrieve("kettles and ladders", depth=50)
+    assert ranking.kind is fusion.kind
+    assert ranking.route is Route.HYBRID
+    assert list(ranking.scores) == pytest.approx(fuse(ranking.legs, fusion).tolist(), abs=2e-3)
+    if fusion.method == "convex":
+        assert list(ranking.scores) == sorted(ranking.scores, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("route", "kind"), [(Route.LEXICAL, ScoreKind.RATIO), (Route.DENSE, ScoreKind.COSINE)]
+)
+def test_a_route_of_one_leg_has_its_kind(route: Route, kind: ScoreKind) -> None:
+    ranking = _built().on_route(route).retrieve("kettles", depth=3)
+    assert (ranking.route, ranking.kind, len(ranking)) == (route, kind, 3)
+    assert list(ranking.legs) == [route.value]
+    nothing = _built().on_route(route).retrieve("kettles", depth=3, where=Where(groups=[]))
+    assert (nothing.kind, len(nothing)) == (kind, 0)
+
+
+def test_other_routes_and_fusions_are_refused() -> None:
+    built = _built()
+    with pytest.raises(ConfigurationError, match="rerank"):
+        built.on_route(Route.HYBRID_RERANK)
+    with pytest.raises(ConfigurationError, match="ranker"):
+        built.with_fusion(Fusion("ranker"))
+    with pytest.raises(ConfigurationError, match="max_query_chars"):
+        built.with_max_query_chars(0)
+
+
+class _Failing(WordHashEmbedder):
+    failing = False
+
+    def encode_query(self, text: str) -> Any:
+        if self.failing:
+            raise OSError("the model's server is away")
+        return super().encode_query(text)
+
+
+def test_without_the_embedder_the_words_answer_and_the_answer_is_flagged() -> None:
+    embedder = _Failing()
+    built = _built(embedder=embedder)
+    embedder.failing = True
+    guard = ContextGuard(built, telemetry=Telemetry(CollectorRegistry()))
+    context = guard.retrieve("kettles")
+    assert context.route is Route.LEXICAL
+    assert Flag.DEGRADED in context.flags
+    assert all("kettles" in each.text.lower() for each in context.passages)
+    with pytest.raises(StageUnavailableError):
+        built.on_route(Route.DENSE).retrieve("kettles", depth=3)
+
+
+def test_candidates_have_the_text_family_of_signals() -> None:
+    ranking = _built(signals="text").retrieve("kettles and ladders", depth=10)
+    assert ranking.signals["coverage"][0] == ranking.signals["coverage"].max()
+    assert not ranking.failures
+
+
+def test_text_signals_that_fail_are_reported_and_the_answer_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built = _built(signals="text")
+
+    def fails(*_: Any) -> Mapping[str, Any]:
+        raise ValueError("out of order")
+
+    monkeypatch.setattr(built._text_signals, "text_signals", fails)
+    ranking = built.retrieve("kettles", depth=3)
+    assert [each.stage for each in ranking.failures] == ["signals"]
+    assert len(ranking) == 3
+
+
+def test_a_query_that_cannot_be_searched_is_refused() -> None:
+    built = _built()
+    for query in ("", "  \n", "x" * 10_001):
+        with pytest.raises(QueryError):
+            built.retrieve(query, depth=5)
+    for options in ({"depth": 0}, {"depth": 5, "where": {"a": 1}}):
+        with pytest.raises(ConfigurationError):
+            built.retrieve("a", **options)  # type: ignore[arg-type]
+
+
+def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
+    built = _built(signals="text")
+    queries = [Query(f"q{n}", each.text) for n, each in enumerate(PASSAGES)]
+    qrels = {f"q{n}": {each.passage_id: 1} for n, each in enumerate(PASSAGES)}
+    calibration = calibrate(built, Dataset("passages", tuple(queries), qrels))
+    assert set(calibration.profile.routes) == {Route.HYBRID, Route.LEXICAL, Route.DENSE}
+    assert calibration.profile.fusion.method == "convex"
+    guard = ContextGuard(
+        built, profile=calibration.profile, telemetry=Telemetry(CollectorRegistry())
+    )
+    assert guard.differences == ()
+    context = guard.retrieve(PASSAGES[4].text)
+    assert context.kept_ids[0] == PASSAGES[4].passage_id
+    assert Flag.UNCALIBRATED not in context.flags
+    built.delete([each.passage_id for each in PASSAGES[:6]])
+    assert ContextGuard(built, profile=calibration.profile).comparison.reservations
+
+
+def test_vectors_are_stored_and_asked_at_length_one() -> None:
+    class Long(WordHashEmbedder):
+        def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:
+            return 3.0 * super().encode_passages(texts, progress)
+
+        def encode_query(self, text: str) -> Any:
+            return np.float32(5.0) * super().encode_query(text)
+
+    ranking = _built(embedder=Long()).on_route(Route.DENSE).retrieve(PASSAGES[3].text, depth=1)
+    assert ranking.scores[0] == pytest.approx(1.0, abs=0.2)
+    assert ranking.scores[0] <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("mysql://h/d", "mysql"),
+        ("h/d", "no scheme"),
+        ("qdrant://h#Upper", "Upper"),
+        ("qdrant://h#a-b", "a-b"),
+        ("qdrant://[::1", "cannot be read"),
+    ],
+)
+def test_a_url_that_names_no_index_is_refused(url: str, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        EngineAddress.parse(url)
+
+
+def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CTXGUARD_ENGINE_KEY", "secret")
+    url = "postgresql://u:secret@h:5432/db?password=secret#docs"
+    address = EngineAddress.parse(url)
+    assert address.shown == "postgresql://h:5432/db#docs"
+    assert "secret" not in repr(address)
+    assert address.key == "secret"
+    assert EngineAddress.parse("milvus:///srv/a.db").path == "/srv/a.db"
+    assert EngineAddress.parse("qdrant+https://h:6333#a").http_url == "https://h:6333"
