@@ -55,6 +55,14 @@ class Outage:
     first_answer_after: float = 0.0
     all_answered_after: float = 0.0
 
+    def count(self, error: str | None) -> None:
+        """Count a request by what `_error_of` gave."""
+        self.asked += 1
+        self.answered += error is None
+        self.untyped += error == ""
+        if error:
+            self.errors[error] += 1
+
     @property
     def agrees(self) -> bool:
         """Whether every request is counted once, and as what it was."""
@@ -100,24 +108,12 @@ def outage(
             n = 0
             while not stop.is_set():
                 n += 1
-                begin, answered = time.monotonic(), False
-                try:
-                    guard.retrieve(f"{_WORDS[n % 8]} {_WORDS[client % 8]}")
-                    answered = True
-                    error = None
-                except CtxguardError as caught:
-                    error = type(caught).__name__
-                except Exception:
-                    error = ""
-                end = time.monotonic()
+                begin = time.monotonic()
+                error = _error_of(guard, f"{_WORDS[n % 8]} {_WORDS[client % 8]}")
                 with lock:
-                    seen.asked += 1
-                    seen.answered += answered
-                    if error:
-                        seen.errors[error] += 1
-                    seen.untyped += error == ""
-                    times.append((client, begin, end, answered))
-                if not answered:
+                    seen.count(error)
+                    times.append((client, begin, time.monotonic(), error is None))
+                if error is not None:
                     time.sleep(0.02)
 
         threads = [
@@ -152,6 +148,17 @@ def outage(
         for name in ("received_requests", "requests", "failed_requests")
     }
     return seen
+
+
+def _error_of(guard: ContextGuard, query: str) -> str | None:
+    """None if a query is answered; the name of ctxguard's own error; empty for any other."""
+    try:
+        guard.retrieve(query)
+    except CtxguardError as error:
+        return type(error).__name__
+    except Exception:
+        return ""
+    return None
 
 
 def _started(ask: Callable[[int], None], clients: int) -> list[threading.Thread]:

@@ -7,14 +7,17 @@ PostgreSQL's full-text ranking lacks is how rare a term is.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar
+from threading import Lock
+from typing import Any, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.scores import is_valid
 from ctxguard.core.types import Passage, Ranking, ScoreKind
 from ctxguard.errors import ConfigurationError, DataError, StageUnavailableError
 from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
@@ -123,8 +126,6 @@ dense AS (
     ORDER BY vector <=> %(vector)s::{vector} LIMIT %(depth)s
 )"""
 
-_T = TypeVar("_T")
-
 
 class PostgresEngine:
     """One index in a PostgreSQL database; see `ctxguard.integrations.engines.engine.Engine`.
@@ -133,7 +134,7 @@ class PostgresEngine:
 
     Args:
         address: Where the index is. The option ``timeout`` of the URL is the most seconds that a
-            search may take, 10 if it is not given.
+            search waits for a connection, and then for the server, 10 if it is not given.
         settings: What it was built with.
     """
 
@@ -204,14 +205,11 @@ class PostgresEngine:
         ):
             if (query.terms if leg == LEXICAL else query.vector) is None:
                 continue
-            scored = [row for row in rows if row[column] is not None]
-            scored.sort(key=lambda row: -row[column])
-            legs[leg] = ranking_of_rows(
-                _ENGINE,
-                [Row(_passage(row[2:]), row[column]) for row in scored],
-                kind,
-                2 * query.depth,
-            )
+            # Without a BM25 a passage has no term of the query; a cosine they all have.
+            scored = [row for row in rows if leg == DENSE or row[column] is not None]
+            found = [Row(_passage(row[2:]), row[column]) for row in scored]
+            found.sort(key=lambda row: -row.score if is_valid(row.score) else math.inf)
+            legs[leg] = ranking_of_rows(_ENGINE, found, kind, 2 * query.depth)
         return legs
 
     def read(self, passage_ids: Sequence[str], /) -> Mapping[str, Passage]:
@@ -220,7 +218,7 @@ class PostgresEngine:
             "SELECT id, title, text, metadata FROM passages WHERE id = ANY(%(ids)s)",
             {"ids": _storable(passage_ids)},
         )
-        return {row[0]: _passage(row) for row in rows}
+        return {each.passage_id: each for each in map(_passage, rows) if each is not None}
 
     def count(self) -> int:
         """How many passages there are."""
@@ -302,6 +300,7 @@ class _Database:
     def _reset_after_fork(self) -> None:
         """Forget the pool: its connections are the parent's. The child's opens when it is used."""
         self._pool: Any = None
+        self._opening = Lock()
 
     def read(
         self, statement: str, values: Mapping[str, Any], seconds: float | None = None
@@ -371,19 +370,21 @@ class _Database:
     def _opened(self) -> Any:
         """The pool. The first connection is made here, so that its error is the server's own."""
         if self._pool is None:
-            # The pool's own attempts hide why they fail.
-            self._connected().close()
-            self._pool = psycopg_pool.ConnectionPool(
-                self._url,
-                kwargs=self._options(),
-                configure=self._configure,
-                min_size=1,
-                max_size=_CONNECTIONS,
-                timeout=self.seconds,
-                # After it, a request that waits begins anew: the pauses between the attempts grow.
-                reconnect_timeout=2.0,
-                open=True,
-            )
+            with self._opening:
+                if self._pool is None:
+                    # The pool's own attempts hide why they fail.
+                    self._connected().close()
+                    self._pool = psycopg_pool.ConnectionPool(
+                        self._url,
+                        kwargs=self._options(),
+                        configure=self._configure,
+                        min_size=1,
+                        max_size=_CONNECTIONS,
+                        # After it a request that waits begins anew: the pauses between the
+                        # attempts grow.
+                        reconnect_timeout=2.0,
+                        open=True,
+                    )
         return self._pool
 
     def _connected(self) -> Any:
@@ -406,7 +407,11 @@ class _Database:
         options: dict[str, Any] = {
             "autocommit": True,
             "connect_timeout": max(2, round(self.seconds)),
+            # A host that vanishes is noticed while a query is sent, and while its rows are awaited.
             "tcp_user_timeout": round(1e3 * self.seconds),
+            "keepalives_idle": max(1, round(self.seconds)),
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
             "application_name": "ctxguard",
         }
         if self._address.key is not None:
@@ -415,7 +420,8 @@ class _Database:
 
     def _configure(self, connection: Any) -> None:
         connection.execute(
-            "SELECT set_config('search_path', %s, false), "
+            "SELECT set_config('search_path', concat_ws(', ', %s::text, (SELECT "
+            "extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')), false), "
             "set_config('hnsw.ef_search', %s, false), "
             "set_config('hnsw.iterative_scan', 'strict_order', false)",
             [f'"{self._address.name}", public', str(_EF_SEARCH)],
@@ -509,11 +515,15 @@ def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
 
 
 def _passage(row: Sequence[Any]) -> Passage | None:
-    """The passage of id, title, text and metadata; None where there is no text."""
+    """The passage of id, title, text and metadata; None where one of them cannot be read."""
     passage_id, title, text, metadata = row
-    if not isinstance(text, str):
+    if not isinstance(passage_id, str) or not isinstance(text, str):
         return None
-    return Passage(passage_id, text, title or "", json.loads(metadata) if metadata else None)
+    try:
+        return Passage(passage_id, text, title or "", json.loads(metadata))
+    except (TypeError, ValueError):
+        # Without its metadata no filter could be checked.
+        return None
 
 
 def _delete(run: _Run, passage_ids: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """An index in a real PostgreSQL server."""
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,34 +11,31 @@ pytest.importorskip("psycopg_pool", reason="the driver of PostgreSQL is not inst
 from engine_contract import PASSAGES, EngineContract
 
 from ctxguard import Passage
+from ctxguard.errors import (
+    ConfigurationError,
+    DataError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.integrations.engines import postgresql
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
 _server = ""
-_names = iter(range(10_000))
+_names = count(1)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server_of_the_module(postgresql_server: str) -> Iterator[None]:
-    """The server for the classes below; what they have made is gone afterwards."""
-    global _server  # noqa: PLW0603  the suites that are inherited take no fixtures
+def _server_of_the_module(postgresql_server: str) -> None:
+    """The server for the suites that are inherited, which take no fixtures."""
+    global _server  # noqa: PLW0603
     _server = postgresql_server
-    yield
-    import psycopg
-
-    with psycopg.connect(postgresql_server, autocommit=True) as connection:
-        for (name,) in connection.execute(
-            "SELECT nspname FROM pg_namespace WHERE nspname ~ '^(index|contract)_'"
-        ).fetchall():
-            connection.execute(f'DROP SCHEMA "{name}" CASCADE')
 
 
 @pytest.fixture
-def opened() -> Iterator[list[EngineRetriever]]:
-    retrievers: list[EngineRetriever] = []
-    yield retrievers
-    for each in retrievers:
-        each.close()
+def built() -> Iterator[EngineRetriever]:
+    with _built() as retriever:
+        yield retriever
 
 
 def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
@@ -60,3 +58,158 @@ class TestRetriever(RetrieverContract):
         built._engine._database._url = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2"
         built._engine._database.close()
         return built
+
+
+def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetriever) -> None:
+    import psycopg
+
+    name = built._engine._database._address.name
+    with psycopg.connect(_server, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute(f"GRANT USAGE ON SCHEMA {name} TO reader")
+        connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {name} TO reader")
+    url = f"{_server.replace('postgres:@', 'reader:@')}#{name}"
+    with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+        found = opened.retrieve("kettles", depth=3)
+        assert found.passage_ids == built.retrieve("kettles", depth=3).passage_ids
+        with pytest.raises(ConfigurationError, match="lacks a right"):
+            opened.delete([PASSAGES[0].passage_id])
+
+
+def test_nul_characters_are_replaced_and_ids_with_one_refused() -> None:
+    odd = Passage("odd", "a\0b kettles", "t\0", {"k": "v\0"})
+    with _built([odd]) as retriever:
+        found = retriever.passage("odd")
+        assert (found.text, found.title) == ("a\ufffdb kettles", "t\ufffd")
+        assert found.metadata == {"k": "v\0"}
+        assert retriever.retrieve("kettles\0 a", depth=1).passage_ids == ("odd",)
+        assert retriever.upsert([odd]).unchanged == 1
+        assert not retriever.known_ids(["o\0dd"])
+        with pytest.raises(DataError, match="NUL"):
+            retriever.upsert([Passage("o\0dd", "text")])
+
+
+def test_an_older_index_is_brought_to_this_version_once(
+    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "VERSION", 3)
+    steps = {2: "ALTER TABLE passages ADD newer int", 3: "UPDATE passages SET newer = 1"}
+    monkeypatch.setattr(postgresql, "_MIGRATIONS", steps)
+    url = f"{_server}#{built._engine._database._address.name}"
+    for _ in range(2):
+        with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+            assert len(opened.retrieve("kettles", depth=3)) == 3
+            rows = opened._engine._database.read("SELECT DISTINCT newer FROM passages", {})
+            assert rows == [(1,)]
+    monkeypatch.setattr(postgresql, "VERSION", 1)
+    with pytest.raises(DataError, match="newer release"):
+        EngineRetriever.open(url, embedder=WordHashEmbedder())
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "said"),
+    [
+        ("UPDATE about SET settings = '{}'", DataError, "settings"),
+        ("""UPDATE about SET settings = replace(settings, '"format": 1', '"format": 9')""",
+         DataError, "format 9"),
+        ("DELETE FROM about", DataError, "not whole"),
+        ("DROP TABLE about", ConfigurationError, "no index of that name"),
+    ],
+)  # fmt: skip
+def test_what_is_no_index_of_this_release_is_refused(
+    built: EngineRetriever, fault: str, error: type[Exception], said: str
+) -> None:
+    built._engine._database.maintain(fault)
+    url = f"{_server}#{built._engine._database._address.name}"
+    with pytest.raises(error, match=said):
+        EngineRetriever.open(url, embedder=WordHashEmbedder())
+
+
+def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) -> None:
+    url = f"{_server}&timeout=0.2#{built._engine._database._address.name}"
+    with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
+        with pytest.raises(StageUnavailableError, match="57014"):
+            opened._engine._database.read("SELECT pg_sleep(5)", {})
+        assert len(opened.retrieve("kettles", depth=3)) == 3
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "soon", "inf"])
+def test_a_timeout_that_is_none_is_refused(timeout: str) -> None:
+    with pytest.raises(ConfigurationError, match="timeout"):
+        EngineRetriever.open(f"{_server}&timeout={timeout}#x", embedder=WordHashEmbedder())
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ('password authentication failed for user "secret"', ConfigurationError),
+        ("connection refused", StageUnavailableError),
+    ],
+)
+def test_a_refused_connection_is_named_without_its_credentials(
+    monkeypatch: pytest.MonkeyPatch, message: str, error: type[Exception]
+) -> None:
+    """The test's server trusts everybody, so the refusal is the driver's own error, raised here."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise postgresql.psycopg.OperationalError(message)
+
+    monkeypatch.setattr(postgresql.psycopg, "connect", refuse)
+    with pytest.raises(error) as caught:
+        EngineRetriever.open("postgresql://secret:secret@h/db", embedder=WordHashEmbedder())
+    assert "secret" not in str(caught.value)
+
+
+_GOOD = (2.0, 0.9, "p000", "", "text", "null")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([_GOOD, (None, 0.8, "p001", "", None, "null")], ("p000",)),
+        ([_GOOD, (None, 0.7, "p000", "", "text", "null")], ("p000",)),
+        ([(None, 1.0 - n / 20_000, f"n{n}", "", "t", "null") for n in range(10_000)], ("n0", "n1")),
+    ],
+)
+def test_an_answer_is_not_trusted(
+    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch, rows: Any, expected: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(built._engine._database, "read", lambda *_: rows)
+    ranking = built.retrieve("kettles", depth=2)
+    assert ranking.passage_ids[: len(expected)] == expected
+    assert len(ranking) <= 2
+
+
+def test_an_answer_without_a_text_is_an_outage(
+    built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(built._engine._database, "read", lambda *_: [(1.0, 0.9, "a", "", None, "")])
+    with pytest.raises(StageError, match="postgresql"):
+        built.retrieve("kettles", depth=2)
+
+
+def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) -> None:
+    built.retrieve("kettles", depth=1)
+    pool = built._engine._database._pool
+    built._engine._database._reset_after_fork()
+    assert len(built.retrieve("kettles", depth=1)) == 1
+    assert built._engine._database._pool is not pool
+    pool.close()
+
+
+def test_a_server_that_is_killed_in_mid_traffic_loses_no_account(
+    postgresql_process: Any,
+) -> None:
+    from benchmarks.engine_outage import outage
+
+    seen = outage(
+        postgresql_process,
+        f"{_server}#contract_{next(_names)}",
+        clients=4,
+        away_seconds=1.0,
+        deadline_seconds=1.0,
+    )
+    assert seen.agrees
+    assert set(seen.errors) == {"StageUnavailableError"}
+    assert seen.answered > 0
