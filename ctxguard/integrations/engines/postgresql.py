@@ -481,7 +481,7 @@ def _migrate(database: _Database) -> None:
         found = run("SELECT version FROM about")[0][0]
         for version in range(found + 1, VERSION + 1):
             run(_MIGRATIONS[version])
-        run("UPDATE about SET version = %s", [VERSION])
+        run("UPDATE about SET version = %s WHERE version < %s", [VERSION, VERSION])
 
 
 def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
