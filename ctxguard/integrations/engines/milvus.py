@@ -62,14 +62,17 @@ _SPACE_OF_DIGESTS = 2**64
 _SETTINGS = "ctxguard.settings"
 """The property of a collection that holds the settings."""
 _PASSAGE = ["passage_id", "title", "text", "metadata"]
+_INDEXED = ("filter_tokens", "digest")
+_INDEXED_IN_FILE = ("digest",)
+"""Milvus Lite indexes no arrays."""
 _STRONG = "Strong"
 """The consistency level of what is read about the corpus: it holds every write so far."""
 _METRICS = {LEXICAL: "BM25", DENSE: "COSINE"}
 _ROUNDING = 1e-3
 _NO_COLLECTION, _RATE_LIMIT = 100, 8
 _REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-_LOUD = ("pymilvus.decorators", "milvus_lite")
-"""Loggers that print a traceback of each error that is raised too."""
+_LOUD = ("pymilvus.decorators", "pymilvus.client.iterator.query_iterator", "milvus_lite")
+"""Loggers that print a traceback of each error that is raised too, or what nobody can mend."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
 
 _Answer = TypeVar("_Answer")
@@ -119,7 +122,8 @@ class MilvusEngine:
         try:
             if connection.call(lambda client, limit: client.has_collection(address.name, **limit)):
                 raise already_there(address)
-            make = partial(_create_collection, address.name, settings, connection.is_file)
+            indexed = _INDEXED_IN_FILE if connection.is_file else _INDEXED
+            make = partial(_create_collection, address.name, settings, indexed)
             connection.call(make, _WRITE_SECONDS)
             return cls(connection, settings)
         except BaseException:
@@ -153,9 +157,7 @@ class MilvusEngine:
         if query.vector is not None:
             self._check_vector(query.vector.shape)
             rows = self._rows(DENSE, query.vector, condition, query.depth)
-            found[DENSE] = ranking_of_rows(
-                STAGE, map(_cosine, rows), ScoreKind.COSINE, query.depth
-            )
+            found[DENSE] = ranking_of_rows(STAGE, map(_cosine, rows), ScoreKind.COSINE, query.depth)
         if query.terms is not None:
             found[LEXICAL] = _bm25(lexical.result() if lexical else [], query.depth)
         return found
@@ -203,9 +205,7 @@ class MilvusEngine:
     def revisions(self, passage_ids: Sequence[str] | None = None) -> Mapping[str, int]:
         """The revision of each of these passages that is there, or of all for None."""
         fields = ["passage_id", "revision"]
-        rows = (
-            self._where("", fields) if passage_ids is None else self._by_id(passage_ids, fields)
-        )
+        rows = self._where("", fields) if passage_ids is None else self._by_id(passage_ids, fields)
         return {row["passage_id"]: row["revision"] for row in rows}
 
     def smallest_digests(self, n: int) -> Sequence[int]:
@@ -322,7 +322,9 @@ class _Connection:
             _inherited.append(self._client)
             self._client = None
 
-    def call(self, work: Callable[[Any, dict[str, float]], _Answer], seconds: float = 0.0) -> _Answer:
+    def call(
+        self, work: Callable[[Any, dict[str, float]], _Answer], seconds: float = 0.0
+    ) -> _Answer:
         """What ``work`` returns for the client and the keywords of a time limit.
 
         Args:
@@ -441,7 +443,11 @@ def _settings_of(connection: _Connection) -> IndexSettings:
 
 
 def _create_collection(
-    name: str, settings: IndexSettings, is_file: bool, client: Any, limit: dict[str, float]
+    name: str,
+    settings: IndexSettings,
+    indexed: Sequence[str],
+    client: Any,
+    limit: dict[str, float],
 ) -> None:
     library: Any = require("pymilvus", "milvus")
     types = library.DataType
@@ -467,9 +473,7 @@ def _create_collection(
     schema.add_field("revision", types.INT64)
     schema.add_field(DENSE, types.FLOAT_VECTOR, dim=settings.dimension)
     schema.add_field(LEXICAL, types.SPARSE_FLOAT_VECTOR)
-    schema.add_function(
-        library.Function("bm25", library.FunctionType.BM25, ["terms"], [LEXICAL])
-    )
+    schema.add_function(library.Function("bm25", library.FunctionType.BM25, ["terms"], [LEXICAL]))
     indexes = client.prepare_index_params()
     indexes.add_index(DENSE, index_type="AUTOINDEX", metric_type=_METRICS[DENSE])
     indexes.add_index(
@@ -478,16 +482,17 @@ def _create_collection(
         metric_type=_METRICS[LEXICAL],
         params={"bm25_k1": K1, "bm25_b": B},
     )
-    for field in ["digest"] if is_file else ["digest", "filter_tokens"]:  # a file indexes no arrays
+    for field in indexed:
         indexes.add_index(field, index_type="INVERTED")
     client.create_collection(
         name,
         schema=schema,
-        index_params=indexes,
         consistency_level=_STRONG,
         properties={_SETTINGS: settings.to_json()},
         **limit,
     )
+    client.create_index(name, indexes, sync=False, **limit)  # it would wait half a second for each
+    client.load_collection(name, **limit)
 
 
 def _queried(

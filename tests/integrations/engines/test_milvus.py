@@ -1,0 +1,328 @@
+"""Milvus, by its embedded file: the contracts, and what a server may answer."""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from engine_contract import PASSAGES, EngineContract
+from fault_rows import FaultRows, Row
+
+pymilvus = pytest.importorskip("pymilvus")
+lite = pytest.importorskip("milvus_lite.server_manager").server_manager_instance
+
+from ctxguard import Passage, Route, ScoreKind, Where
+from ctxguard.errors import (
+    ConfigurationError,
+    DataError,
+    OverloadedError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.integrations.engines import milvus
+from ctxguard.integrations.engines.engine import LegQuery
+from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.testing import RetrieverContract, WordHashEmbedder
+
+_names = count(1)
+
+
+class _File:
+    """One file for the module: opening one takes longer than a test."""
+
+    path: ClassVar[Path]
+
+    def url(self, name: str) -> str:
+        return f"milvus://{self.path}#{name}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    _File.path = tmp_path_factory.mktemp("milvus") / "indexes.db"
+    yield
+    lite.release_server(str(_File.path))
+
+
+def _built(passages: Sequence[Passage] = PASSAGES, server: str | None = None) -> EngineRetriever:
+    return EngineRetriever.build(
+        passages,
+        f"{server or f'milvus://{_File.path}'}#own_{next(_names)}",
+        embedder=WordHashEmbedder(),
+        signals="none",
+    )
+
+
+@pytest.fixture(scope="module")
+def retriever(_file: None) -> Iterator[EngineRetriever]:
+    """An index that no test changes."""
+    with _built() as built:
+        yield built
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """A host that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"milvus://127.0.0.1:{server.getsockname()[1]}?timeout=0.2"
+
+
+class TestEngine(_File, EngineContract):
+    pass
+
+
+class TestRetriever(RetrieverContract):
+    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
+        return _built(passages)
+
+    def unreachable_retriever(self) -> Any:
+        built = _built(self.PASSAGES[:1])
+        built._engine._connection.close()
+        built._engine._connection.address = milvus.EngineAddress.parse("milvus://127.0.0.1:1")
+        built._engine._connection._seconds = 0.2
+        return built
+
+
+class TestFaultRows(FaultRows):
+    """What the client may return for the dense leg."""
+
+    @pytest.fixture(autouse=True)
+    def _client(self, retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.index, self.monkeypatch = retriever, monkeypatch
+
+    def retriever(self, found: Sequence[Row], score_kind: str) -> Any:
+        _answer(self.monkeypatch, [list(map(_hit, found))])
+        return self.index.on_route(Route.DENSE)
+
+    def test_only_documents_without_text_are_an_outage(self) -> None:
+        with pytest.raises(StageError, match="none of its 1 results"):
+            self.context([Row("blank", None, 0.9)])
+
+    @pytest.mark.parametrize("sign", [1.0, -1.0])
+    def test_distances_are_turned_round(self, sign: float) -> None:
+        """A cluster gives BM25, and a file minus BM25."""
+        found = [Row(f"d{at}", "A text.", sign * size) for at, size in enumerate([9.5, 3.0, 0.0])]
+        _answer(self.monkeypatch, [list(map(_hit, found))])
+        ranking = self.index.on_route(Route.LEXICAL).retrieve("a text")
+        assert ranking.kind is ScoreKind.RATIO
+        assert dict(zip(ranking.passage_ids, ranking.scores, strict=True)) == {"d0": 9.5, "d1": 3.0}
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    def search(self: Any, name: str, **arguments: Any) -> object:
+        assert arguments["output_fields"]
+        return answer
+
+    monkeypatch.setattr(pymilvus.MilvusClient, "search", search)
+
+
+def _hit(row: Row) -> dict[str, Any]:
+    entity = {"passage_id": row.id, "title": "", "text": row.text, "metadata": "null"}
+    return {"key": "k", "distance": row.score, "entity": entity}
+
+
+def test_bm25_that_rises_down_the_list_is_an_order_only(
+    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Row("d0", "A text.", 0.5), Row("d1", "A text.", 2.0)]
+    _answer(monkeypatch, [list(map(_hit, found))])
+    ranking = retriever.on_route(Route.LEXICAL).retrieve("a text")
+    assert (ranking.passage_ids, ranking.kind) == (("d0", "d1"), ScoreKind.RANK)
+
+
+@pytest.mark.parametrize("answer", [None, [], [[], []], [[None]], [["text"]], "text", [3]])
+def test_an_answer_that_cannot_be_read_is_an_outage(
+    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    _answer(monkeypatch, answer)
+    with pytest.raises(StageError, match="milvus"):
+        retriever.retrieve("foxes")
+
+
+@pytest.mark.parametrize(
+    "entity", [None, {}, {"passage_id": "a", "title": "", "text": "t", "metadata": "{"}]
+)
+def test_a_row_without_a_passage_is_left_out(
+    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch, entity: object
+) -> None:
+    rows = [{"distance": 0.9, "entity": entity}, _hit(Row("d1", "A text.", 0.8))]
+    _answer(monkeypatch, [rows])
+    assert retriever.on_route(Route.DENSE).retrieve("foxes").passage_ids == ("d1",)
+
+
+class _Code:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "expected", "said"),
+    [
+        (100, "collection not found", ConfigurationError, "no index of that name"),
+        (8, "quota", OverloadedError, "rate limit"),
+        (_Code("UNAUTHENTICATED"), "no", ConfigurationError, "CTXGUARD_ENGINE_KEY"),
+        (1100, "auth check failure, please check", ConfigurationError, "CTXGUARD_ENGINE_KEY"),
+        (_Code("DEADLINE_EXCEEDED"), "late", StageError, "no answer in time"),
+        (65535, "the text was: secret", StageUnavailableError, "error 65535"),
+        (_Code("UNAVAILABLE"), "secret", StageUnavailableError, "cannot be reached"),
+    ],
+)
+def test_errors_of_a_server_are_typed_and_quote_nothing(
+    retriever: EngineRetriever,
+    monkeypatch: pytest.MonkeyPatch,
+    code: Any,
+    message: str,
+    expected: type[Exception],
+    said: str,
+) -> None:
+    def search(*_: Any, **__: Any) -> None:
+        raise pymilvus.MilvusException(code, message)
+
+    monkeypatch.setattr(pymilvus.MilvusClient, "search", search)
+    with pytest.raises(expected, match=said) as caught:
+        retriever.retrieve("foxes")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_timeout_in_the_middle_of_reading_all_is_said(
+    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pages:
+        asked = 0
+
+        def next(self) -> list[dict[str, Any]]:
+            self.asked += 1
+            if self.asked == 2:
+                raise pymilvus.MilvusException(_Code("DEADLINE_EXCEEDED"), "late")
+            return [{"passage_id": "p", "revision": 1}]
+
+        def close(self) -> None:
+            self.asked = -1
+
+    pages = Pages()
+    monkeypatch.setattr(pymilvus.MilvusClient, "query_iterator", lambda *_, **__: pages)
+    with pytest.raises(StageError, match="no answer in time"):
+        retriever.upsert(PASSAGES, delete_others=True)
+    assert pages.asked == -1
+
+
+def test_a_server_is_used_by_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Milvus Lite serves its file over a port as a cluster does, without an index of arrays."""
+    monkeypatch.setattr(milvus, "_INDEXED", milvus._INDEXED_IN_FILE)
+    host = lite.start_and_get_uri(str(_File.path)).partition("://")[2]
+    with _built(server=f"milvus://user:secret@{host}/default?timeout=20") as built:
+        assert "secret" not in repr(built._engine.__dict__) + str(built.fingerprint())
+        found = built.retrieve("kettles and ladders", where=Where(tenant="b"))
+        assert {each.metadata["tenant"] for each in map(found.passages.__getitem__, range(3))} == {
+            "b"
+        }
+        assert built.delete([PASSAGES[0].passage_id]) == 1
+        assert len(built) == len(PASSAGES) - 1
+
+
+def test_a_server_that_never_answers_is_given_up(silent_server: str) -> None:
+    with pytest.raises(StageError, match="milvus"):
+        EngineRetriever.open(f"{silent_server}#x", embedder=WordHashEmbedder())
+
+
+@pytest.mark.parametrize("url", ["milvus:///tmp/index", "milvus://host?timeout=0"])
+def test_a_url_that_cannot_work_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"\.db|timeout"):
+        EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no index of that name"):
+        EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_text("no database")
+    with pytest.raises(StageUnavailableError, match="no file of Milvus Lite"):
+        EngineRetriever.open(f"milvus://{tmp_path}/a.db", embedder=WordHashEmbedder())
+
+
+def test_a_collection_of_somebody_else_is_refused() -> None:
+    client = pymilvus.MilvusClient(str(_File.path))
+    client.create_collection("foreign", dimension=4)
+    client.close()
+    with pytest.raises(DataError, match="not made by ctxguard"):
+        EngineRetriever.open(_File().url("foreign"), embedder=WordHashEmbedder())
+
+
+def test_what_milvus_cannot_hold_is_refused_and_named() -> None:
+    long = "é" * (milvus.MAX_BYTES // 2 + 1)
+    for passage in (
+        Passage("a", long),
+        Passage("a", "text", long),
+        Passage("a", "text", metadata={"tenant": long}),
+        Passage("a", "wait_for " * 6_000),  # its terms take longer than the text
+        Passage("a", "text", metadata={"groups": list(range(5_000))}),
+    ):
+        with pytest.raises(DataError, match="passage 'a'"):
+            _built([passage])
+
+
+def test_a_text_as_long_as_milvus_holds_is_found() -> None:
+    text = "violin " + "x" * (milvus.MAX_BYTES - 7)
+    with _built([Passage("a", text), *PASSAGES]) as built:
+        assert built.passage("a").text == text
+
+
+def test_quotes_and_brackets_reach_no_filter() -> None:
+    odd = ['a" or key != "', "'] or [", "\\", "\n", "%", "$meta"]
+    passages = [Passage(each, f"text{n}", metadata={"t": each}) for n, each in enumerate(odd)]
+    with _built([*passages, *PASSAGES]) as built:
+        for each in odd:
+            assert built.passage(each).passage_id == each
+            assert built.retrieve("text", where=Where(t=each)).passage_ids == (each,)
+        assert built.delete(odd[:2]) == 2
+        assert built.known_ids(odd) == set(odd[2:])
+
+
+def test_terms_that_milvus_would_split_are_matched_whole() -> None:
+    passages = [Passage("a", "asyncio.wait_for timeout"), Passage("b", "wait, for a timeout")]
+    with _built(passages) as built:
+        found = built.on_route(Route.LEXICAL).retrieve("wait_for")
+        assert found.passage_ids[0] == "a"
+        assert found.scores[0] > (found.scores[1] if len(found) > 1 else 0.0)
+        assert len(built.on_route(Route.LEXICAL).retrieve("for")) == 0
+
+
+def test_the_smallest_digests_are_found_without_an_order(
+    retriever: EngineRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = retriever._engine
+    everything = engine.smallest_digests(1_000)
+    assert len(everything) == len(PASSAGES)
+    for n in range(1, len(PASSAGES)):
+        assert engine.smallest_digests(n) == everything[:n]
+
+
+def test_a_query_without_terms_asks_for_nothing(retriever: EngineRetriever) -> None:
+    found = retriever._engine.search(LegQuery([], None, 5))
+    assert len(found["lexical"]) == 0
+
+
+def test_a_child_process_is_told_that_the_file_is_its_parents(retriever: EngineRetriever) -> None:
+    engine = retriever._engine
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            engine.count()
+        except StageUnavailableError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert b"forked" in os.read(read, 1_000)
+    os.close(read)
+    assert engine.count() == len(PASSAGES)
+    vector = np.ones(engine.settings.dimension, np.float32)
+    assert len(engine.search(LegQuery(None, vector, 3))["dense"]) == 3
