@@ -71,7 +71,12 @@ _METRICS = {LEXICAL: "BM25", DENSE: "COSINE"}
 _ROUNDING = 1e-3
 _NO_COLLECTION, _RATE_LIMIT = 100, 8
 _REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-_LOUD = ("pymilvus.decorators", "pymilvus.client.iterator.query_iterator", "milvus_lite")
+_LOUD = (
+    "pymilvus.client.connection_manager",
+    "pymilvus.client.iterator.query_iterator",
+    "pymilvus.decorators",
+    "milvus_lite",
+)
 """Loggers that print a traceback of each error that is raised too, or what nobody can mend."""
 _KEPT_TERM = re.compile(r"[a-z0-9]{1,40}")
 
@@ -397,28 +402,29 @@ def _typed(error: Exception, address: EngineAddress) -> CtxguardError:
     """An error of the client as one of ours, without its message, which may quote passages."""
     code = getattr(error, "code", None)
     code = code() if callable(code) else code
-    name = getattr(code, "name", str(code))
+    status = getattr(code, "name", "")  # of gRPC, where the code is not Milvus's own number
     message = str(error).lower()
     if code == _NO_COLLECTION:
         return nothing_there(address)
-    if code == _RATE_LIMIT or name == "RESOURCE_EXHAUSTED":
-        return OverloadedError(STAGE, "its rate limit is reached; ask it less often")
-    if name in _REFUSED or "auth check failure" in message:
+    if status in _REFUSED or "auth check failure" in message:
         return ConfigurationError(
             f"{address.shown}: Milvus does not accept the user and password of the URL or the "
             f"token of the environment variable {KEY_VARIABLE}"
         )
-    if name == "DEADLINE_EXCEEDED" or "timeout" in message:
+    if code == _RATE_LIMIT or status == "RESOURCE_EXHAUSTED":
+        return OverloadedError(STAGE, "its rate limit is reached; ask it less often")
+    if status == "DEADLINE_EXCEEDED" or "timeout" in message:
         return UnansweredError(STAGE, FailureKind.TIMEOUT, "no answer in time")
     if "open local milvus failed" in message:
-        return StageUnavailableError(
-            STAGE,
+        cause = (
             f"{address.shown} cannot be opened: it is no file of Milvus Lite, or another process "
-            "has it open; a file is for one process at a time, and a Milvus server for several",
+            "has it open; a file is for one process at a time, and a Milvus server for several"
         )
-    if isinstance(code, int) and code > 0 and "fail connecting" not in message:
-        return StageUnavailableError(STAGE, f"it answered with its error {code}")
-    return StageUnavailableError(STAGE, f"it cannot be reached ({type(error).__name__} {name})")
+    elif isinstance(code, int) and code > 0 and "fail connecting" not in message:
+        cause = f"it answered with its error {code}"
+    else:
+        cause = f"it cannot be reached ({status or type(error).__name__})"
+    return StageUnavailableError(STAGE, cause)
 
 
 def _settings_of(connection: _Connection) -> IndexSettings:

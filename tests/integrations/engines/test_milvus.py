@@ -159,27 +159,26 @@ class _Code:
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "expected", "said"),
+    ("raised", "expected", "said"),
     [
-        (100, "collection not found", ConfigurationError, "no index of that name"),
-        (8, "quota", OverloadedError, "rate limit"),
-        (_Code("UNAUTHENTICATED"), "no", ConfigurationError, "CTXGUARD_ENGINE_KEY"),
-        (1100, "auth check failure, please check", ConfigurationError, "CTXGUARD_ENGINE_KEY"),
-        (_Code("DEADLINE_EXCEEDED"), "late", StageError, "no answer in time"),
-        (65535, "the text was: secret", StageUnavailableError, "error 65535"),
-        (_Code("UNAVAILABLE"), "secret", StageUnavailableError, "cannot be reached"),
+        ((100, "collection not found"), ConfigurationError, "no index of that name"),
+        ((8, "quota"), OverloadedError, "rate limit"),
+        ((_Code("UNAUTHENTICATED"), "no"), ConfigurationError, "CTXGUARD_ENGINE_KEY"),
+        ((1100, "auth check failure, please check"), ConfigurationError, "CTXGUARD_ENGINE_KEY"),
+        ((_Code("DEADLINE_EXCEEDED"), "late"), StageError, "no answer in time"),
+        ((65535, "the text was: secret"), StageUnavailableError, "error 65535"),
+        ((_Code("UNAVAILABLE"), "secret"), StageUnavailableError, "cannot be reached"),
     ],
 )
 def test_errors_of_a_server_are_typed_and_quote_nothing(
     retriever: EngineRetriever,
     monkeypatch: pytest.MonkeyPatch,
-    code: Any,
-    message: str,
+    raised: tuple[Any, str],
     expected: type[Exception],
     said: str,
 ) -> None:
     def search(*_: Any, **__: Any) -> None:
-        raise pymilvus.MilvusException(code, message)
+        raise pymilvus.MilvusException(*raised)
 
     monkeypatch.setattr(pymilvus.MilvusClient, "search", search)
     with pytest.raises(expected, match=said) as caught:
