@@ -113,7 +113,9 @@ class MilvusEngine:
             raise nothing_there(address)
         connection = _Connection(address)
         try:
-            return cls(connection, _settings_of(connection))
+            engine = cls(connection, _settings_of(connection))
+            engine._warm_up()
+            return engine
         except BaseException:
             connection.close()
             raise
@@ -174,7 +176,9 @@ class MilvusEngine:
                 f"({self._settings.dimension},): encode with the index's embedder"
             )
 
-    def _rows(self, leg: str, asked: object, condition: str, depth: int) -> list[Row]:
+    def _rows(
+        self, leg: str, asked: object, condition: str, depth: int, seconds: float = 0.0
+    ) -> list[Row]:
         """The best of one leg, with the distances that Milvus gives as scores."""
         answers = self._connection.call(
             lambda client, limit: client.search(
@@ -189,7 +193,8 @@ class MilvusEngine:
                 # cluster's next time tick.
                 consistency_level="Session",
                 **limit,
-            )
+            ),
+            seconds,
         )
         try:
             (rows,) = answers
@@ -272,6 +277,12 @@ class MilvusEngine:
         """
         if self._connection.is_file:
             self._change("flush")
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Have Milvus Lite count the terms of a file, as it does at the first search of them."""
+        if self._connection.is_file:
+            self._rows(LEXICAL, "a", "", 1, _WRITE_SECONDS)
 
     def _change(self, method: str, **arguments: Any) -> None:
         # Milvus Lite takes one change of a collection at a time.
