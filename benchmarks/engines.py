@@ -4,7 +4,7 @@
     python -m benchmarks.engines --data DIR --json engines.json --check
 
 For every engine the whole loop on one labelled collection: load, calibrate, evaluate, all with one
-fusion (reciprocal ranks, constant 60) and the same vectors, encoded once. PostgreSQL is a server
+fusion (reciprocal ranks, constant 60), without signals, and the same vectors, encoded once. PostgreSQL is a server
 that this command starts, Qdrant the client's local mode, Milvus its Lite file. An engine whose
 client or server is absent is left out, and the reason is told.
 """
@@ -214,7 +214,9 @@ def embedded(work: Work, folder: Path) -> tuple[AnyIndex, Outcome]:
 def in_engine(url: str, work: Work) -> tuple[AnyIndex, Outcome]:
     """An index in an engine."""
     start = time.perf_counter()
-    retriever = EngineRetriever.build(work.passages, url, embedder=work.embedder, fusion=FUSION)
+    retriever = EngineRetriever.build(
+        work.passages, url, embedder=work.embedder, fusion=FUSION, signals="none"
+    )
     seconds = time.perf_counter() - start
     return retriever, loop(retriever, work, load_seconds=seconds, store=lambda: None)
 

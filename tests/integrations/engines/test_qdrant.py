@@ -1,0 +1,422 @@
+"""An index in Qdrant: the client's local mode, and answers faked at the client's border."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("qdrant_client")
+
+import httpx
+from engine_contract import PASSAGES, EngineContract
+from prometheus_client import CollectorRegistry
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from ctxguard import ContextGuard, Flag, Passage, RatioPolicy, Route
+from ctxguard.errors import (
+    ConfigurationError,
+    DataError,
+    OverloadedError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.integrations.engines.engine import LegQuery
+from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
+from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.request.telemetry import Telemetry
+from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.testing import RetrieverContract, WordHashEmbedder
+
+_folder = ""
+_names = iter(range(10_000))
+OPTIONS: dict[str, Any] = {"embedder": WordHashEmbedder(), "signals": "none"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder_of_the_module(tmp_path_factory: pytest.TempPathFactory) -> None:
+    global _folder  # noqa: PLW0603  the suites that are inherited take no fixtures
+    _folder = str(tmp_path_factory.mktemp("qdrant"))
+
+
+def url(name: str = "") -> str:
+    return f"qdrant://{_folder}#{name or f'own_{next(_names)}'}"
+
+
+def built(passages: Sequence[Passage] = PASSAGES) -> EngineRetriever:
+    return EngineRetriever.build(passages, url(), **OPTIONS)
+
+
+def unreachable() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"qdrant://127.0.0.1:{free.getsockname()[1]}?timeout=1"
+
+
+class TestEngine(EngineContract):
+    def url(self, name: str) -> str:
+        return url(name)
+
+
+class TestRetriever(RetrieverContract):
+    def retriever(self, passages: Sequence[Passage]) -> EngineRetriever:
+        return built(passages)
+
+    def unreachable_retriever(self) -> EngineRetriever:
+        retriever = built()
+        engine: Any = retriever._engine
+        engine._connection = _refusing(ConnectionError())
+        return retriever
+
+
+class _Connection:
+    """In place of a connection: a client whose search is faked."""
+
+    is_local = False
+    seconds = 10
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self._client = SimpleNamespace(query_batch_points=answer)
+
+    def call(self, work: Callable[[Any], Any]) -> Any:
+        return work(self._client)
+
+    def close(self) -> None:
+        pass
+
+
+def _refusing(error: Exception) -> _Connection:
+    def answer(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return _Connection(answer)
+
+
+def test_bm25_is_that_of_the_embedded_index() -> None:
+    embedded = HybridRetriever.build(PASSAGES, embedder=WordHashEmbedder(), signals="none")
+    with built() as retriever:
+        for query in ("kettles and ladders", "foxes foxes number3", "violins"):
+            own = retriever.on_route(Route.LEXICAL).retrieve(query, depth=50)
+            expected = embedded.on_route(Route.LEXICAL).retrieve(query, depth=50)
+            theirs = dict(zip(expected.passage_ids, expected.scores, strict=True))
+            assert set(own.passage_ids) == {name for name, score in theirs.items() if score}
+            for name, score in zip(own.passage_ids, own.scores, strict=True):
+                assert score == pytest.approx(theirs[name], rel=1e-4)
+
+
+def test_both_legs_are_one_call_with_filter_and_without_vectors() -> None:
+    asked: list[Any] = []
+
+    def answer(name: str, requests: list[Any], timeout: int) -> list[Any]:
+        asked.append((name, requests, timeout))
+        return [SimpleNamespace(points=[]) for _ in requests]
+
+    with built() as retriever:
+        engine: Any = retriever._engine
+        engine._connection = _Connection(answer)
+        engine.search(LegQuery(["fox", "fox"], np.ones(64, np.float32), 7, (("t", "u"), ("v",))))
+    ((name, requests, timeout),) = asked
+    assert name.startswith("own_")
+    assert timeout == 10
+    bodies = [json.loads(each.model_dump_json(exclude_none=True)) for each in requests]
+    shared = {
+        "filter": {
+            "must": [
+                {"key": "filter_tokens", "match": {"any": ["t", "u"]}},
+                {"key": "filter_tokens", "match": {"any": ["v"]}},
+            ]
+        },
+        "limit": 7,
+        "with_vector": False,
+        "with_payload": ["passage_id", "title", "text", "metadata"],
+    }
+    assert bodies == [
+        {
+            "query": {"indices": [term_index("fox")], "values": [2.0]},
+            "using": "lexical",
+            **shared,
+        },
+        {
+            "query": [1.0] * 64,
+            "using": "dense",
+            "params": {"hnsw_ef": 200, "exact": False, "indexed_only": False},
+            **shared,
+        },
+    ]
+
+
+def test_a_collection_is_made_with_both_vectors_and_indexes_of_the_payload() -> None:
+    made: dict[str, Any] = {}
+    indexes: dict[str, Any] = {}
+
+    def create_collection(name: str, **options: Any) -> None:
+        made.update(options, name=name)
+
+    def create_payload_index(name: str, field: str, **options: Any) -> None:
+        indexes[field] = options["field_schema"]
+
+    with built() as retriever:
+        engine: Any = retriever._engine
+        connection: Any = _Connection(lambda: None)
+        connection._client.create_collection = create_collection
+        connection._client.create_payload_index = create_payload_index
+        engine._connection = connection
+        engine._ask(engine._create_collection)
+        engine.finish()
+    assert made["vectors_config"]["dense"].distance is models.Distance.COSINE
+    assert made["sparse_vectors_config"]["lexical"].modifier is models.Modifier.IDF
+    assert json.loads(made["metadata"]["ctxguard"])["dimension"] == 64
+    assert indexes["filter_tokens"] is models.PayloadSchemaType.KEYWORD
+    assert (indexes["digest"].range, indexes["digest"].lookup) == (True, False)
+
+
+def test_terms_that_share_a_place_count_together() -> None:
+    weights = bm25_weights(["fox", "fox", "dog"], 3.0)
+    norm = 1.5
+    assert weights == {term_index("fox"): 2 / (2 + norm), term_index("dog"): 1 / (1 + norm)}
+
+
+def point(n: int, score: Any, **payload: Any) -> Any:
+    content = {"passage_id": f"d{n}", "title": "", "text": f"Text {n}.", "metadata": "null"}
+    return SimpleNamespace(score=score, payload={**content, **payload})
+
+
+def guarded(points: Sequence[Any], depth: int = 100) -> Any:
+    """What a guard makes of the dense leg's points."""
+    retriever = built(PASSAGES[:2])
+    engine: Any = retriever._engine
+    engine._connection = _Connection(lambda *_, **__: [SimpleNamespace(points=list(points))])
+    guard = ContextGuard(
+        retriever.on_route(Route.DENSE),
+        policy=RatioPolicy(k=2, min_ratio=0.5),
+        depth=depth,
+        telemetry=Telemetry(CollectorRegistry()),
+    )
+    return guard.retrieve("foxes")
+
+
+def test_ten_thousand_results_are_cut_to_the_depth() -> None:
+    context = guarded([point(n, 1 - n / 20_000) for n in range(10_000)])
+    assert context.candidates == 100
+    assert context.kept_ids == ("d0", "d1")
+
+
+def test_an_id_that_comes_twice_is_served_once() -> None:
+    context = guarded([point(0, 0.9), point(0, 0.8), point(1, 0.7)])
+    assert context.kept_ids == ("d0", "d1")
+    assert context.dropped_by_reason == {"duplicate_id": 1}
+
+
+@pytest.mark.parametrize("scores", [[None, None], ["0.9", "0.8"], [float("nan")] * 2])
+def test_without_numbers_as_scores_the_order_is_kept_and_said_to_be_all(scores: Any) -> None:
+    context = guarded([point(n, score) for n, score in enumerate(scores)])
+    assert context.kept_ids == ("d0", "d1")
+    assert Flag.INVALID_SCORES in context.flags
+
+
+def test_distances_are_no_cosines() -> None:
+    assert Flag.DOMAIN_VIOLATION in guarded([point(0, 3.5), point(1, 7.0)]).flags
+
+
+@pytest.mark.parametrize(
+    "payload", [{"text": None}, {"passage_id": 7}, {"metadata": "{"}, {"metadata": {"tenant": "a"}}]
+)
+def test_a_point_without_a_whole_passage_is_left_out(payload: dict[str, Any]) -> None:
+    assert guarded([point(0, 0.9, **payload), point(1, 0.8)]).kept_ids == ("d1",)
+    with pytest.raises(StageError):
+        guarded([point(0, 0.9, **payload)])
+
+
+@pytest.mark.parametrize("answer", [[], [None], ["points"], [SimpleNamespace(points=None)]])
+def test_an_answer_of_another_form_is_an_outage(answer: Any) -> None:
+    with built(PASSAGES[:2]) as retriever:
+        engine: Any = retriever._engine
+        engine._connection = _Connection(lambda *_, **__: answer)
+        with pytest.raises(StageError, match="qdrant"):
+            retriever.on_route(Route.DENSE).retrieve("foxes")
+
+
+def _status(status: int) -> UnexpectedResponse:
+    return UnexpectedResponse(status, "", b'{"status": {"error": "secret"}}', httpx.Headers())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (_status(401), StageUnavailableError, "CTXGUARD_ENGINE_KEY"),
+        (_status(403), StageUnavailableError, "CTXGUARD_ENGINE_KEY"),
+        (_status(404), ConfigurationError, "no index of that name"),
+        (_status(429), OverloadedError, "rate limit"),
+        (_status(500), StageUnavailableError, "500"),
+        (ResponseHandlingException(httpx.ReadTimeout("secret")), UnansweredError, "in time"),
+        (ResponseHandlingException(httpx.ConnectError("secret")), StageUnavailableError, "reached"),
+    ],
+)
+def test_errors_of_the_client_are_typed_and_quote_nothing(
+    error: Exception, expected: type[Exception], message: str
+) -> None:
+    with built(PASSAGES[:2]) as retriever:
+        engine: Any = retriever._engine
+        engine._connection = _refusing(error)
+        with pytest.raises(expected, match=message) as caught:
+            retriever.retrieve("foxes")
+    assert "secret" not in str(caught.value)
+
+
+class _Server(threading.Thread):
+    """Accepts connections, sends what it was told to, and then nothing more."""
+
+    def __init__(self, sent: bytes) -> None:
+        super().__init__(daemon=True)
+        self._sent = sent
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"qdrant://127.0.0.1:{self._socket.getsockname()[1]}?timeout=1#any"
+        self.requests: list[bytes] = []
+        self._open: list[socket.socket] = []
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            self.requests.append(connection.recv(65536))
+            connection.sendall(self._sent)
+
+    def __enter__(self) -> "_Server":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for each in self._open:
+            each.close()
+
+
+def test_a_server_that_stops_in_the_middle_of_an_answer_is_an_outage_in_time() -> None:
+    half = b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"result": {'
+    with _Server(half) as server, pytest.raises(UnansweredError):
+        EngineRetriever.open(server.url, **OPTIONS)
+
+
+def test_a_key_goes_into_a_header_and_into_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CTXGUARD_ENGINE_KEY", "a-secret-key")
+    refused = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 12\r\n\r\na-secret-key"
+    with (
+        _Server(refused) as server,
+        pytest.warns(UserWarning, match="insecure"),
+        pytest.raises(StageUnavailableError, match="does not accept the key") as caught,
+    ):
+        EngineRetriever.open(server.url, **OPTIONS)
+    assert b"api-key: a-secret-key" in server.requests[0]
+    assert "a-secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("qdrant://user:secret@localhost#x", "CTXGUARD_ENGINE_KEY"),
+        ("qdrant://localhost?timeout=soon#x", "timeout"),
+        ("qdrant://localhost?timeout=-1#x", "timeout"),
+    ],
+)
+def test_an_address_that_cannot_work_is_refused(given: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        EngineRetriever.open(given, **OPTIONS)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_an_outage() -> None:
+    with pytest.raises(StageUnavailableError, match="cannot be reached"):
+        EngineRetriever.open(unreachable(), **OPTIONS)
+
+
+def test_opening_a_folder_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no index of that name"):
+        EngineRetriever.open(f"qdrant://{tmp_path}/absent#x", **OPTIONS)
+    assert not (tmp_path / "absent").exists()
+
+
+# The client leaves its lock file to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_folder_that_another_client_has_open_is_refused(tmp_path: Path) -> None:
+    other = QdrantClient(path=str(tmp_path))
+    try:
+        with pytest.raises(ConfigurationError, match="another process"):
+            EngineRetriever.build(PASSAGES, f"qdrant://{tmp_path}#x", **OPTIONS)
+    finally:
+        other.close()
+
+
+def test_a_collection_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    other = QdrantClient(path=str(tmp_path))
+    other.create_collection("mine", models.VectorParams(size=2, distance=models.Distance.DOT))
+    other.close()
+    with pytest.raises(DataError, match="not made by ctxguard"):
+        EngineRetriever.open(f"qdrant://{tmp_path}#mine", **OPTIONS)
+
+
+def test_indexes_of_a_folder_share_it_until_the_last_is_closed(tmp_path: Path) -> None:
+    first = EngineRetriever.build(PASSAGES, f"qdrant://{tmp_path}#one", **OPTIONS)
+    second = EngineRetriever.build(PASSAGES[:3], f"qdrant://{tmp_path}#two", **OPTIONS)
+    first.close()
+    first.close()
+    assert len(second) == 3
+    second.close()
+    with pytest.raises(StageUnavailableError, match="closed"):
+        second.retrieve("foxes")
+    other = QdrantClient(path=str(tmp_path))
+    assert other.count("one").count == len(PASSAGES)
+    other.close()
+
+
+def test_threads_may_search_while_another_writes() -> None:
+    failures: list[BaseException] = []
+    with built() as retriever:
+
+        def searching() -> None:
+            try:
+                for _ in range(10):
+                    assert len(retriever.retrieve("kettles and ladders", depth=5)) == 5
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=searching) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for n in range(30):
+            retriever.upsert([Passage(f"new{n}", "An umbrella.")])
+        for each in threads:
+            each.join()
+        assert len(retriever) == len(PASSAGES) + 30
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_leaves_the_folder_to_its_parent() -> None:
+    with built() as retriever:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                retriever.retrieve("foxes")
+                said = b"answered"
+            except BaseException as error:
+                said = type(error).__name__.encode()
+            os.write(writer, said)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reader, 100) == b"StageUnavailableError"
+        os.close(reader)
+        os.close(writer)
+        assert len(retriever.retrieve("foxes", depth=3)) == 3
