@@ -1,0 +1,518 @@
+"""Reads an index in Elasticsearch or OpenSearch that is there: BM25 and vectors, kept apart.
+
+Nothing is built there. Both legs are searches of one ``_msearch``, so that each keeps its scores.
+"""
+
+import asyncio
+import base64
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import quote
+
+import numpy as np
+
+from ctxguard._support.error_text import describe_error
+from ctxguard._support.extras import require
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.scores import is_valid
+from ctxguard.core.types import (
+    DEFAULT_DEPTH,
+    FailureKind,
+    Passage,
+    Ranking,
+    ScoreKind,
+    StageFailure,
+)
+from ctxguard.errors import (
+    ConfigurationError,
+    OverloadedError,
+    QueryError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.integrations.engines.engine import DENSE, LEXICAL
+from ctxguard.integrations.engines.rows import Row, ranking_of_rows
+from ctxguard.integrations.separate_legs import united
+from ctxguard.resilience import UnansweredError, failure_of
+from ctxguard.retrieval.hybrid.retriever import DEFAULT_MAX_QUERY_CHARS
+from ctxguard.retrieval.index.passages import without_surrogates
+from ctxguard.retrieval.models.files import portable_name
+from ctxguard.retrieval.protocols import Embedder
+
+RERANK = "rerank"
+
+Product = Literal["elasticsearch", "opensearch"]
+CosineScore = Literal["halved", "inverse"]
+
+_KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE, RERANK: ScoreKind.LOGIT}
+_MOST_HITS = 10_000
+"""What ``index.max_result_window`` and ``num_candidates`` allow unless they were changed."""
+_MAX_ANSWER_BYTES = 2**25
+_OK, _BAD_REQUEST, _NOT_FOUND, _TOO_MANY_REQUESTS = 200, 400, 404, 429
+_REFUSED = (401, 403)
+_ERROR_TYPE = re.compile(r"[a-z_]{1,60}")
+_KEYWORD = ".keyword"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where an index's documents hold what a passage needs; names may be paths with dots.
+
+    Attributes:
+        text: The text, which ``match`` searches.
+        vector: The vectors: ``dense_vector`` of similarity ``cosine``, or ``knn_vector`` of space
+            ``cosinesimil``.
+        title: The title; None for none.
+        passage_id: The passage's id; None for the document's ``_id``.
+        metadata: The field of each name that filters compare, as ``terms`` compares it: of type
+            ``keyword``, a whole number or ``boolean``. Texts that were mapped dynamically have
+            theirs under ``.keyword``. A name that is not here is looked up as it is.
+    """
+
+    text: str
+    vector: str
+    title: str | None = None
+    passage_id: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def of_metadata(self, name: str) -> str:
+        """The field that a filter on a name compares."""
+        return self.metadata.get(name, name)
+
+
+@dataclass(frozen=True, slots=True)
+class SemanticRerank:
+    """Elasticsearch's ``text_similarity_reranker`` over the best of BM25, as a third leg.
+
+    Attributes:
+        inference_id: The endpoint of a cross-encoder whose scores are logits, such as Elastic
+            Rerank.
+        window: How many documents it reads for each query, 1 to 10,000.
+    """
+
+    inference_id: str = ".rerank-v1-elasticsearch"
+    window: int = 50
+
+
+class ElasticsearchRetriever:
+    """BM25 and vector search in an index of Elasticsearch or OpenSearch, fused here.
+
+    A retriever for ``ContextGuard``. A leg that fails or is answered in part is left out of the
+    answer, which is then flagged ``degraded``. Threads may share it; a forked child connects anew.
+
+    Args:
+        url: The cluster's base, such as ``https://localhost:9200``.
+        index: Name of the index, or an alias.
+        fields: Where the documents hold what a passage needs.
+        embedder: The model that made the index's vectors.
+        product: Whose form requests have.
+        cosine_score: How the cluster makes a score of a cosine: ``halved``, (1 + cos) / 2, in
+            Elasticsearch, in OpenSearch from 2.19 on, and in older ones with the engine lucene;
+            ``inverse``, 1 / (2 − cos), in OpenSearch before 2.19 with the engines nmslib and faiss.
+        key: An API key of Elasticsearch, sent as ``Authorization: ApiKey`` in the header; with
+            OpenSearch ``USER:PASSWORD``, sent as ``Basic``. None for none.
+        fusion: How the legs' scores become one; None for reciprocal ranks. ``convex`` is for two
+            legs.
+        rerank: A semantic reranker in Elasticsearch as a third leg; None for none.
+        timeout_seconds: For a whole answer, and for each wait for the cluster, > 0.
+        max_query_chars: Longer queries are refused.
+
+    Raises:
+        ConfigurationError: a setting that cannot work.
+        MissingExtraError: the extra ``rerank``, which brings the HTTP client, is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        index: str,
+        fields: Fields,
+        *,
+        embedder: Embedder,
+        product: Product = "elasticsearch",
+        cosine_score: CosineScore = "halved",
+        key: str | None = None,
+        fusion: Fusion | None = None,
+        rerank: SemanticRerank | None = None,
+        timeout_seconds: float = 10.0,
+        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
+    ) -> None:
+        _check(product, cosine_score, rerank, timeout_seconds)
+        self._fusion = Fusion() if fusion is None else fusion
+        if self._fusion.method == "ranker" or (rerank and self._fusion.method == "convex"):
+            raise ConfigurationError(
+                f"fusion {self._fusion.method!r} cannot be used here; use 'reciprocal_rank'"
+            )
+        self._fields = fields
+        self._embedder = embedder
+        self._product: Product = product
+        self._cosine_score: CosineScore = cosine_score
+        self._rerank = rerank
+        self._timeout_seconds = timeout_seconds
+        self._max_query_chars = max_query_chars
+        self._library: Any = require("httpx2", "rerank")
+        self._url = _endpoint(self._library, url, index)
+        self._headers = _headers(product, key)
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """Drop the connections without closing them: they are the parent's."""
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def fingerprint(self) -> dict[str, str]:
+        """What decides which candidates are found, without the cluster's address."""
+        return {
+            "engine": self._product,
+            "fields": f"{self._fields.text}, {self._fields.vector}",
+            "embedder": portable_name(self._embedder.name),
+            "embedder_weights": self._embedder.fingerprint(),
+            "rerank": "none" if self._rerank is None else self._rerank.inference_id,
+            "fusion": f"convex w={self._fusion.weight!r}"
+            if self._fusion.method == "convex"
+            else f"reciprocal_rank c={self._fusion.constant}",
+        }
+
+    def close(self) -> None:
+        """Close the connections; searching again opens new ones."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    async def aretrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
+    ) -> Ranking:
+        """`retrieve`, on a thread."""
+        return await asyncio.to_thread(self.retrieve, query, depth=depth, where=where)
+
+    def retrieve(
+        self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
+    ) -> Ranking:
+        """The best candidates for a query, each with the scores of the legs.
+
+        Args:
+            query: At most ``max_query_chars`` characters.
+            depth: The most candidates of each leg, and of the answer, ≥ 1.
+            where: A filter on the passages' metadata, which the cluster applies. Its comparison is
+                the coarser one, since ``terms`` takes ``1`` for ``"1"`` in a field of texts: what
+                differs is left out here.
+
+        Raises:
+            QueryError: an empty query, or one over ``max_query_chars``.
+            ConfigurationError: there is no such index or field, or vectors of another length.
+            StageUnavailableError: no leg answered.
+            OverloadedError: the cluster refused for its load.
+        """
+        if not query.strip() or len(query) > self._max_query_chars:
+            raise QueryError(
+                f"the query must have 1 to {self._max_query_chars:,} characters (max_query_chars), "
+                "not all of them white space"
+            )
+        if depth < 1:
+            raise ConfigurationError(f"depth {depth!r} must be at least 1")
+        text = without_surrogates(query)
+        failures: list[StageFailure] = []
+        vector: list[float] | None = None
+        try:
+            vector = np.asarray(self._embedder.encode_query(text), np.float32).tolist()
+        except Exception as error:
+            failures.append(failure_of(DENSE, error))
+        rankings: dict[str, Ranking] = {}
+        if where is not None and not all(allowed for _, allowed in where.conditions):
+            return united(rankings, tuple(failures), depth, self._fusion)
+        searches = self.searches(text, vector, min(depth, _MOST_HITS), where)
+        for leg, response in zip(searches, self._answered(searches), strict=True):
+            try:
+                rankings[leg] = self._ranking(leg, response, depth, where)
+            except StageError as error:
+                failures.append(failure_of(leg, error))
+        if not rankings:
+            causes = "; ".join(f"{each.stage}: {each.cause}" for each in failures)
+            raise StageUnavailableError(self._product, causes)
+        return united(rankings, tuple(failures), depth, self._fusion)
+
+    def searches(
+        self, text: str, vector: Sequence[float] | None, size: int, where: Where | None
+    ) -> dict[str, dict[str, Any]]:
+        """The body of each leg's search.
+
+        Args:
+            text: The query.
+            vector: Its vector; None for no dense leg.
+            size: The most hits of each.
+            where: The filter; None for none.
+        """
+        fields = self._fields
+        filters = [
+            {"terms": {fields.of_metadata(name): sorted((value for _, value in allowed), key=str)}}
+            for name, allowed in (() if where is None else where.conditions)
+        ]
+        match: dict[str, Any] = {"match": {fields.text: {"query": text}}}
+        if filters:
+            match = {"bool": {"must": [match], "filter": filters}}
+        found: dict[str, dict[str, Any]] = {LEXICAL: {"query": match}}
+        if vector is not None:
+            found[DENSE] = self._nearest(vector, size, filters)
+        if self._rerank is not None:
+            found[RERANK] = {
+                "retriever": {
+                    "text_similarity_reranker": {
+                        "retriever": {"standard": {"query": match}},
+                        "field": fields.text,
+                        "inference_id": self._rerank.inference_id,
+                        "inference_text": text,
+                        "rank_window_size": self._rerank.window,
+                    }
+                }
+            }
+        shared = {
+            "_source": self._sources(where),
+            "timeout": f"{math.ceil(1e3 * self._timeout_seconds)}ms",
+            "track_total_hits": False,
+        }
+        sizes = {RERANK: min(size, self._rerank.window)} if self._rerank is not None else {}
+        return {
+            leg: {**search, "size": sizes.get(leg, size), **shared} for leg, search in found.items()
+        }
+
+    def _nearest(
+        self, vector: Sequence[float], size: int, filters: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        allowed = {"filter": {"bool": {"filter": filters}}} if filters else {}
+        if self._product == "opensearch":
+            return {
+                "query": {"knn": {self._fields.vector: {"vector": vector, "k": size, **allowed}}}
+            }
+        candidates = min(max(2 * size, 200), _MOST_HITS)
+        return {
+            "knn": {
+                "field": self._fields.vector,
+                "query_vector": vector,
+                "k": size,
+                "num_candidates": candidates,
+                **allowed,
+            }
+        }
+
+    def _sources(self, where: Where | None) -> list[str]:
+        fields = self._fields
+        names = {*fields.metadata, *(() if where is None else where.fields)}
+        others = [each for each in (fields.title, fields.passage_id) if each is not None]
+        paths = [fields.of_metadata(name).removesuffix(_KEYWORD) for name in sorted(names)]
+        return list(dict.fromkeys([fields.text, *others, *paths]))
+
+    def _answered(self, searches: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+        """The response to each search, in their order."""
+        lines = [line for search in searches.values() for line in ({}, search)]
+        body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        try:
+            answer = json.loads(self._post(body))
+        except ValueError:
+            raise StageError(self._product, "its answer is not JSON") from None
+        responses = answer.get("responses") if isinstance(answer, dict) else None
+        if not isinstance(responses, list) or len(responses) != len(searches):
+            raise StageError(self._product, f"it did not answer the {len(searches)} searches")
+        return responses
+
+    def _post(self, body: bytes) -> bytes:
+        with self._lock:
+            if self._client is None:
+                self._client = self._library.Client(
+                    timeout=self._timeout_seconds, follow_redirects=False, headers=self._headers
+                )
+            client = self._client
+        deadline = time.monotonic() + self._timeout_seconds
+        answer = bytearray()
+        try:
+            with client.stream("POST", self._url, content=body) as response:
+                if response.status_code != _OK:
+                    raise self._refused(response.status_code, "")
+                for piece in response.iter_raw():
+                    answer += piece
+                    if len(answer) > _MAX_ANSWER_BYTES:
+                        raise StageError(
+                            self._product, f"its answer has more than {_MAX_ANSWER_BYTES:,} bytes"
+                        )
+                    if time.monotonic() > deadline:
+                        raise self._late()
+        except self._library.TimeoutException:
+            raise self._late() from None
+        except self._library.HTTPError as error:
+            raise StageUnavailableError(
+                self._product, f"it cannot be reached ({describe_error(error)})"
+            ) from error
+        return bytes(answer)
+
+    def _late(self) -> UnansweredError:
+        return UnansweredError(
+            self._product, FailureKind.TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s"
+        )
+
+    def _refused(self, status: int, kind: str) -> Exception:
+        """The error of a refusal; its reason is not quoted, since it may quote the query."""
+        said = f"it answered {status}{f' ({kind})' if kind else ''}"
+        if status == _NOT_FOUND:
+            return ConfigurationError(f"{self._product}: {said}: there is no such index")
+        if status == _BAD_REQUEST:
+            return ConfigurationError(
+                f"{self._product}: {said}: check that the index has the fields "
+                f"{self._fields.text!r} and {self._fields.vector!r}, and vectors of "
+                f"{self._embedder.dimension} numbers as the embedder gives"
+            )
+        if status in _REFUSED:
+            return StageUnavailableError(self._product, f"{said}: it does not accept the key")
+        if status == _TOO_MANY_REQUESTS:
+            return OverloadedError(self._product, f"{said}: its queues are full; ask it less often")
+        return StageUnavailableError(self._product, said)
+
+    def _ranking(self, leg: str, response: Any, depth: int, where: Where | None) -> Ranking:
+        """The ranking of a leg.
+
+        Raises:
+            StageError: the leg failed, was answered in part, or has another form.
+        """
+        if not isinstance(response, dict):
+            raise StageError(leg, "its answer is no object")
+        status, error = response.get("status", _OK), response.get("error")
+        if error is not None or status != _OK:
+            kind = error.get("type") if isinstance(error, dict) else None
+            known = kind if isinstance(kind, str) and _ERROR_TYPE.fullmatch(kind) else ""
+            raise self._refused(status if isinstance(status, int) else 500, known)
+        shards = response.get("_shards")
+        failed = shards.get("failed") if isinstance(shards, dict) else 0
+        if response.get("timed_out") or failed:
+            raise UnansweredError(
+                leg,
+                FailureKind.TIMEOUT if response.get("timed_out") else FailureKind.ERROR,
+                f"it was answered in part (timed out: {bool(response.get('timed_out'))}, "
+                f"shards failed: {failed})",
+            )
+        hits = response.get("hits")
+        found = hits.get("hits") if isinstance(hits, dict) else None
+        if not isinstance(found, list):
+            raise StageError(leg, "its answer holds no list of hits")
+        rows = [self._row(leg, hit) for hit in found[:depth]]
+        if where is not None:
+            rows = [row for row in rows if row.passage and where.allows(row.passage.metadata)]
+        return ranking_of_rows(leg, rows, _KINDS[leg], depth)
+
+    def _row(self, leg: str, hit: Any) -> Row:
+        if not isinstance(hit, dict):
+            return Row(None, None)
+        score = hit.get("_score")
+        if not is_valid(score) or isinstance(score, bool):
+            return Row(self._passage(hit), None)
+        if leg == DENSE:
+            score = cosine_of(score, self._cosine_score)
+        elif leg == RERANK:
+            score = logit_of(score)
+        return Row(self._passage(hit), score)
+
+    def _passage(self, hit: Mapping[str, Any]) -> Passage | None:
+        fields, source = self._fields, hit.get("_source")
+        own_id = hit.get("_id") if fields.passage_id is None else _at(source, fields.passage_id)
+        text = _at(source, fields.text)
+        title = "" if fields.title is None else _at(source, fields.title)
+        if not isinstance(own_id, str) or not own_id or not isinstance(text, str):
+            return None
+        return Passage(
+            own_id, text, title if isinstance(title, str) else "", self._metadata(source)
+        )
+
+    def _metadata(self, source: Any) -> dict[str, object]:
+        """By the names that filters use; what was fetched for one filter under its field's name."""
+        named = {
+            name: _at(source, path.removesuffix(_KEYWORD))
+            for name, path in self._fields.metadata.items()
+        }
+        held = {self._fields.text, self._fields.title, self._fields.passage_id}
+        others = {
+            name: value
+            for name, value in (source if isinstance(source, dict) else {}).items()
+            if name not in held and not isinstance(value, dict)
+        }
+        return {**others, **named}
+
+
+def cosine_of(score: float, form: CosineScore) -> float | None:
+    """The cosine of which a cluster made a score.
+
+    >>> cosine_of(0.75, "halved"), cosine_of(0.5, "inverse"), cosine_of(0.0, "inverse")
+    (0.5, 0.0, None)
+    """
+    if form == "halved":
+        return 2.0 * score - 1.0
+    return 2.0 - 1.0 / score if score > 0.0 else None
+
+
+def logit_of(score: float) -> float | None:
+    """The reranker's own score s, of which Elasticsearch made max(s, 0) + min(exp(s), 1).
+
+    >>> logit_of(3.5), round(logit_of(0.1), 3), logit_of(0.0)
+    (2.5, -2.303, None)
+    """
+    if score >= 1.0:
+        return score - 1.0
+    return math.log(score) if score > 0.0 else None
+
+
+def _at(source: Any, path: str) -> Any:
+    """What a document holds at a path, whose dots lead into objects unless a name has them."""
+    if not isinstance(source, Mapping):
+        return None
+    if path in source:
+        return source[path]
+    first, dot, rest = path.partition(".")
+    return _at(source.get(first), rest) if dot else None
+
+
+def _check(
+    product: str, cosine_score: str, rerank: SemanticRerank | None, timeout_seconds: float
+) -> None:
+    if product not in ("elasticsearch", "opensearch"):
+        raise ConfigurationError(f"product {product!r} is neither elasticsearch nor opensearch")
+    if cosine_score not in ("halved", "inverse"):
+        raise ConfigurationError(f"cosine_score {cosine_score!r} is neither halved nor inverse")
+    if rerank is not None and product != "elasticsearch":
+        raise ConfigurationError("text_similarity_reranker is Elasticsearch's: leave rerank out")
+    if rerank is not None and not 1 <= rerank.window <= _MOST_HITS:
+        raise ConfigurationError(f"the window {rerank.window!r} must be 1 to {_MOST_HITS:,}")
+    if not 0.0 < timeout_seconds < math.inf:
+        raise ConfigurationError(f"timeout_seconds {timeout_seconds!r} must be finite and > 0")
+
+
+def _endpoint(library: Any, url: str, index: str) -> Any:
+    try:
+        parsed = library.URL(url)
+    except (library.InvalidURL, TypeError):
+        parsed = None
+    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigurationError("the cluster's URL is not http://HOST[:PORT] or https://…")
+    if parsed.userinfo:
+        raise ConfigurationError("the cluster's URL holds a user or password; pass a key instead")
+    if not index or index.startswith("_"):
+        raise ConfigurationError(f"the index's name {index!r} is empty or begins with _")
+    path = f"{parsed.path.rstrip('/')}/{quote(index, safe='')}/_msearch"
+    return parsed.copy_with(path=path, fragment=None)
+
+
+def _headers(product: Product, key: str | None) -> dict[str, str]:
+    headers = {"Accept-Encoding": "identity", "Content-Type": "application/x-ndjson"}
+    if key is None:
+        return headers
+    if not key.isascii() or not key.isprintable() or not key.strip():
+        raise ConfigurationError("the key must be printable ASCII characters, not empty")
+    if product == "elasticsearch":
+        return headers | {"Authorization": f"ApiKey {key}"}
+    basic = base64.b64encode(key.encode()).decode()
+    return headers | {"Authorization": f"Basic {basic}"}
