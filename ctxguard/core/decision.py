@@ -9,8 +9,8 @@ no logging. It runs on every request, so verdicts are built only when they are r
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import chain, islice, repeat
 from operator import gt, neg
 from typing import cast
 
@@ -42,6 +42,10 @@ from ctxguard.errors import ConfigurationError
 
 _UNKNOWN_RANK = 2**62
 _FAISS_PADDING_IDS = ("-1", -1)
+
+# A third of the time of the class's own call, which is in Python.
+_verdict = partial(tuple.__new__, Verdict)
+_threshold = partial(tuple.__new__, Threshold)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,23 +115,31 @@ class Decision:
             if isinstance(policy, ExpectedUtilityPolicy)
             else ("min_ratio", policy.min_ratio)
         )
-        n = len(self.order)
+        order, n = self.order, len(self.order)
         relative = self._relative_scores() or (None,) * n
         probabilities = self.probabilities or (None,) * n
-        below, beyond = self._threshold_reason, DropReason.BEYOND_K
-        verdicts = []
-        for rank, position, r, p in zip(
-            range(1, n + 1), self.order, relative, probabilities, strict=True
-        ):
-            reason: DropReason | None = None
-            kept_if: tuple[Threshold, ...] = ()
-            if rank > self.n_kept:
-                reason, compared = below, p if by_utility else r
-                if compared is not None and compared < least:
-                    kept_if = (Threshold(setting, compared),)
-                if rank > policy.k:
-                    reason, kept_if = beyond, (Threshold("k", rank), *kept_if)
-            verdicts.append(Verdict(ids[position], rank, scores[position], r, p, reason, kept_if))
+        # A prefix is kept, what follows up to k is below the threshold, and the rest beyond k.
+        kept, within = self.n_kept, max(self.n_kept, min(policy.k, n))
+        kept_if = [
+            () if value is None or value >= least else (_threshold((setting, value)),)
+            for value in (probabilities if by_utility else relative)[kept:]
+        ]
+        kept_if[within - kept :] = [
+            (_threshold(("k", rank)), *others)
+            for rank, others in enumerate(kept_if[within - kept :], start=within + 1)
+        ]
+        reasons = (None, self._threshold_reason, DropReason.BEYOND_K)
+        columns = zip(
+            [ids[position] for position in order],
+            range(1, n + 1),
+            [scores[position] for position in order],
+            relative,
+            probabilities,
+            chain.from_iterable(map(repeat, reasons, (kept, within - kept, n - within))),
+            chain(repeat((), kept), kept_if),
+            strict=True,
+        )
+        verdicts = [*map(_verdict, columns)]
         verdicts += [
             Verdict(ids[position], None, scores[position], None, None, reason)
             for position, reason in self.set_aside
@@ -216,14 +228,16 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
             flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
     # Stable, so that equal probabilities keep the order of the scores.
-    by_probability = np.argsort(-probabilities, kind="stable")
+    by_probability = (-probabilities).argsort(kind="stable")
     ranked = probabilities[by_probability].tolist()
     worthwhile = bisect_right(ranked, -policy.min_probability, key=neg)
     n_kept = max(min(worthwhile, policy.k), min(policy.min_keep, n))
+    best_first = by_probability.tolist()
     return Decision(
         ranking,
         policy,
-        [order[index] for index in by_probability.tolist()],
+        # Positions in the order of the scores are the candidates' own where that is as given.
+        best_first if isinstance(order, range) else [order[index] for index in best_first],
         n_kept,
         flags,
         set_aside,
