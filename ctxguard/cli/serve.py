@@ -114,6 +114,14 @@ def serve(
             metavar="SHARE", min=0.0, max=1.0, help="Share of requests that is sampled to --store."
         ),
     ] = 0.01,
+    opentelemetry: Annotated[
+        bool,
+        typer.Option(
+            "--opentelemetry",
+            help="Trace requests as OpenTelemetry spans, through the providers that "
+            "`opentelemetry-instrument ctxguard serve` configures.",
+        ),
+    ] = False,
     host: Annotated[
         str,
         typer.Option(
@@ -176,6 +184,7 @@ def serve(
         k=k,
         store=store,
         sample_rate=sample_rate,
+        opentelemetry=opentelemetry,
         deadline_seconds=deadline,
         max_in_flight=max_in_flight,
         max_body_bytes=max_body_bytes,

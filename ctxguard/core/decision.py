@@ -14,8 +14,6 @@ from itertools import chain, islice, repeat
 from operator import gt, neg
 from typing import cast
 
-import numpy as np
-
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.scores import (

@@ -261,6 +261,20 @@ class StageFailure:
     kind: FailureKind = FailureKind.ERROR
 
 
+class StageTiming(NamedTuple):
+    """When a stage ran for one request, whether or not it answered.
+
+    Attributes:
+        stage: Its name, such as ``rerank``.
+        start_seconds: When it began, in seconds since the epoch.
+        seconds: How long it took.
+    """
+
+    stage: str
+    start_seconds: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ranking:
     """What a retriever returns: the columns of its candidates, best first.
@@ -281,6 +295,7 @@ class Ranking:
         failures: Stages that were left out of this answer.
         signals: What else is known of the candidates, by the signal's name (DESIGN.md §5), shape
             (n,) each, in the ranking's order; NaN where it is unknown for a candidate.
+        timings: When stages ran, for traces; empty where nothing was timed.
 
     Raises:
         ConfigurationError: at construction, for a kind or a route that does not exist. Names of
@@ -296,6 +311,7 @@ class Ranking:
     legs: Mapping[str, Leg] = field(default_factory=dict)
     failures: tuple[StageFailure, ...] = ()
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
+    timings: tuple[StageTiming, ...] = ()
 
     def __post_init__(self) -> None:
         # Adapters may give names, and members are compared by identity from here on.

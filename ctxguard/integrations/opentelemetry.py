@@ -33,6 +33,7 @@ __all__ = ["EvaluationEvents", "OpenTelemetryTracing"]
 
 _EXTRA = "opentelemetry"
 _SCOPE = "ctxguard"
+_NANOSECONDS = 10**9
 
 PER_REQUEST = (
     Metric.PRECISION,
@@ -48,7 +49,9 @@ _TRACED_REQUEST = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
 
 
 class OpenTelemetryTracing:
-    """A ``retrieval`` span for each request of a guard, with a child span of the decision.
+    """A ``retrieval`` span for each request of a guard, with child spans of stages and decision.
+
+    Stages are those that the ranking has ``timings`` of, such as ``rerank``.
 
     A request whose caller gives no id is called ``<trace id>-<span id>``, so that its sample leads
     back to its trace. What fails here is counted in ``ctxguard_observer_failures_total`` and fails
@@ -100,7 +103,7 @@ class OpenTelemetryTracing:
 
 
 class _RequestSpan:
-    """The span of one request, and the span of its decision below it."""
+    """The span of one request, and below it those of its stages and its decision."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class _RequestSpan:
         self._decision = self._tracing.tracer.start_span("decide", context=self._invocation.context)
 
     def answered(self, context: Context, probability: float) -> None:
-        """End both spans."""
+        """End the spans of request and decision, with those of the stages below the request."""
         try:
             if self._decision is not None:
                 self._decision.set_attributes(_decision_attributes(context, probability))
@@ -136,6 +139,7 @@ class _RequestSpan:
                     {"ctxguard.stage": failure.stage, "error.type": failure.kind.value},
                 )
             self._describe(context)
+            self._add_stages(context)
         finally:
             self._end(None)
 
@@ -146,6 +150,26 @@ class _RequestSpan:
                 self._invocation.attributes["ctxguard.request_id"] = self._given_id
         finally:
             self._end(error)
+
+    def _add_stages(self, context: Context) -> None:
+        """Write the spans of the stages that ran; they have ended, and may have begun before."""
+        ranking = context.decision.ranking
+        if not ranking.timings or not self._invocation.span.is_recording():
+            return
+        trace = require("opentelemetry.trace", _EXTRA)
+        kinds = {failure.stage: failure.kind.value for failure in ranking.failures}
+        for stage, start_seconds, seconds in ranking.timings:
+            start = int(start_seconds * _NANOSECONDS)
+            span = self._tracing.tracer.start_span(
+                stage,
+                context=self._invocation.context,
+                attributes={"ctxguard.stage": stage},
+                start_time=start,
+            )
+            if stage in kinds:
+                span.set_attribute("error.type", kinds[stage])
+                span.set_status(trace.StatusCode.ERROR)
+            span.end(start + int(seconds * _NANOSECONDS))
 
     def _end(self, error: BaseException | None) -> None:
         try:

@@ -8,6 +8,7 @@ from ctxguard.resilience.bounded_caller import DEFAULT_MAX_IN_FLIGHT, BoundedCal
 from ctxguard.resilience.breaker import Watcher
 from ctxguard.resilience.deadlines import Budget, Deadlines
 from ctxguard.resilience.stage import Stage, StageCall, UnansweredError, failure_of
+from ctxguard.resilience.stage_clock import StageClock
 
 __all__ = [
     "DEFAULT_MAX_IN_FLIGHT",
@@ -16,6 +17,7 @@ __all__ = [
     "Deadlines",
     "Stage",
     "StageCall",
+    "StageClock",
     "UnansweredError",
     "Watcher",
     "cause_of",

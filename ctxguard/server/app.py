@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from ctxguard import __version__
 from ctxguard.core.context import Assembly
 from ctxguard.core.types import DEFAULT_DEPTH
-from ctxguard.guard import ContextGuard
+from ctxguard.guard import ContextGuard, Tracing
 from ctxguard.profile.schema import Profile
 from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import Telemetry, default_telemetry
@@ -60,6 +60,7 @@ class Service:
         scorer: Scores documents, in place of what the settings name.
         retriever: Is searched, in place of what the settings name.
         telemetry: Where the guard counts.
+        tracing: Begins a span for each request, in place of what the settings name.
 
     Attributes:
         guard: Decides.
@@ -76,6 +77,7 @@ class Service:
         scorer: Scorer | None,
         retriever: Any,
         telemetry: Telemetry,
+        tracing: Tracing | None,
     ) -> None:
         self.settings = settings
         self._telemetry = telemetry
@@ -96,6 +98,7 @@ class Service:
             telemetry=telemetry,
             # An index in a folder has deadlines of its own, by which it answers in part.
             deadline_seconds=None if settings.engine is None else settings.deadline_seconds,
+            tracing=_tracing(settings) if tracing is None else tracing,
         )
         self.scorer = (
             None
@@ -230,6 +233,7 @@ def create_app(
     scorer: Scorer | None = None,
     retriever: Any = None,
     registry: CollectorRegistry = REGISTRY,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """The application that the settings describe.
 
@@ -238,11 +242,12 @@ def create_app(
         scorer: Scores documents, in place of what the settings name.
         retriever: Is searched, in place of what the settings name; see ``ContextGuard``.
         registry: Where everything is counted.
+        tracing: Begins a span for each request, in place of what the settings name.
 
     Raises:
         CtxguardError: something that the settings name cannot be opened.
     """
-    service = Service(settings, scorer, retriever, default_telemetry(registry))
+    service = Service(settings, scorer, retriever, default_telemetry(registry), tracing)
     operations = [*service.operations(), *_own_operations(service, registry)]
     document = to_json(
         openapi(operations, __version__, needs_token=settings.secrets.token is not None)
@@ -316,6 +321,15 @@ _ENDPOINTS = {
     "/readyz": Endpoint.HEALTH,
     "/console": Endpoint.CONSOLE,
 }
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    if not settings.opentelemetry:
+        return None
+    from ctxguard.integrations.opentelemetry import OpenTelemetryTracing
+
+    searches = settings.index is not None or settings.engine is not None
+    return OpenTelemetryTracing(settings.index_name if searches else None)
 
 
 def _scorer(settings: Settings) -> Scorer | None:

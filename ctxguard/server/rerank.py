@@ -20,7 +20,7 @@ from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure
 from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
-from ctxguard.resilience import failure_of
+from ctxguard.resilience import StageClock, failure_of
 from ctxguard.server.problems import Problem, ProblemKind, problem_of
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.wire import answer, parse
@@ -280,6 +280,7 @@ class RerankEndpoint:
         model = asked if is_free and asked and not asked.startswith(ALIAS) else None
         scores: list[float | None] = [None] * len(texts)
         failures: tuple[StageFailure, ...] = ()
+        clock = StageClock()
         if texts:
             try:
                 found = await self._scorer.scores(
@@ -288,6 +289,7 @@ class RerankEndpoint:
                 scores = found.tolist()
             except Exception as error:
                 failures = (failure_of(STAGE, error),)
+            clock.ended(STAGE)
         n = len(texts)
         ranking = Ranking(
             self._ids[:n],
@@ -296,6 +298,7 @@ class RerankEndpoint:
             _Texts(texts),
             ranks=self._ranks[:n],
             failures=failures,
+            timings=clock.timings,
         )
         try:
             return self._guard.filter(query, ranking, request_id=request_id)

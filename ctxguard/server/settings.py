@@ -91,6 +91,7 @@ class Settings:
             answer drops nothing then, and its first k count as served in samples and metrics.
         store: URL of the store of sampled requests; None to sample nothing.
         sample_rate: The share of requests that is sampled, in [0, 1].
+        opentelemetry: Whether requests are traced, by the providers that the process has.
         deadline_seconds: The longest that the reranker or the index may take.
         max_scoring: The most requests that may wait for the reranker at once; others are answered
             without it.
@@ -123,6 +124,7 @@ class Settings:
     k: int = DEFAULT_K
     store: str | None = None
     sample_rate: float = 0.01
+    opentelemetry: bool = False
     deadline_seconds: float = 5.0
     max_scoring: int = 256
     max_in_flight: int = 1_000

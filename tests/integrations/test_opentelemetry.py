@@ -1,21 +1,26 @@
 """Spans of requests and events of judged samples, through OpenTelemetry's own SDK."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from time import time
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Hit, ScoreKind
+from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind, StageTiming
 from ctxguard.errors import QueryError, StageUnavailableError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.writer import sample_to
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.request.telemetry import Telemetry
+from ctxguard.request.telemetry import Telemetry, default_telemetry
+from ctxguard.testing import WordHashEmbedder
 
 trace_export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 pytest.importorskip("opentelemetry.util.genai")
@@ -61,7 +66,7 @@ class Traced:
             retrieve,
             policy=RatioPolicy(k=5, min_ratio=0.5),
             score_kind=ScoreKind.RATIO,
-            telemetry=Telemetry(self.registry),
+            telemetry=default_telemetry(self.registry),
             sampler=sampler,
             tracing=self.tracing,
         )
@@ -167,6 +172,116 @@ def test_spans_of_the_retriever_lie_below_the_request() -> None:
     assert outer.parent is not None
     # The second request is a trace of its own: the first one's span is not current any more.
     assert spans[-1].parent is None
+
+
+class WordsInCommon:
+    """Reranks by how many words of the query a passage has; fails where the query says so."""
+
+    fingerprint = "words in common"
+
+    def score(self, query: str, passages: list[str]) -> Any:
+        if "broken" in query:
+            raise ConnectionError(f"no answer to {query}")
+        return np.array([float(len({*query.split()} & {*text.split()})) for text in passages])
+
+
+def _reranked(query: str) -> tuple[Traced, float, float]:
+    """A traced request of the embedded retriever with a reranker, and when it began and ended."""
+    hybrid = pytest.importorskip("ctxguard.retrieval.hybrid.retriever")
+    passages = [Passage(hit.passage_id, hit.text) for hit in HITS]
+    retriever = hybrid.HybridRetriever.build(passages, embedder=WordHashEmbedder())
+    traced = Traced()
+    guard = ContextGuard(
+        retriever.with_reranker(WordsInCommon()),
+        telemetry=default_telemetry(traced.registry),
+        tracing=traced.tracing,
+    )
+    began = time()
+    assert len(guard.retrieve(query)) == 3
+    return traced, began, time()
+
+
+def test_the_stages_of_the_embedded_retriever_are_spans_with_their_own_times() -> None:
+    traced, began, ended = _reranked("where is the key")
+    spans = traced.spans()
+    outer = spans["retrieval handbook"]
+    stages = [spans[name] for name in ("search", "signals", "rerank", "decide")]
+    for before, after in pairwise(stages):
+        assert before.start_time <= before.end_time <= after.start_time + 10**6
+    for span in stages:
+        assert span.parent is not None
+        assert span.parent.span_id == outer.context.span_id
+        assert span.status.is_ok or span.status.status_code.name == "UNSET"
+        assert (began - 1) * 1e9 <= span.start_time <= span.end_time <= (ended + 1) * 1e9
+    assert traced.attributes("rerank") == {"ctxguard.stage": "rerank"}
+    assert traced.failures() == 0
+
+
+def test_a_reranker_that_fails_has_a_span_that_says_how() -> None:
+    traced, _, _ = _reranked("broken key")
+    span = traced.spans()["rerank"]
+    assert span.status.status_code.name == "ERROR"
+    assert traced.attributes("rerank")["error.type"] == "error"
+    assert "no answer" not in repr((span.status, span.events, span.attributes))
+
+
+def test_timings_that_are_none_fail_no_request() -> None:
+    traced = Traced()
+    ranking = Ranking.from_hits(HITS, "ratio")
+    for garbage in ((StageTiming("rerank", float("nan"), 1.0),), (None,), 7):
+        broken = replace(ranking, timings=garbage)  # type: ignore[arg-type]
+        assert len(traced.guard.filter("where is the key", broken)) == 2
+    assert traced.failures() == 3
+    assert len(traced.exporter.get_finished_spans()) == 6
+
+
+def _answer(path: str, body: dict[str, object], **options: Any) -> dict[str, Any]:
+    """What the service answers; ``options`` are those of ``create_app``."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("httpx2")
+    from starlette.testclient import TestClient
+
+    from ctxguard.server.app import create_app
+    from ctxguard.server.settings import Settings
+
+    settings = Settings(opentelemetry="tracing" not in options)
+    with TestClient(create_app(settings, **options), base_url="http://127.0.0.1") as client:
+        answer: dict[str, Any] = client.post(path, json=body).json()
+    return answer
+
+
+def test_the_service_traces_its_reranker() -> None:
+    class Lengths:
+        fingerprint = "lengths"
+
+        async def ascore(self, query: str, documents: list[str], **_: object) -> Any:
+            return np.array([1.0 / len(text) for text in documents])
+
+        async def aclose(self) -> None: ...
+
+    traced = Traced()
+    answer = _answer(
+        "/rerank",
+        {"query": "q", "documents": ["two and three", "one"]},
+        scorer=Lengths(),
+        registry=traced.registry,
+        tracing=traced.tracing,
+    )
+    assert [each["index"] for each in answer["results"]] == [1, 0]
+    spans = traced.spans()
+    outer, inner = spans["retrieval handbook"], spans["rerank"]
+    assert inner.parent is not None
+    assert inner.parent.span_id == outer.context.span_id
+    assert inner.start_time <= inner.end_time <= spans["decide"].start_time + 10**6
+    assert traced.attributes("retrieval handbook")["ctxguard.request_id"] == answer["id"]
+
+
+def test_the_service_traces_through_the_providers_of_its_process() -> None:
+    registry = CollectorRegistry()
+    body = {"query": "q", "candidates": [{"id": "a", "score": 0.5}]}
+    assert _answer("/v1/filter", body, registry=registry)["kept"] == ["a"]
+    labels = {"observer": "tracing"}
+    assert registry.get_sample_value("ctxguard_observer_failures_total", labels) == 0
 
 
 def test_tracing_that_raises_fails_no_request() -> None:

@@ -18,13 +18,13 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
 from ctxguard.errors import ConfigurationError, FilterViolationError, QueryError
-from ctxguard.resilience import Deadlines, Watcher
+from ctxguard.resilience import Deadlines, StageClock, Watcher
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
-from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, STAGES
+from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, SEARCH, STAGES
 from ctxguard.retrieval.hybrid.settings import SearchSettings
-from ctxguard.retrieval.hybrid.signals import milliseconds
+from ctxguard.retrieval.hybrid.signals import SIGNALS, milliseconds
 from ctxguard.retrieval.hybrid.stages import add_signals, rerank, rerank_stage, search_legs
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.filters import AllowedRows
@@ -547,13 +547,16 @@ class HybridRetriever:
         index, settings = self._pinned or self._live.index, self._settings
         budget = None if settings.deadlines is None else settings.deadlines.start()
         search = settings.search(index, query, depth=depth, query_vector=query_vector, where=where)
+        clock = StageClock()
         candidates, failures = search_legs(search, self._live.legs, budget)
+        clock.ended(SEARCH)
         if search.allowed is not None and not search.allowed.hold(candidates.rows):
             raise FilterViolationError(
                 "filter", "the search gave a passage that `where` excludes: a bug, please report it"
             )
         if search.with_signals and candidates.rows.size:
             signalled = add_signals(search, candidates, settings.ranker)
+            clock.ended(SIGNALS)
             if isinstance(signalled, StageFailure):
                 failures.append(signalled)
             else:
@@ -561,6 +564,7 @@ class HybridRetriever:
         if settings.reranker is not None and RERANK in search.stages:
             best = candidates.best(settings.rerank_depth)
             reranked = rerank(search, best, settings.reranker, settings.rerank_stage, budget)
+            clock.ended(RERANK)
             if isinstance(reranked, StageFailure):
                 failures.append(reranked)
             else:
@@ -577,6 +581,7 @@ class HybridRetriever:
             legs=candidates.legs,
             failures=tuple(failures),
             signals=candidates.signals,
+            timings=clock.timings,
         )
 
 

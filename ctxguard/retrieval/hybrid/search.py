@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LEXICAL = "lexical"
 DENSE = "dense"
 RERANK = "rerank"
+SEARCH = "search"
+"""Both legs as one stage of a trace: they run in one call, or side by side."""
 
 STAGES: Mapping[Route, tuple[str, ...]] = {
     Route.HYBRID_RERANK: (LEXICAL, DENSE, RERANK),
