@@ -5,8 +5,10 @@
 
 LangChain: a guarded retriever over its in-memory vector store of fake embeddings, beside
 ``similarity_search_with_score`` of that store and LangChain's own retriever over it. LlamaIndex:
-the guard as a postprocessor, beside ``SimilarityPostprocessor``. All are called in turns, in one
-process and one thread; the guard runs with metrics in a registry.
+the guard as a postprocessor, beside ``SimilarityPostprocessor``. Beside both a retriever and a
+postprocessor that do nothing but return the first five: what the framework itself takes to call
+one. All are called in turns, in one process and one thread; the guard runs with metrics in a
+registry.
 """
 
 import argparse
@@ -35,8 +37,10 @@ QUERY = "word3 word5"
 
 SEARCH = "LangChain: similarity_search_with_score"
 PLAIN_RETRIEVER = "LangChain: the store's own retriever"
+FIRST_RETRIEVER = "LangChain: a retriever of the first five of that search"
 GUARDED_RETRIEVER = "LangChain: GuardedRetriever"
 SIMILARITY = "LlamaIndex: SimilarityPostprocessor"
+FIRST_POSTPROCESSOR = "LlamaIndex: a postprocessor that returns the first five"
 GUARD_POSTPROCESSOR = "LlamaIndex: GuardPostprocessor"
 
 MOST_OVER_SEARCH = 80.0
@@ -60,6 +64,7 @@ def langchain_cases() -> dict[str, Callable[[], object]]:
     """Searching and guarding the same store."""
     from langchain_core.documents import Document
     from langchain_core.embeddings import DeterministicFakeEmbedding
+    from langchain_core.retrievers import BaseRetriever
     from langchain_core.vectorstores import InMemoryVectorStore
 
     from ctxguard.integrations.langchain import GuardedRetriever, WrappedVectorStore
@@ -71,12 +76,22 @@ def langchain_cases() -> dict[str, Callable[[], object]]:
             for at in range(DOCUMENTS)
         ]
     )
+
+    class FirstFive(BaseRetriever):  # type: ignore[misc]
+        """Searches as the guarded retriever does, and decides nothing."""
+
+        def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:  # noqa: ARG002
+            pairs = store.similarity_search_with_score(query, k=DOCUMENTS)
+            return [document for document, _ in pairs[:K]]
+
+    first = FirstFive()
     guarded = GuardedRetriever(guard=make_guard(WrappedVectorStore(store, score_kind="cosine")))
     plain = store.as_retriever(search_kwargs={"k": DOCUMENTS})
     assert 0 < len(guarded.invoke(QUERY)) <= K
     return {
         SEARCH: lambda: store.similarity_search_with_score(QUERY, k=DOCUMENTS),
         PLAIN_RETRIEVER: lambda: plain.invoke(QUERY),
+        FIRST_RETRIEVER: lambda: first.invoke(QUERY),
         GUARDED_RETRIEVER: lambda: guarded.invoke(QUERY),
     }
 
@@ -84,6 +99,7 @@ def langchain_cases() -> dict[str, Callable[[], object]]:
 def llama_index_cases() -> dict[str, Callable[[], object]]:
     """Both postprocessors on the same nodes."""
     from llama_index.core.postprocessor import SimilarityPostprocessor
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import NodeWithScore, TextNode
 
     from ctxguard.integrations.llamaindex import GuardPostprocessor
@@ -95,11 +111,20 @@ def llama_index_cases() -> dict[str, Callable[[], object]]:
         )
         for at in range(DOCUMENTS)
     ]
+
+    class FirstFive(BaseNodePostprocessor):  # type: ignore[misc]
+        """Decides nothing."""
+
+        def _postprocess_nodes(self, nodes: list[Any], query_bundle: Any = None) -> list[Any]:  # noqa: ARG002
+            return nodes[:K]
+
+    first = FirstFive()
     similarity = SimilarityPostprocessor(similarity_cutoff=MIN_RATIO)
     guard = GuardPostprocessor(guard=make_guard())
     assert len(guard.postprocess_nodes(nodes, query_str=QUERY)) == K
     return {
         SIMILARITY: lambda: similarity.postprocess_nodes(nodes, query_str=QUERY),
+        FIRST_POSTPROCESSOR: lambda: first.postprocess_nodes(nodes, query_str=QUERY),
         GUARD_POSTPROCESSOR: lambda: guard.postprocess_nodes(nodes, query_str=QUERY),
     }
 
