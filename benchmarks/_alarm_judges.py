@@ -248,7 +248,7 @@ def compare(
     def row(
         reference: str, rang: tuple[IntArray, IntArray], known_target: float, enough: int = 0
     ) -> Comparing:
-        delays = _delays(rang[1], setting.before)
+        delays = delays_after(rang[1], setting.before)
         exact_target = of_promise(changing, known(known_target))
         return Comparing(
             quantity=quantity.value,
@@ -263,7 +263,7 @@ def compare(
             missed=int(np.isinf(delays).sum()),
             median_delay=quantile(delays, 0.5),
             late_delay=quantile(delays, 0.9),
-            known_delay=quantile(_delays(exact_target, setting.before), 0.5),
+            known_delay=quantile(delays_after(exact_target, setting.before), 0.5),
             least_delay=least_delay(quiet.judged, raised.judged),
         )
 
@@ -289,7 +289,7 @@ def _earliest(one: IntArray, other: IntArray) -> IntArray:
     return np.where((one == 0) | ((other > 0) & (other < one)), other, one)
 
 
-def _delays(rang: IntArray, before: int) -> FloatArray:
+def delays_after(rang: IntArray, before: int) -> FloatArray:
     """Requests from the change to the alarm of streams that did not ring before it."""
     late = rang[(rang == 0) | (rang > before)]
     return np.where(late == 0, np.inf, late - before)
