@@ -42,13 +42,12 @@ ERRING = (0.90, 0.95)
 METRICS = (Metric.RECALL, Metric.MRR, Metric.UDCG)
 RATE = 0.05
 """Share of the simulated requests that is judged."""
-HOURS = 24
-_LOOKS = (6, 12, 18)
-"""Hours after which the monitor is scraped, beside the last."""
+STEPS = 4
+"""Parts of a day, after each of which the monitor is scraped."""
 RAISED = (0.15, 0.20, 0.30)
 """Mean losses after a change; ``benchmarks.alarms`` has those before, and the promise."""
 LOSSES_BEFORE, LOSSES_AFTER = 4_000, 20_000
-_HOUR = DAY_SECONDS / HOURS
+_HOUR_SECONDS = 3_600.0
 _NAMES = {Window.RECENT: "hour", Window.ALL_RETAINED: "day"}
 
 
@@ -75,29 +74,28 @@ class Day:
     shape: Shape = field(default_factory=Shape)
 
     def scenario(self) -> Scenario:
-        """Looks at the end of four hours, or of the last one where people must label first."""
+        """A look after every part of the day, or after the last where people must label first."""
         return Scenario(
             f"{self.judged} a day",
             self.judge,
             shape=replace(self.shape, n=round(self.judged / RATE), seconds=DAY_SECONDS),
-            setting=Setting(rate=RATE, window_seconds=_HOUR),
-            picks=(Pick(HOURS, self.labels),) if self.labels else (),
-            looks=() if self.labels else _LOOKS,
-            steps=HOURS,
+            setting=Setting(rate=RATE, window_seconds=_HOUR_SECONDS),
+            picks=(Pick(STEPS, self.labels),) if self.labels else (),
+            looks=() if self.labels else tuple(range(1, STEPS)),
+            steps=STEPS,
         )
 
 
 ERRS = Day(500, 4, ERRING, labels=150, labellings=10)
 DAYS = (
-    *(Day(judged, runs) for judged, runs in zip(BUDGETS, (60, 60, 6, 1), strict=True)),
+    *(Day(judged, runs) for judged, runs in zip(BUDGETS, (24, 24, 4, 1), strict=True)),
     ERRS,
     replace(ERRS, judged=2_000),
     replace(ERRS, judged=20_000, traffics=2),
-    replace(ERRS, judged=100_000, traffics=1, labellings=2),
     replace(ERRS, judged=20_000, traffics=2, labels=1_000),
-    Day(2_000, 30, traffic="12 popular questions", shape=Shape(popular=12)),
-    Day(2_000, 30, traffic="sessions of 5", shape=Shape(session_length=5)),
-    Day(2_000, 30, traffic="falling", shape=Shape(precision=(0.8, 0.4))),
+    Day(2_000, 12, traffic="12 popular questions", shape=Shape(popular=12)),
+    Day(2_000, 12, traffic="sessions of 5", shape=Shape(session_length=5)),
+    Day(2_000, 12, traffic="falling", shape=Shape(precision=(0.8, 0.4))),
 )
 QUICK_DAYS = (Day(500, 2), replace(ERRS, traffics=1, labellings=2))
 
@@ -110,7 +108,7 @@ class Estimate:
         window: ``hour`` or ``day``.
         judged: Requests judged a day.
         labels: Graded by people at the end of the day.
-        judge: Its sensitivity / specificity.
+        judge: ``exact``, or its sensitivity and specificity.
         looks: How often the window was looked at, over all runs.
         shown: How often an estimate was published.
         half_width: Half the median interval, in units of the metric; None where none was shown.
@@ -157,7 +155,7 @@ def estimates(days: Iterable[Day]) -> Iterator[Estimate]:
             for metric in METRICS:
                 chosen = [cell for cell in cells if (cell.window, cell.metric) == (window, metric)]
                 if window is Window.ALL_RETAINED:
-                    chosen = [cell for cell in chosen if cell.step == HOURS]
+                    chosen = [cell for cell in chosen if cell.step == STEPS]
                 yield _estimate(day, name, together(chosen))
 
 
@@ -175,7 +173,7 @@ def _estimate(day: Day, window: str, cell: Cell) -> Estimate:
     widths = [figure.upper - figure.lower for _, figure, _ in cell.shown]
     return Estimate(
         traffic=day.traffic,
-        judge="{:g} / {:g}".format(*day.judge),
+        judge=_name(day.judge),
         labels=day.labels,
         judged=day.judged,
         window=window,
@@ -189,13 +187,17 @@ def _estimate(day: Day, window: str, cell: Cell) -> Estimate:
     )
 
 
+def _name(judge: tuple[float, float]) -> str:
+    return "exact" if judge == EXACT else "{:g} and {:g}".format(*judge)
+
+
 @dataclass(frozen=True)
 class Alarm:
     """What a monitor makes of a judge's losses, counted in judged losses.
 
     Attributes:
         quantity: The loss.
-        judge: Its sensitivity / specificity.
+        judge: ``exact``, or its sensitivity and specificity.
         raised: The true mean loss after the change; 0.10 before.
         repeats: Streams with a change.
         missed: Those in which it never rang.
@@ -256,7 +258,7 @@ def _of_judge(
         delays = delays_after(rang, LOSSES_BEFORE)
         yield Alarm(
             quantity=quantity.value,
-            judge="{:g} / {:g}".format(*judge),
+            judge=_name(judge),
             raised=raised,
             repeats=len(delays),
             missed=int(np.isinf(delays).sum()),

@@ -20,6 +20,7 @@ CODE_SHARE = 1.0 / 16.0
 """Of the vectors' bytes: the codes that the embedded index adds above 20,000 passages."""
 QDRANT_FACTOR = 1.5
 """Qdrant's documentation, "Capacity planning": memory = vectors · dimension · 4 bytes · 1.5."""
+_LEVELS = ("none", "text", "full")
 PROMETHEUS_BYTES = 2.0
 """Prometheus' documentation, "Storage": 1 to 2 bytes a sample on disk; the upper one."""
 
@@ -240,6 +241,23 @@ class Engine:
     search_ms: float | None
     source: str
     is_coded: bool = False
+
+
+def bytes_text(size: float | None) -> str:
+    """A number of bytes in decimal units, for a table; a dash where it is not known.
+
+    >>> bytes_text(153.6e9), bytes_text(2.3e13), bytes_text(8.3e6), bytes_text(None)
+    ('154 GB', '23.0 TB', '8.30 MB', '–')
+    """
+    if size is None:
+        return "–"
+    unit, name = next(
+        (unit, name)
+        for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1.0, "B"))
+        if size >= unit or unit == 1.0
+    )
+    digits = max(0, 2 - math.floor(math.log10(max(size / unit, 1.0))))
+    return f"{size / unit:.{digits}f} {name}"
 
 
 def vector_bytes(passages: float, dimension: int) -> dict[str, float]:
@@ -477,18 +495,25 @@ def extrapolate(units: Units, load: Load, machine: Machine, database: str) -> di
     queue = units.stores[database]
     found = engines(units, load.passages, machine)
     served = serving(units, load, machine)
+    vectors = vector_bytes(load.passages, units.index.dimension)
+    saved = {level: load.passages * units.index.bytes_of(level) for level in _LEVELS}
     return {
-        "passages": load.passages,
-        "requests_per_second": load.requests_per_second,
-        "vector_bytes": vector_bytes(load.passages, units.index.dimension),
-        "index_bytes": {
-            level: load.passages * units.index.bytes_of(level) for level in ("none", "text", "full")
-        },
-        "engines": [vars(engine) for engine in found],
+        "passages": f"{load.passages:,.0f}",
+        "vectors": {name: bytes_text(size) for name, size in vectors.items()},
+        "saved": {level: bytes_text(size) for level, size in saved.items()},
+        "engines": [
+            {
+                **vars(engine),
+                "memory": bytes_text(engine.bytes),
+                "by_memory": "–" if engine.machines is None else f"{engine.machines:,}",
+            }
+            for engine in found
+        ],
         "choice": choice(found, machine),
         "serving": served,
-        "storing": storing(queue, load, machine),
-        "judging": judging(units, load, machine),
         "prometheus": watching(units, served["service_cores"], machine),
-        "breaks": [vars(one) for one in breaks(units, load, machine, queue)],
+        "breaks": [
+            {"place": place, **vars(one)}
+            for place, one in enumerate(breaks(units, load, machine, queue), start=1)
+        ],
     }

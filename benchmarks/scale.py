@@ -36,6 +36,7 @@ from benchmarks._scale_model import (
     Load,
     Machine,
     Units,
+    bytes_text,
     cost_per_day,
     embedded_limits,
     extrapolate,
@@ -72,17 +73,24 @@ def paper(units: Units) -> dict[str, Any]:
         "machine": asdict(machine),
         "embedded_limits": embedded_limits(units, machine),
         "sizes": [extrapolate(units, Load(size), machine, "postgresql") for size in PASSAGES],
-        "budgets": [
-            {
-                "judged": load.judged_per_day,
-                **storing(units.stores["postgresql"], load, machine),
-                "judging": (judged := judging(units, load, machine)),
-                "cost_per_day": {
-                    f"{into:g} and {out:g}": cost_per_day(judged, into, out) for into, out in PRICES
-                },
-            }
-            for load in loads
-        ],
+        "budgets": [budget(units, load, machine) for load in loads],
+    }
+
+
+def budget(units: Units, load: Load, machine: Machine) -> dict[str, Any]:
+    """What judging and storing so many requests a day takes."""
+    stored = storing(units.stores["postgresql"], load, machine)
+    judged = judging(units, load, machine)
+    return {
+        "judged": load.judged_per_day,
+        "one_in": 1.0 / load.sampling_rate,
+        **stored,
+        "a_day": bytes_text(stored["bytes_per_day"]),
+        "retained": bytes_text(stored["bytes_retained"]),
+        **judged,
+        "cost_per_day": {
+            f"{into:g} and {out:g}": cost_per_day(judged, into, out) for into, out in PRICES
+        },
     }
 
 
@@ -148,7 +156,7 @@ def duration(hours: float) -> str:
 def print_report(console: Console, report: Mapping[str, Any]) -> None:
     """The main figures of a report."""
     for size in report.get("paper", {}).get("sizes", ()):
-        table = Table("part", "one of", "times", "then", title=f"{size['passages']:g} passages")
+        table = Table("part", "one of", "times", "then", title=f"{size['passages']} passages")
         for one in size["breaks"]:
             table.add_row(one["part"], one["unit"], f"{one['times']:.3g}", one["mend"])
         console.print(table)
