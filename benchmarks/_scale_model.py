@@ -101,9 +101,9 @@ class Units:
 
     Attributes:
         index: Of passages and queries.
-        guard_us: The guard around a retriever, with 100 candidates and one list.
-        utility_us: The same with expected utility.
-        service_us: Processor time of a request over HTTP (POST /rerank, 100 documents).
+        guard_ms: The guard around a retriever, with 100 candidates and one list.
+        utility_ms: The same with expected utility.
+        service_ms: Processor time of a request over HTTP (POST /rerank, 100 documents).
         request_bytes: Memory of a request in flight, its 100 candidates included.
         stores: By database.
         pgvector_bytes: Of a passage's HNSW index (m = 16), by type of vector: vector, halfvec, bit.
@@ -115,9 +115,9 @@ class Units:
     """
 
     index: Index
-    guard_us: float
-    utility_us: float
-    service_us: float
+    guard_ms: float
+    utility_ms: float
+    service_ms: float
     request_bytes: float
     stores: Mapping[str, Queue]
     pgvector_bytes: Mapping[str, float]
@@ -343,9 +343,9 @@ def serving(units: Units, load: Load, machine: Machine) -> dict[str, float]:
     """
     per_second = load.requests_per_second
     cores = {
-        "guard_cores": machine.cores_of(per_second, units.guard_us / 1e3),
-        "utility_cores": machine.cores_of(per_second, units.utility_us / 1e3),
-        "service_cores": machine.cores_of(per_second, units.service_us / 1e3),
+        "guard_cores": machine.cores_of(per_second, units.guard_ms),
+        "utility_cores": machine.cores_of(per_second, units.utility_ms),
+        "service_cores": machine.cores_of(per_second, units.service_ms),
         "query_encoding_cores": machine.cores_of(per_second, units.index.query_ms),
         "signals_cores": machine.cores_of(per_second, units.index.signals_ms),
     }
@@ -495,6 +495,7 @@ def extrapolate(units: Units, load: Load, machine: Machine, database: str) -> di
     queue = units.stores[database]
     found = engines(units, load.passages, machine)
     served = serving(units, load, machine)
+    watched = watching(units, served["service_cores"], machine)
     vectors = vector_bytes(load.passages, units.index.dimension)
     saved = {level: load.passages * units.index.bytes_of(level) for level in _LEVELS}
     return {
@@ -511,7 +512,11 @@ def extrapolate(units: Units, load: Load, machine: Machine, database: str) -> di
         ],
         "choice": choice(found, machine),
         "serving": served,
-        "prometheus": watching(units, served["service_cores"], machine),
+        "prometheus": {
+            **watched,
+            "disk": bytes_text(watched["disk_bytes"]),
+            "memory": bytes_text(watched["memory_bytes"]),
+        },
         "breaks": [
             {"place": place, **vars(one)}
             for place, one in enumerate(breaks(units, load, machine, queue), start=1)

@@ -84,9 +84,9 @@ def measure() -> tuple[Units, dict[str, Any]]:
             pgvector = pgvector_bytes(url, index.dimension)
     units = Units(
         index=index,
-        guard_us=published("overhead", "sizes/100/guard, ratio, hits/p50"),
-        utility_us=published("overhead", "sizes/100/guard, expected_utility/p50"),
-        service_us=published("serve", "cases/rerank/service_cpu"),
+        guard_ms=published("overhead", "sizes/100/guard, ratio, hits/p50") / 1e3,
+        utility_ms=published("overhead", "sizes/100/guard, expected_utility/p50") / 1e3,
+        service_ms=published("serve", "cases/rerank/service_cpu") / 1e3,
         request_bytes=request_bytes(),
         stores=stores,
         pgvector_bytes=pgvector,
