@@ -42,12 +42,12 @@ ERRING = (0.90, 0.95)
 METRICS = (Metric.RECALL, Metric.MRR, Metric.UDCG)
 RATE = 0.05
 """Share of the simulated requests that is judged."""
-STEPS = 4
-"""Parts of a day, after each of which the monitor is scraped."""
+HOURS = 24
+"""After each of which the monitor is scraped."""
 RAISED = (0.15, 0.20, 0.30)
 """Mean losses after a change; ``benchmarks.alarms`` has those before, and the promise."""
 LOSSES_BEFORE, LOSSES_AFTER = 4_000, 20_000
-_HOUR_SECONDS = 3_600.0
+_HOUR_SECONDS = DAY_SECONDS / HOURS
 _NAMES = {Window.RECENT: "hour", Window.ALL_RETAINED: "day"}
 
 
@@ -74,28 +74,29 @@ class Day:
     shape: Shape = field(default_factory=Shape)
 
     def scenario(self) -> Scenario:
-        """A look after every part of the day, or after the last where people must label first."""
+        """A look after every hour, or after the last where people must label first."""
         return Scenario(
             f"{self.judged} a day",
             self.judge,
             shape=replace(self.shape, n=round(self.judged / RATE), seconds=DAY_SECONDS),
             setting=Setting(rate=RATE, window_seconds=_HOUR_SECONDS),
-            picks=(Pick(STEPS, self.labels),) if self.labels else (),
-            looks=() if self.labels else tuple(range(1, STEPS)),
-            steps=STEPS,
+            picks=(Pick(HOURS, self.labels),) if self.labels else (),
+            looks=() if self.labels else tuple(range(1, HOURS)),
+            steps=HOURS,
         )
 
 
 ERRS = Day(500, 4, ERRING, labels=150, labellings=10)
 DAYS = (
-    *(Day(judged, runs) for judged, runs in zip(BUDGETS, (24, 24, 4, 1), strict=True)),
+    *(Day(judged, runs) for judged, runs in zip(BUDGETS, (20, 20, 4, 1), strict=True)),
     ERRS,
     replace(ERRS, judged=2_000),
     replace(ERRS, judged=20_000, traffics=2),
-    replace(ERRS, judged=20_000, traffics=2, labels=1_000),
-    Day(2_000, 12, traffic="12 popular questions", shape=Shape(popular=12)),
-    Day(2_000, 12, traffic="sessions of 5", shape=Shape(session_length=5)),
-    Day(2_000, 12, traffic="falling", shape=Shape(precision=(0.8, 0.4))),
+    replace(ERRS, judged=100_000, traffics=1, labellings=3),
+    replace(ERRS, judged=20_000, traffics=1, labels=1_000),
+    Day(2_000, 5, traffic="12 popular questions", shape=Shape(popular=12)),
+    Day(2_000, 5, traffic="sessions of 5", shape=Shape(session_length=5)),
+    Day(2_000, 5, traffic="falling", shape=Shape(precision=(0.8, 0.4))),
 )
 QUICK_DAYS = (Day(500, 2), replace(ERRS, traffics=1, labellings=2))
 
@@ -113,7 +114,6 @@ class Estimate:
         shown: How often an estimate was published.
         half_width: Half the median interval, in units of the metric; None where none was shown.
         coverage: Share of the intervals that hold the truth; None with fewer than 20.
-        coverage_error: Its standard error.
     """
 
     traffic: str
@@ -127,7 +127,6 @@ class Estimate:
     shown: int
     half_width: float | None
     coverage: float | None
-    coverage_error: float
 
     @property
     def width_text(self) -> str:
@@ -144,7 +143,9 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """For the report, with the texts that pages quote."""
-        return {**asdict(self), "width_text": self.width_text, "covers": self.coverage_text}
+        coverage = None if self.coverage is None else round(self.coverage, 2)
+        found = asdict(self) | {"truth": round(self.truth, 3), "coverage": coverage}
+        return {**found, "width_text": self.width_text, "covers": self.coverage_text}
 
 
 def estimates(days: Iterable[Day]) -> Iterator[Estimate]:
@@ -155,7 +156,7 @@ def estimates(days: Iterable[Day]) -> Iterator[Estimate]:
             for metric in METRICS:
                 chosen = [cell for cell in cells if (cell.window, cell.metric) == (window, metric)]
                 if window is Window.ALL_RETAINED:
-                    chosen = [cell for cell in chosen if cell.step == STEPS]
+                    chosen = [cell for cell in chosen if cell.step == HOURS]
                 yield _estimate(day, name, together(chosen))
 
 
@@ -183,7 +184,6 @@ def _estimate(day: Day, window: str, cell: Cell) -> Estimate:
         shown=len(cell.shown),
         half_width=median(widths) / 2.0 if widths else None,
         coverage=cell.coverage,
-        coverage_error=cell.error,
     )
 
 

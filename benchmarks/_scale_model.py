@@ -38,7 +38,8 @@ class Index:
         encode_ms: Encoding a passage.
         build_ms: Building the index, encoding included, by level of signals.
         query_ms: Encoding a query.
-        search_ms: A search of both legs without encoding, of ``searched`` passages.
+        search_ms: A search of both legs without encoding and signals, of ``searched`` passages.
+        search_ms_per_million: What each million of passages adds.
         signals_ms: Signals of a search by the level ``full``.
     """
 
@@ -54,6 +55,7 @@ class Index:
     query_ms: float
     search_ms: float
     searched: int
+    search_ms_per_million: float
     signals_ms: float
 
     def bytes_of(self, level: str) -> float:
@@ -64,6 +66,11 @@ class Index:
         if level == "full":
             found += self.sentences
         return found
+
+    def search_ms_of(self, passages: float) -> float:
+        """A search of so many passages; of fewer than were measured, that of these."""
+        more = max(0.0, passages - self.searched)
+        return self.search_ms + self.search_ms_per_million * more / 1e6
 
     @property
     def resident(self) -> float:
@@ -287,13 +294,12 @@ def engines(units: Units, passages: float, machine: Machine) -> list[Engine]:
     index = units.index
     float32 = vector_bytes(passages, index.dimension)["float32"]
     binary = vector_bytes(passages, index.dimension)["binary"]
-    scan = index.search_ms * max(1.0, passages / index.searched)
     return [
         engine(
             "embedded",
             passages * index.resident,
             "measured; searches scaled by size",
-            search_ms=scan,
+            search_ms=index.search_ms_of(passages),
         ),
         *[
             engine(
@@ -332,14 +338,15 @@ def embedded_limits(units: Units, machine: Machine) -> dict[str, float]:
     index = units.index
     return {
         "by_memory": machine.usable_bytes / index.resident,
-        "by_time": index.searched * max(1.0, machine.slowest_search_ms / index.search_ms),
+        "by_time": index.searched
+        + 1e6 * max(0.0, machine.slowest_search_ms - index.search_ms) / index.search_ms_per_million,
     }
 
 
 def serving(units: Units, load: Load, machine: Machine) -> dict[str, float]:
     """Cores for requests, at ``Machine.busy``, and memory of those in flight.
 
-    Requests in flight are those of a guard that answers each in its own time (Little, 1961).
+    So many are in flight as come in the time of the slowest search (Little's law).
     """
     per_second = load.requests_per_second
     cores = {
@@ -347,12 +354,15 @@ def serving(units: Units, load: Load, machine: Machine) -> dict[str, float]:
         "utility_cores": machine.cores_of(per_second, units.utility_ms),
         "service_cores": machine.cores_of(per_second, units.service_ms),
         "query_encoding_cores": machine.cores_of(per_second, units.index.query_ms),
+        "search_cores": machine.cores_of(per_second, units.index.search_ms),
         "signals_cores": machine.cores_of(per_second, units.index.signals_ms),
     }
+    in_flight = per_second * machine.slowest_search_ms / 1e3
     return {
         **cores,
         "corpus_core_days": load.passages * units.index.encode_ms / 1e3 / DAY_SECONDS,
-        "bytes_in_flight_of_1000": 1_000.0 * units.request_bytes,
+        "in_flight": in_flight,
+        "bytes_in_flight": in_flight * units.request_bytes,
     }
 
 
@@ -511,14 +521,18 @@ def extrapolate(units: Units, load: Load, machine: Machine, database: str) -> di
             for engine in found
         ],
         "choice": choice(found, machine),
-        "serving": served,
+        "serving": {**served, "memory_in_flight": bytes_text(served["bytes_in_flight"])},
         "prometheus": {
             **watched,
             "disk": bytes_text(watched["disk_bytes"]),
             "memory": bytes_text(watched["memory_bytes"]),
         },
         "breaks": [
-            {"place": place, **vars(one)}
+            {"place": place, **vars(one), "text": _times_text(one.times)}
             for place, one in enumerate(breaks(units, load, machine, queue), start=1)
         ],
     }
+
+
+def _times_text(times: float) -> str:
+    return f"{times:,.0f}" if times >= 10.0 else f"{times:.2g}"

@@ -24,7 +24,9 @@ from benchmarks._live_service import Pick, Service, Setting, label_some
 from benchmarks._live_traffic import DAY_SECONDS, Shape, SimulatedJudge, draw_traffic
 from benchmarks._scale_model import Index, Queue, Units
 from benchmarks._scale_prometheus import series_bytes
+from benchmarks._search_data import DEPTH, prepare
 from benchmarks.figures import RESULTS, value_at
+from benchmarks.index_update import KnownVectors
 from benchmarks.sampling import Stub, ranking
 from benchmarks.store import (
     BATCH,
@@ -50,6 +52,8 @@ from ctxguard.retrieval.models.files import bundled_model
 
 FEW, MORE = 150, 450
 """Passages of two indexes: what grows with their number is their difference."""
+SEARCHED = (22_000, 66_000)
+"""Passages of two indexes that are searched."""
 VECTORS = 5_000
 BATCHES = 20
 SCANNED = 20_000
@@ -120,6 +124,7 @@ def index_costs(passages: Sequence[Passage], embedder: SentenceTransformerEmbedd
     more, less = saved_bytes(retriever), saved_bytes(few)
     grown = {name: (more[name] - less[name]) / (len(passages) - FEW) for name in more}
     retriever.warm_up()
+    search_ms, per_million = search_costs()
     queries = [" ".join(text.split()[:8]) for text in texts[:QUERIES]]
     return Index(
         words=statistics.mean(len(text.split()) for text in texts),
@@ -132,10 +137,42 @@ def index_costs(passages: Sequence[Passage], embedder: SentenceTransformerEmbedd
         encode_ms=encode_ms,
         build_ms=build_ms,
         query_ms=_median_ms(lambda n: embedder.encode_query(queries[n]), len(queries)),
-        search_ms=published("index_update", "searches/built anew"),
-        searched=int(published("index_update", "passages")),
+        search_ms=search_ms,
+        searched=SEARCHED[-1],
+        search_ms_per_million=per_million,
         signals_ms=sum(retriever.signal_milliseconds(queries).values()),
     )
+
+
+def search_costs() -> tuple[float, float]:
+    """Milliseconds of a search of both legs, and what a million passages more would add.
+
+    From two indexes without signals, of generated passages with vectors at hand. Both are above
+    the size from which codes are compared before vectors.
+    """
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        for n in SEARCHED:
+            corpus = prepare(n, Path(name), n_queries=QUERIES)
+            texts = corpus.texts()
+            retriever = HybridRetriever.build(
+                [Passage(f"p{row}", text) for row, text in enumerate(texts)],
+                embedder=KnownVectors(texts, corpus.vectors),
+                signals="none",
+            )
+
+            def search(turn: int) -> object:
+                at = turn % QUERIES
+                return retriever.retrieve(  # noqa: B023 - called before the next one is built
+                    corpus.queries[at],  # noqa: B023
+                    depth=DEPTH,
+                    query_vector=corpus.query_vectors[at],  # noqa: B023
+                )
+
+            search(0)
+            found.append(_median_ms(search, 10 * QUERIES))
+    grown = (found[-1] - found[0]) / (SEARCHED[-1] - SEARCHED[0])
+    return found[-1], max(0.0, 1e6 * grown)
 
 
 def saved_bytes(retriever: HybridRetriever) -> Counter[str]:

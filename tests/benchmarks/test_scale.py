@@ -45,6 +45,7 @@ UNITS = Units(
         query_ms=10.0,
         search_ms=5.0,
         searched=100_000,
+        search_ms_per_million=50.0,
         signals_ms=4.0,
     ),
     guard_ms=0.05,
@@ -179,7 +180,7 @@ def test_alarms_are_as_late_as_losses_are_rare() -> None:
 def test_a_simulated_day_tells_what_is_known_by_the_hour_and_by_the_day() -> None:
     found = {(one.window, one.metric): one for one in estimates([Day(400, 2)])}
     day, hour = found["day", "mrr"], found["hour", "mrr"]
-    assert (day.looks, day.shown, hour.looks) == (2, 2, 8)
+    assert (day.looks, day.shown, hour.looks) == (2, 2, 48)
     assert day.half_width is not None
     assert 0.0 < day.half_width < 0.1
     assert day.coverage is None
