@@ -210,7 +210,7 @@ def test_a_timeout_in_the_middle_of_reading_all_is_said(
 
 def test_a_server_is_used_by_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Milvus Lite serves its file over a port as a cluster does, without an index of arrays."""
-    monkeypatch.setattr(milvus, "_INDEXED", milvus._INDEXED_IN_FILE)
+    monkeypatch.setattr(milvus, "_INDEXES", milvus._INDEXES_OF_FILE)
     host = lite.start_and_get_uri(str(_File.path)).partition("://")[2]
     with _built(server=f"milvus://user:secret@{host}/default?timeout=20") as built:
         assert "secret" not in repr(built._engine.__dict__) + str(built.fingerprint())
