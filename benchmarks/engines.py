@@ -4,9 +4,9 @@
     python -m benchmarks.engines --data DIR --json engines.json --check
 
 For every engine the whole loop on one labelled collection: load, calibrate, evaluate, all with one
-fusion (reciprocal ranks, constant 60), without signals, and the same vectors, encoded once. PostgreSQL is a server
-that this command starts, Qdrant the client's local mode, Milvus its Lite file. An engine whose
-client or server is absent is left out, and the reason is told.
+fusion (reciprocal ranks, constant 60), without signals, and with the same vectors, encoded once.
+PostgreSQL is a server that this command starts, Qdrant the client's local mode, Milvus its Lite
+file. An engine whose client or server is absent is left out, and the reason is told.
 """
 
 import argparse

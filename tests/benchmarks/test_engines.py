@@ -1,0 +1,47 @@
+"""The benchmark of engines: the whole loop on a small collection, and the bar."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss")
+
+from benchmarks.engines import EMBEDDED, Work, encoded, measure, missed, table
+from calibration.data.dataset import Dataset, Query
+from ctxguard import Passage
+from ctxguard.profile.schema import Interval
+from ctxguard.testing import WordHashEmbedder
+
+
+def test_an_engine_that_is_absent_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"word{n}" for n in range(60)]
+    passages = [Passage(f"p{n}", f"About {word} and others.") for n, word in enumerate(words)]
+    queries = tuple(Query(f"q{n}", f"what is {word}") for n, word in enumerate(words))
+    dataset = Dataset("small", queries, {f"q{n}": {f"p{n}": 1} for n in range(60)})
+    work = Work(passages, dataset, encoded(passages, dataset, WordHashEmbedder(), None), 1)
+
+    def absent(*_: object) -> None:
+        raise ImportError("no server")
+
+    monkeypatch.setattr("benchmarks.engines.in_engine", absent)
+    said: list[str] = []
+    found = measure(work, ["qdrant"], rounds=1, tell=said.append)
+    assert said == ["qdrant is left out: ImportError: no server"]
+    assert found["left_out"] == {"qdrant": "ImportError: no server"}
+    own = found["engines"][EMBEDDED]
+    assert own["metrics"]["ndcg_at_10 hybrid"]["value"] == pytest.approx(1.0)
+    assert own["metrics"]["ndcg_at_10 hybrid less embedded"]["value"] == 0.0
+    assert own["milliseconds"]["p50"] > 0.0
+    assert found["missed"] == []
+    assert table(found, "small").row_count == 1
+
+
+def test_an_engine_outside_the_bar_is_named() -> None:
+    def metrics(apart: float, udcg: float) -> dict[str, Interval]:
+        return {
+            "ndcg_at_10 hybrid less embedded": Interval(value=apart, lower=0, upper=0, n=9),
+            "udcg_strict": Interval(value=udcg, lower=0.4, upper=0.6, n=9),
+        }
+
+    results = {EMBEDDED: metrics(0.0, 0.5), "near": metrics(-0.009, 0.59)}
+    assert missed(results) == []
+    assert len(missed(results | {"far": metrics(np.nextafter(0.01, 1), 0.61)})) == 2
