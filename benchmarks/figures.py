@@ -83,7 +83,11 @@ def with_figures(text: str, results: Path = RESULTS) -> str:
 
 def pages() -> list[Path]:
     """The pages that may quote figures."""
-    return [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    return [
+        ROOT / "README.md",
+        ROOT / "benchmarks" / "README.md",
+        *sorted(ROOT.glob("docs/**/*.md")),
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
