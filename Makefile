@@ -11,7 +11,7 @@ LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test coverage test-clients test-slow test-kernels lint format schema dashboard figures pictures chaos fuzz lock clean
+.PHONY: help demo examples test coverage test-clients test-slow test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
 	@echo "make lint          ruff, mypy, import contracts"
 	@echo "make format        rewrite the sources in the house style"
+	@echo "make docs          the documentation as a site, in build/site"
 	@echo "make chaos         every fault against the real components, with its accounting"
 	@echo "make fuzz          damaged files and odd calls against every reader"
 	@echo "make clean         remove what was made"
@@ -139,6 +140,18 @@ fuzz: $(VENV)/.dev
 chaos: $(VENV)/.run
 	@$(BIN)/python tests/chaos
 
+# Apart from the others: it needs nothing of ctxguard but its sources. A link or an anchor that leads
+# nowhere fails it.
+$(VENV)-docs/.made: locks/docs.txt
+	@test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	@$(VENV)-docs/bin/python -m pip --disable-pip-version-check --quiet install \
+	  --require-hashes --no-deps --only-binary :all: -r locks/docs.txt
+	@touch $@
+
+docs: $(VENV)-docs/.made
+	@$(VENV)-docs/bin/python -m tools.docs build
+	@$(VENV)-docs/bin/zensical build --strict --clean -f build/mkdocs.yml
+
 # The committed dashboard, after a change of what builds it.
 dashboard: $(VENV)/.dev
 	$(BIN)/python -m tools.dashboard.dashboard > ctxguard/monitor/export/dashboard.json
@@ -152,7 +165,7 @@ pictures: $(VENV)/.dev
 
 # The lock files, after a change of pyproject.toml or constraints.txt: every file of PyPI with its hash.
 lock: $(VENV)/.dev
-	@for extra in all dev clients; do \
+	@for extra in all dev clients docs; do \
 	  $(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --group build -c constraints.txt \
 	    --universal --python-version 3.11 --default-index https://pypi.org/simple --generate-hashes \
 	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \
@@ -163,5 +176,5 @@ schema: $(VENV)/.run
 	$(BIN)/python -m ctxguard.profile.schema > ctxguard/profile/profile.schema.json
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-clients $(VENV)-docs build dist .demo .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

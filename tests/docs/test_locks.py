@@ -39,7 +39,7 @@ def wanted(extra: str | None) -> Iterator[Requirement]:
                 yield from wanted(each)
 
 
-@pytest.mark.parametrize("extra", ["all", "dev", "clients"])
+@pytest.mark.parametrize("extra", ["all", "dev", "clients", "docs"])
 def test_every_dependency_is_locked(extra: str) -> None:
     packages = {**locked("torch"), **locked(extra)}
     build = map(Requirement, PROJECT["dependency-groups"]["build"])
@@ -52,14 +52,14 @@ def test_every_dependency_is_locked(extra: str) -> None:
 def test_the_versions_are_those_of_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    for extra in ("torch", "all", "dev", "clients"):
+    for extra in ("torch", "all", "dev", "clients", "docs"):
         packages = locked(extra)
         for name, version in pins.items():
             if (locked_name := canonicalize_name(name)) in packages:
                 assert packages[locked_name][0] == version, f"{name}: run `make lock`"
 
 
-@pytest.mark.parametrize("name", ["torch", "all", "dev", "clients"])
+@pytest.mark.parametrize("name", ["torch", "all", "dev", "clients", "docs"])
 def test_every_package_has_hashes_and_no_place(name: str) -> None:
     packages = locked(name)
     assert packages
@@ -72,5 +72,5 @@ def test_every_package_has_hashes_and_no_place(name: str) -> None:
 
 def test_torch_comes_from_its_own_index_alone() -> None:
     assert list(locked("torch")) == ["torch"]
-    for extra in ("all", "dev", "clients"):
+    for extra in ("all", "dev", "clients", "docs"):
         assert not [each for each in locked(extra) if each.startswith(("torch", "nvidia", "cuda"))]
