@@ -70,7 +70,6 @@ CREATE TABLE passages (
 );
 CREATE INDEX ON passages (digest);
 CREATE INDEX ON passages USING gin (filter_tokens);
-CREATE INDEX ON passages USING hnsw (vector {vector}_cosine_ops);
 CREATE TABLE postings (
     term text NOT NULL,
     passage bigint NOT NULL REFERENCES passages ON DELETE CASCADE,
@@ -277,7 +276,17 @@ class PostgresEngine:
             _delete(run, passage_ids)
 
     def finish(self) -> None:
-        """Tell the planner how large the tables have become, and clean what index scans read."""
+        """Index the vectors if they are not, and tell the planner how large the tables are.
+
+        The index of vectors is made once the first passages are written: one that grows with each
+        of them takes several times as long. Until then they are searched one by one.
+        """
+        index = f'"{self._database.schema}".passages_vector'
+        if self._database.read("SELECT to_regclass(%(index)s) IS NULL", {"index": index})[0][0]:
+            self._database.maintain(
+                "CREATE INDEX IF NOT EXISTS passages_vector ON passages "
+                f"USING hnsw (vector {self._vector}_cosine_ops)"
+            )
         self._database.maintain("VACUUM (ANALYZE) passages, postings, totals")
 
     def close(self) -> None:
@@ -293,6 +302,7 @@ class _Database:
 
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
+        self.schema = address.name
         self._url, self.seconds = _without_timeout(address.url)
         self._reset_after_fork()
         reset_in_children(self)
@@ -336,8 +346,8 @@ class _Database:
             yield run
 
     def maintain(self, statement: str) -> None:
-        """Run a statement that cannot be in a transaction."""
-        with self._connection(_WRITE_SECONDS) as connection:
+        """Run a statement that may take any time and be in no transaction."""
+        with self._connection(0.0) as connection:
             connection.execute(statement)
 
     def close(self) -> None:
@@ -424,7 +434,7 @@ class _Database:
             "extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')), false), "
             "set_config('hnsw.ef_search', %s, false), "
             "set_config('hnsw.iterative_scan', 'strict_order', false)",
-            [f'"{self._address.name}", public', str(_EF_SEARCH)],
+            [f'"{self.schema}", public', str(_EF_SEARCH)],
         )
         _limit(connection, self.seconds)
 
