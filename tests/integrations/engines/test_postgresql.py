@@ -1,7 +1,9 @@
 """An index in a real PostgreSQL server."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ import pytest
 pytest.importorskip("psycopg_pool", reason="the driver of PostgreSQL is not installed")
 
 from engine_contract import PASSAGES, EngineContract
+from memory_engine import MemoryEngine
 
-from ctxguard import Passage
+from ctxguard import Passage, Route
 from ctxguard.errors import (
     ConfigurationError,
     DataError,
@@ -18,6 +21,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.integrations.engines import postgresql
+from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
@@ -58,6 +62,81 @@ class TestRetriever(RetrieverContract):
         built._engine._database._url = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2"
         built._engine._database.close()
         return built
+
+
+def test_a_wrong_password_is_refused_and_the_key_is_one(postgresql_process: Any) -> None:
+    import psycopg
+
+    rules = Path(postgresql_process.pgdata) / "pg_hba.conf"
+    before = rules.read_text()
+    url = _server.replace("postgres:@", "locked:secret@")
+    with psycopg.connect(_server, autocommit=True) as connection:
+        connection.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
+        try:
+            rules.write_text(f"local all locked scram-sha-256\n{before}")
+            connection.execute("SELECT pg_reload_conf()")
+            with pytest.raises(ConfigurationError, match="refuses") as caught:
+                EngineRetriever.open(f"{url}#absent", embedder=WordHashEmbedder())
+            assert "secret" not in str(caught.value)
+            with pytest.raises(ConfigurationError, match="no index of that name"):
+                EngineRetriever.open(f"{url}#absent", key="right", embedder=WordHashEmbedder())
+        finally:
+            rules.write_text(before)
+            connection.execute("SELECT pg_reload_conf()")
+            connection.execute("DROP ROLE locked")
+
+
+def test_bm25_is_that_of_the_formula_and_stays_so(built: EngineRetriever) -> None:
+    memory = MemoryEngine(built._engine.settings)
+    own = EngineRetriever(memory, embedder=WordHashEmbedder(), signals="none")
+    changed = [Passage(PASSAGES[1].passage_id, "Foxes, foxes and a ladder."), *PASSAGES[2:]]
+    for passages in (PASSAGES, changed):
+        for each in (own, built):
+            each.upsert(passages, delete_others=True)
+        for query in ("kettles and ladders", "number3 foxes foxes", "passages by rivers"):
+            expected = own.on_route(Route.LEXICAL).retrieve(query, depth=50)
+            found = built.on_route(Route.LEXICAL).retrieve(query, depth=50)
+            assert dict(zip(found.passage_ids, found.scores, strict=True)) == pytest.approx(
+                dict(zip(expected.passage_ids, expected.scores, strict=True))
+            )
+
+
+def test_vectors_past_2000_dimensions_are_kept_at_half_precision() -> None:
+    with _built(PASSAGES[:4], embedder=WordHashEmbedder(dimension=2_500)) as retriever:
+        assert "halfvec" in retriever.fingerprint()["engine"]
+        found = retriever.on_route(Route.DENSE).retrieve(PASSAGES[2].text, depth=1)
+        assert found.passage_ids == (PASSAGES[2].passage_id,)
+    with pytest.raises(ConfigurationError, match="4000"):
+        _built(PASSAGES[:1], embedder=WordHashEmbedder(dimension=4_001))
+
+
+def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) -> None:
+    changed = [
+        [Passage(each.passage_id, f"{each.text} writer{n}") for each in PASSAGES] for n in range(3)
+    ]
+    threads = [threading.Thread(target=built.upsert, args=(each,)) for each in changed]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (row,) = built._engine._database.read(
+        "SELECT passages, terms, (SELECT count(*) FROM passages), "
+        "(SELECT sum(length) FROM passages), (SELECT sum(count) FROM postings) FROM totals",
+        {},
+    )
+    passages, terms, there, lengths, counts = map(int, row)
+    assert passages == there == len(PASSAGES)
+    assert terms == lengths == counts
+
+
+def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> None:
+    vector = built.encode_query("kettles and ladders")
+    with built._engine._database.transaction(10.0) as run:
+        # Of so few passages the planner would rather compare all.
+        run("SET LOCAL enable_seqscan = off")
+        statement, values = postgresql._statement(LegQuery(None, vector, 3), "vector")
+        assert "passages_vector" in str(run(f"EXPLAIN {statement}", values))
+        assert len(run(statement, values)) == 3
 
 
 def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetriever) -> None:
