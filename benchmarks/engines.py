@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -200,7 +201,7 @@ def _upserts(retriever: AnyIndex, work: Work, store: Callable[[], object]) -> li
     return seconds
 
 
-def embedded(work: Work, folder: Path) -> tuple[AnyIndex, Outcome]:
+def embedded(work: Work, folder: Path) -> tuple[HybridRetriever, Outcome]:
     """The index that ctxguard keeps itself, saved to a folder."""
     start = time.perf_counter()
     retriever = HybridRetriever.build(work.passages, embedder=work.embedder, signals="none")
@@ -211,7 +212,7 @@ def embedded(work: Work, folder: Path) -> tuple[AnyIndex, Outcome]:
     return fused, loop(fused, work, load_seconds=seconds, store=partial(fused.save, saved))
 
 
-def in_engine(url: str, work: Work) -> tuple[AnyIndex, Outcome]:
+def in_engine(url: str, work: Work) -> tuple[EngineRetriever, Outcome]:
     """An index in an engine."""
     start = time.perf_counter()
     retriever = EngineRetriever.build(
@@ -354,7 +355,7 @@ def _plain(interval: Interval) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any], title: str) -> Table:
     """At most 80 columns wide."""
-    shown = Table(title=title, title_justify="left")
+    shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
     shown.add_column("engine")
     for column in ("nDCG@10", "less embedded", "strict UDCG", "ms", "load s", "upsert ms"):
         shown.add_column(column, justify="right")
@@ -378,7 +379,7 @@ def _shown(interval: Mapping[str, Any], sign: str = "") -> str:
     own = format(interval["value"], f"{sign}.3f")
     if interval["lower"] is None:
         return own
-    return f"{own}\n{interval['lower']:{sign}.3f} to {interval['upper']:{sign}.3f}"
+    return f"{own}\n{interval['lower']:{sign}.3f}, {interval['upper']:{sign}.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

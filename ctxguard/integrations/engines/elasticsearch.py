@@ -409,7 +409,7 @@ class ElasticsearchRetriever:
     def _row(self, leg: str, hit: Any) -> Row:
         if not isinstance(hit, dict):
             return Row(None, None)
-        score = hit.get("_score")
+        score: Any = hit.get("_score")
         if not is_valid(score) or isinstance(score, bool):
             return Row(self._passage(hit), None)
         if leg == DENSE:
