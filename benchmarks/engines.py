@@ -26,7 +26,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -355,10 +354,10 @@ def _plain(interval: Interval) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any], title: str) -> Table:
     """At most 80 columns wide."""
-    shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    shown = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     shown.add_column("engine")
-    for column in ("nDCG@10", "less embedded", "strict UDCG", "ms", "load s", "upsert ms"):
-        shown.add_column(column, justify="right")
+    for column in ("nDCG@10", "less\nembedded", "strict\nUDCG", "\nms", "load\ns", "upsert\nms"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for name, row in found["engines"].items():
         metrics = row["metrics"]
         shown.add_row(
