@@ -1,0 +1,28 @@
+"""Runs what a page of docs/integrations/ shows."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "integrations"
+
+
+def ran(name: str, **given: Any) -> dict[str, Any]:
+    """The names that the snippets of a page leave behind, with ``given`` before them.
+
+    The test is skipped where a library that they import is absent.
+    """
+    page = FOLDER / f"{name}.md"
+    text = page.read_text(encoding="utf-8")
+    snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert snippets
+    for module in re.findall(
+        r"^(?:from|import) (?!ctxguard)(\w+)", "".join(snippets), re.MULTILINE
+    ):
+        pytest.importorskip(module)
+    names: dict[str, Any] = {"__name__": "snippet", **given}
+    for code in snippets:
+        exec(compile(code, str(page), "exec"), names)  # noqa: S102
+    return names
