@@ -267,6 +267,17 @@ def bytes_text(size: float | None) -> str:
     return f"{size / unit:.{digits}f} {name}"
 
 
+def count_text(n: float) -> str:
+    """A number by its first two digits, for a text.
+
+    >>> count_text(44_430_118.2), count_text(81_925.1)
+    ('44 million', '82 thousand')
+    """
+    unit, name = (1e6, "million") if n >= 1e6 else (1e3, "thousand")
+    digits = max(0, 1 - math.floor(math.log10(max(n / unit, 1.0))))
+    return f"{n / unit:.{digits}f} {name}"
+
+
 def vector_bytes(passages: float, dimension: int) -> dict[str, float]:
     """Bytes of vectors alone, by form.
 

@@ -38,6 +38,7 @@ from benchmarks._scale_model import (
     Units,
     bytes_text,
     cost_per_day,
+    count_text,
     embedded_limits,
     extrapolate,
     judging,
@@ -71,7 +72,7 @@ def paper(units: Units) -> dict[str, Any]:
     loads = [Load(PASSAGES[0], judged_per_day=judged) for judged in BUDGETS]
     return {
         "machine": asdict(machine),
-        "embedded_limits": embedded_limits(units, machine),
+        "embedded_limits": _texts(embedded_limits(units, machine)),
         "sizes": [extrapolate(units, Load(size), machine, "postgresql") for size in PASSAGES],
         "budgets": [budget(units, load, machine) for load in loads],
     }
@@ -85,6 +86,9 @@ def budget(units: Units, load: Load, machine: Machine) -> dict[str, Any]:
         "judged": load.judged_per_day,
         "one_in": 1.0 / load.sampling_rate,
         **stored,
+        "limits": _texts(
+            {name: stored[f"most_per_day_{name}"] for name in ("by_rate", "by_bytes", "by_report")}
+        ),
         "a_day": bytes_text(stored["bytes_per_day"]),
         "retained": bytes_text(stored["bytes_retained"]),
         **judged,
@@ -92,6 +96,10 @@ def budget(units: Units, load: Load, machine: Machine) -> dict[str, Any]:
             f"{into:g} and {out:g}": cost_per_day(judged, into, out) for into, out in PRICES
         },
     }
+
+
+def _texts(counts: Mapping[str, float]) -> dict[str, str]:
+    return {name: count_text(n) for name, n in counts.items()}
 
 
 def simulation(console: Console, *, quick: bool, losses_per_sample: float) -> dict[str, Any]:
