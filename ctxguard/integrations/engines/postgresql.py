@@ -96,21 +96,26 @@ INSERT INTO postings (term, passage, count, length)
 SELECT term, number, count, length
 FROM unnest(%s::text[], %s::text[], %s::int[]) AS found (id, term, count) JOIN stored USING (id)
 """
-# Where a passage has the term, its count and the passage's length are in the index itself.
+# Where a passage has the term, its count and the passage's length are in the index itself. Without
+# MATERIALIZED a term would be counted anew for each of its passages, and without the casts the sums
+# would be of PostgreSQL's decimals, which take ten times as long.
 _BM25 = f"""
-asked AS (
+counted AS MATERIALIZED (
     SELECT term, times, (SELECT count(*) FROM postings WHERE postings.term = given.term) AS df
     FROM unnest(%(terms)s::text[], %(times)s::int[]) AS given (term, times)
 ),
-bm25 AS MATERIALIZED (
-    SELECT postings.passage AS number, sum(
-        times * ln(1 + (n - df + 0.5) / (df + 0.5)) * count
-        / (count + {K1} * ({1 - B} + {B} * length / mean))
-    ) AS score
-    FROM asked JOIN postings USING (term), (
+asked AS MATERIALIZED (
+    SELECT term, times * ln(1 + (n - df + 0.5::float8) / (df + 0.5::float8)) AS weight,
+        {K1 * (1 - B)}::float8 AS least, {K1 * B}::float8 / mean AS each
+    FROM counted, (
         SELECT passages::float8 AS n, greatest(terms, 1)::float8 / greatest(passages, 1) AS mean
         FROM totals
     ) AS corpus
+),
+bm25 AS MATERIALIZED (
+    SELECT postings.passage AS number, sum(weight * count / (count + least + each * length))
+        AS score
+    FROM asked JOIN postings USING (term)
     GROUP BY postings.passage
 )"""  # noqa: S608  two constants of ours
 _LEXICAL = """
@@ -429,8 +434,12 @@ class _Database:
         return options
 
     def _configure(self, connection: Any) -> None:
+        # How many passages a filter lets through differs by its values, so each search is planned
+        # with its own; and compiling a statement takes longer than a search may.
         connection.execute(
-            "SELECT set_config('search_path', concat_ws(', ', %s::text, (SELECT "
+            "SELECT set_config('plan_cache_mode', 'force_custom_plan', false), "
+            "set_config('jit', 'off', false), "
+            "set_config('search_path', concat_ws(', ', %s::text, (SELECT "
             "extnamespace::regnamespace FROM pg_extension WHERE extname = 'vector')), false), "
             "set_config('hnsw.ef_search', %s, false), "
             "set_config('hnsw.iterative_scan', 'strict_order', false)",
