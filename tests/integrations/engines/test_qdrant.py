@@ -16,6 +16,7 @@ pytest.importorskip("qdrant_client")
 
 import httpx
 from engine_contract import PASSAGES, EngineContract
+from memory_engine import MemoryEngine
 from prometheus_client import CollectorRegistry
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
@@ -33,7 +34,6 @@ from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
 _folder = ""
@@ -100,14 +100,15 @@ def _refusing(error: Exception) -> _Connection:
     return _Connection(answer)
 
 
-def test_bm25_is_that_of_the_embedded_index() -> None:
-    embedded = HybridRetriever.build(PASSAGES, embedder=WordHashEmbedder(), signals="none")
+def test_bm25_is_lucenes_formula() -> None:
     with built() as retriever:
+        reference = EngineRetriever(MemoryEngine(retriever._engine.settings), **OPTIONS)
+        reference.upsert(PASSAGES)
         for query in ("kettles and ladders", "foxes foxes number3", "violins"):
             own = retriever.on_route(Route.LEXICAL).retrieve(query, depth=50)
-            expected = embedded.on_route(Route.LEXICAL).retrieve(query, depth=50)
+            expected = reference.on_route(Route.LEXICAL).retrieve(query, depth=50)
             theirs = dict(zip(expected.passage_ids, expected.scores, strict=True))
-            assert set(own.passage_ids) == {name for name, score in theirs.items() if score}
+            assert set(own.passage_ids) == set(theirs)
             for name, score in zip(own.passage_ids, own.scores, strict=True):
                 assert score == pytest.approx(theirs[name], rel=1e-4)
 
