@@ -44,6 +44,7 @@ REFERENCE = {
             "ctxguard.integrations.opentelemetry",
             "ctxguard.integrations.separate_legs",
             "ctxguard.integrations.engines.retriever",
+            "ctxguard.integrations.engines.elasticsearch",
         ],
     ),
     "monitor": (
