@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ctxguard._support.extras import require
@@ -68,7 +68,6 @@ _INDEXES_OF_FILE = {DENSE: "FLAT", "digest": "INVERTED"}
 _STRONG = "Strong"
 """The consistency level of what is read about the corpus: it holds every write so far."""
 _METRICS = {LEXICAL: "BM25", DENSE: "COSINE"}
-_ROUNDING = 1e-3
 _NO_COLLECTION, _RATE_LIMIT = 100, 8
 _REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 _LOUD = (
@@ -164,7 +163,7 @@ class MilvusEngine:
         if query.vector is not None:
             self._check_vector(query.vector.shape)
             rows = self._rows(DENSE, query.vector, condition, query.depth)
-            found[DENSE] = ranking_of_rows(STAGE, map(_cosine, rows), ScoreKind.COSINE, query.depth)
+            found[DENSE] = ranking_of_rows(STAGE, rows, ScoreKind.COSINE, query.depth)
         if query.terms is not None:
             found[LEXICAL] = _bm25(lexical.result() if lexical else [], query.depth)
         return found
@@ -382,9 +381,10 @@ _inherited: list[Any] = []
 """Clients of the parent process, kept so that they are not closed here."""
 
 
-def _connection_arguments(address: EngineAddress) -> dict[str, str]:
+def _connection_arguments(address: EngineAddress) -> dict[str, Any]:
     if address.path is not None:
-        return {"uri": address.path}
+        # The client's pings of every 10 seconds make Milvus Lite end the connection.
+        return {"uri": address.path, "grpc_options": {"grpc.keepalive_time_ms": 2**31 - 1}}
     parts = urlsplit(address.url)
     scheme = "https" if address.scheme.endswith("+https") else "http"
     token = address.key or ""
@@ -603,22 +603,15 @@ def _passage(entity: Any) -> Passage | None:
     return Passage(passage_id, text, title, found)
 
 
-def _cosine(row: Row) -> Row:
-    """A row whose cosine is at most 1, which sums of 32 bits may exceed in the last place."""
-    score = row.score
-    if is_valid(score) and 1.0 < abs(score) < 1.0 + _ROUNDING:
-        return row._replace(score=math.copysign(1.0, score))
-    return row
-
-
 def _bm25(rows: Sequence[Row], depth: int) -> Ranking:
     """The lexical leg. Clusters give BM25 as it is, and Milvus Lite minus BM25.
 
     So their size is taken if it falls from row to row; else only the order.
     """
-    sizes = [abs(row.score) if is_valid(row.score) else None for row in rows]
-    falling = all(a >= b for a, b in pairwise([size for size in sizes if size is not None]))
-    kind = ScoreKind.RATIO if falling else ScoreKind.RANK
-    scores = sizes if falling else [None] * len(rows)
-    read = [row._replace(score=score) for row, score in zip(rows, scores, strict=True)]
+    sizes = [abs(cast(float, row.score)) if is_valid(row.score) else None for row in rows]
+    if all(a >= b for a, b in pairwise([size for size in sizes if size is not None])):
+        kind = ScoreKind.RATIO
+    else:
+        kind, sizes = ScoreKind.RANK, [None] * len(rows)
+    read = [Row(row.passage, size) for row, size in zip(rows, sizes, strict=True)]
     return ranking_of_rows(STAGE, read, kind, depth)
