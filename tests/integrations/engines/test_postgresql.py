@@ -48,6 +48,11 @@ def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetr
     return EngineRetriever.build(passages, url, **options)
 
 
+def _database(retriever: EngineRetriever) -> Any:
+    engine: Any = retriever._engine
+    return engine._database
+
+
 class TestEngine(EngineContract):
     def url(self, name: str) -> str:
         return f"{_server}#{name}"
@@ -59,8 +64,8 @@ class TestRetriever(RetrieverContract):
 
     def unreachable_retriever(self) -> EngineRetriever:
         built = _built()
-        built._engine._database._url = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2"
-        built._engine._database.close()
+        _database(built)._url = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=2"
+        _database(built).close()
         return built
 
 
@@ -119,7 +124,7 @@ def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) ->
         thread.start()
     for thread in threads:
         thread.join()
-    (row,) = built._engine._database.read(
+    (row,) = _database(built).read(
         "SELECT passages, terms, (SELECT count(*) FROM passages), "
         "(SELECT sum(length) FROM passages), (SELECT sum(count) FROM postings) FROM totals",
         {},
@@ -131,7 +136,7 @@ def test_writers_of_the_same_passages_count_each_once(built: EngineRetriever) ->
 
 def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> None:
     vector = built.encode_query("kettles and ladders")
-    with built._engine._database.transaction(10.0) as run:
+    with _database(built).transaction(10.0) as run:
         # Of so few passages the planner would rather compare all.
         run("SET LOCAL enable_seqscan = off")
         statement, values = postgresql._statement(LegQuery(None, vector, 3), "vector")
@@ -142,7 +147,7 @@ def test_vectors_have_an_index_that_a_search_can_use(built: EngineRetriever) -> 
 def test_an_index_is_searched_by_a_role_that_may_only_read(built: EngineRetriever) -> None:
     import psycopg
 
-    name = built._engine._database._address.name
+    name = _database(built)._address.name
     with psycopg.connect(_server, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS reader")
         connection.execute("CREATE ROLE reader LOGIN")
@@ -175,11 +180,11 @@ def test_an_older_index_is_brought_to_this_version_once(
     monkeypatch.setattr(postgresql, "VERSION", 3)
     steps = {2: "ALTER TABLE passages ADD newer int", 3: "UPDATE passages SET newer = 1"}
     monkeypatch.setattr(postgresql, "_MIGRATIONS", steps)
-    url = f"{_server}#{built._engine._database._address.name}"
+    url = f"{_server}#{_database(built)._address.name}"
     for _ in range(2):
         with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
             assert len(opened.retrieve("kettles", depth=3)) == 3
-            rows = opened._engine._database.read("SELECT DISTINCT newer FROM passages", {})
+            rows = _database(opened).read("SELECT DISTINCT newer FROM passages", {})
             assert rows == [(1,)]
     monkeypatch.setattr(postgresql, "VERSION", 1)
     with pytest.raises(DataError, match="newer release"):
@@ -199,17 +204,17 @@ def test_an_older_index_is_brought_to_this_version_once(
 def test_what_is_no_index_of_this_release_is_refused(
     built: EngineRetriever, fault: str, error: type[Exception], said: str
 ) -> None:
-    built._engine._database.maintain(fault)
-    url = f"{_server}#{built._engine._database._address.name}"
+    _database(built).maintain(fault)
+    url = f"{_server}#{_database(built)._address.name}"
     with pytest.raises(error, match=said):
         EngineRetriever.open(url, embedder=WordHashEmbedder())
 
 
 def test_a_statement_that_takes_too_long_is_an_outage(built: EngineRetriever) -> None:
-    url = f"{_server}&timeout=0.2#{built._engine._database._address.name}"
+    url = f"{_server}&timeout=0.2#{_database(built)._address.name}"
     with EngineRetriever.open(url, embedder=WordHashEmbedder()) as opened:
         with pytest.raises(StageUnavailableError, match="57014"):
-            opened._engine._database.read("SELECT pg_sleep(5)", {})
+            _database(opened).read("SELECT pg_sleep(5)", {})
         assert len(opened.retrieve("kettles", depth=3)) == 3
 
 
@@ -254,7 +259,7 @@ _GOOD = (2.0, 0.9, "p000", "", "text", "null")
 def test_an_answer_is_not_trusted(
     built: EngineRetriever, monkeypatch: pytest.MonkeyPatch, rows: Any, expected: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(built._engine._database, "read", lambda *_: rows)
+    monkeypatch.setattr(_database(built), "read", lambda *_: rows)
     ranking = built.retrieve("kettles", depth=2)
     assert ranking.passage_ids[: len(expected)] == expected
     assert len(ranking) <= 2
@@ -263,17 +268,17 @@ def test_an_answer_is_not_trusted(
 def test_an_answer_without_a_text_is_an_outage(
     built: EngineRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(built._engine._database, "read", lambda *_: [(1.0, 0.9, "a", "", None, "")])
+    monkeypatch.setattr(_database(built), "read", lambda *_: [(1.0, 0.9, "a", "", None, "")])
     with pytest.raises(StageError, match="postgresql"):
         built.retrieve("kettles", depth=2)
 
 
 def test_a_child_process_opens_connections_of_its_own(built: EngineRetriever) -> None:
     built.retrieve("kettles", depth=1)
-    pool = built._engine._database._pool
-    built._engine._database._reset_after_fork()
+    pool = _database(built)._pool
+    _database(built)._reset_after_fork()
     assert len(built.retrieve("kettles", depth=1)) == 1
-    assert built._engine._database._pool is not pool
+    assert _database(built)._pool is not pool
     pool.close()
 
 
