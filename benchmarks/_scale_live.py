@@ -243,7 +243,8 @@ def alarms(repeats: int, quiet_losses: int) -> Iterator[Alarm]:
 def _of_judge(
     quantity: Quantity, judge: tuple[float, float], repeats: int, quiet_losses: int
 ) -> Iterator[Alarm]:
-    losses = partial(SIMULATIONS[quantity], sensitivity=judge[0], specificity=judge[1])
+    simulate: Callable[..., Any] = SIMULATIONS[quantity]
+    losses = partial(simulate, sensitivity=judge[0], specificity=judge[1])
     in_control, rng = losses(IN_CONTROL).judged, np.random.default_rng(0)
     promise = Promise(Route.HYBRID, quantity, float(np.nanmean(losses(TARGET).true)))
     detect: Callable[[FloatArray], IntArray] = of_baseline

@@ -135,7 +135,7 @@ def index_costs(passages: Sequence[Passage], embedder: SentenceTransformerEmbedd
         forward=grown["forward"],
         sentences=grown["sentences"],
         encode_ms=encode_ms,
-        build_ms=build_ms,
+        build_ms={str(level): taken for level, taken in build_ms.items()},
         query_ms=_median_ms(lambda n: embedder.encode_query(queries[n]), len(queries)),
         search_ms=search_ms,
         searched=SEARCHED[-1],

@@ -534,8 +534,8 @@ def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
 
 
 def _worst_last(row: Row) -> float:
-    score: Any = row.score
-    return -score if is_valid(score) else math.inf
+    """Orders rows by score, best first, those without one at the end."""
+    return -float(row.score) if is_valid(row.score) else math.inf  # type: ignore[arg-type]
 
 
 def _passage(row: Sequence[Any]) -> Passage | None:
