@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ctxguard.errors import ConfigurationError
 from ctxguard.integrations.engines.engine import Engine, IndexSettings
@@ -31,17 +31,19 @@ class EngineAddress:
     ``SCHEME:///PATH[#NAME]`` for an engine that keeps its data in a file or folder of this machine.
 
     Attributes:
-        url: The URL without the fragment. Holds what it was given, a password too: do not print
-            it.
+        url: The URL without the fragment and without the option ``timeout``. Holds what it was
+            given, a password too: do not print it.
         scheme: The engine.
         name: The index's name in the engine: lower-case letters, digits and underscores.
         key: A key for the engine's API; None for none.
+        timeout_seconds: The longest that a search may take: the URL's option ``timeout``.
     """
 
     url: str = field(repr=False)
     scheme: str
     name: str = DEFAULT_NAME
     key: str | None = field(default=None, repr=False)
+    timeout_seconds: float = 10.0
 
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> "EngineAddress":
@@ -53,7 +55,8 @@ class EngineAddress:
                 CTXGUARD_ENGINE_KEY, if it is set.
 
         Raises:
-            ConfigurationError: it is no URL of a known engine, or the name has other characters.
+            ConfigurationError: it is no URL of a known engine, the name has other characters, or
+                the timeout is no number of seconds above 0.
         """
         try:
             parts = urlsplit(url)
@@ -70,11 +73,16 @@ class EngineAddress:
                 f"the index's name {name!r} must be lower-case letters, digits and underscores, at "
                 "most 48"
             )
+        options = parse_qsl(parts.query, keep_blank_values=True)
+        others = [each for each in options if each[0] != "timeout"]
         return cls(
-            url.partition("#")[0],
+            # An empty host must stay: urlunsplit would drop its slashes.
+            f"{url.partition('#')[0].partition('?')[0]}{'?' if others else ''}"
+            f"{urlencode(others, quote_via=quote)}",
             parts.scheme,
             name,
             key or os.environ.get(KEY_VARIABLE) or None,
+            _seconds(dict(options).get("timeout", "10")),
         )
 
     @property
@@ -85,9 +93,9 @@ class EngineAddress:
 
     @property
     def http_url(self) -> str:
-        """The engine's URL for clients that speak HTTP or gRPC."""
+        """The engine's URL, without options, for clients that speak HTTP."""
         scheme = "https" if self.scheme.endswith("+https") else "http"
-        return f"{scheme}://{self.url.partition('://')[2]}"
+        return f"{scheme}://{self.url.partition('://')[2].partition('?')[0]}"
 
     @property
     def shown(self) -> str:
@@ -96,6 +104,16 @@ class EngineAddress:
         host = parts.hostname or ""
         port = f":{parts.port}" if parts.port else ""
         return f"{self.scheme}://{host}{port}{parts.path}#{self.name}"
+
+
+def _seconds(given: str) -> float:
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ConfigurationError(f"the URL's timeout {given!r} must be a number of seconds above 0")
+    return seconds
 
 
 class EngineClass(Protocol):

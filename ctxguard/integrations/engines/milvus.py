@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
@@ -52,7 +51,6 @@ MAX_BYTES = 65_535
 _MAX_TOKENS = 4_096
 """Elements that an array of Milvus holds."""
 
-_SECONDS = 10.0
 _WRITE_SECONDS = 120.0
 _ROWS_PER_REQUEST = 128
 """Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector."""
@@ -307,7 +305,7 @@ class _Connection:
         is_file: Whether it is a file of Milvus Lite.
 
     Raises:
-        ConfigurationError: the URL's timeout is no number above 0, or it names no ``.db`` file.
+        ConfigurationError: the URL names a file that does not end in ``.db``.
         MissingExtraError: pymilvus is not installed.
     """
 
@@ -319,7 +317,7 @@ class _Connection:
                 f"{address.shown}: a file of Milvus Lite must end in .db, as in "
                 "milvus:///path/file.db#name"
             )
-        self._seconds = _timeout_seconds(urlsplit(address.url).query)
+        self._seconds = address.timeout_seconds
         self._library: Any = require("pymilvus", "milvus")
         for name in _LOUD:
             logger = logging.getLogger(name)
@@ -395,18 +393,6 @@ def _connection_arguments(address: EngineAddress) -> dict[str, Any]:
         "token": token,
         "db_name": unquote(parts.path.strip("/")),
     }
-
-
-def _timeout_seconds(options: str) -> float:
-    """The seconds of the URL's option ``timeout``."""
-    given = parse_qs(options).get("timeout", [str(_SECONDS)])[-1]
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < math.inf:
-        raise ConfigurationError(f"the URL's timeout {given!r} must be a number of seconds above 0")
-    return seconds
 
 
 def _typed(error: Exception, address: EngineAddress) -> CtxguardError:

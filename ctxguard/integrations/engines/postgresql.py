@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
@@ -308,7 +307,7 @@ class _Database:
     def __init__(self, address: EngineAddress) -> None:
         self._address = address
         self.schema = address.name
-        self._url, self.seconds = _without_timeout(address.url)
+        self._url, self.seconds = address.url, address.timeout_seconds
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -598,27 +597,3 @@ def _without_nul(text: str) -> str:
 def _storable(passage_ids: Sequence[str]) -> list[str]:
     """Ids without those that PostgreSQL cannot hold, and so does not have."""
     return [each for each in passage_ids if "\0" not in each]
-
-
-def _without_timeout(url: str) -> tuple[str, float]:
-    """A URL without the option ``timeout``, which is ours, and its seconds."""
-    parts = urlsplit(url)
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    rest = [each for each in options if each[0] != "timeout"]
-    return urlunsplit(parts._replace(query=urlencode(rest))), seconds_of(url)
-
-
-def seconds_of(url: str, default: float = 10.0) -> float:
-    """The option ``timeout`` of a URL, in seconds.
-
-    Raises:
-        ConfigurationError: it is no number above 0.
-    """
-    given = dict(parse_qsl(urlsplit(url).query)).get("timeout", str(default))
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise ConfigurationError(f"the URL's timeout {given!r} must be a number of seconds above 0")
-    return seconds

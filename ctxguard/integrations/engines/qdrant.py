@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from ctxguard._support.error_text import describe_error
@@ -47,7 +47,6 @@ from ctxguard.retrieval.index.lexical import K1, B
 STAGE = "qdrant"
 """What errors name."""
 
-_SECONDS = 10.0
 _WRITE_SECONDS = 120
 _POINTS_PER_REQUEST = 128
 """Qdrant refuses requests over 32 MB by default; 128 vectors of 4,096 numbers are 11 MB of JSON."""
@@ -426,7 +425,8 @@ class _Server:
                 f"{address.shown}: Qdrant takes no user and password: put its API key into the "
                 f"environment variable {KEY_VARIABLE}"
             )
-        self.seconds = _timeout_seconds(parts.query)
+        # Qdrant wants whole seconds.
+        self.seconds = math.ceil(address.timeout_seconds)
         self._client: Any = None
         self._lock = threading.Lock()
         reset_in_children(self)
@@ -440,7 +440,7 @@ class _Server:
         with self._lock:
             if self._client is None:
                 self._client = self._library.QdrantClient(
-                    url=self._address.http_url.partition("?")[0],
+                    url=self._address.http_url,
                     api_key=self._address.key,
                     timeout=self.seconds,
                     check_compatibility=False,
@@ -453,18 +453,6 @@ class _Server:
             client, self._client = self._client, None
         if client is not None:
             client.close()
-
-
-def _timeout_seconds(options: str) -> int:
-    """The whole seconds, as Qdrant wants them, of the URL's option ``timeout``."""
-    given = parse_qs(options).get("timeout", [str(_SECONDS)])[-1]
-    try:
-        seconds = math.ceil(float(given))
-    except (ValueError, OverflowError):
-        seconds = 0
-    if seconds < 1:
-        raise ConfigurationError(f"the URL's timeout {given!r} must be a number of seconds above 0")
-    return seconds
 
 
 def _typed(error: Exception, address: EngineAddress) -> CtxguardError:
