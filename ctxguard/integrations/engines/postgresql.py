@@ -48,6 +48,7 @@ _EF_SEARCH = 200
 _MOST_DIMENSIONS = 2_000
 """pgvector's HNSW holds vectors of single precision up to this many dimensions, and of half
 precision up to twice as many."""
+_MOST_INLINE = 1_000
 _LOCK = 7_243_119
 """Any number: processes that migrate an index agree on it."""
 
@@ -67,6 +68,7 @@ CREATE TABLE passages (
     length int NOT NULL,
     vector {vector}({dimension}) NOT NULL
 );
+ALTER TABLE passages ALTER COLUMN vector SET STORAGE {storage};
 CREATE INDEX ON passages (digest);
 CREATE INDEX ON passages USING gin (filter_tokens);
 CREATE TABLE postings (
@@ -130,6 +132,23 @@ dense AS (
 )"""
 
 
+def _filled(statement: str, dimension: int) -> str:
+    """A statement of `_TABLES` for vectors of a dimension.
+
+    Vectors stay in their rows where these fit a page of 8 kB with them: a scan that compares them
+    all takes several times as long where each is read from another table (TOAST).
+    """
+    return statement.format(
+        vector=_type(dimension),
+        dimension=dimension,
+        storage="PLAIN" if dimension <= _MOST_INLINE else "EXTERNAL",
+    )
+
+
+def _type(dimension: int) -> str:
+    return "vector" if dimension <= _MOST_DIMENSIONS else "halfvec"
+
+
 class PostgresEngine:
     """One index in a PostgreSQL database; see `ctxguard.integrations.engines.engine.Engine`.
 
@@ -144,7 +163,7 @@ class PostgresEngine:
     def __init__(self, address: EngineAddress, settings: IndexSettings) -> None:
         self.settings = settings
         self._database = _Database(address)
-        self._vector = "vector" if settings.dimension <= _MOST_DIMENSIONS else "halfvec"
+        self._vector = _type(settings.dimension)
 
     @classmethod
     def open(cls, address: EngineAddress, /) -> Self:
@@ -167,7 +186,6 @@ class PostgresEngine:
                 f"{2 * _MOST_DIMENSIONS}: use a model with fewer"
             )
         database = _Database(address)
-        vector = "vector" if settings.dimension <= _MOST_DIMENSIONS else "halfvec"
         try:
             with database.transaction(_WRITE_SECONDS) as run:
                 run("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -180,7 +198,7 @@ class PostgresEngine:
                 run(f'CREATE SCHEMA "{address.name}"')
                 for statement in _TABLES.split(";"):
                     if statement.strip():
-                        run(statement.format(vector=vector, dimension=settings.dimension))
+                        run(_filled(statement, settings.dimension))
                 run("INSERT INTO about VALUES (%s, %s)", [VERSION, settings.to_json()])
         finally:
             database.close()

@@ -337,8 +337,8 @@ class EngineRetriever:
                 progress(start + len(batch))
         gone = [each for each in before if each not in revisions] if delete_others else []
         self._delete(gone)
-        if to_write or gone:
-            self._engine.finish()
+        # Even of no change: one that was interrupted may have written everything and not this.
+        self._engine.finish()
         added = sum(each.passage_id not in before for each in to_write)
         return Changes(
             added=added,

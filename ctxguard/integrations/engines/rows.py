@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import Hit, Passage, Ranking, ScoreKind
-from ctxguard.errors import StageError
+from ctxguard.errors import StageUnavailableError
 
 
 class Row(NamedTuple):
@@ -28,7 +28,7 @@ def ranking_of_rows(engine: str, rows: Iterable[Row], kind: ScoreKind, depth: in
     gives 0. A score that is no number becomes None, which a decision sets aside.
 
     Raises:
-        StageError: none of the rows holds a passage.
+        StageUnavailableError: none of the rows holds a passage.
 
     >>> rows = [Row(Passage("a", "text"), 2.5), Row(None, 2.0), Row(Passage("b", "text"), "1.5")]
     >>> ranking_of_rows("engine", rows, ScoreKind.RATIO, 10).scores
@@ -41,7 +41,9 @@ def ranking_of_rows(engine: str, rows: Iterable[Row], kind: ScoreKind, depth: in
         if passage is not None and not (kind is ScoreKind.RATIO and score == 0.0)
     ]
     if read and not any(row.passage for row in read):
-        raise StageError(engine, f"none of its {len(read)} results holds a passage's id and text")
+        raise StageUnavailableError(
+            engine, f"none of its {len(read)} results holds a passage's id and text"
+        )
     return Ranking.from_hits(hits, kind)
 
 

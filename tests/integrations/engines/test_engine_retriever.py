@@ -162,6 +162,14 @@ def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
     assert ContextGuard(built, profile=calibration.profile).comparison.reservations
 
 
+def test_an_update_of_no_change_finishes_what_an_interrupted_one_left() -> None:
+    built = _built()
+    engine = _kept[next(iter(_kept))]
+    before = engine.finished
+    assert built.upsert(PASSAGES).unchanged == len(PASSAGES)
+    assert engine.finished == before + 1
+
+
 def test_vectors_are_stored_and_asked_at_length_one() -> None:
     class Long(WordHashEmbedder):
         def encode_passages(self, texts: Sequence[str], progress: Any = None) -> Any:

@@ -97,10 +97,6 @@ class TestFaultRows(FaultRows):
         _answer(self.monkeypatch, [list(map(_hit, found))])
         return self.index.on_route(Route.DENSE)
 
-    def test_only_documents_without_text_are_an_outage(self) -> None:
-        with pytest.raises(StageError, match="none of its 1 results"):
-            self.context([Row("blank", None, 0.9)])
-
     @pytest.mark.parametrize("sign", [1.0, -1.0])
     def test_distances_are_turned_round(self, sign: float) -> None:
         """A cluster gives BM25, and a file minus BM25."""
