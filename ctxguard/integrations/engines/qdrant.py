@@ -314,7 +314,7 @@ def point_id(passage_id: str) -> str:
     """The id of a passage's point: Qdrant takes UUIDs and whole numbers.
 
     >>> point_id("a")
-    '27c35e6e-9373-877f-2956-2e464e46497e'
+    '27c35e6e-9373-877f-29e5-62464e46497e'
     """
     return str(UUID(bytes=blake2b(passage_id.encode(), digest_size=16).digest()))
 
