@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +216,16 @@ def main() -> None:
     )
     out.print(f"accounts agree: {seen.agrees}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({**asdict(seen), "agrees": seen.agrees}, indent=1))
+        arguments.json.write_text(
+            json.dumps(
+                {
+                    **asdict(replace(seen, errors=Counter())),
+                    "errors": seen.errors,
+                    "agrees": seen.agrees,
+                },
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":
