@@ -32,8 +32,7 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
         heading = f"{title}\n" if title else ""
         metadata = {**(passage.metadata or {}), CHUNK_OF: passage.passage_id}
         for number, chunk in enumerate(window.split(text, heading), start=1):
-            chunk_id = f"{passage.passage_id}#{number}"
-            yield Passage(chunk_id, chunk, passage.title, metadata)
+            yield Passage(f"{passage.passage_id}#{number}", chunk, passage.title, metadata)
 
 
 def first_chunk_id(passage_id: str) -> str:

@@ -328,8 +328,7 @@ def _tracing(settings: Settings) -> Tracing | None:
         return None
     from ctxguard.integrations.opentelemetry import OpenTelemetryTracing
 
-    searches = settings.index is not None or settings.engine is not None
-    return OpenTelemetryTracing(settings.index_name if searches else None)
+    return OpenTelemetryTracing(settings.index_name if settings.searches else None)
 
 
 def _scorer(settings: Settings) -> Scorer | None:
