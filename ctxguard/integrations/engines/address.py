@@ -60,14 +60,19 @@ class EngineAddress:
         """
         try:
             parts = urlsplit(url)
-        except ValueError as error:
-            raise ConfigurationError(f"the engine's URL cannot be read: {error}") from None
+            parts.port  # noqa: B018  raises where it is no number
+        except ValueError:
+            # Its message may quote a part of the password.
+            raise _unreadable() from None
         if parts.scheme not in _ENGINES:
+            given = repr(parts.scheme) if parts.scheme else "a URL without a scheme"
             raise ConfigurationError(
-                f"{parts.scheme or 'no scheme'!r} names no engine; write {', '.join(_ENGINES)}, as "
-                "in postgresql://user@host/database#name"
+                f"{given} names no engine; write {', '.join(_ENGINES)}, as in "
+                "postgresql://user@host/database#name"
             )
         name = parts.fragment or DEFAULT_NAME
+        if "@" in name or (parts.netloc and "@" in parts.path):
+            raise _unreadable()
         if _NAME.fullmatch(name) is None:
             raise ConfigurationError(
                 f"the index's name {name!r} must be lower-case letters, digits and underscores, at "
@@ -104,6 +109,13 @@ class EngineAddress:
         host = parts.hostname or ""
         port = f":{parts.port}" if parts.port else ""
         return f"{self.scheme}://{host}{port}{parts.path}#{self.name}"
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "the engine's URL cannot be read: its port must be a number, and in a user or password "
+        "such signs as # / : ? @ [ are written as %23 %2F %3A %3F %40 %5B"
+    )
 
 
 def _seconds(given: str) -> float:

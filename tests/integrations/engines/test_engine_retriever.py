@@ -187,7 +187,8 @@ def test_vectors_are_stored_and_asked_at_length_one() -> None:
     ("url", "match"),
     [
         ("mysql://h/d", "mysql"),
-        ("h/d", "no scheme"),
+        ("h/d", "without a scheme"),
+        ("qdrant://h:port", "cannot be read"),
         ("qdrant://h#Upper", "Upper"),
         ("qdrant://h#a-b", "a-b"),
         ("qdrant://[::1", "cannot be read"),
@@ -196,6 +197,13 @@ def test_vectors_are_stored_and_asked_at_length_one() -> None:
 def test_a_url_that_names_no_index_is_refused(url: str, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         EngineAddress.parse(url)
+
+
+@pytest.mark.parametrize("password", ["se#cret", "se/cret", "se?cret", "se[cret", "12/secret"])
+def test_a_password_that_is_not_encoded_is_not_repeated(password: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read") as caught:
+        EngineAddress.parse(f"postgresql://u:{password}@h:5432/db")
+    assert "cret" not in str(caught.value)
 
 
 def test_an_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
