@@ -58,6 +58,17 @@ class Fusion:
             return ScoreKind.LOGIT
         return ScoreKind.RATIO if self.method == "convex" else ScoreKind.RANK
 
+    @property
+    def fingerprint(self) -> str:
+        """Method and parameter in words; of ``ranker``, how its candidates are found.
+
+        >>> Fusion("convex", weight=0.25).fingerprint, Fusion().fingerprint
+        ('convex w=0.25', 'reciprocal_rank c=60')
+        """
+        if self.method == "convex":
+            return f"convex w={self.weight!r}"
+        return f"reciprocal_rank c={self.constant}"
+
 
 def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
     """One score per candidate from the lexical and the dense leg.

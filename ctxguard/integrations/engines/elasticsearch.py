@@ -177,9 +177,7 @@ class ElasticsearchRetriever:
             "embedder": portable_name(self._embedder.name),
             "embedder_weights": self._embedder.fingerprint(),
             "rerank": "none" if self._rerank is None else self._rerank.inference_id,
-            "fusion": f"convex w={self._fusion.weight!r}"
-            if self._fusion.method == "convex"
-            else f"reciprocal_rank c={self._fusion.constant}",
+            "fusion": self._fusion.fingerprint,
         }
 
     def close(self) -> None:

@@ -247,16 +247,13 @@ class EngineRetriever:
 
         Without the corpus, which changes while the index is kept up: its sketch tells how much.
         """
-        fusion, settings = self._fusion, self._engine.settings
-        signals = self._text_signals
+        settings, signals = self._engine.settings, self._text_signals
         return {
             **self._engine.fingerprint(),
             "embedder": portable_name(settings.embedder),
             "embedder_weights": settings.embedder_weights,
             "analyser": settings.analyser_fingerprint,
-            "fusion": f"convex w={fusion.weight!r}"
-            if fusion.method == "convex"
-            else f"reciprocal_rank c={fusion.constant}",
+            "fusion": self._fusion.fingerprint,
             "text_signals": "none" if signals is None else signals.fingerprint,
         }
 

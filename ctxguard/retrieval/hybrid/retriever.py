@@ -425,12 +425,10 @@ class HybridRetriever:
 
     def _fusion_in_words(self, index: HybridIndex) -> str:
         fusion = self._settings.fusion
-        if fusion.method == "convex":
-            return f"convex w={fusion.weight!r}"
-        ranks = f"reciprocal_rank c={fusion.constant}"
         if fusion.method == "ranker":
-            return f"ranker {self._settings.ranker.digest()}, signals {index.signals}, {ranks}"
-        return ranks
+            ranker = self._settings.ranker.digest()
+            return f"ranker {ranker}, signals {index.signals}, {fusion.fingerprint}"
+        return fusion.fingerprint
 
     def corpus_sketch(self) -> CorpusSketch:
         """A sketch of all passages, by which a profile tells how much of them has changed."""
