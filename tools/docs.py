@@ -69,7 +69,7 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 def main(target: Path) -> None:
     """Write the pages and the configuration into a folder."""
     config = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
-    pages = site_pages(f"{config['repo_url']}/blob/main/")
+    pages = site_pages()
     folder = target / config["docs_dir"]
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.md"))
@@ -93,35 +93,29 @@ def main(target: Path) -> None:
     (target / "mkdocs.yml").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def site_pages(source_url: str) -> dict[str, str]:
-    """The Markdown of every page by its path in the site.
-
-    Args:
-        source_url: Where the repository's files are read, for links to those that are no pages.
-    """
-    sources = {"README.md": "index.md"}
+def site_pages() -> dict[str, str]:
+    """The Markdown of every page by its path in the site."""
+    sources = {
+        "README.md": "index.md",
+        "benchmarks/README.md": "project/benchmarks.md",
+        "CONTRIBUTING.md": "project/contributing.md",
+        "SECURITY.md": "project/security.md",
+    }
     for path in sorted((ROOT / "docs").glob("**/*.md")):
         sources[str(path.relative_to(ROOT))] = str(path.relative_to(ROOT / "docs"))
-    pages = {
-        page: _of_the_site(source, page, sources, source_url) for source, page in sources.items()
-    }
+    pages = {page: _of_the_site(source, page, sources) for source, page in sources.items()}
     for name in REFERENCE:
         pages[f"reference/{name}.md"] = reference_page(name)
     return pages
 
 
-def _of_the_site(source: str, page: str, sources: Mapping[str, str], source_url: str) -> str:
+def _of_the_site(source: str, page: str, sources: Mapping[str, str]) -> str:
     """A page of the repository with the links of the site, and without the marks of its figures."""
 
     def link(match: re.Match[str]) -> str:
         opening, target, closing = match.groups()
         path = os.path.normpath(Path(source).parent / target)
-        if path in sources:
-            path = sources[path]
-        elif path.startswith("docs/"):
-            path = path.removeprefix("docs/")
-        else:
-            return f"{opening}{source_url}{path}{closing}"
+        path = sources.get(path, path.removeprefix("docs/"))
         return f"{opening}{os.path.relpath(path, Path(page).parent)}{closing}"
 
     text = (ROOT / source).read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from ctxguard.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
-TYPES = "https://github.com/ctxguard/ctxguard/blob/main/docs/serve.md#"
-"""A problem's ``type`` is this and the kind's name: the page says what each means."""
+TYPES = "urn:ctxguard:problem:"
+"""A problem's ``type`` is this and the kind's name; docs/serve.md explains each."""
 
 _MOST_ERRORS = 10
 """Faults that one problem lists: 10,000 documents of a wrong type are one mistake."""

@@ -66,14 +66,6 @@ def test_links_between_pages_lead_to_files_of_the_site(built: Path, pages: dict[
             assert (built / "docs" / name).parent.joinpath(target).is_file(), (name, target)
 
 
-def test_links_to_other_files_lead_to_the_repository(pages: dict[str, str]) -> None:
-    links = re.findall(
-        r"\(https://github.com/ctxguard/ctxguard/blob/main/([^)#]+)", pages["index.md"]
-    )
-    assert {"benchmarks/README.md", "CONTRIBUTING.md"} <= set(links)
-    assert [link for link in links if not (ROOT / link).exists()] == []
-
-
 def test_figures_have_no_marks(pages: dict[str, str]) -> None:
     assert [name for name, text in pages.items() if "<!--" in text] == []
 

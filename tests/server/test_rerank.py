@@ -301,7 +301,7 @@ def test_bad_input_is_a_problem_document(serve: Serve, scorer: NamedScores, name
     assert response.status_code == status
     assert response.headers["content-type"] == MEDIA_TYPE
     problem = response.json()
-    assert problem["type"].endswith(f"#{slug}")
+    assert problem["type"].endswith(f":{slug}")
     assert problem["status"] == status
     assert problem["request_id"] == response.headers["x-request-id"]
     assert not scorer.asked
@@ -333,7 +333,7 @@ def test_what_is_no_json_is_a_problem(serve: Serve, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     response = serve().post("/rerank", content=body, headers=headers)
     assert response.status_code == 400
-    assert response.json()["type"].endswith("#invalid-json")
+    assert response.json()["type"].endswith(":invalid-json")
 
 
 def test_a_profile_is_replaced_while_serving(serve: Serve, profile: Path, tmp_path: Path) -> None:
