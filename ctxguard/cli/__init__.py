@@ -4,11 +4,13 @@ Exit codes: 0 for success; 1 for a finding, such as a promise that cannot be cer
 usage or bad input. This module imports only what is light: each command imports what it needs.
 """
 
+import sys
 from typing import Annotated
 
 import typer
 
-from ctxguard import __version__
+import ctxguard
+from ctxguard._support.foreign_distribution import foreign_distribution
 from ctxguard.cli import (
     calibrate,
     compare,
@@ -28,7 +30,7 @@ from ctxguard.cli import (
     serve,
     utilities,
 )
-from ctxguard.cli._console import Command, Group
+from ctxguard.cli._console import BAD_INPUT, Command, Group, print_warning
 
 app = typer.Typer(
     name="ctxguard",
@@ -45,7 +47,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        typer.echo(ctxguard.__version__)
         raise typer.Exit
 
 
@@ -89,5 +91,12 @@ for _command in [command for part in (app, *_groups) for command in part.registe
 
 
 def main() -> None:
-    """Run the command line on the arguments of the process."""
+    """Run the command line on the arguments of the process.
+
+    Exits with 2 where another distribution has replaced the package's own ``__init__``.
+    """
+    if clash := foreign_distribution():
+        print_warning(clash)
+        if not hasattr(ctxguard, "ContextGuard"):
+            sys.exit(BAD_INPUT)
     app()

@@ -152,8 +152,17 @@ def _message(error: Exception) -> str:
 def _print_error(error: Exception) -> None:
     finding = isinstance(error, _FINDINGS)
     label, colour = ("finding", "yellow") if finding else ("error", "red")
+    _print_labelled(label, colour, _message(error))
+
+
+def print_warning(text: str) -> None:
+    """Print one line of warning to standard error."""
+    _print_labelled("warning", "yellow", text)
+
+
+def _print_labelled(label: str, colour: str, text: str) -> None:
     line = Text(f"{label}: ", style=f"bold {colour}")
-    line.append(one_line(_message(error)), style="not bold default")
+    line.append(one_line(text), style="not bold default")
     _Terminal(stderr=True).print(line, soft_wrap=True)
 
 
