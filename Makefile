@@ -28,11 +28,18 @@ help:
 	@echo "make fuzz          damaged files and odd calls against every reader"
 	@echo "make clean         remove what was made"
 
+# Where the build for processors cannot be fetched: a torch that the Python in use has, or PyPI's.
+ANY_TORCH = { echo "  the CPU build of torch could not be fetched ($$(tail -n 1 $(VENV)/.torch))"; \
+  found=$$($(PYTHON) -c "import os, torch; print(os.path.dirname(torch.__path__[0]))" 2>/dev/null) && \
+  echo "  using the torch of $$found" && \
+  echo "$$found" > $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")/torch_of_the_base.pth || \
+  { echo "  installing PyPI's instead: on Linux that is several GB" && $(PIP) "torch>=2.6"; }; }
+
 # One environment per set of packages, made when what it is made from changes.
 $(VENV)/.run: pyproject.toml locks/torch.txt locks/all.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing ctxguard (a minute or two, once) …"
-	@$(LOCKED) -r locks/torch.txt
+	@$(LOCKED) -r locks/torch.txt 2>$(VENV)/.torch || $(ANY_TORCH)
 	@$(LOCKED) -r locks/all.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
