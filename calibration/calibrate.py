@@ -32,7 +32,7 @@ from ctxguard.profile.schema import Profile, Provenance
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
-VERSIONED = ("ctxguard", "numpy", "bm25s", "faiss-cpu", "scikit-learn", "sentence-transformers")
+VERSIONED = ("ctxguard-rag", "numpy", "bm25s", "faiss-cpu", "scikit-learn", "sentence-transformers")
 """Distributions whose versions a profile records."""
 
 _UNVERIFIED = (
@@ -244,7 +244,7 @@ def _provenance(
         f"{route.value}: {line}" for route, p in pools.items() for line in (*p.notes, *p.skipped)
     ]
     return Provenance(
-        ctxguard_version=versions.get("ctxguard", "unknown"),
+        ctxguard_version=versions.get("ctxguard-rag", "unknown"),
         seed=settings.seed,
         dataset=dataset.name,
         dataset_digest=dataset.digest(),

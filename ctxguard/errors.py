@@ -165,5 +165,6 @@ class MissingExtraError(CtxguardError, ImportError):
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(
-            f'{library} is not installed; it comes with an extra: pip install "ctxguard[{extra}]"'
+            f"{library} is not installed; it comes with an extra: "
+            f'pip install "ctxguard-rag[{extra}]"'
         )

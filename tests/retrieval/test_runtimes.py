@@ -386,7 +386,7 @@ def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
         embedder = SentenceTransformerEmbedder(cache=cache)
         assert embedder.runtime is Runtime.TORCH
     assert "runs on torch" in caplog.text
-    assert "ctxguard[fast]" in caplog.text
+    assert "ctxguard-rag[fast]" in caplog.text
     assert embedder.encode_query("a question").shape == (384,)
 
 

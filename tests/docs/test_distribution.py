@@ -1,0 +1,109 @@
+"""The package is distributed as ctxguard-rag: ``ctxguard`` on PyPI is another project."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+OURS = "ctxguard-rag"
+FOREIGN_INSTALL = re.compile(r"pip3? install[^`\n]*?[ \"'](ctxguard)(?![-\w])|\bctxguard\[[a-z{]")
+"""Installs the other project, or names an extra of it."""
+
+SHIPPED_TEXT = [
+    path
+    for pattern in ("*.md", "*.toml", "Dockerfile", "Makefile", "**/*.md", "**/*.py", "**/*.yml")
+    for path in ROOT.glob(pattern)
+    if not {".venv", ".venv-clients", ".venv-docs", "build", ".git"} & set(path.parts)
+    and path != Path(__file__)
+]
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    assert wheel.name.startswith("ctxguard_rag-")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        return archive.read(name).decode()
+
+
+def test_the_wheel_requires_nothing_of_the_other_project(metadata: str) -> None:
+    headers = Parser().parsestr(metadata)
+    assert headers["Name"] == OURS
+    requirements = [Requirement(text) for text in headers.get_all("Requires-Dist", [])]
+    assert "ctxguard" not in {each.name for each in requirements}
+
+
+def test_the_readme_in_the_wheel_installs_this_project(metadata: str) -> None:
+    assert f"pip install {OURS}" in metadata or f'pip install "{OURS}' in metadata
+    assert not FOREIGN_INSTALL.search(metadata)
+
+
+@pytest.mark.parametrize(
+    ("line", "foreign"),
+    [
+        ("pip install ctxguard", True),
+        ('pip install "ctxguard[serve]"', True),
+        ("it comes with `ctxguard[fast]`", True),
+        ("pip install ctxguard-rag lancedb", False),
+        ('pip install "ctxguard-rag[serve]"', False),
+    ],
+)
+def test_the_pattern_finds_installs_of_the_other_project(line: str, foreign: bool) -> None:
+    assert bool(FOREIGN_INSTALL.search(line)) == foreign
+
+
+def test_no_page_or_message_installs_the_other_project() -> None:
+    assert len(SHIPPED_TEXT) > 300
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in SHIPPED_TEXT
+        for match in FOREIGN_INSTALL.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+def run_beside_the_other_project(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Run ``ctxguard --version`` where a folder before the checkout holds the other project."""
+    metadata = folder / "ctxguard-0.1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: ctxguard\nVersion: 0.1.0\n")
+    script = "from ctxguard.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", script, "--version"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_warns_beside_the_other_project(tmp_path: Path) -> None:
+    done = run_beside_the_other_project(tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: ctxguard 0.1.0 is installed, which is another project")
+    assert "pip uninstall ctxguard" in done.stderr
+
+
+def test_the_command_stops_where_the_other_project_owns_the_import(tmp_path: Path) -> None:
+    package = tmp_path / "ctxguard"
+    package.mkdir()
+    for entry in (ROOT / "ctxguard").iterdir():
+        if entry.name not in ("__init__.py", "__main__.py", "__pycache__"):
+            (package / entry.name).symlink_to(entry)
+    (package / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    done = run_beside_the_other_project(tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "pip uninstall ctxguard" in done.stderr
