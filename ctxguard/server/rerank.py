@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NotRequired, cast
 
-from pydantic import Field, TypeAdapter, with_config
+from pydantic import Field, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -53,7 +53,7 @@ class Document(TypedDict):
 _Documents = list[Annotated[str | Document, Field(union_mode="left_to_right")]]
 
 
-@with_config(json_schema_extra={"oneOf": [{"required": ["documents"]}, {"required": ["texts"]}]})
+# No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
 class RerankRequest(TypedDict):
     """Documents to rerank: ``documents`` as Cohere, Jina and vLLM name them, ``texts`` as TEI."""
 

@@ -91,3 +91,25 @@ def test_the_document_says_what_is_served(reranking) -> None:
     }
     answers = document["paths"]["/rerank"]["post"]["responses"]
     assert set(answers) == {*("200", "400", "401", "403", "405", "408", "413", "415", "422", "503")}
+
+
+@pytest.mark.parametrize("service", ["reranking", "searching"])
+def test_a_generator_finds_a_named_object_type_for_each_body(
+    service: str, request: pytest.FixtureRequest
+) -> None:
+    """Generators type an alternative at the top of a body as ``Any``, and an unnamed object as a
+    dictionary."""
+    document = request.getfixturevalue(service).raw_schema
+    bodies = [
+        operation["requestBody"]["content"]["application/json"]["schema"]
+        for path in document["paths"].values()
+        for operation in path.values()
+        if "requestBody" in operation
+    ]
+    assert len(bodies) >= 3
+    for body in bodies:
+        assert body.keys() == {"$ref"}
+        named = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+        assert named["type"] == "object"
+        assert named["properties"]["query"]
+        assert not named.keys() & {"oneOf", "anyOf", "allOf", "not", "if"}
