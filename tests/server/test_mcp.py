@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -85,6 +86,24 @@ def test_search_and_fetch_answer_in_the_shape_that_connectors_expect(
         "text": PASSAGES[0].text,
     }
     assert content(fetched) == {**results[0], "metadata": {"tenant": "a"}}
+
+
+def test_an_agent_reads_when_and_how_to_use_a_tool(retriever: HybridRetriever) -> None:
+    """And nothing that is written for those who change the code."""
+    from ctxguard.server.mcp import create_server
+
+    async def work(client: Any) -> Any:
+        return (await client.list_tools()).tools
+
+    search, fetch = asked(create_server(guarded(retriever)), work)
+    for part in ("empty list", "best first", "`sufficient`", "null"):
+        assert part in search.description
+    assert "search first" in fetch.description
+    assert "id" in fetch.description
+    for tool in (search, fetch):
+        assert not re.search(r"Raises|Args|ToolError|``|\n", tool.description)
+        described = tool.input_schema["properties"].values()
+        assert all(each["description"] for each in described)
 
 
 def test_what_is_dropped_is_neither_found_nor_fetched(retriever: HybridRetriever) -> None:
