@@ -118,15 +118,11 @@ class Traffic:
         first = (self.relevant & at_first).sum(axis=1)
         first_kept = (served & at_first[:, :DEFAULT_K]).sum(axis=1)
         missed = self.beyond.sum(axis=1)
-        ones = np.ones(len(pool))
         with np.errstate(invalid="ignore", divide="ignore"):
-            recall = np.where(answerable, kept / pool, 0.0)
             loss = np.where(first > 0, 1.0 - first_kept / first, 0.0)
         return metric_terms(
             served, utilities, pool_weight=answerable * 1.0, dropped=pool - kept
         ) | {
-            Metric.DISTRACTOR_RATE: np.column_stack([1.0 - kept / DEFAULT_K, ones]),
-            Metric.RECALL_PER_REQUEST: np.column_stack([recall, answerable]),
             Metric.RECALL_LOSS: np.column_stack([loss, first > 0]),
             Metric.RETRIEVER_MISS: np.column_stack([missed, missed + pool]),
         }

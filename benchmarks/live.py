@@ -37,11 +37,7 @@ COVERAGE_BAR = (0.92, 0.98)
 LEAST_COVERAGE_BAR = 0.90
 """Of the others."""
 MAIN_METRICS = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)
-_NAMES = {
-    Metric.PRECISION: "P@5",
-    Metric.DISTRACTOR_RATE: "distractors",
-    Metric.RECALL_PER_REQUEST: "own recall",
-}
+_NAMES = {Metric.PRECISION: "P@5"}
 _WINDOWS = {Window.RECENT: "recent", Window.ALL_RETAINED: "all", Window.UP_TO_LABELS: "labels"}
 _LEAST_SHOWN = 20
 """With fewer intervals nothing is said of their coverage."""

@@ -31,13 +31,11 @@ StoreUrl = Annotated[
 
 IN_WORDS = {
     "recall": "recall of the pool",
-    "recall_per_request": "recall per request",
     "mrr": "MRR",
     "udcg": "UDCG, strict",
     "gain": "  its gain",
     "harm": "  its harm",
     "precision": "precision",
-    "distractor_rate": "distractor rate",
     "recall_loss": "recall loss, first few",
     "retriever_miss": "missed by retriever",
 }

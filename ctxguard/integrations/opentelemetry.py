@@ -35,14 +35,8 @@ _EXTRA = "opentelemetry"
 _SCOPE = "ctxguard"
 _NANOSECONDS = 10**9
 
-PER_REQUEST = (
-    Metric.PRECISION,
-    Metric.MRR,
-    Metric.RECALL_PER_REQUEST,
-    Metric.UDCG,
-    Metric.HARM,
-)
-"""The metrics that one judged request has a value of."""
+PER_REQUEST = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.HARM)
+"""The metrics that one judged request has a value of, beside recall where its pool was judged."""
 
 _TRACED_REQUEST = re.compile(r"([0-9a-f]{32})-([0-9a-f]{16})")
 """The id of a request that got it from its span: trace id and span id."""
@@ -303,6 +297,8 @@ def per_request(judged: JudgedRequest) -> dict[Metric, float]:
         numerator, denominator, _ = (float(column[0]) for column in term(metric, table))
         if denominator > 0.0 and math.isfinite(numerator):
             values[metric] = numerator / denominator
+    if judged.pool_relevant:
+        values[Metric.RECALL] = judged.kept_relevant / judged.pool_relevant
     return values
 
 

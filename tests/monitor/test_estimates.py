@@ -66,11 +66,6 @@ def test_recall_is_taken_over_all_relevant_passages_together() -> None:
     assert value(Metric.RECALL, [request([1, 1], 0), request([1, 0], 5)]) == 3 / 8
 
 
-def test_recall_per_request_is_the_mean_of_the_requests_own() -> None:
-    requests = [request([1, 1], 0), request([1, 0], 3), request([0], 0)]
-    assert value(Metric.RECALL_PER_REQUEST, requests) == (1.0 + 0.25) / 2
-
-
 def test_a_dropped_relevant_passage_stands_for_those_that_were_not_judged() -> None:
     sampled = replace(request([1]), dropped_relevant=1 / 0.2, dropped_probability=0.2)
     assert value(Metric.RECALL, [sampled, sampled]) == pytest.approx(1 / 6)
@@ -106,10 +101,9 @@ def test_udcg_is_gain_minus_harm() -> None:
     assert value(Metric.UDCG, requests) == pytest.approx(gain - harm)
 
 
-def test_an_empty_context_has_no_precision_and_no_distractor_rate_but_a_udcg() -> None:
+def test_an_empty_context_has_a_udcg_and_no_precision() -> None:
     empty = request([])
     assert term_of(Metric.PRECISION, empty) is None
-    assert term_of(Metric.DISTRACTOR_RATE, empty) is None
     assert term_of(Metric.UDCG, empty) == (0.0, 1.0)
 
 

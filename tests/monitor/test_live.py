@@ -34,8 +34,6 @@ from benchmarks._live_traffic import (
 from benchmarks.live import Cell, main, simulate
 from ctxguard.cli import app
 from ctxguard.core.metrics import (
-    context_recall,
-    distractor_rate,
     precision_at_k,
     reciprocal_rank,
     strict_utilities,
@@ -101,10 +99,8 @@ def test_the_truth_of_simulated_traffic_is_what_the_library_says_of_every_reques
         found[Metric.UDCG].append(udcg(worth).value)
         found[Metric.GAIN].append(udcg(worth).gain)
         found[Metric.HARM].append(udcg(worth).harm)
-        found[Metric.DISTRACTOR_RATE].append(distractor_rate(worth))
         if any(grades):
             found[Metric.MRR].append(reciprocal_rank(served, grades) or 0.0)
-            found[Metric.RECALL_PER_REQUEST].append(context_recall(served, grades))
         kept, in_pool = kept + sum(served), in_pool + sum(grades)
         beyond += int(traffic.beyond[question].sum())
     truths = traffic.truths(0.0, 10 * DAY_SECONDS)

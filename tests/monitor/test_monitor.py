@@ -63,7 +63,6 @@ def test_estimates_of_a_wholly_judged_stream_are_its_exact_means(
     live.watch(*[make_context(POOL, 3, query=query) for query in qrels])
     estimates = live.monitor.estimates()
     assert estimates[Metric.RECALL].value == 2 / 4
-    assert estimates[Metric.RECALL_PER_REQUEST].value == pytest.approx((0.5 + 1.0 + 0.0) / 3)
     assert estimates[Metric.MRR].value == pytest.approx((1.0 + 0.5 + 0.0) / 3)
     assert estimates[Metric.PRECISION].value == pytest.approx(2 / 12)
     assert (estimates[Metric.MRR].n, estimates[Metric.UDCG].n) == (3, 4)
@@ -224,7 +223,6 @@ def test_dropped_passages_with_a_verdict_stand_for_those_without(
     live = Watching(ScriptedJudge(half), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 2)] * 2)
     assert live.monitor.estimates()[Metric.RECALL].value == pytest.approx(1 / (1 + 2))
-    assert live.monitor.report().sums[Metric.RECALL_PER_REQUEST].n == 0
 
 
 def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict(

@@ -177,6 +177,12 @@ def test_the_rules_do_what_they_say() -> None:
     promtool("test", "rules", "rules_test.yml")
 
 
+def test_every_recorded_ratio_is_read() -> None:
+    recorded = {rule["record"] for rule in ALL_RULES if "record" in rule}
+    read = [alert["expr"] for alert in ALERTS] + QUERIES
+    assert recorded <= set().union(*map(names_in, read))
+
+
 def test_every_rule_is_tested() -> None:
     tests = (FOLDER / "rules_test.yml").read_text(encoding="utf-8")
     names = [rule.get("alert") or rule["record"] for rule in ALL_RULES]

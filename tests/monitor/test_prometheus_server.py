@@ -212,14 +212,16 @@ def test_the_ratio_of_the_counters_is_the_exported_estimate(
     assert lower < exported < upper
 
 
-def test_the_recorded_ratio_of_rates_is_the_estimate(live: Live) -> None:
+def test_the_ratio_of_rates_is_the_estimate(live: Live) -> None:
     exported = live.server.value('ctxguard_estimate{metric="recall",window="all_retained"}')
     # Prometheus carries each rate on to the edges of its window, towards the start only until
     # the counter would be 0. Both counters were scraped together and began at 0, so both are
     # carried on alike, and their ratio is exact but for rounding.
     expected = pytest.approx(exported, rel=1e-9)
-    recorded = f"job:ctxguard_judge_recall:ratio_rate5m{MONITOR}"
-    until(lambda: live.server.value(recorded) == expected, "recorded recall")
+    kept, relevant = (
+        f"sum (rate(ctxguard_{name}_total{MONITOR}[5m]))" for name in ("kept_relevant", "relevant")
+    )
+    until(lambda: live.server.value(f"{kept} / {relevant}") == expected, "recall by rates")
 
 
 def test_a_second_monitor_says_the_same_of_the_store(live: Live, folder: Path) -> None:

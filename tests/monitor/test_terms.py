@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_rows import ratio_sums, sums, table
 
-from ctxguard.core.metrics import distractor_rate, precision_at_k, udcg
+from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.sums import Accumulator, RatioSums
 from ctxguard.monitor.estimation.terms import (
@@ -55,10 +55,6 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
     kept, dropped = request.kept_relevant, request.dropped_relevant
     if metric is Metric.RECALL:
         return None if dropped is None else (kept, kept + dropped, request.dropped_probability)
-    if metric is Metric.RECALL_PER_REQUEST:
-        probability = request.full_pool_probability
-        pool = request.pool_relevant
-        return (kept / pool / probability, 1.0 / probability, probability) if pool else None
     if metric is Metric.MRR:
         found = defined_rr(request)
         return None if found is None else (*found, request.full_pool_probability_if_no_hit)
@@ -73,7 +69,6 @@ def defined(request: JudgedRequest, metric: Metric) -> tuple[float, float, float
         Metric.GAIN: udcg(request.utilities).gain,
         Metric.HARM: udcg(request.utilities).harm,
         Metric.PRECISION: precision_at_k(request.grades),
-        Metric.DISTRACTOR_RATE: distractor_rate(request.utilities),
         Metric.RECALL_LOSS: request.recall_loss,
     }[metric]
     return None if value is None else (value, 1.0, 1.0)

@@ -24,7 +24,7 @@ MOST_UNCOVERED = 0.02
 """Labels stand for a window if no more of its traffic than this share had no chance of being
 picked: where quality changes, labels of the requests before say little of those."""
 
-NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_PER_REQUEST, Metric.RECALL_LOSS})
+NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_LOSS})
 """The metrics whose labels are those to ``LabelDepth.POOL``."""
 
 

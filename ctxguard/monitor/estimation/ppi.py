@@ -52,11 +52,11 @@ class LabelledClusters:
     """Requests as people graded them and as the judge did, by cluster; see ``of``.
 
     Attributes:
-        human: Shape (n, 23), as ``ClusterTerms.values``, by the grades of people.
+        human: Shape (n, 19), as ``ClusterTerms.values``, by the grades of people.
         judge: The same by the grades of the judge.
         weights: Shape (n,), the inverse of the probability with which each was picked for
             labelling.
-        inclusion: Shape (n, 10), as ``ClusterTerms.inclusion``, by the grades of people.
+        inclusion: Shape (n, 8), as ``ClusterTerms.inclusion``, by the grades of people.
     """
 
     human: FloatArray

@@ -38,10 +38,10 @@ class ClusterTerms(NamedTuple):
     """The terms of every metric, one row a cluster, weighted by 1/π.
 
     Attributes:
-        values: Shape (n, 23): numerator and denominator of each metric in the order of
+        values: Shape (n, 19): numerator and denominator of each metric in the order of
             ``Metric``, 0 where it is undefined; then whether the first served passage is
             relevant, whether any is, and how many are.
-        inclusion: Shape (n, 10): for each metric the probability with which a value unlike the
+        inclusion: Shape (n, 8): for each metric the probability with which a value unlike the
             others' would have been observed; 0 where it is undefined.
     """
 
@@ -141,8 +141,8 @@ class TermSums:
 
     Attributes:
         values: Sums of the columns of ``ClusterTerms.values`` and of their products.
-        n_defined: Shape (10,), clusters in which each metric is defined.
-        n_observable: Shape (10,), as ``RatioSums.n_observable``.
+        n_defined: Shape (8,), clusters in which each metric is defined.
+        n_observable: Shape (8,), as ``RatioSums.n_observable``.
     """
 
     values: ControlSums

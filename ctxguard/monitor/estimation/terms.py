@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.metrics import distractor_rate, precision_at_k, udcg
+from ctxguard.core.metrics import precision_at_k, udcg
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 
@@ -24,15 +24,12 @@ class Metric(StrEnum):
 
     RECALL = "recall"
     """Share of the pools' relevant passages that were served, all requests taken together."""
-    RECALL_PER_REQUEST = "recall_per_request"
-    """Mean over requests of their own recall; from fully judged pools only."""
     MRR = "mrr"
     """Mean reciprocal rank of what was served, over requests whose pool holds a relevant one."""
     UDCG = "udcg"
     GAIN = "gain"
     HARM = "harm"
     PRECISION = "precision"
-    DISTRACTOR_RATE = "distractor_rate"
     RECALL_LOSS = "recall_loss"
     """Mean share of the relevant among the retriever's first few that was not served: what a
     certificate bounds."""
@@ -99,7 +96,6 @@ class JudgedRequest:
             worth.gain,
             worth.harm,
             precision_at_k(self.grades),
-            distractor_rate(self.utilities),
             self.dropped_relevant,
             self.dropped_probability,
             self.pool_relevant,
@@ -124,7 +120,6 @@ _NUMBERS = (
     "gain",
     "harm",
     "precision",
-    "distractor_rate",
     "dropped_relevant",
     "dropped_probability",
     "pool_relevant",
@@ -219,12 +214,6 @@ def _recall(table: Table) -> _Columns:
     return kept, kept + table["dropped_relevant"], table["dropped_probability"]
 
 
-def _recall_per_request(table: Table) -> _Columns:
-    weight = 1.0 / table["full_pool_probability"]
-    pool = np.where(table["pool_relevant"] > 0, table["pool_relevant"], np.nan)
-    return weight * table["kept_relevant"] / pool, weight, table["full_pool_probability"]
-
-
 def _reciprocal_rank(table: Table) -> _Columns:
     """RR where a relevant passage was served; 0, with the weight of a judged pool, where not.
 
@@ -261,13 +250,11 @@ def _retriever_miss(table: Table) -> _Columns:
 
 _TERMS: Mapping[Metric, Callable[[Table], _Columns]] = {
     Metric.RECALL: _recall,
-    Metric.RECALL_PER_REQUEST: _recall_per_request,
     Metric.MRR: _reciprocal_rank,
     Metric.UDCG: _udcg,
     Metric.GAIN: _mean("gain"),
     Metric.HARM: _mean("harm"),
     Metric.PRECISION: _mean("precision"),
-    Metric.DISTRACTOR_RATE: _mean("distractor_rate"),
     Metric.RECALL_LOSS: _mean("recall_loss"),
     Metric.RETRIEVER_MISS: _retriever_miss,
 }

@@ -65,7 +65,7 @@ class JudgingRates:
         dropped_rate: The probability with which each dropped passage is judged by itself. Recall
             rests on it.
         full_pool_rate: The probability with which all dropped passages of a request are judged.
-            Recall per request rests on it.
+            Recalibration rests on it.
         full_pool_rate_if_no_hit: The same for a request that was served nothing relevant, no
             lower than ``full_pool_rate``. MRR rests on it: whether such a request counts as 0 or
             not at all can only be told from its full pool. These requests are few; below 1 each
