@@ -4,8 +4,9 @@ It fails closed: what lacks a field, or holds something in it that cannot be com
 allowed. Pure: no I/O, no clock, no logging.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 from ctxguard.core.types import Passage, Ranking
 from ctxguard.errors import ConfigurationError, FilterViolationError
@@ -13,8 +14,9 @@ from ctxguard.errors import ConfigurationError, FilterViolationError
 Scalar = str | int | bool
 Allowed = Scalar | list[Scalar] | tuple[Scalar, ...] | set[Scalar] | frozenset[Scalar]
 
-# A bool is an int to Python, and True equals 1; here a value matches its own type only.
-Token = tuple[str, Scalar]
+# A bool is an int to Python, and True equals 1; here a value matches its own type only. An integer
+# is kept as text: anybody can name integers of one hash, which make a set quadratic.
+Token = tuple[str, str | bool]
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -62,6 +64,13 @@ class Where:
     def __repr__(self) -> str:
         # Names only: the values say which tenant or person asked.
         return f"Where({', '.join(f'{name}=…' for name in self.fields)})"
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies what the filter allows; nobody can find two filters of one digest."""
+        # Quoted, so that no two filters are written alike.
+        written = repr([(name, sorted(allowed)) for name, allowed in self.conditions])
+        return blake2b(written.encode(), digest_size=32).digest()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -132,18 +141,28 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
 def tokens(value: object) -> tuple[Token, ...]:
     """What a field of a passage can match: itself, or each member of a list.
 
-    >>> tokens(["a", 1, None])
-    (('str', 'a'), ('int', 1))
+    >>> tokens(["a", 10, None])
+    (('str', 'a'), ('int', 'a'))
     """
     members = value if isinstance(value, list | tuple | set | frozenset) else (value,)
     return tuple([token for member in members if (token := _token(member)) is not None])
+
+
+def values_of(allowed: Iterable[Token]) -> list[Scalar]:
+    """The values of tokens, by type and in ascending order.
+
+    >>> values_of(tokens(["b", 10, 9, "a"]))
+    [9, 10, 'a', 'b']
+    """
+    found = [(kind, int(str(value), 16) if kind == "int" else value) for kind, value in allowed]
+    return [value for _, value in sorted(found)]
 
 
 def _token(value: object) -> Token | None:
     if isinstance(value, bool):
         return "bool", value
     if isinstance(value, int):
-        return "int", int(value)
+        return "int", f"{value:x}"
     # str.__str__ makes a plain text of a subclass, such as a member of a StrEnum.
     return ("str", str.__str__(value)) if isinstance(value, str) else None
 

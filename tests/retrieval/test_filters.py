@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.fusion import Fusion, fuse
-from ctxguard.core.metadata_filter import Where, verified
+from ctxguard.core.metadata_filter import Where, tokens, values_of, verified
 from ctxguard.core.types import (
     DropReason,
     Flag,
@@ -54,6 +55,26 @@ class TestWhere:
         where = Where(tenant="a", language="en")
         assert where.allows({"tenant": "a", "language": "en", "other": None})
         assert not where.allows({"tenant": "a", "language": "de"})
+
+    def test_integers_that_python_hashes_alike_do_not_collide(self) -> None:
+        """Multiples of 2**61 - 1 all hash to 0: a set of them takes quadratic time."""
+        integers = [n * (2**61 - 1) for n in range(1_000)]
+        assert len(set(map(hash, integers))) == 1
+        assert len(set(map(hash, tokens(integers)))) > 990
+        assert values_of(tokens(integers)) == integers
+        assert Where(n=integers).allows({"n": integers[-1]})
+        assert not Where(n=integers).allows({"n": -integers[-1]})
+
+    def test_filters_have_one_digest_if_they_allow_the_same(self) -> None:
+        where = Where(tenant="a", groups=["b", 1])
+        assert where.digest == Where(groups=[1, "b"], tenant=["a"]).digest
+        others = [
+            Where(tenant="a", groups=["b", "1"]),
+            Where(tenant="a", groups=["b", True]),
+            Where(tenant="a"),
+            Where({"tenant": "a", "groups": ["b', '1"]}),
+        ]
+        assert len({where.digest, *[other.digest for other in others]}) == 5
 
     def test_any_of_several_values_will_do(self) -> None:
         for values in (["a", "b"], ("a", "b"), {"a", "b"}, frozenset("ab")):
@@ -571,7 +592,8 @@ class TestRowsOfMetadata:
     def test_what_was_asked_before_is_kept_up_to_a_limit(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(filters_module, "MAX_CACHED_ROWS", 50)
+        most = 50 + 2 * filters_module.ROWS_OF_A_FILTER
+        monkeypatch.setattr(filters_module, "MAX_CACHED_ROWS", most)
         held = self.rows()
         first = held.allowed(Where(t=0))
         assert held.allowed(Where(t=0)) is first
@@ -584,13 +606,26 @@ class TestRowsOfMetadata:
     def test_filters_that_allow_nothing_are_kept_up_to_a_limit_too(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(filters_module, "MAX_CACHED_FILTERS", 3)
+        most = 3 * filters_module.ROWS_OF_A_FILTER
+        monkeypatch.setattr(filters_module, "MAX_CACHED_ROWS", most)
         held = self.rows()
         first = held.allowed(Where(t="nobody"))
         assert held.allowed(Where(t="nobody")) is first
         for n in range(3):
             held.allowed(Where(t=f"nobody {n}"))
         assert held.allowed(Where(t="nobody")) is not first
+
+    def test_a_cached_filter_keeps_none_of_the_values_that_it_names(self) -> None:
+        held = self.rows()
+        names = [f"member {n} of a long access list" for n in range(20_000)]
+        tracemalloc.start()
+        try:
+            for n in range(5):
+                held.allowed(Where(t=[*names, f"and {n}"]))
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept < 1_000_000
 
     def test_fields_are_kept_up_to_a_limit(self) -> None:
         held = self.rows()

@@ -21,7 +21,7 @@ from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metadata_filter import Where
+from ctxguard.core.metadata_filter import Where, values_of
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
@@ -252,7 +252,7 @@ class ElasticsearchRetriever:
         """
         fields = self._fields
         filters = [
-            {"terms": {fields.of_metadata(name): sorted((value for _, value in allowed), key=str)}}
+            {"terms": {fields.of_metadata(name): values_of(allowed)}}
             for name, allowed in (() if where is None else where.conditions)
         ]
         match: dict[str, Any] = {"match": {fields.text: {"query": text}}}

@@ -184,7 +184,7 @@ def filter_tokens(metadata: object) -> list[str]:
     is JSON of the field, the value's type and the value; of a long one a digest.
 
     >>> filter_tokens({"tenant": "a", "groups": [1, True]})
-    ['["tenant","str","a"]', '["groups","int",1]', '["groups","bool",true]']
+    ['["tenant","str","a"]', '["groups","int","1"]', '["groups","bool",true]']
     """
     if not isinstance(metadata, Mapping):
         return []
@@ -202,7 +202,7 @@ def where_tokens(where: Where | None) -> tuple[tuple[str, ...], ...]:
     """For each condition of a filter the tokens any of which will do; one may be empty.
 
     >>> where_tokens(Where(tenant=["b", "a"], level=1))
-    (('["level","int",1]',), ('["tenant","str","a"]', '["tenant","str","b"]'))
+    (('["level","int","1"]',), ('["tenant","str","a"]', '["tenant","str","b"]'))
     """
     if where is None:
         return ()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxguard.core.metadata_filter import Scalar, Where
+from ctxguard.core.metadata_filter import Scalar, Where, values_of
 from ctxguard.core.signals import OTHER_TRANSFORMS, TRANSFORMS
 from ctxguard.core.types import (
     FloatArray,
@@ -336,7 +336,7 @@ def allowed_values(where: Where) -> dict[str, list[Scalar]]:
     >>> allowed_values(Where(tenant="a", groups=["staff", "board"]))
     {'groups': ['board', 'staff'], 'tenant': ['a']}
     """
-    return {name: [value for _, value in sorted(tokens)] for name, tokens in where.conditions}
+    return {name: values_of(allowed) for name, allowed in where.conditions}
 
 
 def _pool(sample: Sample) -> tuple[dict[int, Passage], tuple[int, ...]]:

@@ -23,8 +23,8 @@ from ctxguard.retrieval.protocols import RowArray
 MAX_FIELDS = 16
 MAX_CACHED_ROWS = 8_000_000
 """Rows cached for filters that were used before, 64 MiB; the least recently used go first."""
-MAX_CACHED_FILTERS = 10_000
-"""Filters cached at most: one that allows few rows, or none, takes memory as well."""
+ROWS_OF_A_FILTER = 64
+"""A cached filter takes the memory of as many rows besides those that it allows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,29 +185,29 @@ class MetadataRows:
 
     def _reset_after_fork(self) -> None:
         """In a forked child: drop the cached filters and take new locks."""
-        self._cached: OrderedDict[Where, AllowedRows] = OrderedDict()
+        # By digest: an access list of thousands of ids would be kept as often as it is written.
+        self._cached: OrderedDict[bytes, AllowedRows] = OrderedDict()
         self._cached_rows = 0
         self._lock = Lock()
         self._reading = Lock()
 
     def allowed(self, where: Where) -> AllowedRows:
         """The rows that a filter allows."""
+        digest = where.digest
         with self._lock:
-            cached = self._cached.get(where)
+            cached = self._cached.get(digest)
             if cached is not None:
-                self._cached.move_to_end(where)
+                self._cached.move_to_end(digest)
                 return cached
         allowed = AllowedRows(self._rows(where), self._n_passages)
         with self._lock:
             # Another thread may have cached the same filter meanwhile.
-            if where not in self._cached:
-                self._cached[where] = allowed
-                self._cached_rows += allowed.rows.size
-            while len(self._cached) > 1 and (
-                self._cached_rows > MAX_CACHED_ROWS or len(self._cached) > MAX_CACHED_FILTERS
-            ):
+            if digest not in self._cached:
+                self._cached[digest] = allowed
+                self._cached_rows += allowed.rows.size + ROWS_OF_A_FILTER
+            while len(self._cached) > 1 and self._cached_rows > MAX_CACHED_ROWS:
                 _, oldest = self._cached.popitem(last=False)
-                self._cached_rows -= oldest.rows.size
+                self._cached_rows -= oldest.rows.size + ROWS_OF_A_FILTER
         return allowed
 
     @property
