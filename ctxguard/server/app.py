@@ -1,4 +1,4 @@
-"""The application: what the settings name, behind the gate."""
+"""Builds the ASGI application from `Settings`, behind middlewares of one duty each."""
 
 import logging
 import os
@@ -28,7 +28,9 @@ from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
 from ctxguard.server import context, filtering, rerank
-from ctxguard.server.limits import Gate
+from ctxguard.server.access import BearerToken, OwnHost
+from ctxguard.server.accounts import Accounts
+from ctxguard.server.limits import Limits
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
 from ctxguard.server.openapi import Operation, openapi
 from ctxguard.server.problems import ProblemKind, of_status
@@ -262,9 +264,10 @@ def create_app(
         lifespan=service.running,
         exception_handlers={HTTPException: _http_problem},
         middleware=[
-            Middleware(
-                Gate, settings=settings, metrics=http_metrics(registry), endpoint_of=endpoint_of
-            )
+            Middleware(Accounts, metrics=http_metrics(registry), endpoint_of=endpoint_of),
+            Middleware(OwnHost, secrets=settings.secrets),
+            Middleware(BearerToken, secrets=settings.secrets),
+            Middleware(Limits, settings=settings),
         ],
     )
 

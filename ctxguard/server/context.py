@@ -1,5 +1,6 @@
 """The guarded index over HTTP: a context of our own, and OpenAI's search of a vector store."""
 
+from asyncio import to_thread
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -11,13 +12,15 @@ from typing_extensions import TypedDict
 from ctxguard.core.context import Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
-from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
-from ctxguard.server.filtering import KeptIf
-from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.filtering import KeptIf, Name
+from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
+from ctxguard.server.problems import Problem, ProblemKind, guarded
 from ctxguard.server.wire import STRICT, answer, parse
 
 Scalar = str | int | bool
+Allowed = Scalar | Annotated[list[Scalar], Field(fail_fast=True)]
 DEFAULT_RESULTS = 10
 
 
@@ -28,12 +31,15 @@ class ContextRequest(TypedDict):
     query: str
     where: NotRequired[
         Annotated[
-            dict[str, Scalar | list[Scalar]] | None,
-            Field(description="Fields of metadata with the value, or the values, they must have."),
+            Annotated[dict[str, Allowed], Field(fail_fast=True)] | None,
+            Field(
+                description="Fields of metadata with the value, or the values, they must have: "
+                f"at most {MOST_CONDITIONS} fields, and {MOST_VALUES:,} values in all."
+            ),
         ]
     ]
-    segment: NotRequired[str | None]
-    session_id: NotRequired[str | None]
+    segment: NotRequired[Name | None]
+    session_id: NotRequired[Name | None]
 
 
 class ContextPassage(TypedDict):
@@ -95,7 +101,7 @@ class Comparison(TypedDict):
 
     type: Literal["eq", "in"]
     key: str
-    value: Scalar | list[Scalar]
+    value: Allowed
 
 
 @with_config(STRICT)
@@ -103,7 +109,9 @@ class Conjunction(TypedDict):
     """Conditions on different attributes, all of which must hold."""
 
     type: Literal["and"]
-    filters: Annotated[list[Comparison], Field(min_length=1)]
+    filters: Annotated[
+        list[Comparison], Field(min_length=1, max_length=MOST_CONDITIONS, fail_fast=True)
+    ]
 
 
 @with_config(STRICT)
@@ -223,7 +231,7 @@ class SearchEndpoint:
 
 def conditions_of(
     filters: Comparison | Conjunction | None,
-) -> dict[str, Scalar | list[Scalar]] | None:
+) -> dict[str, Allowed] | None:
     """Conditions on fields of metadata; None for none.
 
     Raises:
@@ -232,7 +240,7 @@ def conditions_of(
     if filters is None:
         return None
     comparisons = [filters] if filters["type"] != "and" else filters["filters"]
-    conditions: dict[str, Scalar | list[Scalar]] = {}
+    conditions: dict[str, Allowed] = {}
     for each in comparisons:
         if each["key"] in conditions:
             raise Problem(ProblemKind.INVALID_REQUEST, "two filters compare one key")
@@ -274,26 +282,44 @@ def _attributes(passage: Passage) -> dict[str, str | float | bool] | None:
     }
 
 
+async def where_of(conditions: dict[str, Allowed]) -> Where:
+    """The filter of these conditions.
+
+    Raises:
+        Problem: it has more conditions or values than a filter may, or none.
+    """
+    n = sum([len(each) if isinstance(each, list) else 1 for each in conditions.values()])
+    if len(conditions) > MOST_CONDITIONS or n > MOST_VALUES:
+        raise Problem(
+            ProblemKind.INVALID_REQUEST,
+            f"the filter has {len(conditions):,} conditions and {n:,} values, the limits are "
+            f"{MOST_CONDITIONS} and {MOST_VALUES:,}: filter by a group, not by its members",
+        )
+    try:
+        return Where(conditions) if n <= FEW_VALUES else await to_thread(Where, conditions)
+    except ConfigurationError as error:
+        raise Problem(ProblemKind.INVALID_REQUEST, str(error)) from error
+
+
 async def _retrieved(
     guard: ContextGuard,
     request: Request,
     query: str,
-    conditions: dict[str, Scalar | list[Scalar]] | None,
+    conditions: dict[str, Allowed] | None,
     *,
     segment: str | None = None,
     session_id: str | None = None,
 ) -> Context:
     state = request.scope["state"]
-    try:
+    where = None if conditions is None else await where_of(conditions)
+    with guarded():
         context = await guard.aretrieve(
             query,
             request_id=state["request_id"],
             segment=segment,
             session_id=session_id,
-            where=None if conditions is None else Where(conditions),
+            where=where,
         )
-    except (CtxguardError, ConfigurationError) as error:
-        raise problem_of(error) from error
     state["degraded"] = bool(context.decision.ranking.failures)
     return context
 

@@ -1,6 +1,6 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
 
@@ -21,10 +21,13 @@ from ctxguard.core.types import (
     ScoreKindName,
     Verdict,
 )
-from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
-from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
+from ctxguard.server.problems import Problem, ProblemKind, guarded
 from ctxguard.server.wire import STRICT, answer, parse
+
+Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
+"""A session id, or a segment's name."""
 
 
 @with_config(STRICT)
@@ -42,12 +45,24 @@ class Candidate(TypedDict):
     title: NotRequired[str]
     metadata: NotRequired[dict[str, Any] | None]
     signals: NotRequired[
-        Annotated[dict[str, float | None], Field(description="Named signals of the profile.")]
+        Annotated[
+            dict[str, float | None],
+            Field(
+                fail_fast=True,
+                max_length=MOST_NAMES,
+                description=f"Named signals of the profile, at most {MOST_NAMES} in a request.",
+            ),
+        ]
     ]
     legs: NotRequired[
         Annotated[
             dict[str, float | None],
-            Field(description="Scores of each stage by its name; leg_kinds says what they mean."),
+            Field(
+                fail_fast=True,
+                max_length=MOST_NAMES,
+                description="Scores of each stage by its name; leg_kinds says what they mean. "
+                f"At most {MOST_NAMES} names in a request.",
+            ),
         ]
     ]
 
@@ -57,16 +72,18 @@ class FilterRequest(TypedDict):
     """A query with its candidates, in the order of the engine that found them."""
 
     query: str
-    candidates: list[Candidate]
+    candidates: Annotated[list[Candidate], Field(fail_fast=True)]
     score_kind: NotRequired[
         Annotated[
             ScoreKindName | None,
             Field(description="What the scores mean; the service's setting if it is absent."),
         ]
     ]
-    leg_kinds: NotRequired[dict[str, ScoreKindName]]
-    segment: NotRequired[str | None]
-    session_id: NotRequired[str | None]
+    leg_kinds: NotRequired[
+        Annotated[dict[str, ScoreKindName], Field(fail_fast=True, max_length=MOST_NAMES)]
+    ]
+    segment: NotRequired[Name | None]
+    session_id: NotRequired[Name | None]
 
 
 class KeptIf(TypedDict):
@@ -145,16 +162,15 @@ class FilterEndpoint:
                 f"{len(given['candidates']):,} candidates, the limit is {self._max_candidates:,}: "
                 "send fewer, or start the service with a larger --max-documents",
             )
-        try:
+        ranking = ranking_of(given, self._kind)
+        with guarded():
             context = self._guard.filter(
                 given["query"],
-                ranking_of(given, self._kind),
+                ranking,
                 request_id=request.scope["state"]["request_id"],
                 segment=given.get("segment"),
                 session_id=given.get("session_id"),
             )
-        except CtxguardError as error:
-            raise problem_of(error) from error
         return answer(decision_of(context))
 
 
@@ -166,13 +182,13 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
         kind: What the scores mean where the request does not say.
 
     Raises:
-        Problem: a leg without a kind.
+        Problem: a leg without a kind, or more names of legs or signals than there may be.
     """
     candidates = given["candidates"]
     ranks = [one.get("rank") for one in candidates]
-    legs = _columns(candidates, "legs")
+    scores, signals = _Columns(candidates, "legs"), _Columns(candidates, "signals")
     kinds = given.get("leg_kinds", {})
-    missing = sorted(legs.keys() - kinds.keys())
+    missing = sorted(scores.keys() - kinds.keys())
     if missing:
         raise Problem(
             ProblemKind.INVALID_REQUEST, f"leg_kinds does not say what {missing[0]!r} means"
@@ -183,19 +199,46 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
         ScoreKind(given.get("score_kind") or kind),
         _Passages(candidates),
         ranks=None if ranks.count(None) == len(ranks) else ranks,
-        legs={name: Leg(scores, ScoreKind(kinds[name])) for name, scores in legs.items()},
-        signals=_columns(candidates, "signals"),
+        legs={name: Leg(scores[name], ScoreKind(kinds[name])) for name in scores},
+        signals=signals,
     )
 
 
-def _columns(candidates: Sequence[Any], field: str) -> dict[str, FloatArray]:
-    """The named numbers of all candidates, shape (n,) each; NaN where one has none."""
-    rows: list[dict[str, float | None]] = [one.get(field) or {} for one in candidates]
-    names = sorted(set().union(*rows))
-    return {
-        name: np.array([row.get(name) for row in rows], dtype=np.float64)  # None becomes NaN
-        for name in names
-    }
+class _Columns(Mapping[str, FloatArray]):
+    """The named numbers of all candidates, shape (n,) each, NaN where one has none.
+
+    A column is made when it is first read: on the request path those that the profile names, for
+    a sample all of them.
+
+    Raises:
+        Problem: there are more than `MOST_NAMES`.
+    """
+
+    def __init__(self, candidates: Sequence[Any], field: str) -> None:
+        self._rows: list[dict[str, float | None]] = [one.get(field) or {} for one in candidates]
+        names: set[str] = set()
+        for row in self._rows:
+            names.update(row)
+            if len(names) > MOST_NAMES:
+                raise Problem(
+                    ProblemKind.INVALID_REQUEST,
+                    f"the candidates have more than {MOST_NAMES} names of {field}: send those that "
+                    "the profile names",
+                )
+        self._columns: dict[str, FloatArray | None] = dict.fromkeys(sorted(names))
+
+    def __getitem__(self, name: str) -> FloatArray:
+        column = self._columns[name]
+        if column is None:
+            numbers = [row.get(name) for row in self._rows]
+            column = self._columns[name] = np.array(numbers, dtype=np.float64)  # None becomes NaN
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 def decision_of(context: Context) -> dict[str, object]:

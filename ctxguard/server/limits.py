@@ -1,198 +1,125 @@
-"""The gate before every endpoint: token, host, size and time limits, request ids, accounts.
+"""How much a request may be and hold: its body, its parts, and the requests beside it.
 
-Nothing of a body is parsed before it has passed. The body is read here, within its limits, and
-handed on whole.
+Nothing of a body is parsed before it has passed. It is read here, within its limits, and handed on
+whole. Limits that an operator may want to change are in ``Settings``; all the others are here.
 """
 
 import asyncio
-import hmac
-import logging
-import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ctxguard._support.error_text import describe_error
-from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
+from ctxguard.server.accounts import ClientGoneError, Head
+from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
-from ctxguard.server.settings import Settings, is_loopback
+from ctxguard.server.settings import Settings
 
-_log = logging.getLogger(__name__)
+MOST_HEAD_BYTES = 64 * 2**10
+"""Bytes of a request's head."""
+MOST_PIPELINED = 8
+"""Requests of one connection that wait for an answer; hardly any client sends the next before."""
+MOST_UNREAD_SECONDS = 30.0
+"""For how long a client may read nothing of what it was sent."""
 
-_MOST_ID_CHARS = 128
+MOST_QUERY_BODY_BYTES = 512 * 2**10
+"""Body of a search: a query and a filter, no documents."""
+MOST_FORM_BYTES = 64 * 2**10
+"""Body of a form of the console."""
+
+MOST_CONDITIONS = 32
+"""Conditions of a filter."""
+MOST_VALUES = 10_000
+"""Values of all conditions of a filter together."""
+FEW_VALUES = 100
+"""A filter of more values is built on a thread."""
+MOST_NAMES = 64
+"""Names of signals in one request, and names of legs."""
+MOST_NAME_CHARS = 256
+"""Length of a session id, and of a segment's name."""
+
+_OPEN_IN_FLIGHT = 64
+_OPEN_BUFFERED_BYTES = 4 * 2**20
+"""What requests that need no token may take beside the others."""
+
 _NEVER_SHED = frozenset({Endpoint.HEALTH, Endpoint.METRICS})
-_WITHOUT_TOKEN = frozenset({Endpoint.HEALTH, Endpoint.CONSOLE})
-"""The console has a log-in of its own."""
-_BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTOR_STORE_SEARCH})
-"""Clients of the rerank protocol retry as often as ten times when they are told when to."""
+_FORMS = frozenset({Endpoint.CONSOLE})
+"""What these take is no JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What the gate reads from the head of a request."""
+@dataclass(slots=True)
+class Budget:
+    """What the requests of one kind hold together, of what they may.
 
-    host: bytes = b""
-    authorization: bytes = b""
-    content_type: bytes = b""
-    content_length: bytes = b""
-    transfer_encoding: bytes = b""
-    request_id: bytes = b""
-
-    @classmethod
-    def of(cls, scope: Scope) -> "_Head":
-        found: dict[str, bytes] = {}
-        for name, value in scope["headers"]:
-            if name in _NAMES:
-                found[_NAMES[name]] = value
-        return cls(**found)
-
-    @property
-    def has_body(self) -> bool:
-        return bool(self.transfer_encoding) or self.content_length not in (b"", b"0")
-
-
-_NAMES = {
-    b"host": "host",
-    b"authorization": "authorization",
-    b"content-type": "content_type",
-    b"content-length": "content_length",
-    b"transfer-encoding": "transfer_encoding",
-    b"x-request-id": "request_id",
-}
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its request was whole."""
-
-
-class Gate:
-    """ASGI middleware that lets through what is allowed, whole and within the limits.
-
-    Args:
-        app: What answers.
-        settings: The limits and the tokens.
-        metrics: Where requests are counted.
-        endpoint_of: What a path asks for.
+    Attributes:
+        max_in_flight: The most requests at once.
+        max_buffered_bytes: The most bytes of their bodies at once.
+        in_flight: Requests under way.
+        buffered: Bytes of bodies held.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: Settings,
-        metrics: HttpMetrics,
-        endpoint_of: Callable[[str], Endpoint],
-    ) -> None:
+    max_in_flight: int
+    max_buffered_bytes: int
+    in_flight: int = 0
+    buffered: int = 0
+
+
+class Limits:
+    """Middleware that reads bodies within their limits, and bounds the requests under way.
+
+    Requests without a token, those to the console, have a budget of their own.
+
+    Args:
+        app: Answers.
+        settings: The limits.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._settings = settings
-        self._metrics = metrics
-        self._endpoint_of = endpoint_of
-        self._token = _bytes(settings.secrets.token)
-        self._metrics_token = _bytes(settings.secrets.metrics_token) or self._token
-        self._console_needs_token = settings.secrets.console_token is not None
-        self._in_flight = 0
-        self._buffered = 0
+        self._receive_seconds = settings.receive_seconds
+        most = settings.max_body_bytes
+        self._most_bytes = {
+            **dict.fromkeys(Endpoint, most),
+            **dict.fromkeys(_NEVER_SHED, 0),
+            **dict.fromkeys(_FORMS, min(most, MOST_FORM_BYTES)),
+            Endpoint.CONTEXT: min(most, MOST_QUERY_BODY_BYTES),
+            Endpoint.VECTOR_STORE_SEARCH: min(most, MOST_QUERY_BODY_BYTES),
+        }
+        common = Budget(settings.max_in_flight, settings.max_buffered_bytes)
+        self._budgets = {
+            **dict.fromkeys(Endpoint, common),
+            Endpoint.CONSOLE: Budget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Hand one request on with its whole body, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start = perf_counter()
-        head, endpoint = _Head.of(scope), self._endpoint_of(scope["path"])
-        self._metrics.received(endpoint)
-        answer = _Answer(send, _request_id(head.request_id))
-        state = scope.setdefault("state", {})
-        state["request_id"] = answer.request_id
-        outcome = Outcome.CANCELLED
-        try:
-            try:
-                await self._pass(scope, receive, answer, head, endpoint)
-            except Problem as problem:
-                is_shed = problem.kind is ProblemKind.OVERLOADED
-                retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
-                response = problem.response(answer.request_id, retry_after=retry_after)
-                await response(scope, receive, answer.send)
-                outcome = Outcome.SHED if is_shed else _outcome(answer.status, state)
-            else:
-                outcome = _outcome(answer.status, state)
-        except ClientGoneError:
-            pass
-        except Exception as error:
-            outcome = Outcome.FAILED
-            _log.error("request %s failed: %s", answer.request_id, describe_error(error))
-            if answer.status == 0:
-                unknown = Problem(ProblemKind.INTERNAL, "the log of the service has the request id")
-                await unknown.response(answer.request_id)(scope, receive, answer.send)
-        finally:
-            self._metrics.ended(endpoint, outcome, perf_counter() - start)
-
-    async def _pass(
-        self, scope: Scope, receive: Receive, answer: "_Answer", head: _Head, endpoint: Endpoint
-    ) -> None:
-        self._check_host(head, endpoint)
-        self._check_token(head, endpoint)
+        endpoint: Endpoint = scope["state"]["endpoint"]
+        head: Head = scope["state"]["head"]
+        budget = self._budgets[endpoint]
         body = b""
         if head.has_body:
-            self._check_body(head, endpoint)
-            body = await self._read(receive)
+            most = self._most_bytes[endpoint]
+            _check_body(head, endpoint, most)
+            body = await self._read(receive, most, budget)
         if endpoint in _NEVER_SHED:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, send)
             return
-        if self._in_flight >= self._settings.max_in_flight:
+        if budget.in_flight >= budget.max_in_flight:
             raise Problem(
                 ProblemKind.OVERLOADED,
-                f"{self._in_flight:,} requests are under way, the most that may be",
+                f"{budget.in_flight:,} requests are under way, the most that may be",
             )
-        self._in_flight += 1
-        self._buffered += len(body)
+        budget.in_flight += 1
+        budget.buffered += len(body)
         try:
-            await self._app(scope, _Replay(body, receive), answer.send)
+            await self._app(scope, _Replay(body, receive), send)
         finally:
-            self._in_flight -= 1
-            self._buffered -= len(body)
+            budget.in_flight -= 1
+            budget.buffered -= len(body)
 
-    def _check_host(self, head: _Head, endpoint: Endpoint) -> None:
-        # Without a token, a page of another site could reach this one by a name of its own.
-        needs_token = self._console_needs_token if endpoint is Endpoint.CONSOLE else self._token
-        if needs_token or _host_name(head.host) in _OWN_NAMES:
-            return
-        if not is_loopback(_host_name(head.host).decode("latin-1")):
-            raise Problem(
-                ProblemKind.FOREIGN_HOST,
-                "without a token only requests to localhost, 127.0.0.1 or [::1] are answered",
-            )
-
-    def _check_token(self, head: _Head, endpoint: Endpoint) -> None:
-        if endpoint in _WITHOUT_TOKEN:
-            return
-        token = self._metrics_token if endpoint is Endpoint.METRICS else self._token
-        if token is None:
-            return
-        scheme, _, given = head.authorization.partition(b" ")
-        # Compared in any case, so that the time tells nothing of the token.
-        is_equal = hmac.compare_digest(given.strip(), token)
-        if not is_equal or scheme.lower() != b"bearer":
-            raise Problem(
-                ProblemKind.UNAUTHORIZED,
-                "send the service's token as Authorization: Bearer …",
-                headers={"www-authenticate": "Bearer"},
-            )
-
-    def _check_body(self, head: _Head, endpoint: Endpoint) -> None:
-        most = self._settings.max_body_bytes
-        # What is no number is left to the count of the bytes themselves.
-        if head.content_length.isdigit() and int(head.content_length) > most:
-            raise _too_large(most)
-        if endpoint is Endpoint.CONSOLE:
-            return
-        media_type = head.content_type.partition(b";")[0].strip().lower()
-        # A page of another site may send a form or plain text without asking first, JSON never.
-        if media_type != b"application/json" and not media_type.endswith(b"+json"):
-            raise Problem(ProblemKind.NOT_JSON, "send the header Content-Type: application/json")
-
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, receive: Receive, most: int, budget: Budget) -> bytes:
         """The whole body.
 
         Raises:
@@ -202,17 +129,17 @@ class Gate:
         received = 0
         chunks: list[bytes] = []
         try:
-            async with asyncio.timeout(self._settings.receive_seconds):
+            async with asyncio.timeout(self._receive_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGoneError
                     chunk: bytes = message.get("body", b"")
                     received += len(chunk)
-                    self._buffered += len(chunk)
-                    if received > self._settings.max_body_bytes:
-                        raise _too_large(self._settings.max_body_bytes)
-                    if self._buffered > self._settings.max_buffered_bytes:
+                    budget.buffered += len(chunk)
+                    if received > most:
+                        raise _too_large(most)
+                    if budget.buffered > budget.max_buffered_bytes:
                         raise Problem(ProblemKind.OVERLOADED, "too much is being received at once")
                     chunks.append(chunk)
                     if not message.get("more_body", False):
@@ -220,27 +147,10 @@ class Gate:
         except TimeoutError:
             raise Problem(
                 ProblemKind.TOO_SLOW,
-                f"the body was not whole after {self._settings.receive_seconds:g} s",
+                f"the body was not whole after {self._receive_seconds:g} s",
             ) from None
         finally:
-            self._buffered -= received
-
-
-class _Answer:
-    """Sends an answer with its request id, and remembers its status; 0 before it has one."""
-
-    __slots__ = ("_send", "request_id", "status")
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self.request_id = request_id
-        self.status = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
-        await self._send(message)
+            budget.buffered -= received
 
 
 class _Replay:
@@ -259,42 +169,22 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-_OWN_NAMES = frozenset({b"localhost", b"127.0.0.1", b"::1"})
-
-
-def _bytes(token: str | None) -> bytes | None:
-    return None if token is None else token.encode()
-
-
-def _host_name(host: bytes) -> bytes:
-    """The host of a Host header, without port and brackets.
-
-    >>> _host_name(b"localhost:80"), _host_name(b"[::1]:80"), _host_name(b"a.example")
-    (b'localhost', b'::1', b'a.example')
-    """
-    if host.startswith(b"["):
-        return host[1:].partition(b"]")[0]
-    return host.partition(b":")[0].lower()
-
-
-def _request_id(given: bytes) -> str:
-    """The caller's request id if it can be one, else a random one."""
-    if 0 < len(given) <= _MOST_ID_CHARS and all(33 <= each <= 126 for each in given):
-        return given.decode("ascii")
-    return os.urandom(8).hex()
-
-
-def _outcome(status: int, state: Mapping[str, object]) -> Outcome:
-    if status >= 500:
-        return Outcome.FAILED
-    if status >= 400:
-        return Outcome.REJECTED
-    return Outcome.DEGRADED if state.get("degraded") else Outcome.OK
+def _check_body(head: Head, endpoint: Endpoint, most: int) -> None:
+    # What is no number is left to the count of the bytes themselves.
+    if most == 0 or (head.content_length.isdigit() and int(head.content_length) > most):
+        raise _too_large(most)
+    media_type = head.content_type.partition(b";")[0].strip().lower()
+    # A page of another site may send a form or plain text without asking first, JSON never.
+    is_json = media_type == b"application/json" or media_type.endswith(b"+json")
+    if not is_json and endpoint not in _FORMS:
+        raise Problem(ProblemKind.NOT_JSON, "send the header Content-Type: application/json")
 
 
 def _too_large(most: int) -> Problem:
+    if most == 0:
+        return Problem(ProblemKind.TOO_LARGE, "a request to this path has no body")
     return Problem(
         ProblemKind.TOO_LARGE,
-        f"a body may have {most:,} bytes; send fewer or shorter documents, or start the service "
-        "with a larger --max-body-bytes",
+        f"a request to this path may have a body of {most:,} bytes; send fewer or shorter "
+        "documents, or a shorter filter",
     )

@@ -3,7 +3,8 @@
 A problem never quotes a query or a document: error pages end in logs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from http import HTTPStatus
 
@@ -12,9 +13,9 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from ctxguard.errors import (
-    CtxguardError,
     FilterViolationError,
     OverloadedError,
+    QueryError,
     StageError,
 )
 
@@ -31,6 +32,7 @@ class ProblemKind(Enum):
 
     INVALID_JSON = (400, "The body is not JSON")
     UNKNOWN_ALIAS = (400, "Unknown model alias")
+    REPEATED_HEADER = (400, "A header was sent twice")
     UNAUTHORIZED = (401, "A token is needed")
     FOREIGN_HOST = (403, "The Host header names another machine")
     NOT_FOUND = (404, "Nothing is served here")
@@ -120,15 +122,26 @@ def invalid_request(error: ValidationError) -> Problem:
     return Problem(ProblemKind.INVALID_REQUEST, f"{first}: {found[0]['msg']}{more}", errors=errors)
 
 
-def problem_of(error: CtxguardError) -> Problem:
-    """The problem of an error that the guard raised."""
-    if isinstance(error, FilterViolationError):
-        return Problem(ProblemKind.FILTER_VIOLATED, "nothing was served")
-    if isinstance(error, OverloadedError):
-        return Problem(ProblemKind.OVERLOADED, str(error))
-    if isinstance(error, StageError):
-        return Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer")
-    return Problem(ProblemKind.INVALID_REQUEST, str(error))
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn the errors that a request may meet into problems.
+
+    Only a query can be at fault here: a filter is built, and all else checked, before the guard
+    is asked. Other errors are the service's own, and pass.
+
+    Raises:
+        Problem: the query cannot be searched, or no stage could answer.
+    """
+    try:
+        yield
+    except QueryError as error:
+        raise Problem(ProblemKind.INVALID_REQUEST, str(error)) from error
+    except FilterViolationError as error:
+        raise Problem(ProblemKind.FILTER_VIOLATED, "nothing was served") from error
+    except OverloadedError as error:
+        raise Problem(ProblemKind.OVERLOADED, str(error)) from error
+    except StageError as error:
+        raise Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer") from error
 
 
 def of_status(status: int) -> Problem:

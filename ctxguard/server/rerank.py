@@ -18,10 +18,9 @@ from ctxguard.core.decision import candidate_order
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure
-from ctxguard.errors import CtxguardError
 from ctxguard.guard import ContextGuard
 from ctxguard.resilience import StageClock, failure_of
-from ctxguard.server.problems import Problem, ProblemKind, problem_of
+from ctxguard.server.problems import Problem, ProblemKind, guarded
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.wire import answer, parse
 
@@ -50,7 +49,10 @@ class Document(TypedDict):
     text: str
 
 
-_Documents = list[Annotated[str | Document, Field(union_mode="left_to_right")]]
+# A list of a million wrong things is one mistake: a list of their errors would take seconds.
+_Documents = Annotated[
+    list[Annotated[str | Document, Field(union_mode="left_to_right")]], Field(fail_fast=True)
+]
 
 
 # No `oneOf` of the two required fields: generators of clients type no body that has alternatives.
@@ -59,7 +61,7 @@ class RerankRequest(TypedDict):
 
     query: str
     documents: NotRequired[_Documents]
-    texts: NotRequired[list[str]]
+    texts: NotRequired[Annotated[list[str], Field(fail_fast=True)]]
     model: NotRequired[
         Annotated[
             str | None,
@@ -300,10 +302,8 @@ class RerankEndpoint:
             failures=failures,
             timings=clock.timings,
         )
-        try:
+        with guarded():
             return self._guard.filter(query, ranking, request_id=request_id)
-        except CtxguardError as error:
-            raise problem_of(error) from error
 
 
 def ranked_of(context: Context) -> Ranked:

@@ -5,7 +5,13 @@ from http_service import Serve, counted
 from prometheus_client import CollectorRegistry
 
 from ctxguard.core.types import Hit, Passage
-from ctxguard.errors import StageUnavailableError
+from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
+from ctxguard.server.limits import (
+    MOST_CONDITIONS,
+    MOST_NAME_CHARS,
+    MOST_QUERY_BODY_BYTES,
+    MOST_VALUES,
+)
 from ctxguard.testing import FaultyRetriever
 
 PASSAGES = [
@@ -120,6 +126,79 @@ def test_bad_input_is_a_problem_document(
     response = serve(retriever=index.retriever).post(path, json=body)
     assert response.status_code == status
     assert response.json()["status"] == status
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"n": list(range(MOST_VALUES + 1))},
+        {"n": list(range(MOST_VALUES)), "m": 1},
+        {f"field {n}": 1 for n in range(MOST_CONDITIONS + 1)},
+    ],
+)
+def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
+    serve: Serve, index: FaultyRetriever, where: dict[str, object]
+) -> None:
+    client = serve(retriever=index.retriever)
+    body = {"query": "q", "where": where}
+    response = client.post("/v1/context", json=body)
+    assert response.status_code == 422
+    assert f"{MOST_CONDITIONS} and {MOST_VALUES:,}" in response.json()["detail"]
+    if len(where) == 1:
+        filters = {"type": "in", "key": "n", "value": where["n"]}
+        response = client.post(SEARCH, json={"query": "q", "filters": filters})
+        assert response.status_code == 422
+        assert f"{MOST_VALUES:,}" in response.json()["detail"]
+
+
+def test_a_filter_of_as_many_values_as_the_limit_allows_is_applied(
+    serve: Serve, index: FaultyRetriever
+) -> None:
+    where = {"tenant": ["a", *map(str, range(MOST_VALUES - 1))]}
+    answer = serve(retriever=index.retriever).post(
+        "/v1/context", json={"query": "red fox", "where": where}
+    )
+    assert [each["passage_id"] for each in answer.json()["passages"]] == ["fox"]
+
+
+def test_the_body_of_a_search_is_smaller_than_one_with_documents(
+    serve: Serve, index: FaultyRetriever
+) -> None:
+    client = serve(retriever=index.retriever)
+    body = {"query": "q", "where": {"n": "a" * MOST_QUERY_BODY_BYTES}}
+    for path in ("/v1/context", SEARCH):
+        assert client.post(path, json=body).status_code == 413
+    assert client.post("/v1/filter", json={**body, "candidates": []}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["session_id", "segment"])
+def test_a_name_that_is_stored_has_a_length(
+    serve: Serve, index: FaultyRetriever, name: str
+) -> None:
+    client = serve(retriever=index.retriever)
+    for length, status in ((MOST_NAME_CHARS, 200), (MOST_NAME_CHARS + 1, 422)):
+        body = {"query": "red fox", name: "a" * length}
+        assert client.post("/v1/context", json=body).status_code == status
+        body |= {"candidates": []}
+        assert client.post("/v1/filter", json=body).status_code == status
+
+
+@pytest.mark.parametrize(
+    "error", [IndexFolderError("/home/a secret: damaged"), ConfigurationError("a secret")]
+)
+def test_a_damaged_index_is_a_failure_of_the_service_and_tells_nothing(
+    serve: Serve, registry: CollectorRegistry, error: Exception
+) -> None:
+    def retrieve(_query: str, *, depth: int) -> list[Hit]:
+        raise error
+
+    client = serve(retriever=retrieve)
+    for path in ("/v1/context", SEARCH):
+        response = client.post(path, json={"query": "q"})
+        assert response.status_code == 503
+        assert response.json()["type"].endswith("#unavailable")
+        assert "secret" not in response.text
+    assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 2
 
 
 def test_there_is_no_reranker_beside_an_index(serve: Serve, index: FaultyRetriever) -> None:

@@ -5,6 +5,11 @@ from pathlib import Path
 import pytest
 from http_service import Serve
 
+from ctxguard.core.types import ScoreKind
+from ctxguard.server import filtering
+from ctxguard.server.filtering import ranking_of
+from ctxguard.server.limits import MOST_NAMES
+
 CANDIDATES = [
     {"id": "a", "score": 0.9, "text": "one", "metadata": {"tenant": "x"}},
     {"id": "b", "score": 0.5, "rank": 2},
@@ -49,6 +54,37 @@ def test_signals_and_legs_are_columns_with_gaps(serve: Serve) -> None:
         ],
     }
     assert serve().post("/v1/filter", json=body).json()["kept"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("field", ["signals", "legs"])
+def test_a_request_has_so_many_names_of_signals_and_legs(serve: Serve, field: str) -> None:
+    def candidates(n: int) -> list[dict]:
+        return [{"id": str(at), "score": 0.5, field: {f"name {at}": 1.0}} for at in range(n)]
+
+    client, kinds = serve(), {f"name {at}": "cosine" for at in range(MOST_NAMES)}
+    body = {"query": "q", "leg_kinds": kinds, "candidates": candidates(MOST_NAMES)}
+    assert client.post("/v1/filter", json=body).status_code == 200
+    response = client.post("/v1/filter", json={**body, "candidates": candidates(MOST_NAMES + 1)})
+    assert response.status_code == 422
+    assert f"{MOST_NAMES} names of {field}" in response.json()["detail"]
+
+
+def test_only_the_columns_that_somebody_reads_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    signals = dict.fromkeys(("fresh", "long", "near"), 1.0)
+    given = {"query": "q", "candidates": [{"id": "a", "signals": signals}, {"id": "b"}]}
+    found = ranking_of(given, ScoreKind.PROBABILITY).signals
+    assert sorted(found) == ["fresh", "long", "near"]
+    made = []
+    monkeypatch.setattr(filtering.np, "array", lambda *given, **_: made.append(given) or given)
+    assert found["near"] is found["near"]
+    assert len(made) == 1
+
+
+def test_a_list_of_wrong_things_is_one_error(serve: Serve) -> None:
+    body = {"query": "q", "candidates": [1] * 1_000}
+    assert len(serve().post("/v1/filter", json=body).json()["errors"]) == 1
+    body = {"query": "q", "documents": [1] * 1_000}
+    assert len(serve().post("/rerank", json=body).json()["errors"]) == 2  # a text, or an object
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""The gate: tokens, hosts, sizes, times, request ids and accounts."""
+"""What stands before every endpoint: tokens, hosts, sizes, times, request ids and accounts."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ from http_service import NamedScores, Serve, counted
 from prometheus_client import CollectorRegistry
 
 from ctxguard.errors import ConfigurationError
+from ctxguard.server import limits
 from ctxguard.server.settings import Secrets, Settings
 
 TOKEN, METRICS_TOKEN = "a" * 16, "b" * 16
@@ -160,15 +162,52 @@ def test_more_requests_than_may_be_answered_are_refused_but_not_metrics(
     assert received == sum(by_outcome)
 
 
-def test_the_callers_request_id_is_kept_if_it_can_be_one(serve: Serve) -> None:
+def test_a_request_id_begins_with_the_callers_and_ends_in_the_services_own(serve: Serve) -> None:
     client = serve()
-    response = client.post("/rerank", json=BODY, headers={"x-request-id": "order-7"})
-    assert response.headers["x-request-id"] == "order-7"
-    assert response.json()["meta"]["ctxguard"]["request_id"] == "order-7"
+    ids = []
+    for _ in range(2):
+        response = client.post("/rerank", json=BODY, headers={"x-request-id": "order-7"})
+        ids.append(response.headers["x-request-id"])
+        assert re.fullmatch("order-7[.][0-9a-f]{16}", ids[-1])
+        assert response.json()["meta"]["ctxguard"]["request_id"] == ids[-1]
+    assert ids[0] != ids[1]
     for bad in ("a" * 129, "two words", "é"):
         response = client.post("/rerank", json=BODY, headers={"x-request-id": bad.encode()})
         assert response.status_code == 200
-        assert response.headers["x-request-id"] != bad
+        assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("name", ["host", "authorization"])
+def test_a_header_that_says_who_asks_may_not_come_twice(serve: Serve, name: str) -> None:
+    client = serve(secrets=Secrets(token=TOKEN))
+    twice = [*bearer(TOKEN).items(), ("host", "localhost"), (name, "another")]
+    response = client.get("/openapi.json", headers=twice)
+    assert response.status_code == 400
+    assert response.json()["type"].endswith("#repeated-header")
+    assert name in response.json()["detail"]
+
+
+def test_health_and_metrics_take_no_body(serve: Serve) -> None:
+    client = serve()
+    for path in ("/healthz", "/readyz", "/metrics"):
+        for body in (b"a", pieces(1)):
+            response = client.request("GET", path, content=body)
+            assert response.status_code == 413
+            assert response.headers["connection"] == "close"
+        assert client.get(path).status_code == 200
+
+
+def test_requests_without_a_token_have_a_budget_of_their_own(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_OPEN_BUFFERED_BYTES", 10)
+    monkeypatch.setattr(limits, "MOST_FORM_BYTES", 20)
+    client = serve(secrets=Secrets(token=TOKEN), max_buffered_bytes=1_000)
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    for size, status in ((10, 404), (11, 503), (21, 413)):
+        response = client.post("/console/sign-in", content=b"a" * size, headers=form)
+        assert response.status_code == status
+    assert client.post("/rerank", json=BODY, headers=bearer(TOKEN)).status_code == 200
 
 
 def test_unknown_paths_and_methods_are_problem_documents(serve: Serve) -> None:

@@ -23,11 +23,11 @@ from ctxguard.monitor.explanation import (
     verdict_in_words,
 )
 from ctxguard.server.console.sessions import Sessions, is_same_site
+from ctxguard.server.limits import MOST_FORM_BYTES
 
 _log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-_MOST_FORM_BYTES = 64 * 2**10
 _MOST_FIELDS = 20
 
 _HEADERS = {
@@ -180,7 +180,7 @@ async def _form(request: Request) -> Form:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _MOST_FORM_BYTES:
+        if len(body) > MOST_FORM_BYTES:
             raise Refused(413, "Too much was sent", "A form of the console is smaller.")
     try:
         return dict(
