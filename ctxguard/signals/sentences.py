@@ -102,7 +102,7 @@ def _distinct(
     positions = np.full(n_vocabulary, -1, np.int32)
     for row in rows:
         for at in range(starts[row, 1], starts[row + 1, 1]):
-            positions[pieces[at]] = 0
+            positions[pieces[at] if 0 <= pieces[at] < n_vocabulary else 0] = 0
     n = 0
     for piece in range(n_vocabulary):
         if positions[piece] == 0:
@@ -166,8 +166,9 @@ def sentence_signals(  # noqa: PLR0917  compiled code takes no keywords
         match = similarity = -np.inf
         for sentence in range(starts[row, 0], starts[row + 1, 0]):
             nearest[:] = -np.inf
-            for piece in pieces[at : at + lengths[sentence]]:
-                found = to_pieces[positions[piece]]
+            # Of a mapped file that somebody alters, nothing is as it was a moment ago.
+            for piece in pieces[at : min(at + lengths[sentence], starts[row + 1, 1])]:
+                found = to_pieces[max(positions[piece if 0 <= piece < positions.size else 0], 0)]
                 for i in range(m):
                     nearest[i] = max(nearest[i], found[i])
             at += lengths[sentence]

@@ -46,7 +46,7 @@ def written(files: Path, text: str) -> None:
 
 def loaded(folder: Path) -> str:
     """The text of the saved index, after its size and digest were checked."""
-    manifest, files, _ = storage.load(folder, verify=True)
+    manifest, files, *_ = storage.load(folder, verify=True)
     assert (files / "base" / "vectors.npy").read_text() == "base"
     assert (files / "tail" / "vectors.npy").read_text() == manifest["saved"]
     return str(manifest["saved"])

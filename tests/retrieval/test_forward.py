@@ -19,6 +19,7 @@ from ctxguard.retrieval.analysers.reading import LONGEST_SENTENCE, Reading
 from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.text_signals import TextSignals
 from ctxguard.testing import WordHashEmbedder
 
@@ -110,11 +111,11 @@ def test_an_analyser_of_ones_own_gives_words_that_are_their_own_stems() -> None:
 def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     index = ForwardIndex.build(["red foxes run. the dog", "", "the sea"])
     index.save(tmp_path)
-    loaded = ForwardIndex.load(tmp_path)
+    loaded = ForwardIndex.load(PartFiles(tmp_path))
     assert loaded is not None
     assert_same_words(loaded, index)
     assert_same_signals(loaded, index)
-    assert ForwardIndex.load(tmp_path / "elsewhere") is None
+    assert ForwardIndex.load(PartFiles(tmp_path / "elsewhere")) is None
 
 
 @given(st.lists(st.tuples(texts, st.integers(0, 2)), min_size=1, max_size=12), st.integers(0, 99))

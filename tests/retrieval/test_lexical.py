@@ -18,6 +18,7 @@ from ctxguard.retrieval.index.lexical import (
     build_lexical,
     load_lexical,
 )
+from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.testing import LexicalContract
 
 words = st.sampled_from(["red", "dog", "fox", "rose", "cat", "sun"])
@@ -29,7 +30,7 @@ class TestBm25s(LexicalContract):
         return Bm25sIndex.build(texts)
 
     def load(self, folder: Path) -> Bm25sIndex:
-        return Bm25sIndex.load(folder)
+        return Bm25sIndex.load(PartFiles(folder))
 
 
 class TestRankBm25(LexicalContract):
@@ -37,7 +38,7 @@ class TestRankBm25(LexicalContract):
         return RankBm25Index.build(texts)
 
     def load(self, folder: Path) -> RankBm25Index:
-        return RankBm25Index.load(folder)
+        return RankBm25Index.load(PartFiles(folder))
 
 
 @given(texts=texts, query=st.sampled_from(["red dog", "sun", "red red cat", "fox rose sun"]))
@@ -91,7 +92,7 @@ def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'bm25s' or 'rank-bm25'"):
         build_lexical("lucene", ["text"], ENGLISH)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="lucene"):
-        load_lexical("lucene", tmp_path, ENGLISH)  # type: ignore[arg-type]
+        load_lexical("lucene", PartFiles(tmp_path), ENGLISH)  # type: ignore[arg-type]
 
 
 def test_the_two_engines_have_different_fingerprints() -> None:

@@ -14,6 +14,7 @@ from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.index.sentences import SentenceIndex
 from ctxguard.retrieval.models.sentences import as_int8, sentence_lengths, sentence_vectors
 from ctxguard.retrieval.protocols import QueryTokens, Sentences
@@ -240,7 +241,7 @@ def test_damaged_arrays_are_refused(
     for name, array in (*sentences._asdict().items(), ("frequencies", frequencies)):
         np.save(tmp_path / f"sentences.{name}.npy", array)
     with pytest.raises(ValueError, match=r"sentence|word piece"):
-        SentenceIndex.load(tmp_path)
+        SentenceIndex.load(PartFiles(tmp_path))
 
 
 @pytest.mark.parametrize("table", [np.zeros((9, 32), np.int8), np.zeros((N_PIECES, 32))])

@@ -16,6 +16,7 @@ from ctxguard.retrieval.analysers import own_analyser
 from ctxguard.retrieval.hybrid.stages import LegStages
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
+from ctxguard.retrieval.index.part_files import require_whole
 from ctxguard.retrieval.protocols import Analyser, Embedder
 
 _log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class LiveIndex:
         if self._unchecked:
             self._start_checking()
 
-    def require_sound(self) -> None:
+    def require_sound(self, index: HybridIndex) -> None:
         """Refuse to go on with an index whose files are damaged.
 
         Raises:
@@ -69,6 +70,7 @@ class LiveIndex:
         """
         if self.damage is not None:
             raise IndexFolderError(self.damage)
+        require_whole(index.maps)
 
     def _start_checking(self) -> None:
         # A daemon, so that no process waits for it to end.
@@ -98,7 +100,7 @@ class LiveIndex:
             Exception: whatever ``changed`` raises; the index stays then.
         """
         with self._writing:
-            self.require_sound()
+            self.require_sound(self.index)
             index, changes = changed(self.index)
             self._swap(index)
         return changes

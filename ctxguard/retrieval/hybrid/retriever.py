@@ -252,8 +252,9 @@ class HybridRetriever:
             IndexFolderError: the folder holds something else, or cannot be written, or the files
                 of this index are damaged; an index that was there before is untouched.
         """
-        self._live.require_sound()
-        self.generation.save(Path(folder))
+        index = self.generation
+        self._live.require_sound(index)
+        index.save(Path(folder))
 
     def with_fusion(self, fusion: Fusion) -> Self:
         """A view with another fusion."""
@@ -540,9 +541,8 @@ class HybridRetriever:
             OverloadedError: no leg had a thread free.
             IndexFolderError: the index was found to be damaged while it answered.
         """
-        if self._live.damage is not None:
-            self._live.require_sound()
         index, settings = self._pinned or self._live.index, self._settings
+        self._live.require_sound(index)
         budget = None if settings.deadlines is None else settings.deadlines.start()
         search = settings.search(index, query, depth=depth, query_vector=query_vector, where=where)
         clock = StageClock()

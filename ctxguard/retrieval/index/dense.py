@@ -22,6 +22,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index.filters import AllowedRows
+from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import Float32Array, RowArray
 
@@ -92,7 +93,7 @@ class DenseIndex:
         exact_limit: Up to this many allowed rows, a filtered search compares every vector.
 
     Attributes:
-        vectors: As given, read-only; memory-mapped after ``load``.
+        vectors: As given, read-only.
         dimension: Length of a vector.
         exact_limit: As given.
         is_exact: Whether a search compares the query with every vector.
@@ -184,21 +185,21 @@ class DenseIndex:
 
     @classmethod
     def load(
-        cls, folder: Path, *, with_codes: bool, exact_limit: int = EXACT_LIMIT
+        cls, files: PartFiles, *, with_codes: bool, exact_limit: int = EXACT_LIMIT
     ) -> "DenseIndex":
-        """Read what ``save`` wrote, the vectors memory-mapped.
+        """Read what ``save`` wrote.
 
         faiss trusts its files: read codes only after their digest was checked.
 
         Raises:
             ValueError: files that ``save`` did not write together.
         """
-        vectors = np.load(folder / VECTORS, mmap_mode="r", allow_pickle=False)
+        vectors = files.large_array(VECTORS)
         if vectors.dtype != np.float32 or vectors.ndim != 2:
             raise ValueError(f"{VECTORS} holds {vectors.dtype} of shape {vectors.shape}")
         codes = None
         if with_codes:
-            codes = require("faiss", "embedded").read_index(str(folder / CODES))
+            codes = require("faiss", "embedded").read_index(str(files.folder / CODES))
             if (codes.ntotal, codes.d) != vectors.shape:
                 raise ValueError(f"{CODES} and {VECTORS} do not belong together")
         return cls(vectors, codes, exact_limit=exact_limit)

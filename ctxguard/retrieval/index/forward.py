@@ -22,6 +22,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import Reading
 from ctxguard.retrieval.index.lexical import K1, B, idf, read_only
+from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import Analyser, RowArray
 
@@ -178,19 +179,16 @@ class ForwardIndex:
         (folder / _VOCABULARY).write_text(text, encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path, analyser: Analyser = ENGLISH) -> Self | None:
-        """Read what ``save`` wrote, memory-mapped; None where it wrote nothing.
+    def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self | None:
+        """Read what ``save`` wrote; None where it wrote nothing.
 
         Raises:
             ValueError, OSError: files that ``save`` did not write together.
         """
-        if not (folder / _WORDS).exists():
+        if _WORDS not in files:
             return None
-        words, starts = (
-            np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in (_WORDS, _STARTS)
-        )
-        names = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
-        vocabulary = {word: number for number, word in enumerate(names)}
+        words, starts = files.large_array(_WORDS), files.array(_STARTS)
+        vocabulary = {word: number for number, word in enumerate(files.texts(_VOCABULARY))}
         _check(Ordered(words, starts), len(vocabulary))
         return cls(analyser, vocabulary, Ordered(words, starts))
 
@@ -314,7 +312,7 @@ def _read_only(ordered: Ordered) -> Ordered:
 def _check(ordered: Ordered, n_words: int) -> None:
     """Refuse arrays with which the compiled loops would read or write outside of them.
 
-    The loops check no index, and digests are not checked on every load.
+    Digests are not checked on every load.
     """
     words, starts = ordered
     if (str(words.dtype), str(starts.dtype)) != ("int32", "int64"):

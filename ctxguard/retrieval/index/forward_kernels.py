@@ -1,5 +1,7 @@
 """The inner loops of the forward index, compiled by numba.
 
+A word that is none there are, as in a mapped file that somebody altered, is taken for the first.
+
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
 
@@ -29,7 +31,8 @@ def passages_with(ordered: Ordered, number_of: Numbers32, n_numbers: int) -> Num
     for row in range(ordered.starts.size - 1):
         for at in range(ordered.starts[row], ordered.starts[row + 1]):
             word = ordered.words[at]
-            number = number_of[word if word >= 0 else ~word]
+            word = word if word >= 0 else ~word
+            number = number_of[word if word < number_of.size else 0]
             if last[number] != row:
                 last[number] = row
                 passages[number] += 1
@@ -41,8 +44,9 @@ def renumbered(words: Numbers32, numbers: Numbers32) -> Numbers32:
     """The new number of each word; complements stay complements."""
     new = np.empty(words.size, np.int32)
     for at in range(words.size):
-        word = words[at]
-        new[at] = numbers[word] if word >= 0 else ~numbers[~word]
+        known = words[at] if words[at] >= 0 else ~words[at]
+        number = numbers[known if known < numbers.size else 0]
+        new[at] = number if words[at] >= 0 else ~number
     return new
 
 
@@ -95,6 +99,8 @@ def candidate_words(  # noqa: PLR0917  compiled code takes no keywords
         begin = part.starts[row]
         for at in range(starts[i + 1] - starts[i]):
             word = part.words[begin + at]
-            words[starts[i] + at] = word
-            stems[starts[i] + at] = stem_of[word if word >= 0 else ~word]
+            known = word if word >= 0 else ~word
+            known = known if known < stem_of.size else 0
+            words[starts[i] + at] = known if word >= 0 else ~known
+            stems[starts[i] + at] = stem_of[known]
     return words, stems, starts, norms

@@ -32,6 +32,7 @@ from ctxguard.retrieval.index.dense import (
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.forward import EditedForwardIndex, ForwardIndex
 from ctxguard.retrieval.index.lexical import Bm25sIndex, EditedBm25sIndex, LexicalEngine
+from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import (
     BuildReport,
     EditedPassageTable,
@@ -133,6 +134,7 @@ class HybridIndex:
         embedder_weights: The digest of its weights.
         letters: How many letters of each script the passages have.
         report: How many passages were indexed, left out and repaired.
+        maps: The files that are mapped. A search asks first whether they are whole.
         unchecked: Files that it was read from whose digests are still to be checked.
     """
 
@@ -148,6 +150,7 @@ class HybridIndex:
     embedder_weights: str
     letters: Mapping[str, int]
     report: BuildReport
+    maps: Maps
     unchecked: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
@@ -220,6 +223,7 @@ class HybridIndex:
             embedder=embedder,
             embedder_weights=embedder_weights,
             letters=letters,
+            maps={**base.maps, **({} if edits is None else edits.tail.maps)},
             report=replace(
                 report,
                 indexed=len(passages),
@@ -559,7 +563,7 @@ class HybridIndex:
         opened: "HybridIndex | None" = None,
         defer: bool = False,
     ) -> "HybridIndex":
-        """Read a saved index, its large files memory-mapped.
+        """Read a saved index, the files of a large one memory-mapped.
 
         Args:
             folder: What ``save`` wrote.
@@ -581,7 +585,7 @@ class HybridIndex:
             defer=defer,
         )
         try:
-            index = cls._read(saved.manifest, saved.files, analyser, known)
+            index = cls._read(saved, analyser, known)
         except ConfigurationError:
             raise
         except Exception as error:
@@ -594,13 +598,11 @@ class HybridIndex:
 
     @classmethod
     def _read(
-        cls,
-        manifest: Mapping[str, Any],
-        files: Path,
-        analyser: Analyser | None,
-        known: Segment | None,
+        cls, saved: storage.SavedIndex, analyser: Analyser | None, known: Segment | None
     ) -> "HybridIndex":
+        manifest, folder = saved.manifest, saved.files
         lexical, dense, parts = manifest["lexical"], manifest["dense"], manifest["parts"]
+        files = {name: PartFiles(folder / name, mapped=saved.is_large) for name in parts}
         load = partial(
             Segment.load,
             engine=lexical["engine"],
@@ -611,12 +613,12 @@ class HybridIndex:
         if base is None or base.segment_id != parts[_BASE]:
             if dense["codes"]:
                 codes = f"{_BASE}/{CODES}"
-                storage.check_digest(files / codes, manifest["files"][codes]["sha256"])
-            base = load(files / _BASE, parts[_BASE], with_codes=dense["codes"])
+                storage.check_digest(folder / codes, manifest["files"][codes]["sha256"])
+            base = load(files[_BASE], parts[_BASE], with_codes=dense["codes"])
         edits = None
         if _TAIL in parts:
-            tail = load(files / _TAIL, parts[_TAIL], with_codes=False)
-            deleted = np.load(files / _TAIL / _DELETED, allow_pickle=False)
+            tail = load(files[_TAIL], parts[_TAIL], with_codes=False)
+            deleted = files[_TAIL].array(_DELETED)
             if deleted.dtype != np.int64 or (np.diff(deleted) <= 0).any():
                 raise ValueError(f"{_DELETED} is not as it was saved")
             if deleted.size and not 0 <= deleted[0] <= deleted[-1] < len(base.passages):
@@ -624,7 +626,7 @@ class HybridIndex:
             edits = Edits.of(base, tail, deleted)
         table = None
         if _TOKENS in parts:
-            table = TokenTable.load(files / _TOKENS, parts[_TOKENS])
+            table = TokenTable.load(files[_TOKENS], parts[_TOKENS])
         report = dict(manifest["report"])
         letters = report.pop("letters")
         index = cls._of(

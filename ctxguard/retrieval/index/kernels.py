@@ -8,6 +8,9 @@ Each step of a search is one call here instead of a dozen numpy calls. A search 
 of a millisecond, in which a dozen calls would show; and nearly every numpy call releases and takes
 the interpreter lock, for which concurrent clients wait longer than for the work itself.
 
+A row or a piece that is no row or piece there are, as in a mapped file that somebody altered, is
+taken for the first: what is found is wrong then, and nothing else is read or written.
+
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
 
@@ -119,7 +122,8 @@ def search_postings(
     all_scores = np.zeros(n_passages, np.float32)
     for word in words:
         for at in range(indptr[word], indptr[word + 1]):
-            all_scores[indices[at]] += data[at]
+            row = indices[at]
+            all_scores[row if 0 <= row < n_passages else 0] += data[at]
     rows = best_first(all_scores, k, 0.0)
     return rows, all_scores[rows].astype(np.float64), all_scores
 
@@ -166,7 +170,8 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
     there = np.zeros(starts.size - 1, np.int64)
     for word in range(there.size):
         for at in range(starts[word], starts[word + 1]):
-            there[word] += new_rows[rows[at]] >= 0
+            row = rows[at]
+            there[word] += new_rows[row if 0 <= row < new_rows.size else 0] >= 0
     return there
 
 
@@ -186,9 +191,10 @@ def rows_with_pieces(
     last = np.full(n_vocabulary, -1, np.int64)
     for row in rows:
         for at in range(starts[row, 1], starts[row + 1, 1]):
-            if last[pieces[at]] != row:
-                last[pieces[at]] = row
-                found[pieces[at]] += 1
+            piece = pieces[at] if 0 <= pieces[at] < n_vocabulary else 0
+            if last[piece] != row:
+                last[piece] = row
+                found[piece] += 1
     return found
 
 
@@ -219,7 +225,8 @@ def add_scores(  # noqa: PLR0917  compiled code takes no keywords
         if words[i] < 0:
             continue
         for at in range(starts[words[i]], starts[words[i] + 1]):
-            row = new_rows[rows[at]]
+            row = rows[at]
+            row = new_rows[row if 0 <= row < new_rows.size else 0]
             if row >= 0:
                 all_scores[row] += _bm25(counts[at], weights[i], norms[row])
 

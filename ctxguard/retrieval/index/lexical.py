@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers.english import ENGLISH
+from ctxguard.retrieval.index.part_files import ALTERED, PartFiles
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import (
     Analyser,
@@ -60,19 +61,19 @@ def build_lexical(engine: LexicalEngine, texts: Iterable[str], analyser: Analyse
     return _engine(engine).build(texts, analyser)
 
 
-def load_lexical(engine: LexicalEngine, folder: Path, analyser: Analyser) -> LexicalIndex:
-    """Read what ``save`` wrote, memory-mapped.
+def load_lexical(engine: LexicalEngine, files: PartFiles, analyser: Analyser) -> LexicalIndex:
+    """Read what ``save`` wrote.
 
     Args:
         engine: The one that built it.
-        folder: Where it was saved.
+        files: Where it was saved.
         analyser: The one that it was built with.
 
     Raises:
         ConfigurationError: an engine that does not exist.
         ValueError, OSError: a file that is not what ``save`` wrote.
     """
-    return _engine(engine).load(folder, analyser)
+    return _engine(engine).load(files, analyser)
 
 
 def join_lexical(
@@ -151,6 +152,8 @@ class Bm25sIndex:
         words, passages, counts = [], [], []
         for index, new in zip(indexes, rows, strict=True):
             counted = index.counted
+            if _has_odd_row(counted.rows, new.size):
+                raise IndexFolderError(f"{_array('rows')} {ALTERED}")
             lengths[new[new >= 0]] = counted.lengths[new >= 0]
             new_rows = new[counted.rows]
             is_there = new_rows >= 0
@@ -192,20 +195,17 @@ class Bm25sIndex:
 
     def save(self, folder: Path) -> None:
         """Write the postings as arrays and the vocabulary as JSON."""
-        np.save(_array(folder, "scores"), self.postings[0])
+        np.save(folder / _array("scores"), self.postings[0])
         for name, counted in self.counted._asdict().items():
-            np.save(_array(folder, name), counted)
+            np.save(folder / _array(name), counted)
         _write_vocabulary(folder, list(self.vocabulary))
 
     @classmethod
-    def load(cls, folder: Path, analyser: Analyser = ENGLISH) -> Self:
-        """Read what ``save`` wrote, memory-mapped."""
-        scores, *counted = (
-            np.load(_array(folder, name), mmap_mode="r", allow_pickle=False)
-            for name in ("scores", *Counted._fields)
-        )
-        counts, rows, starts, lengths = counted
-        vocabulary = {word: number for number, word in enumerate(_read_vocabulary(folder))}
+    def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
+        """Read what ``save`` wrote."""
+        scores, counts, rows = map(files.large_array, map(_array, ("scores", "counts", "rows")))
+        starts, lengths = map(files.array, map(_array, ("starts", "lengths")))
+        vocabulary = {word: number for number, word in enumerate(files.texts(_VOCABULARY))}
         found = Counted(counts, rows, starts, lengths)
         _check_postings(found, scores, len(vocabulary))
         return cls(analyser, vocabulary, found, scores)
@@ -308,7 +308,7 @@ def _counted(
 def _check_postings(counted: Counted, scores: Float32Array, n_words: int) -> None:
     """Refuse arrays with which the compiled loops would read or write outside of them.
 
-    The loops check no index, and digests are not checked on every load.
+    Digests are not checked on every load.
     """
     counts, rows, starts, lengths = counted
     dtypes = [str(array.dtype) for array in (counts, rows, starts, lengths, scores)]
@@ -319,14 +319,18 @@ def _check_postings(counted: Counted, scores: Float32Array, n_words: int) -> Non
         raise ValueError("the lexical postings and the vocabulary do not belong together")
     if starts[0] != 0 or (np.diff(starts) < 0).any():
         raise ValueError("the lexical postings of some word end before they begin")
-    if rows.size and not (rows.min() >= 0 and rows.max() < lengths.size):
+    if _has_odd_row(rows, lengths.size):
         raise ValueError(f"a lexical posting is of no passage from 0 to {lengths.size - 1}")
     if (lengths < 0).any():
         raise ValueError("a passage has a negative length")
 
 
-def _array(folder: Path, name: str) -> Path:
-    return folder / f"lexical.{name}.npy"
+def _has_odd_row(rows: NDArray[np.int32], n_passages: int) -> bool:
+    return bool(rows.size) and not 0 <= rows.min() <= rows.max() < n_passages
+
+
+def _array(name: str) -> str:
+    return f"lexical.{name}.npy"
 
 
 class RankBm25Index:
@@ -398,11 +402,10 @@ class RankBm25Index:
         _write_vocabulary(folder, list(vocabulary))
 
     @classmethod
-    def load(cls, folder: Path, analyser: Analyser = ENGLISH) -> Self:
+    def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
         """Read what ``save`` wrote; the statistics are computed again."""
-        flat = np.load(folder / "lexical.words.npy", allow_pickle=False)
-        ends = np.load(folder / "lexical.offsets.npy", allow_pickle=False)
-        names = _read_vocabulary(folder)
+        flat, ends = files.array("lexical.words.npy"), files.array("lexical.offsets.npy")
+        names = files.texts(_VOCABULARY)
         if ends.size == 0 or ends[0] != 0 or ends[-1] != flat.size or (np.diff(ends) < 0).any():
             raise ValueError("the lexical words and their offsets do not belong together")
         if flat.size and not (flat.min() >= 0 and flat.max() < len(names)):
@@ -439,8 +442,3 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
 def _write_vocabulary(folder: Path, vocabulary: list[str]) -> None:
     text = json.dumps(vocabulary, ensure_ascii=False)
     (folder / _VOCABULARY).write_text(text, encoding="utf-8")
-
-
-def _read_vocabulary(folder: Path) -> list[str]:
-    words: list[str] = json.loads((folder / _VOCABULARY).read_text(encoding="utf-8"))
-    return words

@@ -7,22 +7,21 @@ row is a tie broken by passage id, and an index does not depend on the order of 
 
 import hashlib
 import json
-import mmap
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_digest
 from ctxguard.core.types import Hit, Passage
-from ctxguard.errors import DataError
+from ctxguard.errors import DataError, IndexFolderError
 from ctxguard.retrieval.index.filters import EditedMetadataRows, FilteredRows, MetadataRows
+from ctxguard.retrieval.index.part_files import ALTERED, Lines, PartFiles
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import RowArray
 
@@ -127,14 +126,6 @@ def searchable_text(passage: Passage | Hit) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
-class Lines(Protocol):
-    """A block of bytes: ``bytes``, a mapped file, or two blocks as one."""
-
-    def __getitem__(self, part: slice, /) -> bytes:
-        """A copy of a part."""
-        ...
-
-
 class PassageLines:
     """Passages by position, each read from its line of JSON when it is accessed.
 
@@ -153,10 +144,18 @@ class PassageLines:
         return len(self._starts)
 
     def __getitem__(self, position: int, /) -> Passage:
-        record = json.loads(self._lines[self._starts[position] : self._ends[position]])
-        return Passage(
-            record["_id"], record["text"], record.get("title", ""), record.get("metadata")
-        )
+        """The passage at a position.
+
+        Raises:
+            IndexFolderError: the file was altered since it was opened.
+        """
+        try:
+            record = json.loads(self._lines[self._starts[position] : self._ends[position]])
+            return Passage(
+                record["_id"], record["text"], record.get("title", ""), record.get("metadata")
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise IndexFolderError(f"{PASSAGES} {ALTERED} ({type(error).__name__})") from error
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[position] for position in range(len(self)))
@@ -276,20 +275,12 @@ class PassageTable(PassageLines):
         np.save(folder / DIGESTS, self.digests)
 
     @classmethod
-    def load(cls, folder: Path) -> "PassageTable":
-        """Read what ``save`` wrote, the lines memory-mapped."""
-        lines: bytes | mmap.mmap = b""
-        with (folder / PASSAGES).open("rb") as stream:
-            # An empty file cannot be mapped.
-            if stream.seek(0, 2):
-                lines = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        offsets = np.load(folder / OFFSETS, allow_pickle=False)
-        digests = np.load(folder / DIGESTS, mmap_mode="r", allow_pickle=False)
-        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+    def load(cls, files: PartFiles) -> "PassageTable":
+        """Read what ``save`` wrote."""
+        lines, n_bytes = files.lines(PASSAGES)
+        offsets, digests, ids = files.array(OFFSETS), files.array(DIGESTS), files.texts(IDS)
         n = len(ids)
-        if not isinstance(ids, list) or set(map(type, ids)) - {str}:
-            raise ValueError(f"{IDS} holds what is no id")
-        if (offsets.shape, digests.shape) != ((n + 1,), (n,)) or offsets[-1] != len(lines):
+        if (offsets.shape, digests.shape) != ((n + 1,), (n,)) or offsets[-1] != n_bytes:
             raise ValueError(f"{PASSAGES}, {OFFSETS}, {DIGESTS} and {IDS} do not belong together")
         if offsets[0] != 0 or (np.diff(offsets) < 0).any() or digests.dtype != np.uint64:
             raise ValueError(f"{OFFSETS} or {DIGESTS} is not as it was saved")

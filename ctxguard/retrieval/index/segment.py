@@ -6,7 +6,7 @@ passage belongs there too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Literal, NamedTuple
@@ -23,6 +23,7 @@ from ctxguard.retrieval.index.lexical import (
     join_lexical,
     load_lexical,
 )
+from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text
 from ctxguard.retrieval.index.sentences import SentenceIndex
 from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, RowArray
@@ -54,6 +55,7 @@ class Segment:
         dense: Their vectors.
         forward: Their words in order; None where they are not kept.
         sentences: Their sentences; None where they are not kept.
+        maps: The files of it that are mapped.
     """
 
     segment_id: str
@@ -62,6 +64,7 @@ class Segment:
     dense: DenseIndex
     forward: ForwardIndex | None
     sentences: SentenceIndex | None
+    maps: Maps = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -130,7 +133,7 @@ class Segment:
     @classmethod
     def load(
         cls,
-        folder: Path,
+        files: PartFiles,
         segment_id: str,
         *,
         engine: LexicalEngine,
@@ -138,18 +141,19 @@ class Segment:
         with_codes: bool,
         exact_limit: int,
     ) -> "Segment":
-        """Read what ``save`` wrote, the large files memory-mapped.
+        """Read what ``save`` wrote.
 
         Raises:
             ValueError, KeyError, TypeError, OSError: files that ``save`` did not write together.
         """
         segment = cls(
             segment_id,
-            PassageTable.load(folder),
-            load_lexical(engine, folder, analyser),
-            DenseIndex.load(folder, with_codes=with_codes, exact_limit=exact_limit),
-            ForwardIndex.load(folder, analyser),
-            SentenceIndex.load(folder),
+            PassageTable.load(files),
+            load_lexical(engine, files, analyser),
+            DenseIndex.load(files, with_codes=with_codes, exact_limit=exact_limit),
+            ForwardIndex.load(files, analyser),
+            SentenceIndex.load(files),
+            files.maps,
         )
         sizes = {len(segment.passages), len(segment.lexical), len(segment.dense)}
         if segment.forward is not None:

@@ -17,6 +17,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.index.lexical import idf, read_only
+from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import Int8Array, QueryTokens, RowArray, Sentences
 
@@ -45,13 +46,13 @@ class TokenTable(NamedTuple):
         np.save(folder / _TABLE, self.states)
 
     @classmethod
-    def load(cls, folder: Path, table_id: str) -> "TokenTable":
-        """Read what ``save`` wrote, memory-mapped.
+    def load(cls, files: PartFiles, table_id: str) -> "TokenTable":
+        """Read what ``save`` wrote.
 
         Raises:
             ValueError, OSError: it is not what ``save`` wrote.
         """
-        states = np.load(folder / _TABLE, mmap_mode="r", allow_pickle=False)
+        states = files.array(_TABLE)
         if states.dtype != np.int8 or states.ndim != 2:
             raise ValueError(f"{_TABLE} holds {states.dtype} of shape {states.shape}")
         return cls(table_id, read_only(states))
@@ -107,23 +108,23 @@ class SentenceIndex:
     def save(self, folder: Path) -> None:
         """Write the arrays."""
         for name, array in self.sentences._asdict().items():
-            np.save(_file(folder, name), array)
-        np.save(_file(folder, _FREQUENCIES), self.frequencies)
+            np.save(folder / _file(name), array)
+        np.save(folder / _file(_FREQUENCIES), self.frequencies)
 
     @classmethod
-    def load(cls, folder: Path) -> Self | None:
-        """Read what ``save`` wrote, memory-mapped; None where it wrote nothing.
+    def load(cls, files: PartFiles) -> Self | None:
+        """Read what ``save`` wrote; None where it wrote nothing.
 
         Raises:
             ValueError, OSError: files that ``save`` did not write together.
         """
-        if not _file(folder, _FREQUENCIES).exists():
+        if _file(_FREQUENCIES) not in files:
             return None
-        *arrays, frequencies = (
-            np.load(_file(folder, name), mmap_mode="r", allow_pickle=False)
-            for name in (*Sentences._fields, _FREQUENCIES)
+        vectors, lengths, pieces = (
+            files.large_array(_file(name)) for name in ("vectors", "lengths", "pieces")
         )
-        sentences = Sentences(*arrays)
+        sentences = Sentences(vectors, lengths, pieces, files.array(_file("starts")))
+        frequencies = files.array(_file(_FREQUENCIES))
         _check(sentences, frequencies)
         return cls(sentences, frequencies)
 
@@ -230,7 +231,7 @@ def _taken(sentences: Sentences, rows: RowArray) -> Sentences:
 def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
     """Refuse arrays with which the compiled loops would read outside of them.
 
-    The loops check no index, and digests are not checked on every load.
+    Digests are not checked on every load.
     """
     vectors, lengths, pieces, starts = sentences
     dtypes = [str(array.dtype) for array in (vectors, lengths, starts, frequencies, pieces)]
@@ -255,8 +256,8 @@ def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
         raise ValueError("more passages have a word piece than there are")
 
 
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"sentences.{name}.npy"
+def _file(name: str) -> str:
+    return f"sentences.{name}.npy"
 
 
 @cache

@@ -37,7 +37,10 @@ from ctxguard.errors import IndexFolderError
 
 SCHEMA_VERSION = 3
 VERIFY_LIMIT_BYTES = 256 * 2**20
-"""Digests of so much in all are checked before an index answers: in a fraction of a second."""
+"""An index of at most so much is read into memory, and its digests checked, before it answers.
+
+That takes a fraction of a second. A larger one is mapped, and checked while it answers.
+"""
 
 _MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 2**20
@@ -50,7 +53,10 @@ _FILE = re.compile(r"\w+/[\w.]+")
 _INTERRUPTED_SECONDS = 24 * 60 * 60
 """Age of a partial manifest from which its save is taken for interrupted."""
 
-_REBUILD = "copy the whole folder again, or build the index anew with `ctxguard index`"
+_REBUILD = (
+    "copy the whole index to a new folder and open that, or build it anew with `ctxguard index`; "
+    "never write into the files of an index that is in use"
+)
 
 
 class SavedIndex(NamedTuple):
@@ -59,11 +65,13 @@ class SavedIndex(NamedTuple):
     Attributes:
         manifest: Its manifest.
         files: The folder of its generation.
+        is_large: Whether it is over `VERIFY_LIMIT_BYTES`, so that its files are mapped.
         unchecked: Files whose digests are still to be checked, by ``check_digest``.
     """
 
     manifest: dict[str, Any]
     files: Path
+    is_large: bool
     unchecked: dict[Path, str]
 
 
@@ -284,13 +292,15 @@ def load(
     """
     manifest = _read_manifest(folder)
     try:
-        unchecked = _check_files(folder, manifest, verify=verify, opened=opened, defer=defer)
+        is_large, unchecked = _check_files(
+            folder, manifest, verify=verify, opened=opened, defer=defer
+        )
     except OSError as error:
         # A save deletes the generation that it replaced, perhaps while it is checked here.
         raise IndexFolderError(
             f"{folder} cannot be read ({error.strerror or type(error).__name__}); {_REBUILD}"
         ) from error
-    return SavedIndex(manifest, folder / manifest["generation"], unchecked)
+    return SavedIndex(manifest, folder / manifest["generation"], is_large, unchecked)
 
 
 def _read_manifest(folder: Path, *, any_version: bool = False) -> dict[str, Any]:
@@ -323,8 +333,12 @@ def _check_files(
     verify: bool | None,
     opened: Collection[str],
     defer: bool,
-) -> dict[Path, str]:
-    """Check sizes, and digests as far as asked for; the digests that are left to check."""
+) -> tuple[bool, dict[Path, str]]:
+    """Check sizes, and digests as far as asked for.
+
+    Returns:
+        Whether the index is large, and the digests that are left to check.
+    """
     try:
         generation, parts = manifest["generation"], manifest["parts"]
         files = {name: (at["bytes"], at["sha256"]) for name, at in manifest["files"].items()}
@@ -332,12 +346,12 @@ def _check_files(
         is_whole = is_whole and all(_FILE.fullmatch(name) for name in files)
         known = tuple(f"{name}/" for name, part_id in parts.items() if part_id in opened)
         unknown = {name for name in files if verify or not name.startswith(known)}
-        total = sum(files[name][0] for name in unknown)
+        is_large = sum(size for size, _ in files.values()) > VERIFY_LIMIT_BYTES
     except (KeyError, TypeError, AttributeError):
         is_whole = False
     if not is_whole:
         raise IndexFolderError(f"{folder / _MANIFEST} is damaged; {_REBUILD}")
-    later = verify is None and defer and total > VERIFY_LIMIT_BYTES
+    later = verify is None and defer and is_large
     unchecked = {}
     for name, (size, digest) in files.items():
         file = folder / generation / name
@@ -360,7 +374,7 @@ def _check_files(
             f"{folder / generation / min(unlisted)} is not in {_MANIFEST}: it was put there since "
             f"the index was saved; {_REBUILD}"
         )
-    return unchecked
+    return is_large, unchecked
 
 
 def check_digest(file: Path, expected: str) -> None:
