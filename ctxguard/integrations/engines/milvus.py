@@ -5,6 +5,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
@@ -14,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.render import sanitise
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import FailureKind, Passage, Ranking, ScoreKind
 from ctxguard.errors import (
@@ -55,14 +57,20 @@ _WRITE_SECONDS = 120.0
 _ROWS_PER_REQUEST = 128
 """Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector."""
 _KEYS_PER_REQUEST = 512
+_LONGEST_REASON = 300
+"""Characters of a server's message."""
 _PAGE = 1_000
 _SPACE_OF_DIGESTS = 2**64
 _SETTINGS = "ctxguard.settings"
 """The property of a collection that holds the settings."""
 _PASSAGE = ["passage_id", "title", "text", "metadata"]
-_INDEXES = {DENSE: "AUTOINDEX", "filter_tokens": "INVERTED", "digest": "INVERTED"}
-_INDEXES_OF_FILE = {DENSE: "FLAT", "digest": "INVERTED"}
+_BM25 = {"bm25_k1": K1, "bm25_b": B}
+_EVERYWHERE = {LEXICAL: "SPARSE_INVERTED_INDEX", "digest": "INVERTED"}
+_INDEXES = {**_EVERYWHERE, DENSE: "AUTOINDEX", "filter_tokens": "INVERTED"}
+_INDEXES_OF_FILE = {**_EVERYWHERE, DENSE: "FLAT"}
 """Milvus Lite indexes no arrays, and its AUTOINDEX is an HNSW that misses some of the nearest."""
+_LEAST_VERSION = (2, 5)
+"""The first release of the server that computes BM25 itself, over a sparse vector."""
 _STRONG = "Strong"
 """The consistency level of what is read about the corpus: it holds every write so far."""
 _METRICS = {LEXICAL: "BM25", DENSE: "COSINE"}
@@ -126,9 +134,19 @@ class MilvusEngine:
         try:
             if connection.call(lambda client, limit: client.has_collection(address.name, **limit)):
                 raise already_there(address)
-            types = _INDEXES_OF_FILE if connection.is_file else _INDEXES
-            make = partial(_create_collection, address.name, settings, types)
-            connection.call(make, _WRITE_SECONDS)
+            _check_version(connection)
+            make = partial(_create_collection, address.name, settings)
+            connection.call(make, _WRITE_SECONDS, sends_text=False)
+            try:
+                _index_and_load(connection)
+            except CtxguardError:
+                # Empty as it is, it would only be in the way of the next attempt. Where it cannot
+                # be removed either, `open` finishes it.
+                with suppress(CtxguardError):
+                    connection.call(
+                        lambda client, limit: client.drop_collection(address.name, **limit)
+                    )
+                raise
             return cls(connection, settings)
         except BaseException:
             connection.close()
@@ -336,13 +354,19 @@ class _Connection:
             self._client = None
 
     def call(
-        self, work: Callable[[Any, dict[str, float]], _Answer], seconds: float = 0.0
+        self,
+        work: Callable[[Any, dict[str, float]], _Answer],
+        seconds: float = 0.0,
+        *,
+        sends_text: bool = True,
     ) -> _Answer:
         """What ``work`` returns for the client and the keywords of a time limit.
 
         Args:
             work: Calls the client.
             seconds: Its time limit, if that is longer than the URL's.
+            sends_text: Whether a query or a passage is sent, which the server's message could
+                quote. If not, the error says the server's reason.
 
         Raises:
             ConfigurationError: there is no such collection, or the credentials are refused.
@@ -353,7 +377,7 @@ class _Connection:
         except CtxguardError:
             raise
         except Exception as error:
-            raise _typed(error, self.address) from error
+            raise _typed(error, self.address, sends_text=sends_text) from error
 
     def _connected(self) -> Any:
         with self._lock:
@@ -395,8 +419,8 @@ def _connection_arguments(address: EngineAddress) -> dict[str, Any]:
     }
 
 
-def _typed(error: Exception, address: EngineAddress) -> CtxguardError:
-    """An error of the client as one of ours, without its message, which may quote passages."""
+def _typed(error: Exception, address: EngineAddress, *, sends_text: bool) -> CtxguardError:
+    """An error of the client as one of ours, with its message only where that can quote no text."""
     code = getattr(error, "code", None)
     code = code() if callable(code) else code
     status = getattr(code, "name", "")  # of gRPC, where the code is not Milvus's own number
@@ -419,6 +443,9 @@ def _typed(error: Exception, address: EngineAddress) -> CtxguardError:
         )
     elif isinstance(code, int) and code > 0 and "fail connecting" not in message:
         cause = f"it answered with its error {code}"
+        if not sends_text:
+            said = sanitise(str(getattr(error, "message", "")))
+            cause += f": {' '.join(said.split())[:_LONGEST_REASON]}"
     else:
         cause = f"it cannot be reached ({status or type(error).__name__})"
     return StageUnavailableError(STAGE, cause)
@@ -439,18 +466,28 @@ def _settings_of(connection: _Connection) -> IndexSettings:
             f"{address.shown}: this collection was not made by ctxguard; give another name after "
             "#, or read it with a retriever of your own (docs/integrations/milvus.md)"
         )
-    connection.call(
-        lambda client, limit: client.load_collection(address.name, **limit), _WRITE_SECONDS
-    )
+    _index_and_load(connection)
     return IndexSettings.from_json(stored)
 
 
+def _check_version(connection: _Connection) -> None:
+    """Refuse a server that is too old for an index; one with a version of its own is taken.
+
+    Raises:
+        ConfigurationError: it is too old.
+    """
+    version = connection.call(lambda client, limit: client.get_server_version(**limit))
+    numbers = re.match(r"v?(\d+)\.(\d+)", str(version))
+    if numbers is not None and tuple(map(int, numbers.groups())) < _LEAST_VERSION:
+        raise ConfigurationError(
+            f"{connection.address.shown}: the server is Milvus {str(version)[:40]}, and an index "
+            f"needs {'.'.join(map(str, _LEAST_VERSION))} or later, which computes BM25: update the "
+            "server, or use a file of Milvus Lite"
+        )
+
+
 def _create_collection(
-    name: str,
-    settings: IndexSettings,
-    index_types: Mapping[str, str],
-    client: Any,
-    limit: dict[str, float],
+    name: str, settings: IndexSettings, client: Any, limit: dict[str, float]
 ) -> None:
     library: Any = require("pymilvus", "milvus")
     types = library.DataType
@@ -477,16 +514,6 @@ def _create_collection(
     schema.add_field(DENSE, types.FLOAT_VECTOR, dim=settings.dimension)
     schema.add_field(LEXICAL, types.SPARSE_FLOAT_VECTOR)
     schema.add_function(library.Function("bm25", library.FunctionType.BM25, ["terms"], [LEXICAL]))
-    indexes = client.prepare_index_params()
-    indexes.add_index(
-        LEXICAL,
-        index_type="SPARSE_INVERTED_INDEX",
-        metric_type=_METRICS[LEXICAL],
-        params={"bm25_k1": K1, "bm25_b": B},
-    )
-    for field, index_type in index_types.items():
-        metric = {"metric_type": _METRICS[field]} if field in _METRICS else {}
-        indexes.add_index(field, index_type=index_type, **metric)
     client.create_collection(
         name,
         schema=schema,
@@ -494,8 +521,26 @@ def _create_collection(
         properties={_SETTINGS: settings.to_json()},
         **limit,
     )
-    client.create_index(name, indexes, sync=False, **limit)  # it would wait half a second for each
-    client.load_collection(name, **limit)
+
+
+def _index_and_load(connection: _Connection) -> None:
+    """Make the indexes that a collection lacks, and load it for searches."""
+    name = connection.address.name
+    types = _INDEXES_OF_FILE if connection.is_file else _INDEXES
+
+    def work(client: Any, limit: dict[str, float]) -> None:
+        indexes = client.prepare_index_params()
+        for field, index_type in types.items():
+            if not client.list_indexes(name, field, **limit):
+                metric = {"metric_type": _METRICS[field]} if field in _METRICS else {}
+                params = {"params": _BM25} if field == LEXICAL else {}
+                indexes.add_index(field, index_type=index_type, **metric, **params)
+        if indexes:
+            # In step with the server it would wait half a second for each.
+            client.create_index(name, indexes, sync=False, **limit)
+        client.load_collection(name, **limit)
+
+    connection.call(work, _WRITE_SECONDS, sends_text=False)
 
 
 def _queried(

@@ -218,6 +218,59 @@ def test_a_server_is_used_by_the_same_code(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(built) == len(PASSAGES) - 1
 
 
+def _refused(*_: Any, **__: Any) -> None:
+    raise pymilvus.MilvusException(1100, "no sparse\n\u202evectors " + "x" * 1_000)
+
+
+def test_a_build_that_is_refused_says_why_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = _File().url("refused")
+    with monkeypatch.context() as patched:
+        patched.setattr(pymilvus.MilvusClient, "create_index", _refused)
+        with pytest.raises(StageUnavailableError, match="error 1100: no sparse vectors x") as told:
+            EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
+    assert len(str(told.value)) < 500
+    with EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder()) as built:
+        assert len(built) == len(PASSAGES)
+
+
+def test_a_collection_that_was_left_without_indexes_is_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As by a build that was killed before it could remove what it had begun."""
+    url = _File().url("begun")
+    with monkeypatch.context() as patched:
+        patched.setattr(pymilvus.MilvusClient, "create_index", _refused)
+        patched.setattr(pymilvus.MilvusClient, "drop_collection", _refused)
+        with pytest.raises(StageUnavailableError, match="error 1100"):
+            EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
+    with pytest.raises(ConfigurationError, match="--update brings it up to date"):
+        EngineRetriever.build(PASSAGES, url, embedder=WordHashEmbedder())
+    with EngineRetriever.open(url, embedder=WordHashEmbedder(), signals="none") as opened:
+        opened.upsert(PASSAGES)
+        assert len(opened) == len(PASSAGES)
+        assert opened.retrieve("kettles").passage_ids
+
+
+@pytest.mark.parametrize(
+    ("version", "is_taken"),
+    [("v2.3.5-lite", False), ("2.4.23", False), ("v2.5.0", True), ("v3.0", True), ("cloud", True)],
+)
+def test_a_version_without_bm25_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_taken: bool
+) -> None:
+    """One that names itself otherwise, as a service may, is tried."""
+    monkeypatch.setattr(milvus, "_INDEXES", milvus._INDEXES_OF_FILE)
+    monkeypatch.setattr(pymilvus.MilvusClient, "get_server_version", lambda *_, **__: version)
+    host = lite.start_and_get_uri(str(_File.path)).partition("://")[2]
+    if is_taken:
+        _built(server=f"milvus://{host}?timeout=20").close()
+        return
+    with pytest.raises(ConfigurationError, match=f"Milvus {version}, .* needs 2.5 or later"):
+        _built(server=f"milvus://{host}?timeout=20")
+
+
 def test_a_server_that_never_answers_is_given_up(silent_server: str) -> None:
     with pytest.raises(StageError, match="milvus"):
         EngineRetriever.open(f"{silent_server}#x", embedder=WordHashEmbedder())
