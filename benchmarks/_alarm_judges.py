@@ -328,7 +328,7 @@ def ending(mean: float, promised: float, requests: int, repeats: int, seed: int)
     high, other = (recall_losses(each, 1.0, 1.0).judged for each in (0.3, mean))
     ended_after, again = [], 0
     for _ in range(repeats):
-        state = AlarmState(profile_of(promised), drift=False)
+        state = AlarmState(profile_of(promised))
         for loss in streams(high, rng, (1, 1_000))[0].tolist():
             if _add(state, loss).raised:
                 break

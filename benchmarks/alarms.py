@@ -3,38 +3,26 @@
     python -m benchmarks.alarms --repeats 1000 --json alarms.json --check
 
 Streams of judged recall losses whose mean is 0.10 and doubles after 2,000 requests; the certificate
-promises 0.12. Every detector sees the same streams. A false alarm is an alarm in 10,000 requests
-in control; the delay counts from the change.
-
-    e-CUSUM                 ctxguard's, with the bets that a watch on a target of 0.12 makes
-    ADWIN                   river's, as it comes; it has no target, and alarms on a fall too
-    Page–Hinkley            river's, as it comes, for a rise
-    Page–Hinkley, tuned     the least of several thresholds with alarms in at most 2% of 200 other
-                            streams in control: what nobody has who does not know the truth
+promises 0.12, and the e-CUSUM bets as a watch on a target of 0.12 does. A false alarm is an alarm
+in 10,000 requests in control; the delay counts from the change.
 
 Judges that err are compared with their own mean over the first requests, and with the promise on
 their scale where enough requests were graded by people too (``_alarm_judges``); ``known`` is the
 delay if that target were known exactly, ``least`` about what no detector can be quicker than.
-
-Beside them the early warning on signals that need no label: warnings over all four signals of a
-route, and the delay for a top score that moves by half a standard deviation. river is needed: the
-extra ``monitor``.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from river import drift
 
 from benchmarks._alarm_judges import (
     JUDGES,
@@ -49,7 +37,6 @@ from benchmarks._alarm_judges import (
 )
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.monitor.alarms.drift import COMPARED_REQUESTS, DriftDetector, Reference, Signal
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
@@ -57,11 +44,6 @@ SUMMARY = "How soon are alarms raised, and how often falsely?"
 IN_CONTROL, TARGET, RAISED = 0.10, 0.12, 0.20
 QUIET_REQUESTS = 10_000
 REQUESTS_BEFORE, REQUESTS_AFTER = 2_000, 3_000
-TUNING_STREAMS = 200
-"""Or as many as the repeats, if fewer."""
-THRESHOLDS = (20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)
-CALIBRATION_QUERIES = 500
-SHIFT = 0.5
 
 MOST_FALSE_ALARMS = 0.02
 LONGEST_MEDIAN_DELAY = 350
@@ -94,46 +76,15 @@ def fractional_losses(rng: np.random.Generator, mean: float, shape: tuple[int, i
 Losses = Callable[[np.random.Generator, float, tuple[int, int]], FloatArray]
 LOSSES: Mapping[str, Losses] = {"0 or 1": whole_losses, "fractional": fractional_losses}
 
-Detector = Callable[[FloatArray], IntArray]
-"""1-based request of the first alarm of each stream (row); 0 where there is none."""
-
 
 def ecusum(streams: FloatArray) -> IntArray:
     """First alarms of ctxguard's monitor of the promise, for many streams at once."""
     return of_promise(streams, [_MONITOR] * len(streams))
 
 
-def rivers(make: Callable[[], Any]) -> Detector:
-    """First alarms of one of river's detectors."""
-
-    def first(stream: Iterable[float]) -> int:
-        detector = make()
-        for n, value in enumerate(stream, start=1):
-            detector.update(value)
-            if detector.drift_detected:
-                return n
-        return 0
-
-    return lambda streams: np.array([first(stream.tolist()) for stream in streams], dtype=np.int64)
-
-
-def page_hinkley(threshold: float = 50.0) -> Detector:
-    """river's Page–Hinkley for a rise; its own threshold is 50."""
-    return rivers(lambda: drift.PageHinkley(threshold=threshold, mode="up"))
-
-
-def tuned_page_hinkley(quiet: FloatArray) -> tuple[float, Detector]:
-    """The least threshold with alarms in few enough streams in control."""
-    for threshold in THRESHOLDS:
-        detector = page_hinkley(threshold)
-        if (detector(quiet) > 0).mean() <= MOST_FALSE_ALARMS:
-            return threshold, detector
-    return THRESHOLDS[-1], page_hinkley(THRESHOLDS[-1])
-
-
 @dataclass(frozen=True)
 class Ringing:
-    """What one detector made of one kind of losses.
+    """What the alarm made of one kind of losses.
 
     Attributes:
         false_alarms: Streams in control in which it rang.
@@ -145,7 +96,6 @@ class Ringing:
     """
 
     losses: str
-    detector: str
     repeats: int
     false_alarms: int
     at_target: int
@@ -157,11 +107,10 @@ class Ringing:
 
 def ring(
     name: str, losses: Losses, repeats: int, seed: int, before: int = REQUESTS_BEFORE
-) -> list[Ringing]:
-    """Every detector on the same streams of one kind of losses."""
+) -> Ringing:
+    """The alarm on streams of one kind of losses."""
     rng = np.random.default_rng(seed)
     quiet_shape = (repeats, QUIET_REQUESTS)
-    tuning = losses(rng, IN_CONTROL, (min(TUNING_STREAMS, repeats), QUIET_REQUESTS))
     quiet, at_target = losses(rng, IN_CONTROL, quiet_shape), losses(rng, TARGET, quiet_shape)
     changing = np.concatenate(
         [
@@ -170,122 +119,29 @@ def ring(
         ],
         axis=1,
     )
-    threshold, tuned = tuned_page_hinkley(tuning)
-    detectors: dict[str, Detector] = {
-        "e-CUSUM": ecusum,
-        "ADWIN": rivers(drift.ADWIN),
-        "Page–Hinkley": page_hinkley(),
-        f"Page–Hinkley, tuned to {threshold:g}": tuned,
-    }
-    found = []
-    for detector, first in detectors.items():
-        rang = first(changing)
-        late = rang[(rang == 0) | (rang > before)]
-        delays = np.where(late == 0, np.inf, late - before)
-        found.append(
-            Ringing(
-                losses=name,
-                detector=detector,
-                repeats=repeats,
-                false_alarms=int((first(quiet) > 0).sum()),
-                at_target=int((first(at_target) > 0).sum()),
-                early=repeats - len(late),
-                missed=int((late == 0).sum()),
-                median_delay=quantile(delays, 0.5),
-                late_delay=quantile(delays, 0.9),
-            )
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class Warnings:
-    """What the early warning made of signals that need no label.
-
-    Attributes:
-        quiet_streams: Routes in control with at least one warning in 10,000 requests, of any of
-            four signals, by what gave it.
-        moved: Routes whose top score moves after 2,000 requests that were warned of it.
-        median_delay: Requests from the move to the warning; a miss counts as later than any.
-        other_from_start: Routes whose top score differs from the calibration's from the first
-            request that were warned of it by the comparison.
-    """
-
-    repeats: int
-    quiet_streams: Mapping[str, int]
-    moved: int
-    median_delay: float | None
-    other_from_start: int
-
-
-class _First(NamedTuple):
-    adwin: int
-    comparison: bool
-
-
-def early_warnings(repeats: int, seed: int) -> Warnings:
-    """The drift watch on routes in control, on one that moves, and on one that never matched."""
-    rng = np.random.default_rng(seed)
-    share = 1.0 / len(Signal)
-    quiet = {"ADWIN": 0, "comparison": 0}
-    delays, from_start = [], 0
-    for _ in range(repeats):
-        draws: dict[Signal, Callable[[int], NDArray[np.floating[Any]]]] = {
-            Signal.TOP_SCORE: rng.standard_normal,
-            Signal.SCORE_GAP: rng.standard_exponential,
-            Signal.KEPT: lambda n: rng.binomial(4, 0.4, n) + 1.0,
-            Signal.EMPTY: lambda n: (rng.random(n) < 0.02).astype(np.float64),
-        }
-        firsts = [
-            _warned(_watch(signal, draw(CALIBRATION_QUERIES), share), draw(QUIET_REQUESTS))
-            for signal, draw in draws.items()
-        ]
-        quiet["ADWIN"] += any(first.adwin for first in firsts)
-        quiet["comparison"] += any(first.comparison for first in firsts)
-        calibration = rng.standard_normal(CALIBRATION_QUERIES)
-        moving = rng.standard_normal(REQUESTS_BEFORE + REQUESTS_AFTER)
-        moving[REQUESTS_BEFORE:] += SHIFT
-        first = _warned(_watch(Signal.TOP_SCORE, calibration, share), moving).adwin
-        delays.append(first - REQUESTS_BEFORE if first > REQUESTS_BEFORE else np.inf)
-        other = rng.standard_normal(COMPARED_REQUESTS) + SHIFT
-        from_start += _warned(_watch(Signal.TOP_SCORE, calibration, share), other).comparison
-    return Warnings(
+    rang = ecusum(changing)
+    late = rang[(rang == 0) | (rang > before)]
+    delays = np.where(late == 0, np.inf, late - before)
+    return Ringing(
+        losses=name,
         repeats=repeats,
-        quiet_streams=quiet,
-        moved=sum(delay < np.inf for delay in delays),
-        median_delay=quantile(np.array(delays), 0.5),
-        other_from_start=from_start,
+        false_alarms=int((ecusum(quiet) > 0).sum()),
+        at_target=int((ecusum(at_target) > 0).sum()),
+        early=repeats - len(late),
+        missed=int((late == 0).sum()),
+        median_delay=quantile(delays, 0.5),
+        late_delay=quantile(delays, 0.9),
     )
-
-
-def _watch(signal: Signal, calibration: NDArray[np.floating[Any]], share: float) -> DriftDetector:
-    if signal is Signal.EMPTY:
-        return DriftDetector(share=share)
-    deciles = tuple(np.quantile(calibration, np.linspace(0.0, 1.0, 11)).tolist())
-    return DriftDetector(Reference(deciles, len(calibration)), share=share)
-
-
-def _warned(watch: DriftDetector, values: NDArray[np.floating[Any]]) -> _First:
-    """When ADWIN first warned, 0 where it never did; and whether the comparison did."""
-    adwin, comparison = 0, False
-    for n, value in enumerate(values.tolist(), start=1):
-        warned = watch.update(value)
-        if warned is not None:
-            comparison |= warned.at_start
-            adwin = adwin or (0 if warned.at_start else n)
-    return _First(adwin, comparison)
 
 
 def missed_bars(ringings: Sequence[Ringing], repeats: int) -> list[str]:
     """Which bars were missed, in words; empty where all were met."""
     missed = []
     for found in ringings:
-        if found.detector != "e-CUSUM":
-            continue
         if found.false_alarms > MOST_FALSE_ALARMS * repeats:
-            missed.append(f"e-CUSUM, {found.losses}: {found.false_alarms} false alarms")
+            missed.append(f"{found.losses}: {found.false_alarms} false alarms")
         if found.median_delay is None or found.median_delay > LONGEST_MEDIAN_DELAY:
-            missed.append(f"e-CUSUM, {found.losses}: median delay {found.median_delay}")
+            missed.append(f"{found.losses}: median delay {found.median_delay}")
     return missed
 
 
@@ -342,14 +198,12 @@ def table(ringings: Sequence[Ringing]) -> Table:
         title=f"in control {IN_CONTROL}, promised {TARGET}, raised to {RAISED}; streams that rang"
     )
     result.add_column("losses", no_wrap=True)
-    result.add_column("detector", no_wrap=True)
     for name in ("in control", "at target", "too early", "missed", "median delay", "90% within"):
         result.add_column(name, justify="right")
     for found in ringings:
         counts = (found.false_alarms, found.at_target, found.early, found.missed)
         result.add_row(
             found.losses,
-            found.detector,
             *[f"{count} of {found.repeats}" for count in counts],
             *[_delay(delay) for delay in (found.median_delay, found.late_delay)],
         )
@@ -381,9 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     console = Console(width=130)
     ringings = [
-        found
-        for name, losses in LOSSES.items()
-        for found in ring(name, losses, repeats, seed, options.before)
+        ring(name, losses, repeats, seed, options.before) for name, losses in LOSSES.items()
     ]
     console.print(table(ringings))
     setting = Setting(
@@ -401,27 +253,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mean in AFTER_ALARM
     ]
     console.print(endings_table(endings))
-    warnings = early_warnings(repeats, seed + 1)
-    console.print(
-        f"Early warning, {repeats} routes of four signals, {QUIET_REQUESTS} requests in control: "
-        f"{warnings.quiet_streams['ADWIN']} warned by ADWIN, "
-        f"{warnings.quiet_streams['comparison']} by the comparison with calibration. Top score "
-        f"{SHIFT} standard deviations up: {warnings.moved} warned, median delay "
-        f"{_delay(warnings.median_delay)}; from the first request: {warnings.other_from_start} "
-        "warned by the comparison."
-    )
     missed = missed_bars(ringings, repeats) + missed_judge_bars(comparisons)
     console.print(f"Bars: {'; '.join(missed) or 'met'}. {time.perf_counter() - start:.0f} s.")
     if options.json is not None:
         results = {
-            "environment": environment(["numpy", "river"]),
+            "environment": environment(["numpy"]),
             "repeats": repeats,
             "requests_before": options.before,
             "seed": seed,
             "ringing": [asdict(found) for found in ringings],
             "judges": [asdict(row) for row in comparisons],
             "endings": [asdict(row) for row in endings],
-            "early_warnings": asdict(warnings),
             "missed": missed,
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

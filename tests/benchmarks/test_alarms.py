@@ -12,7 +12,6 @@ from benchmarks._alarm_judges import Comparing, of_baseline, profile_of, recall_
 from benchmarks.alarms import (
     LOSSES,
     Ringing,
-    early_warnings,
     ecusum,
     main,
     missed_bars,
@@ -25,7 +24,7 @@ from ctxguard.monitor.alarms import AlarmState
 
 def first_alarm(stream: list[float], *, exact: bool) -> int:
     """The 1-based request at which the alarms of a monitor ring; 0 where they never do."""
-    state = AlarmState(profile_of(alarms.TARGET), drift=False)
+    state = AlarmState(profile_of(alarms.TARGET))
     state.set_judge(exact=exact)
     for n, loss in enumerate(stream, start=1):
         if state.add_losses(Route.HYBRID, recall_loss=loss, harm=None, time_seconds=0.0).raised:
@@ -68,24 +67,15 @@ def test_simulated_losses_have_the_mean_they_are_said_to_have(losses: str) -> No
 
 def test_the_alarm_keeps_its_bars() -> None:
     repeats = 40
-    ringings = [found for name, draw in LOSSES.items() for found in ring(name, draw, repeats, 3)]
+    ringings = [ring(name, draw, repeats, 3) for name, draw in LOSSES.items()]
     assert missed_bars(ringings, repeats) == []
 
 
-def test_the_early_warning_is_soon_and_seldom_false() -> None:
-    found = early_warnings(10, seed=5)
-    assert sum(found.quiet_streams.values()) <= 1
-    assert found.moved == found.other_from_start == 10
-    assert found.median_delay is not None
-    assert found.median_delay <= 400
-
-
 def test_a_missed_bar_is_named() -> None:
-    slow = Ringing("0 or 1", "e-CUSUM", 100, 5, 10, 0, 0, 400.0, 700.0)
-    peer = Ringing("0 or 1", "ADWIN", 100, 50, 50, 0, 0, 900.0, None)
-    assert missed_bars([slow, peer], 100) == [
-        "e-CUSUM, 0 or 1: 5 false alarms",
-        "e-CUSUM, 0 or 1: median delay 400.0",
+    slow = Ringing("0 or 1", 100, 5, 10, 0, 0, 400.0, 700.0)
+    assert missed_bars([slow], 100) == [
+        "0 or 1: 5 false alarms",
+        "0 or 1: median delay 400.0",
     ]
 
 
@@ -97,7 +87,7 @@ def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "alarms.json"
     assert main(["--repeats", "1", "--json", str(file)]) == 0
     found = json.loads(file.read_text(encoding="utf-8"))
-    assert len(found["ringing"]) == 8
+    assert len(found["ringing"]) == 2
     assert [row["reference"] for row in found["judges"]] == 2 * [
         "promise",
         "baseline",

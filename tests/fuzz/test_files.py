@@ -53,7 +53,7 @@ UTILITIES = (
 )
 Read = Callable[[Path], object]
 
-ALARMS = AlarmState(PROFILE, drift=False)
+ALARMS = AlarmState(PROFILE)
 
 
 def _ranker() -> bytes:

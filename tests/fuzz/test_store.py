@@ -65,7 +65,7 @@ def watched() -> Watched:
     sampler = Sampler(1.0)
     guard = ContextGuard(lambda query, depth: HITS, score_kind=ScoreKind.RATIO, k=1)
     writer = SampleWriter(sampler, store)
-    alarms = AlarmState(PROFILE, drift=False)
+    alarms = AlarmState(PROFILE)
     monitor = Monitor(store, Judge(), alarms=alarms, clock=lambda: NOW)
     for n in range(4):
         sampler.offer(guard.retrieve("q", request_id=f"r{n}"), 0.5, NOW)

@@ -108,7 +108,7 @@ class TestActions:
         with caplog.at_level(logging.WARNING):
             act_on(RECALL, PROFILE)
         assert caplog.messages == [
-            "alarm recall_loss route=hybrid signal=None value=0.2 target=0.12 reference=promise "
+            "alarm recall_loss route=hybrid value=0.2 target=0.12 reference=promise "
             "n=300 profile=" + PROFILE.profile_id
         ]
 
@@ -136,7 +136,7 @@ class TestActions:
         "alarm",
         [
             HARM,
-            Alarm(AlarmKind.DRIFT, Severity.WARNING, "moved", 1.0, Route.HYBRID, "top_score"),
+            Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0),
             Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "down", 1.0),
         ],
         ids=lambda alarm: alarm.kind.value,

@@ -41,7 +41,7 @@ def watching(
         LabelJudge(LOST),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
         url=url,
-        alarms=AlarmState(PROFILE, drift=False),
+        alarms=AlarmState(PROFILE),
         switch_path=path,
     )
 
@@ -119,7 +119,7 @@ def test_alarms_outlive_the_monitor(make_context: MakeContext) -> None:
     live.watch(*served(make_context, 60))
     live.monitor.maintain()
 
-    again = Watching(LabelJudge(LOST), store=live.store, alarms=AlarmState(PROFILE, drift=False))
+    again = Watching(LabelJudge(LOST), store=live.store, alarms=AlarmState(PROFILE))
     again.monitor.restore_alarms()
     assert again.monitor.alarms.active() == live.monitor.alarms.active() != ()
 
@@ -139,7 +139,7 @@ def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
         LabelJudge(LOST),
-        alarms=AlarmState(PROFILE.model_copy(update={"corpus": former}), drift=False),
+        alarms=AlarmState(PROFILE.model_copy(update={"corpus": former})),
         corpus_sketch=lambda: present[-1],
     )
     for _ in range(2):

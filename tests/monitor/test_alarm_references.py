@@ -72,7 +72,7 @@ class Traffic:
         self._rng = random.Random(5)
         self._relevant: dict[str, str] = {}
         self.live = Watching(
-            ErringJudge(), rates=rates, alarms=AlarmState(PROFILE, drift=False), switch_path=path
+            ErringJudge(), rates=rates, alarms=AlarmState(PROFILE), switch_path=path
         )
         self.registry = CollectorRegistry()
         MonitorCollector(self.live.monitor, self.registry)
@@ -128,7 +128,7 @@ def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels(
     assert traffic.scraped("ctxguard_alarm_requests_needed", "baseline") > 90
     traffic.watch(700, loss=0.2)
     # The promise holds, and what this judge says would break it.
-    compared_with_promise = AlarmState(PROFILE, drift=False)
+    compared_with_promise = AlarmState(PROFILE)
     for loss in traffic.judged_losses():
         compared_with_promise.add_losses(
             Route.EXTERNAL, recall_loss=loss, harm=None, time_seconds=0.0

@@ -202,7 +202,7 @@ def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -
     live = Watching(
         LabelJudge({"one": {"p0": 1, "p4": 1}}),
         rates=JudgingRates(baseline_rate=1.0),
-        alarms=AlarmState(profile, drift=False),
+        alarms=AlarmState(profile),
     )
     registry = CollectorRegistry()
     MonitorCollector(live.monitor, registry)

@@ -339,7 +339,7 @@ class TestPoison:
                 raise ZeroDivisionError
 
         monkeypatch.setattr(worker, "_show", fail)
-        live = watching(make_context, 5, alarms=AlarmState(PROFILE, drift=False))
+        live = watching(make_context, 5, alarms=AlarmState(PROFILE))
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.monitor import export as prometheus
-from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity
+from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, ReferenceKind, Severity, Signals
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
@@ -65,11 +64,12 @@ def scrapes(make_context: Callable[..., Context], tmp_path: Path) -> list[str]:
     registries = [CollectorRegistry() for _ in range(3)]
     Telemetry(registries[0])
     SafeMultiProcessCollector(tmp_path, registries[0])
-    state = AlarmState(_profile(), drift=False)
+    state = AlarmState(_profile())
     for kind in AlarmKind:
         for number, reference in enumerate((None, *ReferenceKind)):
-            alarm = Alarm(kind, Severity.ALARM, "", 0.0, Route.HYBRID, reference=reference)
-            state.add(replace(alarm, signal="top_score" if reference is None else str(number)))
+            route = tuple(Route)[number]
+            state.add(Alarm(kind, Severity.ALARM, "", 0.0, route, reference=reference))
+    state.add_signals(Route.HYBRID, Signals(5.0, 1.0, 2))
     qrels = {"q": {"p0": 1}}
     for registry, judge in zip(registries[1:], (LabelJudge(qrels), Opinion(qrels)), strict=True):
         live = Watching(judge, alarms=state)
@@ -104,6 +104,7 @@ def _profile() -> Profile:
         score_kind=ScoreKind.RATIO,
         certificate=CERTIFICATE,
         chosen_on=Evidence(queries=100, metrics={}),
+        reference={"top_score": tuple(range(11))},
     )
     return profile_with({Route.HYBRID: calibrated})
 

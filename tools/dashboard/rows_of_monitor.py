@@ -100,8 +100,8 @@ ALARMS = Row(
         "Active alarms",
         "Alarms that are active; a gap where there is none.",
         {
-            "{{severity}}: {{kind}} {{route}} {{signal}} {{reference}}": fleet(
-                "ctxguard_alarm_active", "kind, severity, route, signal, reference"
+            "{{severity}}: {{kind}} {{route}} {{reference}}": fleet(
+                "ctxguard_alarm_active", "kind, severity, route, reference"
             )
         },
         width=12,
@@ -135,6 +135,15 @@ ALARMS = Row(
             "{{route}} {{quantity}} {{reference}}": fleet(
                 "ctxguard_alarm_target", "route, quantity, reference"
             )
+        },
+    ),
+    Panel(
+        "Signals that need no label",
+        "Largest distance between the last day's distribution and the calibration's, 0 to 1. An "
+        "early warning only. No data without --profile.",
+        {
+            "{{route}} {{signal}}": "max by (route, signal) "
+            f"(job:ctxguard_signal_distance:ratio1d{{{MONITOR}}})"
         },
     ),
     Panel(

@@ -1,13 +1,13 @@
 """Alarms: detecting that a profile's promises no longer hold, and acting on it.
 
-``reference`` says what losses are compared with, ``loss_monitor`` and ``drift`` detect, ``state``
-holds the active alarms, ``monitor`` feeds it with what a monitor judges, and ``actions`` logs an
-alarm and switches to the safe policy.
+``reference`` says what losses are compared with, ``loss_monitor`` detects a rise, ``drift`` counts
+signals for Prometheus to compare, ``state`` holds the active alarms, ``monitor`` feeds it with what
+a monitor judges, and ``actions`` logs an alarm and switches to the safe policy.
 """
 
 from ctxguard.monitor.alarms.actions import act_on, switch_to_safe
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
-from ctxguard.monitor.alarms.drift import DriftDetector, Reference, Signal, Signals
+from ctxguard.monitor.alarms.drift import Signal, SignalCounts, Signals
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity
 from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.alarms.state import AlarmReport, AlarmState
@@ -17,14 +17,13 @@ __all__ = [
     "AlarmKind",
     "AlarmReport",
     "AlarmState",
-    "DriftDetector",
     "LossMonitor",
     "Promise",
     "Quantity",
-    "Reference",
     "ReferenceKind",
     "Severity",
     "Signal",
+    "SignalCounts",
     "Signals",
     "act_on",
     "switch_to_safe",

@@ -26,11 +26,10 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
         switch_path: The profile file that guards watch; None never switches.
     """
     _log.warning(
-        "%s %s route=%s signal=%s value=%s target=%s reference=%s n=%d profile=%s",
+        "%s %s route=%s value=%s target=%s reference=%s n=%d profile=%s",
         alarm.severity.value,
         alarm.kind.value,
         None if alarm.route is None else alarm.route.value,
-        alarm.signal,
         _short(alarm.value),
         _short(alarm.target),
         None if alarm.reference is None else alarm.reference.value,

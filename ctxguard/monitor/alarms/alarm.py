@@ -20,8 +20,6 @@ class AlarmKind(StrEnum):
     HARM = "harm"
     """Judged harm is above what the certificate promises or the held-out evidence showed, or above
     the judge's own mean."""
-    DRIFT = "drift"
-    """A signal that needs no label has changed: an early warning."""
     CORPUS_CHANGED = "corpus_changed"
     """More of the corpus has changed since calibration than a profile holds for."""
     PROMISE_NOT_MONITORED = "promise_not_monitored"
@@ -49,7 +47,6 @@ class Alarm:
         message: What happened and what to do, for an operator.
         time_seconds: Time of the request that raised it, in seconds since the epoch.
         route: The route it is about; None for the monitor itself.
-        signal: The signal that drifted; None for other kinds.
         value: The figure observed, in the unit of ``target``; None where nothing was measured.
         target: The figure that ``value`` is compared with; None without one.
         n: Requests that ``value`` is a mean of.
@@ -62,7 +59,6 @@ class Alarm:
     message: str
     time_seconds: float
     route: Route | None = None
-    signal: str | None = None
     value: float | None = None
     target: float | None = None
     n: int = 0
@@ -70,9 +66,9 @@ class Alarm:
     reference: ReferenceKind | None = None
 
     @property
-    def key(self) -> tuple[AlarmKind, Route | None, str | None]:
+    def key(self) -> tuple[AlarmKind, Route | None]:
         """What it is about; at most one alarm of a key is active."""
-        return self.kind, self.route, self.signal
+        return self.kind, self.route
 
     def to_json(self) -> dict[str, Any]:
         """The alarm as values that JSON can hold."""
@@ -85,7 +81,7 @@ class Alarm:
         Raises:
             KeyError, TypeError, ValueError: ``data`` has another form.
         """
-        route, reference = data["route"], data.get("reference")
+        route, reference = data["route"], data["reference"]
         return cls(
             **{
                 **data,

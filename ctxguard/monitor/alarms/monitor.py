@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.types import Flag, Mode, Route
+from ctxguard.core.types import Mode, Route
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms.actions import act_on
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
@@ -93,18 +93,10 @@ class AlarmMonitor:
             )
 
     def add_sampled(self, record: SampleRecord) -> None:
-        """Add the signals of a sample, judged or not."""
-        if not self._is_of_profile(record):
-            return
-        signals = Signals.of(
-            record.scores.tolist(),
-            kept=record.kept,
-            insufficient=Flag.INSUFFICIENT.value in record.flags,
-        )
-        for alarm in self.state.add_signals(
-            record.route, signals, time_seconds=record.time_seconds
-        ):
-            self._act_on(alarm)
+        """Count the signals of a sample, judged or not."""
+        if self._is_of_profile(record):
+            signals = Signals.of(record.scores.tolist(), kept=record.kept)
+            self.state.add_signals(record.route, signals)
 
     def add(self, kind: AlarmKind, message: str, severity: Severity = Severity.ALARM) -> None:
         """Raise an alarm about the monitor itself, unless it is active."""

@@ -1,8 +1,8 @@
 """The state of the alarms: every detector of a profile, and the alarms that are active.
 
 An alarm about a loss is active until it is as certain that the mean loss is below its target as it
-was that it is above, or until another profile takes over; a warning of drift until another profile
-takes over; an alarm about the monitor itself until its cause has ended. While an alarm is active,
+was that it is above, or until another profile takes over; an alarm about the monitor itself until
+its cause has ended. While an alarm is active,
 the same one is not raised again, unless against the promise where the active one was against a
 baseline. A loss monitor starts again without evidence when it raises an alarm. No I/O, no clock.
 """
@@ -10,20 +10,19 @@ baseline. A loss monitor starts again without evidence when it raises an alarm. 
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError, DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
-from ctxguard.monitor.alarms.drift import DriftDetector, Signal, Signals, drift_detectors
+from ctxguard.monitor.alarms.drift import SignalCounter, SignalCounts, Signals
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity, promises
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.profile.schema import Profile
 
-FORMAT = 2
-_FORMER_FORMAT = 1
+FORMAT = 3
 
 _Key = tuple[Route, Quantity, ReferenceKind]
 
@@ -49,12 +48,14 @@ class AlarmReport:
         raised: Alarms raised so far, by kind.
         active: The active alarms, oldest first.
         losses: The loss monitors: reference, target, e-value, losses seen.
+        signals: Signals of this process's samples, counted against the calibration's.
     """
 
     profile_id: str
     raised: Mapping[AlarmKind, int]
     active: tuple[Alarm, ...]
     losses: tuple[LossMonitor, ...]
+    signals: tuple[SignalCounts, ...]
 
 
 class AlarmState:
@@ -64,17 +65,15 @@ class AlarmState:
 
     Args:
         profile: The profile whose promises and signals are monitored.
-        drift: Whether signals without labels are monitored too; needs river.
 
     Raises:
-        MissingExtraError: ``drift`` without river.
+        ConfigurationError: a reference distribution of the profile that cannot be read.
     """
 
-    def __init__(self, profile: Profile, *, drift: bool = True) -> None:
+    def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.profile_id = profile.profile_id
         self.promises = promises(profile)
-        self._with_drift = drift
         self._is_exact = True
         self._reset_after_fork()
         reset_in_children(self)
@@ -83,14 +82,9 @@ class AlarmState:
         """Forget all alarms, losses and signals; also called in a forked child."""
         self._lock = threading.Lock()
         self._raised = dict.fromkeys(AlarmKind, 0)
-        self._active: dict[tuple[AlarmKind, Route | None, str | None], Alarm] = {}
+        self._active: dict[tuple[AlarmKind, Route | None], Alarm] = {}
         self._losses = self._new_monitors()
-        self._drift: dict[tuple[Route, Signal], DriftDetector] = {
-            (route, signal): detector
-            for route, calibrated in self.profile.routes.items()
-            if self._with_drift
-            for signal, detector in drift_detectors(calibrated).items()
-        }
+        self._signals = SignalCounter(self.profile)
 
     def _new_monitors(self) -> dict[_Key, LossMonitor]:
         new = LossMonitor.of_exact_judge if self._is_exact else LossMonitor.of_baseline
@@ -174,22 +168,10 @@ class AlarmState:
                 self._losses[key] = monitor
         return changes
 
-    def add_signals(self, route: Route, signals: Signals, *, time_seconds: float) -> list[Alarm]:
-        """Add the signals of one sampled request, judged or not.
-
-        Returns:
-            The warnings that this raises.
-        """
-        raised = []
+    def add_signals(self, route: Route, signals: Signals) -> None:
+        """Count the signals of one sampled request, judged or not."""
         with self._lock:
-            for signal, value in signals.values().items():
-                detector = self._drift.get((route, signal))
-                warning = None if detector is None or value is None else detector.update(value)
-                if warning is not None:
-                    alarm = warning.to_alarm(route, signal, self.profile_id, time_seconds)
-                    if self._add(alarm):
-                        raised.append(alarm)
-        return raised
+            self._signals.add(route, signals)
 
     def add(self, alarm: Alarm) -> bool:
         """Raise an alarm that was detected elsewhere; return whether it was not yet active."""
@@ -199,7 +181,7 @@ class AlarmState:
     def clear(self, kind: AlarmKind, route: Route | None = None) -> None:
         """End an alarm that was detected elsewhere, whose cause has ended."""
         with self._lock:
-            self._active.pop((kind, route, None), None)
+            self._active.pop((kind, route), None)
 
     def active(self) -> tuple[Alarm, ...]:
         """The active alarms, oldest first."""
@@ -213,10 +195,11 @@ class AlarmState:
                 raised=dict(self._raised),
                 active=tuple(self._active.values()),
                 losses=tuple(self._losses.values()),
+                signals=self._signals.counts(),
             )
 
     def to_json(self) -> str:
-        """The whole state as JSON, for ``restore`` after a restart."""
+        """Alarms and losses as JSON, for ``restore`` after a restart."""
         with self._lock:
             return json.dumps(
                 {
@@ -226,10 +209,6 @@ class AlarmState:
                     "raised": {kind.value: count for kind, count in self._raised.items()},
                     "active": [alarm.to_json() for alarm in self._active.values()],
                     "losses": [monitor.state() for monitor in self._losses.values()],
-                    "drift": [
-                        {"route": route.value, "signal": signal.value, **detector.state()}
-                        for (route, signal), detector in self._drift.items()
-                    ],
                 },
                 allow_nan=False,
             )
@@ -237,10 +216,8 @@ class AlarmState:
     def restore(self, text: str) -> bool:
         """Continue from a saved state; where it cannot be read, nothing changes.
 
-        For the same profile, losses, signals and alarms are restored. For its safe policy, which
-        an alarm may have switched to, only the alarms are. For any other profile nothing is. Of a
-        state of the release before, which compared every judge with the promise, losses are not
-        restored, and alarms about losses only with an exact judge.
+        For the same profile, losses and alarms are restored. For its safe policy, which an alarm
+        may have switched to, only the alarms are. For any other profile nothing is.
 
         Args:
             text: What ``to_json`` returned.
@@ -249,23 +226,22 @@ class AlarmState:
             Whether anything was restored.
 
         Raises:
-            DataError: ``text`` is not such a state, or one of a newer release.
+            DataError: ``text`` is not such a state.
         """
-        restored = AlarmState(self.profile, drift=self._with_drift)
+        restored = AlarmState(self.profile)
         restored.set_judge(exact=self._is_exact)
         try:
             data = json.loads(text)
-            if data["format"] not in (FORMAT, _FORMER_FORMAT):
+            if data["format"] != FORMAT:
                 raise DataError(
                     f"the alarms' state has format {data['format']!r}; this release reads "
-                    f"{_FORMER_FORMAT} and {FORMAT}: upgrade ctxguard, or remove the state to "
-                    "start afresh"
+                    f"{FORMAT}: use the release that wrote it, or remove the state to start afresh"
                 )
             if self.profile_id not in (data["profile_id"], data["safe_profile_id"]):
                 return False
             restored._read_alarms(data)
             if self.profile_id == data["profile_id"]:
-                restored._read_detectors(data)
+                restored._read_losses(data["losses"])
         except (
             LookupError,
             TypeError,
@@ -280,31 +256,13 @@ class AlarmState:
             ) from error
         with self._lock:
             self._raised, self._active = restored._raised, restored._active
-            self._losses, self._drift = restored._losses, restored._drift
+            self._losses = restored._losses
         return True
 
     def _read_alarms(self, data: Mapping[str, Any]) -> None:
         self._raised.update({AlarmKind(kind): int(count) for kind, count in data["raised"].items()})
         alarms = [Alarm.from_json(entry) for entry in data["active"]]
-        if data["format"] == _FORMER_FORMAT:
-            alarms = [
-                _of_former(alarm) for alarm in alarms if self._is_exact or not _is_of_loss(alarm)
-            ]
         self._active = {alarm.key: alarm for alarm in alarms}
-
-    def _read_detectors(self, data: Mapping[str, Any]) -> None:
-        if data["format"] == FORMAT:
-            self._read_losses(data["losses"])
-        else:
-            active = {(alarm.route, alarm.kind) for alarm in self._active.values()}
-            self._losses = {
-                key: monitor.alarmed() if (key[0], AlarmKind(key[1].value)) in active else monitor
-                for key, monitor in self._losses.items()
-            }
-        for entry in data["drift"]:
-            detector = self._drift.get((Route(entry["route"]), Signal(entry["signal"])))
-            if detector is not None:
-                detector.resume(entry)
 
     def _read_losses(self, entries: Sequence[Mapping[str, Any]]) -> None:
         by_name = {(promise.route, promise.quantity): promise for promise in self.promises}
@@ -316,7 +274,7 @@ class AlarmState:
 
     def _end(self, monitor: LossMonitor) -> list[Alarm]:
         """End the alarm that a monitor raised; empty where it is no longer active."""
-        key = AlarmKind(monitor.quantity.value), monitor.route, None
+        key = AlarmKind(monitor.quantity.value), monitor.route
         alarm = self._active.get(key)
         if alarm is None or alarm.reference is not monitor.reference:
             return []
@@ -338,15 +296,6 @@ def _says_more(alarm: Alarm, active: Alarm) -> bool:
         and alarm.reference is not None
         and alarm.reference.is_of_promise
     )
-
-
-def _is_of_loss(alarm: Alarm) -> bool:
-    return alarm.kind in (AlarmKind.RECALL_LOSS, AlarmKind.HARM)
-
-
-def _of_former(alarm: Alarm) -> Alarm:
-    """An alarm of the former format, which did not name its reference: it was the promise."""
-    return replace(alarm, reference=ReferenceKind.PROMISE) if _is_of_loss(alarm) else alarm
 
 
 def _safe_profile_id(profile: Profile) -> str | None:

@@ -8,14 +8,14 @@ data there is no series, never a zero or NaN, so that ``absent()`` finds it and 
 it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ctxguard.monitor.alarms import AlarmReport
+from ctxguard.monitor.alarms import AlarmReport, SignalCounts
 from ctxguard.monitor.estimation.live import LiveEstimates, Window
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.terms import Metric
@@ -283,11 +283,8 @@ def _alarms(report: AlarmReport) -> _Families:
     yield _gauge(
         "ctxguard_alarm_active",
         "1 for each active alarm.",
-        {
-            (one.kind, one.severity, one.route, one.signal, one.reference): 1.0
-            for one in report.active
-        },
-        *("kind", "severity", "route", "signal", "reference"),
+        {(one.kind, one.severity, one.route, one.reference): 1.0 for one in report.active},
+        *("kind", "severity", "route", "reference"),
     )
     yield _gauge(
         "ctxguard_alarm_e_value",
@@ -310,6 +307,48 @@ def _alarms(report: AlarmReport) -> _Families:
         "is.",
         {one.key: one.n_needed for one in report.losses},
         *_COMPARISON,
+    )
+    yield from _signals(report.signals)
+
+
+_BEYOND = ("route", "signal", "decile", "side")
+
+
+def _signals(counted: Sequence[SignalCounts]) -> _Families:
+    levels = [place / 10 for place in range(11)]
+    yield _counter(
+        "ctxguard_signal_requests",
+        "Sampled requests of the profile, by signal that needs no label.",
+        {(one.route, one.signal): one.n for one in counted},
+        *("route", "signal"),
+    )
+    yield _counter(
+        "ctxguard_signal_beyond",
+        "Of these, the ones whose value lies below or above a quantile of the calibration.",
+        {
+            (one.route, one.signal, level, side): n
+            for one in counted
+            for side, beyond in (("below", one.below), ("above", one.above))
+            for level, n in zip(levels, beyond, strict=True)
+        },
+        *_BEYOND,
+    )
+    yield _gauge(
+        "ctxguard_reference_beyond_ratio",
+        "Largest share of the calibration's queries that lies below or above that quantile.",
+        {
+            (one.route, one.signal, level, side): share
+            for one in counted
+            for level in levels
+            for side, share in (("below", level), ("above", 1.0 - level))
+        },
+        *_BEYOND,
+    )
+    yield _gauge(
+        "ctxguard_reference_queries",
+        "Queries that the calibration's quantiles of a signal were taken from.",
+        {(one.route, one.signal): one.n_reference for one in counted if one.n_reference},
+        *("route", "signal"),
     )
 
 
