@@ -87,7 +87,8 @@ for _group in app.registered_groups:
     _group.cls = Group
 _groups = [group.typer_instance for group in app.registered_groups if group.typer_instance]
 for _command in [command for part in (app, *_groups) for command in part.registered_commands]:
-    _command.cls = Command
+    if not issubclass(_command.cls or object, Command):
+        _command.cls = Command
 
 
 def main() -> None:

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import typer
 from rich.console import Console
@@ -56,7 +56,13 @@ _QUIET = {
 
 
 class Command(TyperCommand):
-    """A command whose errors end in an exit code and one message, not in a traceback."""
+    """A command whose errors end in an exit code and one message, not in a traceback.
+
+    Attributes:
+        keys: The keys of a settings file that it reads, with their help, by heading.
+    """
+
+    keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():
@@ -94,10 +100,10 @@ class Command(TyperCommand):
                 name, text = record
                 name = _TYPE.sub("", name) if is_argument else name
                 sections["Arguments" if is_argument else "Options"].append((name, in_words(text)))
-        for title, records in sections.items():
-            if records:
+        for title, lines in {**sections, **self.keys}.items():
+            if lines:
                 with formatter.section(title):
-                    formatter.write_dl(records)
+                    formatter.write_dl(lines)
 
 
 class Group(TyperGroup):

@@ -367,10 +367,12 @@ def _retriever(settings: Settings) -> Any:
         return None
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+    from ctxguard.signals.ranker import Ranker
 
     retriever = HybridRetriever.load(
         settings.index,
         reranker=None if settings.reranker is None else CrossEncoderReranker(settings.reranker),
+        ranker=None if settings.ranker is None else Ranker.load(settings.ranker),
         deadlines=Deadlines(total_seconds=settings.deadline_seconds),
     )
     retriever.warm_up()

@@ -160,7 +160,7 @@ class FilterEndpoint:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
                 f"{len(given['candidates']):,} candidates, the limit is {self._max_candidates:,}: "
-                "send fewer, or start the service with a larger --max-documents",
+                "send fewer, or start the service with a larger max-documents",
             )
         ranking = ranking_of(given, self._kind)
         with guarded():

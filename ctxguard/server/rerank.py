@@ -263,7 +263,7 @@ class RerankEndpoint:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
                 f"{len(texts):,} documents, the limit is {self._max_documents:,}: send fewer, or "
-                "start the service with a larger --max-documents",
+                "start the service with a larger max-documents",
             )
         most = self._guard.max_query_chars
         if len(given["query"]) > most:

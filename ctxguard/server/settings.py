@@ -1,18 +1,18 @@
 """Settings of the service: what it serves, where, and within which limits."""
 
 import ipaddress
+import json
 import os
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic import Field, model_validator
 
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.core.types import DEFAULT_K, Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
 
-DEFAULT_PORT = 8765
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
 
@@ -66,96 +66,201 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the service serves, where, and within which limits.
+class IndexSettings(SettingsModel):
+    """An index with the models that order its candidates."""
 
-    Attributes:
-        host: Address to listen on.
-        port: Port to listen on; 0 for any free one.
-        workers: Processes that serve.
-        rerank_upstream: URL of the reranker that scores; None for none.
-        rerank_protocol: What it speaks.
-        rerank_model: The model that it is asked for; None for the one that each request names.
-        reranker: Cross-encoder that scores here: a model name or a folder; None for none. With
-            ``index`` it reranks the index's candidates.
-        index: Folder of an index to search; None for none.
-        engine: URL of an index in an engine to search; None for none. May hold a password.
-        score_kind: What the scores of the reranker, or of the candidates to filter, mean; None for
-            logits of TEI and of a cross-encoder, else probabilities. See ``kind``.
-        fingerprint: Identifies the system whose candidates are filtered, where there is neither a
-            reranker nor an index.
-        profile: File of the profile; it is loaded again when it changes. None without one.
-        mode: What is done with the decision; see ``Mode``.
-        k: How many passages of an index make a context while nothing is calibrated. A rerank
-            answer drops nothing then, and its first k count as served in samples and metrics.
-        store: URL of the store of sampled requests; None to sample nothing.
-        sample_rate: The share of requests that is sampled, in [0, 1].
-        opentelemetry: Whether requests are traced, by the providers that the process has.
-        deadline_seconds: The longest that the reranker or the index may take.
-        max_scoring: The most requests that may wait for the reranker at once; others are answered
-            without it.
-        max_in_flight: The most requests that one process answers at once; others are refused.
-        max_body_bytes: The longest body.
-        max_buffered_bytes: The most bytes of bodies that one process holds at once.
-        max_documents: The most documents or candidates of one request.
-        max_connections: The most open connections of one process; further ones are closed.
-        receive_seconds: The longest that the head of a request may take to arrive, and its body.
-        shutdown_seconds: The longest that requests under way may take after a signal to end.
-        secrets: Tokens and keys.
+    index: Annotated[
+        Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")
+    ] = None
+    reranker: Annotated[
+        str | None,
+        setting(
+            "Cross-encoder that reranks the candidates of the index, or that scores documents in "
+            "this process: a model name, or a folder.",
+            "MODEL",
+            key=True,
+        ),
+    ] = None
+    ranker: Annotated[
+        Path | None,
+        setting(
+            "Ranker that `ctxguard fit ranker` wrote, for an index with signals.",
+            "FILE",
+            default="the ranker that comes with ctxguard",
+            key=True,
+        ),
+    ] = None
 
-    Raises:
-        ConfigurationError: a setting is out of range, or two contradict each other.
-    """
 
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    workers: int = 1
-    rerank_upstream: str | None = None
-    rerank_protocol: Literal["cohere", "tei"] = "cohere"
-    rerank_model: str | None = None
-    reranker: str | None = None
-    index: Path | None = None
-    engine: str | None = field(default=None, repr=False)
-    score_kind: ScoreKind | None = None
-    fingerprint: dict[str, str] = field(default_factory=dict)
-    profile: Path | None = None
-    mode: Mode = Mode.ENFORCE
-    k: int = DEFAULT_K
-    store: str | None = None
-    sample_rate: float = 0.01
-    opentelemetry: bool = False
-    deadline_seconds: float = 5.0
-    max_scoring: int = 256
-    max_in_flight: int = 1_000
-    max_body_bytes: int = 16 * 2**20
-    max_buffered_bytes: int = 256 * 2**20
-    max_documents: int = 10_000
-    max_connections: int = 4_000
-    receive_seconds: float = 10.0
-    shutdown_seconds: float = 15.0
-    secrets: Secrets = Secrets()
+class ServedSystem(IndexSettings):
+    """The system that a service stands for: an index, a reranker, or one of the caller's own."""
 
-    def __post_init__(self) -> None:
-        for name in (
-            "workers",
-            "k",
-            "max_scoring",
-            "max_in_flight",
-            "max_body_bytes",
-            "max_buffered_bytes",
-            "max_documents",
-            "max_connections",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} {getattr(self, name)!r} must be at least 1")
-        for name in ("deadline_seconds", "receive_seconds", "shutdown_seconds"):
-            if not 0.0 < getattr(self, name) < float("inf"):
-                raise ConfigurationError(f"{name} {getattr(self, name)!r} must be > 0 and finite")
-        if not 0 <= self.port < 2**16:
-            raise ConfigurationError(f"port {self.port!r} must lie in [0, 65535]")
-        if not 0.0 <= self.sample_rate <= 1.0:
-            raise ConfigurationError(f"sample_rate {self.sample_rate!r} must lie in [0, 1]")
+    engine: Annotated[
+        str | None,
+        setting(
+            "Index in an engine that `ctxguard index --engine` wrote: postgresql://…, qdrant://… "
+            "or milvus://…, with the index's name after #. A key for its API is taken from the "
+            "environment variable CTXGUARD_ENGINE_KEY.",
+            "URL",
+            repr=False,
+        ),
+    ] = None
+    rerank_upstream: Annotated[
+        str | None,
+        setting(
+            "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its "
+            "key is read from CTXGUARD_UPSTREAM_KEY.",
+            "URL",
+            key=True,
+        ),
+    ] = None
+    rerank_protocol: Annotated[
+        Literal["cohere", "tei"],
+        setting(
+            "Protocol of the server: cohere (Cohere, Jina, vLLM and others), or tei (Text "
+            "Embeddings Inference).",
+            "PROTOCOL",
+            key=True,
+        ),
+    ] = "cohere"
+    rerank_model: Annotated[
+        str | None,
+        setting(
+            "Model that the server is asked for.",
+            "MODEL",
+            default="the one that a request names, or the server's own choice",
+            key=True,
+        ),
+    ] = None
+    score_kind: Annotated[
+        ScoreKind | None,
+        setting(
+            "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
+            "distance, probability or rank.",
+            "KIND",
+            default="logit of a cross-encoder and tei, probability of cohere and of candidates to "
+            "filter, else rank or what the retriever says",
+            key=True,
+        ),
+    ] = None
+    fingerprint: Annotated[
+        dict[str, str],
+        setting(
+            "Table that identifies your own system, where it has no fingerprint() of its own; a "
+            "profile holds for equal fingerprints.",
+            "TABLE",
+            key=True,
+        ),
+    ] = Field(default_factory=dict)
+
+
+class Settings(ServedSystem):
+    """Settings of the service: what it serves, where, and within which limits."""
+
+    profile: Annotated[
+        Path | None,
+        setting("Profile that `ctxguard calibrate` wrote; loaded again when it changes.", "FILE"),
+    ] = None
+    mode: Annotated[
+        Mode,
+        setting(
+            "Answer with the decision (enforce), or without it, only recorded (shadow) or not made "
+            "(off).",
+            "MODE",
+        ),
+    ] = Mode.ENFORCE
+    store: Annotated[
+        str | None,
+        setting(
+            "Store of sampled requests: sqlite:///samples.db, or postgresql://user@host/database.",
+            "URL",
+            env="CTXGUARD_STORE",
+        ),
+    ] = None
+    sample_rate: Annotated[
+        float, setting("Share of requests that is sampled to --store.", "SHARE", ge=0, le=1)
+    ] = 0.01
+    host: Annotated[
+        str,
+        setting(
+            "Address to listen on; one that other machines reach needs CTXGUARD_TOKEN.", "ADDRESS"
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, setting("Port to listen on; 0 for any.", "PORT", ge=0, le=65535)] = 8765
+    workers: Annotated[int, setting("Processes that serve.", "N", ge=1)] = 1
+    opentelemetry: Annotated[
+        bool,
+        setting(
+            "Trace requests as OpenTelemetry spans, through the providers that "
+            "`opentelemetry-instrument ctxguard serve` configures."
+        ),
+    ] = False
+    k: Annotated[
+        int,
+        setting(
+            "Passages of the index that make a context where no calibrated policy applies; of a "
+            "rerank answer, which drops nothing then, the first k count as served.",
+            "N",
+            key=True,
+            ge=1,
+        ),
+    ] = DEFAULT_K
+    deadline_seconds: Annotated[
+        float,
+        setting(
+            "Longest wait for the reranker, after which the documents are answered in their order, "
+            "or for the index.",
+            "SECONDS",
+            key=True,
+            gt=0,
+        ),
+    ] = 5.0
+    max_scoring: Annotated[
+        int,
+        setting(
+            "Most requests that wait for the reranker at once; others are answered without it.",
+            "N",
+            key=True,
+            ge=1,
+        ),
+    ] = 256
+    max_in_flight: Annotated[
+        int, setting("Most requests that a process answers at once.", "N", key=True, ge=1)
+    ] = 1_000
+    max_body_bytes: Annotated[int, setting("Longest body of a request.", "N", key=True, ge=1)] = (
+        16 * 2**20
+    )
+    max_buffered_bytes: Annotated[
+        int, setting("Most bytes of bodies that a process holds at once.", "N", key=True, ge=1)
+    ] = 256 * 2**20
+    max_documents: Annotated[
+        int, setting("Most documents or candidates of a request.", "N", key=True, ge=1)
+    ] = 10_000
+    max_connections: Annotated[
+        int,
+        setting(
+            "Most open connections of a process; further ones are closed.", "N", key=True, ge=1
+        ),
+    ] = 4_000
+    receive_seconds: Annotated[
+        float,
+        setting("Longest that a request's head may take, and its body.", "SECONDS", key=True, gt=0),
+    ] = 10.0
+    shutdown_seconds: Annotated[
+        float,
+        setting(
+            "Longest that requests under way may take after a signal to end.",
+            "SECONDS",
+            key=True,
+            gt=0,
+        ),
+    ] = 15.0
+    secrets: Annotated[
+        Secrets, Field(description="Tokens and keys; by default the environment's.", exclude=True)
+    ] = Field(default_factory=Secrets.from_environment)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self._check_sources()
         if self.secrets.token is None and not is_loopback(self.host):
             raise ConfigurationError(
@@ -163,6 +268,7 @@ class Settings:
                 f"{variable_of('token')} in the environment, which every request must then bring "
                 "as its Bearer token, or listen on 127.0.0.1"
             )
+        return self
 
     def _check_sources(self) -> None:
         if self.rerank_upstream is not None and (self.searches or self.reranker is not None):
@@ -200,8 +306,7 @@ class Settings:
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable that tells a worker process these settings, but for secrets."""
-        values = {name: value for name, value in asdict(self).items() if name != "secrets"}
-        return {ENVIRONMENT: to_json(values).decode()}
+        return {ENVIRONMENT: self.model_dump_json()}
 
     @classmethod
     def from_environment(cls) -> "Settings":
@@ -210,14 +315,11 @@ class Settings:
         Raises:
             ConfigurationError: they cannot be read, or cannot work.
         """
-        text = os.environ.get(ENVIRONMENT, "{}")
         try:
-            settings: Settings = TypeAdapter(cls).validate_json(text)
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, fault["loc"])) or ENVIRONMENT
-            raise ConfigurationError(f"{ENVIRONMENT}: {where}: {fault['msg']}") from None
-        return replace(settings, secrets=Secrets.from_environment())
+            values = json.loads(os.environ.get(ENVIRONMENT, "{}"))
+        except ValueError:
+            raise ConfigurationError(f"{ENVIRONMENT} is no JSON") from None
+        return cls(**values)
 
 
 def is_loopback(host: str) -> bool:

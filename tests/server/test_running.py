@@ -117,9 +117,13 @@ class Process:
 
 @pytest.fixture(scope="module")
 def service(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    store = tmp_path_factory.mktemp("store") / "samples.db"
+    folder = tmp_path_factory.mktemp("service")
+    store, system = folder / "samples.db", folder / "system.toml"
+    system.write_text(
+        f'rerank-upstream = "{upstream.url}"\n[serve]\ndeadline-seconds = 60', encoding="utf-8"
+    )
     running = Process(
-        *("--rerank-upstream", upstream.url, "--workers", "2", "--deadline", "60"),
+        *("--system", str(system), "--workers", "2"),
         *("--store", f"sqlite:///{store}", "--sample-rate", "1"),
     )
     running.store = store
@@ -159,9 +163,11 @@ def test_a_service_from_the_first_request_to_the_last_sample(
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Process]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A service with small limits, that only filters."""
-    running = Process("--max-body-bytes", "100000")
+    system = tmp_path_factory.mktemp("small") / "system.toml"
+    system.write_text("[serve]\nmax-body-bytes = 100000", encoding="utf-8")
+    running = Process("--system", str(system))
     yield running
     if running.process.poll() is None:
         running.stop()
@@ -235,7 +241,7 @@ def test_a_request_under_way_is_finished_before_the_process_ends(upstream: Upstr
         (["--host", "0.0.0.0"], "CTXGUARD_TOKEN"),  # noqa: S104
         (["--profile", "no-such.json"], "no-such.json"),
         (["--rerank-upstream", "ftp://a"], "http://"),
-        (["--fingerprint", "engine"], "KEY=VALUE"),
+        (["--system", "no-such.toml"], "no-such.toml"),
     ],
 )
 def test_what_cannot_be_served_is_said_at_the_start(options: list[str], words: str) -> None:

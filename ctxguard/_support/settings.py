@@ -1,0 +1,106 @@
+"""Settings as typed fields: each has its default, its range and its help in one place.
+
+`ctxguard.cli._settings` makes options of the fields, and keys of a settings file.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from ctxguard.errors import ConfigurationError, CtxguardError
+
+_MOST_CHARACTERS = 80
+
+
+def setting(
+    help: str,  # noqa: A002 - as an option calls it
+    metavar: str | None = None,
+    *flags: str,
+    default: str | None = None,
+    env: str | None = None,
+    key: bool = False,
+    argument: bool = False,
+    **constraints: Any,
+) -> Any:
+    """Describes a field of `SettingsModel`, as metadata in ``Annotated``.
+
+    Args:
+        help: What it means, for people.
+        metavar: Its value in one word; None for a switch.
+        flags: Names of its option, in place of one made from the field's name.
+        default: Its default in words, where that is not the field's own.
+        env: Environment variable that gives it.
+        key: Whether it stands in a settings file only, and is no option.
+        argument: Whether it is a positional argument.
+        **constraints: Range (``ge``, ``gt``, ``le``, ``lt``) and ``repr``, as pydantic takes them.
+    """
+    extra: dict[str, Any] = {
+        "metavar": metavar,
+        "flags": flags,
+        "default": default,
+        "env": env,
+        "key": key,
+        "argument": argument,
+    }
+    return Field(description=help, json_schema_extra=extra, **constraints)
+
+
+class SettingsModel(BaseModel):
+    """Frozen settings whose fields `setting` describes.
+
+    Raises:
+        ConfigurationError: a setting is out of range or unknown, or two contradict each other.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        defer_build=True,
+        hide_input_in_errors=True,
+    )
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise _in_words(error, type(self)) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Adds the fields and their help to the docstring."""
+        super().__pydantic_init_subclass__(**kwargs)
+        lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
+        cls.__doc__ = "\n".join([cls.__doc__ or "", "", "Attributes:", *lines])
+
+
+def about(field: FieldInfo) -> dict[str, Any]:
+    """How `setting` describes a field; empty of one that it does not."""
+    extra = field.json_schema_extra
+    return extra if isinstance(extra, dict) else {}
+
+
+def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
+    """The names of a field's option, such as ``--rerank-model``."""
+    return about(field)["flags"] or (f"--{name.replace('_', '-')}",)
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """The name of a field in a settings file: that of its option, without dashes."""
+    return max(flags_of(name, field), key=len).lstrip("-")
+
+
+def _in_words(error: ValidationError, model: type[BaseModel]) -> CtxguardError:
+    fault = error.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, CtxguardError):
+        return cause
+    name = ".".join(map(str, fault["loc"])) or model.__name__
+    field = model.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
+    value = repr(fault["input"])
+    shown = field is not None and field.repr and len(value) <= _MOST_CHARACTERS
+    reason = fault["msg"].removeprefix("Input ")
+    return ConfigurationError(f"{name}{f' {value}' * shown}: {reason[:1].lower()}{reason[1:]}")

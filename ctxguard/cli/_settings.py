@@ -1,0 +1,194 @@
+"""Commands from their settings: options from the fields, and keys of a file for the rest.
+
+A command is a function of one `SettingsModel`. Each field is an option, an argument, or a key of
+the TOML file that ``--system`` names. The file describes the system at its top level, and each
+command's own settings in the table of its name. An option wins over a key.
+"""
+
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic.fields import FieldInfo
+
+from ctxguard._support.settings import SettingsModel, about, flags_of, key_of
+from ctxguard.cli._console import Command
+from ctxguard.cli._system import SOURCES, System
+from ctxguard.errors import DataError
+
+S = TypeVar("S", bound=SettingsModel)
+Fields = Mapping[str, FieldInfo]
+
+_SYSTEM = "system"
+_FILE = (
+    "TOML file with the keys below, and options by their names; relative paths start from its "
+    "folder. An option wins over a key."
+)
+_TABLES: set[str] = set()
+
+
+def add_command(
+    app: typer.Typer,
+    run: Callable[[S], None],
+    name: str,
+    *,
+    options: Collection[str] = (),
+    without: Collection[str] = (),
+) -> None:
+    """Add a command that runs a function of its settings.
+
+    Args:
+        app: The application or the group.
+        run: Its only parameter's annotation is the class of the settings.
+        name: The command's name.
+        options: Fields that are options of this command, though keys elsewhere.
+        without: Fields that this command does not take.
+    """
+    [parameter] = signature(run).parameters.values()
+    model: type[S] = parameter.annotation
+    fields = {
+        each: field
+        for each, field in model.model_fields.items()
+        if each not in without and about(field)
+    }
+    keys = {
+        each: field for each, field in fields.items() if about(field)["key"] and each not in options
+    }
+    parameters = [_option(each, field) for each, field in fields.items() if each not in keys]
+    if keys:
+        _TABLES.add(name)
+        if _SYSTEM not in fields:
+            parameters.append(_system_option())
+
+    def call(**given: Any) -> None:
+        context = given["context"]
+        chosen = {
+            each: value
+            for each, value in given.items()
+            if (source := context.get_parameter_source(each)) and source.name != "DEFAULT"
+        }
+        files = chosen[_SYSTEM] if _SYSTEM in fields else [chosen.pop(_SYSTEM, None)]
+        values: dict[str, Any] = {}
+        for file in files:
+            if file is not None:
+                values |= _settings_in(file, name, fields)
+        run(model(**{**values, **chosen}))
+
+    context = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters.insert(0, context)
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__doc__ = run.__doc__
+    app.command(name, cls=type("Command", (Command,), {"keys": _sections(keys, name)}))(call)
+
+
+def _bounds(field: FieldInfo) -> dict[str, Any]:
+    return {
+        kind: getattr(each, kind)
+        for each in field.metadata
+        for kind in ("ge", "gt", "le", "lt")
+        if hasattr(each, kind)
+    }
+
+
+def _option(name: str, field: FieldInfo) -> Parameter:
+    """A field as a parameter that typer makes an option or an argument of."""
+    extra, bounds = about(field), _bounds(field)
+    default = field.get_default(call_default_factory=True)
+    if extra["argument"]:
+        info: Any = typer.Argument(metavar=extra["metavar"], help=field.description)
+    else:
+        info = typer.Option(
+            *flags_of(name, field),
+            metavar=extra["metavar"],
+            help=field.description,
+            envvar=extra["env"],
+            min=bounds.get("ge"),
+            max=bounds.get("le"),
+            show_default=default is not None if extra["default"] is None else extra["default"],
+        )
+    return Parameter(
+        name,
+        Parameter.KEYWORD_ONLY,
+        default=Parameter.empty if field.is_required() else default,
+        annotation=Annotated[field.annotation, info],
+    )
+
+
+def _system_option() -> Parameter:
+    info = typer.Option("--system", metavar="FILE", help=_FILE)
+    kind = Annotated[Path | None, info]
+    return Parameter(_SYSTEM, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
+    """The keys that a command reads, with their help, under a heading for each table."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for name, field in keys.items():
+        table = f"its table [{command}], beside the options above"
+        if name in System.model_fields:
+            table = "the file --system, beside the options that name a system"
+        record = (key_of(name, field), f"{field.description}  {_default_and_range(field)}".rstrip())
+        sections.setdefault(f"Keys of {table}", []).append(record)
+    return sections
+
+
+def _default_and_range(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    shown = about(field)["default"] or (default and getattr(default, "value", default))
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    parts = [f"default: {shown}"] if shown else []
+    parts += [f"{words[kind]} {bound:g}" for kind, bound in _bounds(field).items()]
+    return f"[{'; '.join(parts)}]" if parts else ""
+
+
+def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
+    """The settings of a command that a file holds.
+
+    Raises:
+        DataError: the file cannot be read, or it has a key that is unknown.
+    """
+    document = read_toml(file)
+    tables = {name: document.pop(name) for name in _TABLES & document.keys()}
+    system = named(document, System.model_fields, file)
+    for name in [each for each in SOURCES if each in system and each not in fields]:
+        raise DataError(
+            f"`ctxguard {command}` does not take {key_of(name, System.model_fields[name])}",
+            path=file,
+        )
+    own = {name: field for name, field in fields.items() if name not in System.model_fields}
+    table = named(tables.get(command, {}), own, file, f"[{command}] ")
+    return {**{name: value for name, value in system.items() if name in fields}, **table}
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        DataError: it cannot be read, or is no TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"is no TOML: {error}", path=file) from None
+
+
+def named(table: Mapping[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
+    """The values of a table by the names of fields; paths start from the file's folder.
+
+    Raises:
+        DataError: a key is none of the fields'.
+    """
+    names = {key_of(name, field): name for name, field in fields.items()}
+    values = {}
+    for key, value in table.items():
+        if key not in names:
+            raise DataError(
+                f"{where}has no key {key!r}; its keys are {', '.join(names)}", path=file
+            )
+        is_path = "Path" in str(fields[names[key]].annotation) and isinstance(value, str)
+        values[names[key]] = file.parent / value if is_path else value
+    return values

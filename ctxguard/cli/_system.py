@@ -1,0 +1,229 @@
+"""The system whose candidates a command takes: its settings, and how it is opened.
+
+An index in a folder or in an engine, a retriever of the user's own, a TREC run, or lists of
+candidates that a server reranks.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from ctxguard._support.settings import about, key_of, setting
+from ctxguard.core.types import DEFAULT_DEPTH, ScoreKind
+from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.server.settings import IndexSettings, ServedSystem
+
+if TYPE_CHECKING:
+    from calibration.data.dataset import Query
+    from calibration.retrievers import WrappedRetriever
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+Source: TypeAlias = "HybridRetriever | EngineRetriever | WrappedRetriever"
+"""Where a command's candidates come from."""
+
+SOURCES = {
+    "index": "--index FOLDER",
+    "engine": "--engine URL",
+    "retriever": "--retriever MODULE:OBJECT",
+    "run": "--run FILE",
+    "rerank_upstream": "rerank-upstream in a file --system",
+}
+"""The settings that name where candidates come from."""
+
+_HAVE_NO_EFFECT = {
+    "index": ("score_kind", "fingerprint", "candidates"),
+    "engine": ("score_kind", "fingerprint", "candidates", "reranker", "ranker"),
+    "retriever": ("candidates", "reranker", "ranker"),
+    "run": ("candidates", "reranker", "ranker"),
+    "rerank_upstream": ("fingerprint", "reranker", "ranker"),
+}
+_UPSTREAM_KEY = "CTXGUARD_UPSTREAM_KEY"
+_UPSTREAM_SECONDS = 60.0
+"""For one list: nobody waits for the answer."""
+
+
+class System(ServedSystem):
+    """Where candidates come from, and what identifies that system."""
+
+    retriever: Annotated[
+        str | None,
+        setting(
+            "Retriever of your own: a Python object with retrieve(query, *, depth), or a function, "
+            "plain or asynchronous.",
+            "MODULE:OBJECT",
+        ),
+    ] = None
+    run: Annotated[
+        Path | None,
+        setting("TREC run file with the candidates of the queries.", "FILE"),
+    ] = None
+    candidates: Annotated[
+        Path | None,
+        setting(
+            "JSONL file of queries and documents for rerank-upstream to score: query, and "
+            "documents, each a text or an object with id and text.",
+            "FILE",
+            key=True,
+        ),
+    ] = None
+    depth: Annotated[
+        int | None,
+        setting(
+            "Candidates to retrieve for each query.",
+            "N",
+            default=f"the profile's, or {DEFAULT_DEPTH}",
+            key=True,
+            ge=1,
+        ),
+    ] = None
+
+    def open(self, queries: "Sequence[Query]" = ()) -> Source:
+        """The retriever that the settings name.
+
+        Args:
+            queries: The queries of a run, or of lists of candidates.
+
+        Raises:
+            ConfigurationError: not one source is named, or a setting does not go with it.
+            DataError: the run or the candidates cannot be read.
+        """
+        given = [name for name in SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigurationError(
+                f"{' and '.join(map(_shown, given)) or 'nothing'} says where candidates come from: "
+                f"give one of {', '.join(SOURCES.values())}"
+            )
+        for name in _HAVE_NO_EFFECT[given[0]]:
+            if getattr(self, name):
+                raise ConfigurationError(
+                    f"{_shown(name)} has no effect with {_shown(given[0])}: leave it out"
+                )
+        if self.index is not None:
+            return open_index(self)
+        if self.engine is not None:
+            return _open_engine(self.engine)
+        if self.rerank_upstream is not None:
+            return self._reranked_candidates(self.rerank_upstream, queries)
+        return self._run(self.run, queries) if self.run is not None else self._own()
+
+    def _run(self, file: Path, queries: "Sequence[Query]") -> "WrappedRetriever":
+        from calibration.data.readers import read_trec_run
+        from calibration.retrievers import RecordedRankings, WrappedRetriever
+
+        kind = self.score_kind or ScoreKind.RANK
+        recorded = RecordedRankings.of_run(read_trec_run(file), queries, kind)
+        return WrappedRetriever(recorded, fingerprint=self.fingerprint or None)
+
+    def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "WrappedRetriever":
+        from calibration.reranked_candidates import RerankedCandidates, read_candidates
+        from calibration.retrievers import WrappedRetriever
+        from ctxguard.retrieval.rerank_client import RerankClient
+
+        if self.candidates is None:
+            raise ConfigurationError(
+                "rerank-upstream scores the documents of a file: name it as candidates"
+            )
+        client = RerankClient(
+            url,
+            protocol=self.rerank_protocol,
+            key=os.environ.get(_UPSTREAM_KEY) or None,
+            model=self.rerank_model,
+            timeout_seconds=_UPSTREAM_SECONDS,
+        )
+        candidates = read_candidates(self.candidates)
+        if queries and not any(query.text in candidates for query in queries):
+            raise DataError(
+                f"has none of the {len(queries):,} labelled queries, the first of which is "
+                f"{queries[0].text!r}; queries must have the text of the labels",
+                path=self.candidates,
+            )
+        logits = self.rerank_protocol == "tei"
+        kind = self.score_kind or (ScoreKind.LOGIT if logits else ScoreKind.PROBABILITY)
+        return WrappedRetriever(RerankedCandidates(candidates, client, kind), keep_passages=True)
+
+    def _own(self) -> "WrappedRetriever":
+        from calibration.retrievers import WrappedRetriever
+
+        loaded: Any = _imported(str(self.retriever))
+        try:
+            return WrappedRetriever(
+                loaded,
+                score_kind=self.score_kind,
+                fingerprint=self.fingerprint or None,
+                keep_passages=True,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--retriever {self.retriever}: {error}") from None
+
+
+def _shown(name: str) -> str:
+    """A setting as its user writes it."""
+    field = System.model_fields[name]
+    return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
+
+
+def open_index(system: IndexSettings) -> "HybridRetriever":
+    """Load an index with its embedder, and the reranker and the ranker's file if they are named.
+
+    Raises:
+        ConfigurationError: no index is named.
+        DataError: the file holds no ranker.
+    """
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+    from ctxguard.signals.ranker import Ranker
+
+    if system.index is None:
+        raise ConfigurationError("give --index FOLDER, or a file --system with the key index")
+    return HybridRetriever.load(
+        system.index,
+        reranker=None if system.reranker is None else CrossEncoderReranker(system.reranker),
+        ranker=None if system.ranker is None else Ranker.load(system.ranker),
+    )
+
+
+def _open_engine(url: str) -> "EngineRetriever":
+    """An index in an engine, closed when the process ends.
+
+    Raises:
+        ConfigurationError: the URL is wrong, or there is no such index.
+        StageUnavailableError: the engine cannot be reached.
+    """
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+
+    retriever = EngineRetriever.open(url)
+    atexit.register(retriever.close)
+    return retriever
+
+
+def _imported(name: str) -> object:
+    module, colon, path = name.partition(":")
+    if not module or not colon or not path:
+        raise ConfigurationError(
+            f"--retriever {name!r} is not MODULE:OBJECT, such as app.search:retriever"
+        )
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        # Standard output holds the result alone.
+        with redirect_stdout(sys.stderr):
+            loaded = import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            f"--retriever {name}: the module {module!r} cannot be imported "
+            f"({type(error).__name__}: {error}); run the command in the folder that holds it, or "
+            "install it"
+        ) from error
+    try:
+        found: object = reduce(getattr, path.split("."), loaded)
+    except AttributeError as error:
+        raise ConfigurationError(f"--retriever {name}: {error}") from None
+    return found
