@@ -196,7 +196,7 @@ def test_a_damaged_index_is_a_failure_of_the_service_and_tells_nothing(
     for path in ("/v1/context", SEARCH):
         response = client.post(path, json={"query": "q"})
         assert response.status_code == 503
-        assert response.json()["type"].endswith("#unavailable")
+        assert response.json()["type"].endswith(":unavailable")
         assert "secret" not in response.text
     assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 2
 

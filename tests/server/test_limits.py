@@ -183,7 +183,7 @@ def test_a_header_that_says_who_asks_may_not_come_twice(serve: Serve, name: str)
     twice = [*bearer(TOKEN).items(), ("host", "localhost"), (name, "another")]
     response = client.get("/openapi.json", headers=twice)
     assert response.status_code == 400
-    assert response.json()["type"].endswith("#repeated-header")
+    assert response.json()["type"].endswith(":repeated-header")
     assert name in response.json()["detail"]
 
 
