@@ -20,11 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from ctxguard.errors import ConfigurationError, CtxguardError
+from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED, MOST_UNREAD_SECONDS
 from ctxguard.server.settings import Settings
 
 _log = logging.getLogger("uvicorn.error")
 
-_MOST_HEAD_BYTES = 64 * 2**10
 _KEEP_ALIVE_SECONDS = 30
 _SPARE_FILES = 200
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -130,7 +130,7 @@ def _raise_file_limit(connections: int) -> None:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits on what it reads before an application is called.
+    """uvicorn's protocol, with limits on what a connection may send and leave unread.
 
     Args:
         receive_seconds: The longest that the head of a request may take, from the opening of the
@@ -145,7 +145,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._receive_seconds = receive_seconds
         self._max_connections = max_connections
         self._late: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        """Of the URL and the whole headers of the head that is being read."""
+        self._part_bytes = 0
+        """Received since that head began, which may be one long part of it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection, or close it where there are too many."""
@@ -157,33 +161,75 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
-        self._forget_head()
+        self._late = _cancelled(self._late)
+        self._unread = _cancelled(self._unread)
+        # Whoever waits for an answer's turn waits for nothing.
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived."""
-        self._head_bytes += len(data)
+        self._part_bytes += len(data)
         super().data_received(data)
-        if self._late is None:
-            self._head_bytes = 0
-        elif self._head_bytes > _MOST_HEAD_BYTES:
+        if self._late is not None and self._part_bytes > MOST_HEAD_BYTES:
             self.transport.close()
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        if self._late is None:
+        self._head_bytes = self._part_bytes = 0
+        if self._late is None and not self.transport.is_closing():
             self._expect_head()
 
+    def on_url(self, url: bytes) -> None:
+        """A part of the URL."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A whole header."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """The head of a request is whole."""
-        self._forget_head()
-        super().on_headers_complete()
+        """The head of a request is whole: have it answered, or queue it, or close."""
+        self._late = _cancelled(self._late)
+        if len(self.pipeline) >= MOST_PIPELINED:
+            # Each answer made way for a packet of requests, and for nobody else's.
+            self.transport.abort()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: wait for it, but not for ever."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(MOST_UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._unread = _cancelled(self._unread)
+        super().resume_writing()
+
+    def _count(self, n: int) -> None:
+        self._head_bytes += n
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self.transport.close()
 
     def _expect_head(self) -> None:
         self._late = self.loop.call_later(self._receive_seconds, self.timeout_keep_alive_handler)
 
-    def _forget_head(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    if timer is not None:
+        timer.cancel()
+    return None

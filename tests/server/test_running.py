@@ -1,5 +1,6 @@
 """A service as people run it: two processes that serve, in front of a reranker over HTTP."""
 
+import asyncio
 import json
 import os
 import re
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -20,10 +22,13 @@ import httpx2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ctxguard.monitor.store import SampleStore
+from ctxguard.server import run
+from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED
+from ctxguard.server.settings import Settings
 
 PATIENCE_SECONDS = 120
 DOCUMENTS = ["0.2 poor", "0.9 best", "0.5 fair"]
@@ -215,6 +220,64 @@ def test_slow_and_half_and_endless_requests_do_not_keep_others_waiting(small: Pr
     assert small.client.post("/v1/filter", json=body).json()["kept"] == ["a"]
     for one in (*halves, slow, huge, endless, long_head):
         one.close()
+
+
+def answers(one: socket.socket, n: int) -> int:
+    """How many answers with status 200 arrive before the connection ends, of n that may."""
+    received = b""
+    with suppress(OSError):
+        while received.count(b" 200 OK") < n and (piece := one.recv(2**16)):
+            received += piece
+    return received.count(b" 200 OK")
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_a_connection_may_send_a_few_requests_ahead_and_is_closed_for_more(small: Process) -> None:
+    for sent, answered in ((1, 1), (1 + MOST_PIPELINED, 1 + MOST_PIPELINED), (1_000, 0)):
+        with connected(small.port) as one:
+            one.sendall((HEALTH + b"\r\n") * sent)
+            assert answers(one, sent) == answered
+
+
+def test_a_head_above_its_limit_is_not_answered_though_it_comes_in_one_piece(
+    small: Process,
+) -> None:
+    for size, answered in ((MOST_HEAD_BYTES - 1_000, 1), (MOST_HEAD_BYTES + 1_000, 0)):
+        for headers in (b"X: " + b"a" * size + b"\r\n", b"X: aaaaaa\r\n" * (size // 7)):
+            with connected(small.port) as one:
+                with suppress(OSError):
+                    one.sendall(HEALTH + headers + b"\r\n")
+                assert answers(one, 1) == answered
+
+
+def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_UNREAD_SECONDS", 0.05)
+    ended = threading.Event()
+
+    async def answer(_request: Request) -> Response:
+        return StreamingResponse(endless())
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b" " * 2**20
+                await asyncio.sleep(0.0)
+        finally:
+            ended.set()
+
+    app = Starlette(routes=[Route("/", answer)])
+    server = uvicorn.Server(run._config(Settings(), app))
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    with connected(listening.getsockname()[1]) as one:
+        one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ended.wait(PATIENCE_SECONDS)
+    server.should_exit = True
+    thread.join(PATIENCE_SECONDS)
+    listening.close()
 
 
 def test_a_request_under_way_is_finished_before_the_process_ends(upstream: Upstream) -> None:
