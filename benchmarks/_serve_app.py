@@ -1,6 +1,8 @@
 """A server of the service's benchmark: the service with scores at hand, or an echo.
 
-python -m benchmarks._serve_app service|echo
+python -m benchmarks._serve_app service|attacked|echo
+
+``attacked`` is a service with an index, a console and tokens.
 """
 
 import sys
@@ -15,14 +17,16 @@ from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp
 
+from benchmarks._serve_attacks import TOKEN
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.signals import feature_names
-from ctxguard.core.types import FloatArray, Route, ScoreKind
+from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.run import serve
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import Secrets, Settings
+from ctxguard.testing import FaultyRetriever
 
 FINGERPRINT = "scores at hand"
 
@@ -79,11 +83,19 @@ def main() -> None:
         file = Path(folder) / "profile.json"
         profile().save(file)
         settings = Settings(port=0, profile=file)
-        app: ASGIApp = (
-            Starlette(routes=[HttpRoute("/{path:path}", _echo, methods=["POST"])])
-            if sys.argv[1] == "echo"
-            else create_app(settings, scorer=ScoresAtHand())
-        )
+        app: ASGIApp
+        if sys.argv[1] == "echo":
+            app = Starlette(routes=[HttpRoute("/{path:path}", _echo, methods=["POST"])])
+        elif sys.argv[1] == "service":
+            app = create_app(settings, scorer=ScoresAtHand())
+        else:
+            settings = Settings(
+                port=0,
+                store=f"sqlite:///{folder}/samples.db",
+                secrets=Secrets(token=TOKEN, console_token=TOKEN),
+            )
+            passages = [Passage(str(n), f"passage {n}", metadata={"n": n}) for n in range(1_000)]
+            app = create_app(settings, retriever=FaultyRetriever(passages).retriever)
         serve(settings, _announce, app)
 
 

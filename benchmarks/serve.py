@@ -5,8 +5,9 @@
 
 The service and the echo (Starlette on uvicorn, with httptools and uvloop, one process each) run at
 the same time and are asked in turns. A request has 50 candidates of together 11 KB; scores are at
-hand, and a calibrated P(relevant) decides. With ``--hostile`` other clients open 2,000 connections,
-send halves of requests and bodies of 1 GB, while one client goes on asking.
+hand, and a calibrated P(relevant) decides. With ``--hostile`` other clients attack a service that
+needs a token, each form of attack by itself and all together, while an authorised client goes on
+asking.
 """
 
 import argparse
@@ -18,10 +19,9 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks._serve_attacks import FORMS, TOKEN
 from benchmarks._timing import Timing, environment, interleaved
 
 SUMMARY = "What the HTTP service costs a request, beside a raw echo of the same bytes."
@@ -42,8 +43,10 @@ CLIENTS = 16
 PACKAGES = ("ctxguard", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "numpy")
 PATHS = ("/rerank", "/v1/filter")
 
-_IDLE, _SLOW, _HUGE = 2_000, 200, 8
-_GIB = 2**30
+MOST_ATTACKED_P99_MS = 250.0
+MOST_ATTACKED_MIB = 512.0
+_PAUSE_SECONDS = 0.005
+"""Between two requests of the client that is measured."""
 
 
 @dataclass(frozen=True)
@@ -192,59 +195,81 @@ def measured(rounds: int, calls: int) -> dict[str, Case]:
     }
 
 
-def hostile(calls: int) -> dict[str, float]:
-    """What one client meets while others misuse the service, and the memory that it holds."""
-    request, head = request_of("/v1/filter"), request_of("/v1/filter").partition(b"\r\n\r\n")[0]
-    head = head.rpartition(b"\r\n")[0] + b"\r\n"
-    with serving("service") as (port, pid):
-        client = Client(port)
-        alone = [_seconds(client, request) for _ in range(calls)]
-        before = _resident(pid)
-        stop = threading.Event()
-        senders = [
-            threading.Thread(target=_send_gib, args=(port, head, stop)) for _ in range(_HUGE)
-        ]
-        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(_IDLE)]
-        slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(_SLOW)]
-        for at, each in enumerate(slow):
-            each.sendall(head if at % 2 else head + b"Content-Length: 1000000\r\n\r\n" + b" " * 900)
-        for sender in senders:
-            sender.start()
-        highest, beside = before, []
-        for _ in range(calls):
-            beside.append(_seconds(client, request))
-            highest = max(highest, _resident(pid))
-        stop.set()
-        for sender in senders:
-            sender.join()
-        for each in (*idle, *slow):
-            each.close()
+@dataclass(frozen=True)
+class Attacked:
+    """What an authorised client met while others misused the service.
+
+    Attributes:
+        p50_ms: Median time of its requests.
+        p99_ms: Their 99th percentile.
+        longest_ms: The longest.
+        failed: How many were not answered with 200 within 60 s.
+        resident_mib: The most memory that the service held.
+    """
+
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+    failed: int
+    resident_mib: float
+
+
+def hostile(calls: int) -> dict[str, Attacked]:
+    """An authorised client without attack, beside each form of attack, and beside all of them.
+
+    The service has one core. The client shares the other with the attackers, which give way to it.
+    Each row has a service of its own, so that its memory is that row's.
+    """
+    attackers_core, service_core = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, {attackers_core})
+    rows = {"none": [], **{form: [form] for form in FORMS}, "all together": list(FORMS)}
     return {
-        "alone_p50_ms": 1e3 * statistics.median(alone),
-        "beside_p50_ms": 1e3 * statistics.median(beside),
-        "beside_p99_ms": 1e3 * sorted(beside)[int(0.99 * (len(beside) - 1))],
-        "resident_before_mib": before / 2**20,
-        "resident_highest_mib": highest / 2**20,
+        name: _attacked(forms, attackers_core, service_core, calls) for name, forms in rows.items()
     }
 
 
-def _seconds(client: Client, request: bytes) -> float:
-    began = time.perf_counter()
-    client.ask(request)
-    return time.perf_counter() - began
+def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: int) -> Attacked:
+    with serving("attacked") as (port, pid), ExitStack() as stack:
+        os.sched_setaffinity(pid, {service_core})
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {service_core})
+        request = authorised(request_of("/v1/filter"))
+        client = Client(port)
+        for _ in range(20):
+            client.ask(request)
+        if forms:
+            command = [sys.executable, "-m", "benchmarks._serve_attacks"]
+            attackers = subprocess.Popen(  # noqa: S603 - this package's own
+                [*command, str(port), str(attackers_core), ";".join(forms)]
+            )
+            stack.callback(attackers.wait)
+            stack.callback(attackers.kill)
+            time.sleep(3.0)
+        seconds, failed, resident = [], 0, 0
+        for _ in range(calls):
+            began = time.perf_counter()
+            try:
+                client.ask(request)
+            except (OSError, AssertionError):
+                failed += 1
+                client = Client(port)
+            seconds.append(time.perf_counter() - began)
+            resident = max(resident, _resident(pid))
+            time.sleep(_PAUSE_SECONDS)
+    seconds.sort()
+    return Attacked(
+        1e3 * statistics.median(seconds),
+        1e3 * seconds[int(0.99 * (len(seconds) - 1))],
+        1e3 * seconds[-1],
+        failed,
+        resident / 2**20,
+    )
 
 
-def _send_gib(port: int, head: bytes, stop: threading.Event) -> None:
-    """Send bodies of 1 GB, with and without their length, until told to stop."""
-    piece = b"10000\r\n" + b" " * 2**16 + b"\r\n"
-    while not stop.is_set():
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as one:
-            one.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
-            for _ in range(_GIB // 2**16):
-                one.sendall(piece)
-                if stop.is_set():
-                    break
-            one.recv(4096)
+def authorised(request: bytes) -> bytes:
+    """A request with the token of the service that is attacked."""
+    first, _, rest = request.partition(b"\r\n")
+    return first + f"\r\nAuthorization: Bearer {TOKEN}\r\n".encode() + rest
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -258,6 +283,31 @@ def _resident(pid: int) -> int:
     return pages * 4096
 
 
+def _hostile(calls: int, file: Path | None, console: Console, *, check: bool) -> int:
+    rows = hostile(calls)
+    table = Table("attack", "p50 ms", "p99 ms", "longest ms", "failed", "memory MiB")
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            f"{row.p50_ms:.1f}",
+            f"{row.p99_ms:.0f}",
+            f"{row.longest_ms:.0f}",
+            f"{row.failed}",
+            f"{row.resident_mib:.0f}",
+        )
+    console.print(table)
+    if file is not None:
+        found = {name: asdict(row) for name, row in rows.items()}
+        document = {"environment": environment(PACKAGES), "requests": calls, "attacks": found}
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    missed = [
+        name
+        for name, row in rows.items()
+        if row.failed or row.p99_ms > MOST_ATTACKED_P99_MS or row.resident_mib > MOST_ATTACKED_MIB
+    ]
+    return 1 if check and missed else 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; with ``--check`` 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=SUMMARY)
@@ -265,14 +315,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=200, help="a turn")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is missed")
-    parser.add_argument("--hostile", action="store_true", help="beside clients that misuse it")
+    parser.add_argument("--hostile", action="store_true", help="under attack")
     given = parser.parse_args(arguments)
     console = Console(width=120)
     if given.hostile:
-        figures = hostile(given.calls)
-        for name, figure in figures.items():
-            console.print(f"{name} {figure:.1f}")
-        return 0
+        return _hostile(given.calls, given.json, console, check=given.check)
     cases = measured(given.rounds, given.calls)
     table = Table(
         *("path", "p50 µs", "echo", "ratio", "p99 µs", "echo", "16 clients /s", "echo"),

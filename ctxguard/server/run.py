@@ -24,6 +24,9 @@ from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED, MOST_UNREAD_
 from ctxguard.server.settings import Settings
 
 _log = logging.getLogger("uvicorn.error")
+# Not uvicorn's: a warning for each request that is no HTTP would let anybody fill the log.
+_request_log = logging.getLogger(__name__)
+_request_log.setLevel(logging.ERROR)
 
 _KEEP_ALIVE_SECONDS = 30
 _SPARE_FILES = 200
@@ -129,6 +132,10 @@ def _raise_file_limit(connections: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+class _RefusedError(Exception):
+    """Ends the parser's work on a packet, of which there may be thousands of requests left."""
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on what a connection may send and leave unread.
 
@@ -142,6 +149,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self, *args: Any, receive_seconds: float, max_connections: int, **options: Any
     ) -> None:
         super().__init__(*args, **options)
+        self.logger = _request_log
         self._receive_seconds = receive_seconds
         self._max_connections = max_connections
         self._late: asyncio.TimerHandle | None = None
@@ -178,7 +186,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._head_bytes = self._part_bytes = 0
-        if self._late is None and not self.transport.is_closing():
+        if self._late is None:
             self._expect_head()
 
     def on_url(self, url: bytes) -> None:
@@ -195,20 +203,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The head of a request is whole: have it answered, or queue it, or close."""
         self._late = _cancelled(self._late)
         if len(self.pipeline) >= MOST_PIPELINED:
-            # Each answer made way for a packet of requests, and for nobody else's.
             self.transport.abort()
-        if not self.transport.is_closing():
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """A part of a body."""
-        if not self.transport.is_closing():
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """A request is whole."""
-        if not self.transport.is_closing():
-            super().on_message_complete()
+            raise _RefusedError
+        super().on_headers_complete()
 
     def pause_writing(self) -> None:
         """The client reads too slowly: wait for it, but not for ever."""
@@ -224,6 +221,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes += n
         if self._head_bytes > MOST_HEAD_BYTES:
             self.transport.close()
+            raise _RefusedError
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, unless the connection was closed for it."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def _expect_head(self) -> None:
         self._late = self.loop.call_later(self._receive_seconds, self.timeout_keep_alive_handler)
