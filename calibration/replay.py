@@ -456,7 +456,7 @@ def _save(pools: Pools, file: Path) -> None:
     arrays["scores"] = pools.scores
     if pools.tokens is not None:
         arrays["tokens"] = pools.tokens
-    with atomic_write(file, mode=0o600) as stream:
+    with atomic_write(file) as stream:
         np.savez_compressed(stream, **arrays)
 
 

@@ -228,6 +228,5 @@ def write_triplets(path: Path, rows: Iterable[Triplet]) -> int:
             "coverage --out` lists them), or also take unlabelled ones, some of which may be "
             "relevant (--include-unjudged)"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, lines)
     return len(lines)

@@ -353,7 +353,6 @@ def write_trec_run(
                         path=path,
                     )
             lines.append(f"{query_id} Q0 {entry.passage_id} {entry.rank} {entry.score!r} {tag}\n")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as stream:
         stream.write("".join(lines).encode())
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ctxguard._support.atomic_write import clear_abandoned, lock
+from ctxguard._support.atomic_write import atomic_write, clear_abandoned, lock
+from ctxguard._support.regular_file import open_regular
 from ctxguard.errors import ConfigurationError, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -47,7 +48,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         DataError: the file is missing or unreadable, or a byte of it is not UTF-8.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path, sys.maxsize) as file:
             offset = 0
             for number, raw in enumerate(file, start=1):
                 line = raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw
@@ -68,8 +69,6 @@ def read_lines(path: Path) -> Iterator[Line]:
         raise DataError("there is no such file", path=path) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from None
-    except ValueError as error:  # a path with a NUL
-        raise DataError(f"cannot be read: {error}", path=path) from None
 
 
 class Record(NamedTuple):
@@ -217,15 +216,17 @@ def notes_of(counts: Counter[str]) -> tuple[str, ...]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines as UTF-8, each ended by a line feed on every platform."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    """Write lines as UTF-8, each ended by a line feed on every platform; whole or not at all."""
+    with atomic_write(path) as file:
         for line in lines:
-            file.write(line + "\n")
+            file.write(line.encode() + b"\n")
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder to fill, which gets the name ``folder`` once it is complete.
+
+    It is for its owner alone.
 
     Raises:
         ConfigurationError: ``folder`` is a file, or a folder that is not empty.
@@ -245,8 +246,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
         yield staged
         if folder.exists():
             folder.rmdir()
-        # A temporary folder is readable by its owner alone; this one is an ordinary folder.
-        staged.chmod(folder.parent.stat().st_mode & 0o777)
         staged.rename(folder)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)

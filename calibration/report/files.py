@@ -31,7 +31,6 @@ def write_json(data: ReportData, path: Path | str) -> None:
 
 def _write(text: str, path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as stream:
             stream.write(text.encode())
     except OSError as error:

@@ -18,11 +18,16 @@ from typing import BinaryIO
 if sys.platform != "win32":  # There nothing is locked, and nothing cleared.
     import fcntl
 
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
+"""Permissions of files, and of folders, that are for their owner alone."""
+SHARED = 0o644
+"""Permissions of files without texts, which a service reads as another user."""
+
 _RANDOM = re.compile(r"[a-z0-9_]{8}")
 
 
 @contextmanager
-def atomic_write(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     """Write a file beside ``path``, and at the end of the block replace ``path`` by it.
 
     A reader sees the old file or the new one, never half of it. If the block or the writing
@@ -30,8 +35,9 @@ def atomic_write(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     writer left is deleted too.
 
     Args:
-        path: The file to write; its folder must exist.
-        mode: Permissions of the new file.
+        path: The file to write. A folder that does not exist is made, for those who may read it.
+        mode: Permissions of the new file, by default its owner's alone: most of what is written
+            holds texts, or what can be learned from them.
 
     Yields:
         A binary stream for the new content.
@@ -39,6 +45,8 @@ def atomic_write(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     Raises:
         OSError: the file cannot be written or replaced.
     """
+    # Who may read a file of it may enter the folder.
+    path.parent.mkdir(mode=0o300 | mode | (mode & 0o444) >> 2, parents=True, exist_ok=True)
     prefix = f".{path.name}."
     clear_abandoned(path.parent, prefix)
     descriptor, temporary = _new_temporary(path.parent, prefix)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import document, print_checks, print_comparison
 from ctxguard.cli._console import FINDING, Output, check_writable, one_line, print_json
@@ -265,8 +266,8 @@ def compare(
 
 def _saved(content: Mapping[str, object], out: Path) -> str:
     """Write a comparison, and return the name of its file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    with atomic_write(out) as stream:
+        stream.write((json.dumps(content, allow_nan=False) + "\n").encode())
     return str(out)
 
 

@@ -100,7 +100,6 @@ def fit_ranker(
             for position, order in enumerate(_ORDERS)
         }
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         fitted.ranker.save(out)
     verdict = _verdict(differences["fitted"]["shipped"], out)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]

@@ -328,7 +328,6 @@ def _write_unjudged(
                 ensure_ascii=False,
             )
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_lines(out, lines)
 
 

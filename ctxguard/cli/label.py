@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard.cli import _options
 from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json, table
 from ctxguard.cli._store import IN_WORDS, StoreUrl, named_series, open_store
@@ -129,7 +130,8 @@ def export(
     if out is not None:
         write_label_file(out, rows)
         guide = out.with_name(f"{out.stem}-guide.md")
-        guide.write_text(grading_guide(out.name, max_grade), encoding="utf-8")
+        with atomic_write(guide) as stream:
+            stream.write(grading_guide(out.name, max_grade).encode())
     notes = _export_notes(rows, plan, alarm=alarm, guide=guide, tenant=tenant)
     if len({(sample.record.where, sample.record.where_withheld) for sample in samples}) > 1:
         notes.append(

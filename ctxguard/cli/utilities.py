@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 from ctxguard.cli._inputs import read_labelled
@@ -75,8 +76,8 @@ def fit_utilities(
         "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
     }
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        with atomic_write(out) as stream:
+            stream.write((json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
     if as_json:
         print_json({**document, "notes": [*labelled.notes, *fit.notes]})
     else:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, with_config
 
-from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -362,8 +362,7 @@ class Profile(_Frozen):
     def save(self, path: Path | str) -> None:
         """Write atomically: a reader sees the old profile or the new one, never half of it."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as stream:
+        with atomic_write(path, mode=SHARED) as stream:
             stream.write(self.to_json().encode())
 
     @classmethod

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.scores import is_valid
 from ctxguard.errors import DataError
@@ -115,7 +115,7 @@ class Ranker:
             "trained_on": list(self.trained_on),
             **{level: dict(self.weights(level)) for level in INPUTS},
         }
-        with atomic_write(file) as stream:
+        with atomic_write(file, mode=SHARED) as stream:
             stream.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
     def weights(self, level: RankerLevel) -> Mapping[str, float]:

@@ -11,12 +11,25 @@ from pathlib import Path
 import pytest
 
 from calibration.data.frozen_sets import read_snapshot
+from calibration.data.golden_sources import read_sources
+from calibration.data.readers import read_corpus, read_trec_qrels
+from calibration.data.text_files import new_folder, write_lines
+from calibration.reader.answers import read_answers
 from calibration.replay import _load
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.regular_file import read_regular
+from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.monitor.labels.files import (
+    RowToLabel,
+    read_feedback_file,
+    read_label_file,
+    write_label_file,
+)
+from ctxguard.retrieval import HybridRetriever
 from ctxguard.signals.ranker import Ranker
+from ctxguard.testing import WordHashEmbedder
 
 
 class TestAtomicWrite:
@@ -85,6 +98,30 @@ class TestAtomicWrite:
             stream.write(b"new")
         assert (tmp_path / "file").stat().st_mode & 0o777 == mode
 
+    @pytest.mark.skipif(os.name == "nt", reason="has no such permissions")
+    @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+    def test_files_with_texts_and_their_folders_are_for_their_owner_alone(
+        self, tmp_path: Path, umask: int
+    ) -> None:
+        passage = Passage("p", "a text")
+        labels = [RowToLabel("always", "query", "", "a text", None, None, "r", "p")]
+        former = os.umask(umask)
+        try:
+            retriever = HybridRetriever.build([passage], embedder=WordHashEmbedder())
+            retriever.save(tmp_path / "index")
+            retriever.add([Passage("new", "a text")])
+            retriever.save(tmp_path / "index")
+            write_label_file(tmp_path / "labels" / "l.csv", labels)
+            write_label_file(tmp_path / "labels" / "l.jsonl", labels)
+            write_lines(tmp_path / "lines" / "l.jsonl", ["a text"])
+            with new_folder(tmp_path / "frozen") as folder:
+                write_lines(folder / "l.jsonl", ["a text"])
+        finally:
+            os.umask(former)
+        entries = list(tmp_path.rglob("*"))
+        assert {each.stat().st_mode & 0o777 for each in entries if each.is_file()} == {0o600}
+        assert {each.stat().st_mode & 0o777 for each in entries if each.is_dir()} == {0o700}
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the folders of Linux")
 class TestCacheFolder:
@@ -141,8 +178,17 @@ class TestReadRegular:
             read_snapshot,
             lambda folder: Ranker.load(folder / "snapshot.json"),
             lambda folder: _load(folder / "snapshot.json"),
+            lambda folder: list(read_corpus(folder / "snapshot.json")),
+            lambda folder: read_trec_qrels(folder / "snapshot.json"),
+            lambda folder: read_sources([folder / "snapshot.json"], source="human"),
+            lambda folder: read_label_file(folder / "snapshot.json", "me", 1.0, 3),
+            lambda folder: read_feedback_file(folder / "snapshot.json", 1.0),
+            lambda folder: read_answers(folder / "snapshot.json"),
         ],
-        ids=["frozen set", "ranker", "cache of rankings"],
+        ids=[
+            *("frozen set", "ranker", "cache of rankings", "corpus", "qrels", "golden labels"),
+            *("labels", "feedback", "answers"),
+        ],
     )
     def test_no_reader_waits_for_a_pipe(
         self, read: Callable[[Path], object], tmp_path: Path

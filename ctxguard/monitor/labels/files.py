@@ -12,9 +12,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TextIO, TypeGuard
 
+from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.regular_file import open_regular
 from ctxguard.core.metrics import Negative
 from ctxguard.errors import DataError
 from ctxguard.monitor.judges import Judgment
@@ -34,6 +37,7 @@ _BEFORE_SIGN = r"(?=[\s'\"]*[=+\-@＝＋－＠])"
 _FORMULA = re.compile(_CELL_START + _BEFORE_SIGN)
 _ESCAPED = re.compile(_CELL_START + "'" + _BEFORE_SIGN)
 
+_MAX_BYTES = 2**30
 _LATEST_SECONDS = 253_402_300_800.0
 
 _MOST_CELL_CHARS = 32_000
@@ -118,15 +122,16 @@ def in_file_order(request_id: str) -> float:
 def write_label_file(path: Path, rows: Iterable[RowToLabel]) -> None:
     """Write rows with empty grades: CSV if the file is named .csv, else JSONL."""
     documents = [asdict(row) for row in rows]
-    if path.suffix.lower() != ".csv":
-        lines = [json.dumps(document, ensure_ascii=False) + "\n" for document in documents]
-        path.write_text("".join(lines), encoding="utf-8")
-        return
-    # With the mark without which Excel takes UTF-8 for another encoding.
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, quoting=csv.QUOTE_ALL)
+    text = StringIO(newline="")
+    if path.suffix.lower() == ".csv":
+        text.write("\ufeff")  # without which Excel takes UTF-8 for another encoding
+        writer = csv.DictWriter(text, COLUMNS, quoting=csv.QUOTE_ALL)
         writer.writeheader()
         writer.writerows([{key: _cell(key, value) for key, value in d.items()} for d in documents])
+    else:
+        text.writelines([json.dumps(document, ensure_ascii=False) + "\n" for document in documents])
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def _cell(column: str, value: str | None) -> str:
@@ -302,11 +307,12 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            yield file
+        with (
+            open_regular(path, _MAX_BYTES) as file,
+            TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+        ):
+            yield text
     except UnicodeDecodeError as error:
         raise DataError(f"not UTF-8 ({error.reason})", path=path) from error
     except OSError as error:
         raise DataError(error.strerror or "cannot be read", path=path) from error
-    except ValueError as error:  # a path with a NUL
-        raise DataError(f"cannot be read ({error})", path=path) from error

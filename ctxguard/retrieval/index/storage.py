@@ -32,6 +32,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from ctxguard._support.atomic_write import PRIVATE, PRIVATE_FOLDER
 from ctxguard._support.regular_file import read_regular
 from ctxguard.errors import IndexFolderError
 
@@ -96,7 +97,7 @@ def save(folder: Path, content: Mapping[str, object], parts: Mapping[str, Part])
     """Save an index, replacing one that is there.
 
     Safe to call from several processes and threads at once. When it returns, the index would
-    survive a loss of power.
+    survive a loss of power. Its files are for their owner alone.
 
     Args:
         folder: Created where it does not exist; otherwise empty or a saved index.
@@ -108,11 +109,11 @@ def save(folder: Path, content: Mapping[str, object], parts: Mapping[str, Part])
     """
     try:
         check_destination(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         generation = folder / f"generation-{token_hex(4)}"
-        _partial(generation).touch(exist_ok=False)
+        _partial(generation).touch(mode=PRIVATE, exist_ok=False)
         try:
-            generation.mkdir()
+            generation.mkdir(mode=PRIVATE_FOLDER)
             files: _Files = {}
             for name, part in parts.items():
                 files |= _link(generation, name, part.part_id) or _write(generation, name, part)
@@ -136,7 +137,7 @@ def save(folder: Path, content: Mapping[str, object], parts: Mapping[str, Part])
 def _write(generation: Path, name: str, part: Part) -> _Files:
     """Write a part."""
     files = generation / name
-    files.mkdir()
+    files.mkdir(mode=PRIVATE_FOLDER)
     part.write(files)
     described = {f"{name}/{file.name}": _describe(file) for file in sorted(files.iterdir())}
     _sync(files)
@@ -159,7 +160,7 @@ def _link(generation: Path, name: str, part_id: str) -> _Files:
             for file, described in manifest["files"].items()
             if file.startswith(f"{name}/")
         }
-        (generation / name).mkdir()
+        (generation / name).mkdir(mode=PRIVATE_FOLDER)
         for file in files:
             os.link(generation.parent / manifest["generation"] / file, generation / file)
     except (OSError, IndexFolderError, KeyError, AttributeError, TypeError):
@@ -268,6 +269,7 @@ def _describe(file: Path) -> dict[str, object]:
     with file.open("rb+") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         os.fsync(stream.fileno())
+    file.chmod(PRIVATE)
     return {"bytes": file.stat().st_size, "sha256": digest}
 
 

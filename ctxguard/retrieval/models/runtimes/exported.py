@@ -139,7 +139,7 @@ def _write(cache: Path, key: str, parts: dict[str, Any]) -> None:
     digest = np.frombuffer(_digest(key, parts), np.uint8)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic_write(cache / f"{key}.npz", mode=0o600) as stream:
+        with atomic_write(cache / f"{key}.npz") as stream:
             np.savez(stream, allow_pickle=False, digest=digest, **parts)
     except OSError as error:
         _log.warning(
