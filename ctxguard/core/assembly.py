@@ -1,7 +1,7 @@
 """Assembly: from the passages that the decision kept to those that are served, in their order.
 
-Passages that cannot be read, repeat a better one or exceed the token budget are left out, and the
-others are put in presentation order (DESIGN.md §7). This runs on every request: texts are neither
+Passages that cannot be read or exceed the token budget are left out, and the others are put in
+presentation order (DESIGN.md §7). This runs on every request: texts are neither
 copied, hashed nor rendered unless there is a token budget. Pure: no I/O of its own, no clock, no
 logging.
 """
@@ -30,10 +30,6 @@ STAGE = "assembly"
 DEFAULT_MAX_PASSAGE_CHARS = 100_000
 
 _CHARACTERS_PER_TOKEN = 4
-
-# Where two texts are compared before they are compared whole.
-_EDGE_WINDOW = 40
-_EDGE = 16
 
 _CUT_STEPS = 64
 
@@ -70,8 +66,9 @@ class Assembly:
         truncate: Where no passage is within the limits, cut the best one at the end of a sentence
             (else at white space) and flag the answer ``truncated``. Otherwise the context is then
             empty, and flagged ``over_budget``.
-        drop_duplicates: Of kept passages whose texts are equal but for case and white space,
-            keep the best one. Passages without text are never duplicates.
+        drop_duplicates: Of passages whose texts are equal but for Unicode form, case and white
+            space, keep the best one; the others take no place among the k. Passages without text
+            are never duplicates.
         sanitise: Remove hidden characters and escape delimiters when rendering.
         template: The text of one passage, with fields; see ``ctxguard.core.render.Template``.
         separator: The text between two rendered passages.
@@ -136,7 +133,7 @@ class AssemblyDrop(NamedTuple):
 
     Attributes:
         position: In the ranking, from 0.
-        reason: ``duplicate_text``, ``over_budget``, ``unreadable`` or ``insufficient``.
+        reason: ``over_budget``, ``unreadable`` or ``insufficient``.
         kept_if: The setting and value that would have kept it; empty if none would, or if it was
             too long to be counted for a budget that was full.
     """
@@ -163,15 +160,72 @@ class Assembled(NamedTuple):
     flags: tuple[Flag, ...] = ()
 
 
+class ReadPassages(NamedTuple):
+    """Passages that were read, as far as they can be and are not too large.
+
+    Attributes:
+        positions: In the ranking, as given.
+        passages: At each position.
+        texts: Of each passage.
+        dropped: The others.
+        failures: Why those that cannot be read cannot.
+    """
+
+    positions: list[int]
+    passages: list[Passage]
+    texts: list[str]
+    dropped: list[AssemblyDrop]
+    failures: list[StageFailure]
+
+
+def read_passages(
+    source: PassageSource, positions: Sequence[int], max_chars: float = math.inf
+) -> ReadPassages:
+    """Read the passages at these positions, each alone.
+
+    Args:
+        source: The ranking's passages; it may be anyone's code, and hold anything.
+        positions: Best first.
+        max_chars: A passage whose title and text are longer is left out.
+    """
+    read = ReadPassages([], [], [], [], [])
+    for position in positions:
+        try:
+            passage: Any = source[position]
+            text, title = passage.text, passage.title
+            if not (isinstance(title, str) and isinstance(passage.passage_id, str)):
+                # Rendering writes both as text, whatever they are, and must not fail for all.
+                str(passage.passage_id)
+                title = str(title or "")
+            cause = "" if isinstance(text, str) else f"text is {type(text).__name__}, not str"
+        except Exception as error:
+            # The type alone: a message may quote the document.
+            cause = type(error).__name__
+        if cause:
+            read.dropped.append(AssemblyDrop(position, DropReason.UNREADABLE))
+            read.failures.append(StageFailure(STAGE, f"passage at position {position}: {cause}"))
+        elif (size := len(text) + len(title)) > max_chars:
+            needed = (Threshold("max_passage_chars", size),)
+            read.dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
+        else:
+            read.positions.append(position)
+            read.passages.append(passage)
+            read.texts.append(text)
+    return read
+
+
 def assemble(
-    decision: Decision, assembly: Assembly = DEFAULT_ASSEMBLY, *, insufficient: bool = False
+    decision: Decision,
+    assembly: Assembly = DEFAULT_ASSEMBLY,
+    *,
+    insufficient: bool = False,
+    read: ReadPassages | None = None,
 ) -> Assembled:
     """Choose and order the passages that are served.
 
-    Passages that cannot be read or are too large are left out; of duplicates the better one stays;
-    then passages are taken best first, and one that does not fit the rest of the budget is passed
-    over for the next that does. Nothing that the decision dropped takes the place of what is left
-    out.
+    Passages that cannot be read or are too large are left out; then passages are taken best first,
+    and one that does not fit the rest of the budget is passed over for the next that does. Nothing
+    that the decision dropped takes the place of what is left out.
 
     If no passage fits the whole budget, the best is cut where ``truncate`` is set. Otherwise, or
     where the template alone exceeds the budget, nothing is served and the answer is flagged.
@@ -181,13 +235,14 @@ def assemble(
         assembly: The settings.
         insufficient: Whether what is kept was called insufficient: with ``abstain`` every passage
             is left out then.
+        read: The passages that the decision kept; None to read them.
 
     >>> from ctxguard.core.decision import decide
     >>> from ctxguard.core.policies import RatioPolicy
     >>> from ctxguard.core.types import Hit, Ranking, ScoreKind
-    >>> hits = [Hit("a", 3.0, "one"), Hit("b", 2.0, " One"), Hit("c", 1.0, "two")]
+    >>> hits = [Hit("a", 3.0, "one"), Hit("b", 2.0, "too long"), Hit("c", 1.0, "two")]
     >>> decision = decide(Ranking.from_hits(hits, ScoreKind.RATIO), RatioPolicy())
-    >>> assembled = assemble(decision)
+    >>> assembled = assemble(decision, Assembly(max_passage_chars=5))
     >>> [passage.passage_id for passage in assembled.passages], assembled.dropped[0].position
     (['a', 'c'], 1)
     """
@@ -198,26 +253,14 @@ def assemble(
                 [AssemblyDrop(at, DropReason.INSUFFICIENT, switch) for at in decision.kept]
             )
         )
-    dropped: list[AssemblyDrop] = []
-    failures: list[StageFailure] = []
+    if read is None:
+        kept = decision.order[: decision.n_kept]
+        read = read_passages(decision.ranking.passages, kept, assembly.max_passage_chars)
+    positions, passages, _, dropped, failures = read
     flags: list[Flag] = []
-    source, max_chars = decision.ranking.passages, assembly.max_passage_chars
-    positions, passages = _read(
-        source, decision.order[: decision.n_kept], max_chars, dropped, failures
-    )
     if not passages and dropped:
+        source = decision.ranking.passages
         positions, passages = _cut_too_large(source, assembly, dropped, flags)
-    if assembly.drop_duplicates:
-        repeated = _repeated(passages)
-        if repeated:
-            switch = (Threshold("drop_duplicates", 0.0),)
-            dropped += [
-                AssemblyDrop(positions[index], DropReason.DUPLICATE_TEXT, switch)
-                for index in sorted(repeated)
-            ]
-            rest = [index for index in range(len(passages)) if index not in repeated]
-            positions = [positions[index] for index in rest]
-            passages = [passages[index] for index in rest]
     if assembly.max_tokens is not None:
         candidates = list(zip(positions, passages, strict=True))
         passages, over = _within_budget(candidates, assembly, assembly.max_tokens, failures)
@@ -239,12 +282,12 @@ def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
         StageUnavailableError: there are candidates, and none can be read.
     """
     n = len(ranking)
-    failures: list[StageFailure] = []
-    _, passages = _read(ranking.passages, range(min(k, n)), math.inf, [], failures)
+    read = read_passages(ranking.passages, range(min(k, n)))
+    passages = read.passages
     if not passages and n:
         position = first_readable(ranking, range(k, n))
         if position is None:
-            raise nothing_readable(failures)
+            raise nothing_readable(read.failures)
         passages = [ranking.passages[position]]
     return tuple(passages)
 
@@ -252,7 +295,7 @@ def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
 def first_readable(ranking: Ranking, positions: Iterable[int]) -> int | None:
     """The first of these positions whose passage can be read; None if none can be."""
     for position in positions:
-        if _read(ranking.passages, [position], math.inf, [], [])[0]:
+        if read_passages(ranking.passages, [position]).passages:
             return position
     return None
 
@@ -260,85 +303,6 @@ def first_readable(ranking: Ranking, positions: Iterable[int]) -> int | None:
 def nothing_readable(failures: Sequence[StageFailure]) -> StageUnavailableError:
     """The error where there are candidates and none can be read, which must not look empty."""
     return StageUnavailableError(STAGE, f"no candidate can be read; the first: {failures[0].cause}")
-
-
-def _read(
-    source: PassageSource,
-    positions: Sequence[int],
-    max_chars: float,
-    dropped: list[AssemblyDrop],
-    failures: list[StageFailure],
-) -> tuple[list[int], list[Passage]]:
-    """Read the passages at these positions, each alone.
-
-    Args:
-        source: The ranking's passages; it may be anyone's code, and hold anything.
-        positions: Best first.
-        max_chars: A passage whose title and text are longer is left out.
-        dropped: Gets those that are left out.
-        failures: Gets why those that cannot be read cannot.
-
-    Returns:
-        The positions and the passages that are left, best first.
-    """
-    readable: list[int] = []
-    passages: list[Passage] = []
-    for position in positions:
-        try:
-            passage: Any = source[position]
-            text, title = passage.text, passage.title
-            if not (isinstance(title, str) and isinstance(passage.passage_id, str)):
-                # Rendering writes both as text, whatever they are, and must not fail for all.
-                str(passage.passage_id)
-                title = str(title or "")
-            cause = "" if isinstance(text, str) else f"text is {type(text).__name__}, not str"
-        except Exception as error:
-            # The type alone: a message may quote the document.
-            cause = type(error).__name__
-        if cause:
-            dropped.append(AssemblyDrop(position, DropReason.UNREADABLE))
-            failures.append(StageFailure(STAGE, f"passage at position {position}: {cause}"))
-        elif (size := len(text) + len(title)) > max_chars:
-            needed = (Threshold("max_passage_chars", size),)
-            dropped.append(AssemblyDrop(position, DropReason.OVER_BUDGET, needed))
-        else:
-            readable.append(position)
-            passages.append(passage)
-    return readable, passages
-
-
-def _repeated(passages: Sequence[Passage]) -> set[int]:
-    """Indices of passages whose text equals an earlier one's but for case and white space."""
-    heads = ["".join(each.text[:_EDGE_WINDOW].casefold().split())[:_EDGE] for each in passages]
-    if len(set(heads)) == len(heads) and min(map(len, heads), default=_EDGE) == _EDGE:
-        return set()  # equal texts have equal heads
-    texts = [passage.text for passage in passages]
-    tails = ["".join(text[-_EDGE_WINDOW:].casefold().split())[-_EDGE:] for text in texts]
-    folded: dict[int, list[str]] = {}
-
-    def words(index: int) -> list[str]:
-        if index not in folded:
-            folded[index] = texts[index].casefold().split()
-        return folded[index]
-
-    repeated: set[int] = set()
-    for index, text in enumerate(texts):
-        for earlier in range(index):
-            if earlier in repeated or not (
-                _may_equal(heads[index], heads[earlier])
-                and _may_equal(tails[index], tails[earlier])
-            ):
-                continue
-            same = text == texts[earlier] or words(index) == words(earlier)
-            if same and words(index):
-                repeated.add(index)
-                break
-    return repeated
-
-
-def _may_equal(edge: str, other: str) -> bool:
-    """Whether texts with these edges can be equal; a short edge was mostly white space."""
-    return edge == other or len(edge) < _EDGE or len(other) < _EDGE
 
 
 def _cut_too_large(

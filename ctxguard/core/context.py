@@ -16,6 +16,7 @@ from ctxguard.core.assembly import (
     AssemblyDrop,
     assemble,
     bare_passages,
+    read_passages,
 )
 from ctxguard.core.decision import Decision
 from ctxguard.core.metadata_filter import Where
@@ -30,7 +31,15 @@ from ctxguard.core.types import (
     listed,
 )
 
-__all__ = ["Assembled", "Assembly", "AssemblyDrop", "Context", "assemble", "bare_passages"]
+__all__ = [
+    "Assembled",
+    "Assembly",
+    "AssemblyDrop",
+    "Context",
+    "assemble",
+    "bare_passages",
+    "read_passages",
+]
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 

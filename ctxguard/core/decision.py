@@ -7,7 +7,7 @@ no logging. It runs on every request, so verdicts are built only when they are r
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice, repeat
@@ -56,8 +56,8 @@ class Decision:
         order: Positions in the ranking of the usable candidates, best first.
         n_kept: How many of ``order`` are kept, from the first on.
         flags: What was unusual.
-        set_aside: Positions of candidates without a usable score, or with the id of a better one,
-            with the reason.
+        set_aside: Positions of candidates without a usable score, or with the id or the text of a
+            better one, with the reason.
         probabilities: Shape as ``order``, P(relevant) of each; None if no model applied.
     """
 
@@ -138,10 +138,18 @@ class Decision:
             strict=True,
         )
         verdicts = [*map(_verdict, columns)]
-        verdicts += [
-            Verdict(ids[position], None, scores[position], None, None, reason)
-            for position, reason in self.set_aside
-        ]
+        copies = self.ranking.copies
+        first_of = {copies.get(at, at): index for index, at in enumerate(order)} if copies else {}
+        for position, reason in self.set_aside:
+            verdict = Verdict(ids[position], None, scores[position], None, None, reason)
+            if reason is DropReason.DUPLICATE_TEXT:
+                first = verdicts[first_of[copies.get(position, position)]]
+                verdict = verdict._replace(
+                    relative_score=first.relative_score,
+                    probability=first.probability,
+                    kept_if=(Threshold("drop_duplicates", 0.0),) if first.kept else first.kept_if,
+                )
+            verdicts.append(verdict)
         return tuple(verdicts)
 
     @property
@@ -168,8 +176,9 @@ class Decision:
 def decide(ranking: Ranking, policy: Policy) -> Decision:
     """Apply a policy to one ranking.
 
-    Candidates without a usable score are set aside. The others are sorted as `candidate_order`
-    says, and under ``expected_utility`` by probability before that. If a score is impossible for
+    Candidates without a usable score are set aside, and so are all but the best of those with one
+    text (``Ranking.copies``). The others are sorted as `candidate_order` says, and under
+    ``expected_utility`` by probability before that. If a score is impossible for
     its kind, no score is usable, or a signal is missing, the threshold is skipped, the top k is
     kept, and a flag says so.
 
@@ -192,6 +201,8 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
     if policy.min_ratio > 0.0 and ranking.kind is ScoreKind.RANK:
         relative_score(ranking.kind, 1.0, 0.0)  # raises, and says what to use instead
     order, set_aside, problem = candidate_order(ranking)
+    if ranking.copies:
+        order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n = len(order)
     flags = _score_flags(set_aside, problem) if set_aside or problem else ()
     n_kept = min(policy.k, n)
@@ -214,6 +225,8 @@ def _score_flags(
 def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decision:
     """`decide` for a policy with a model; the top k by score if the model lacks a signal."""
     order, set_aside, problem = candidate_order(ranking)
+    if ranking.copies:
+        order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n = len(order)
     # A score that is impossible for its kind is no signal of the model, and matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
@@ -266,6 +279,18 @@ def _relative_prefix(
         if relative_score(kind, top, scores[position], temperature) < min_ratio:
             return length
     return len(order)
+
+
+def _without_copies(
+    order: Sequence[int], set_aside: tuple[tuple[int, DropReason], ...], copies: Mapping[int, int]
+) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
+    """The order and what is set aside, with all but the best of each text among the latter."""
+    best: dict[int, int] = {}
+    repeated = [at for at in order if best.setdefault(copies.get(at, at), at) != at]
+    return list(best.values()), (
+        *set_aside,
+        *[(at, DropReason.DUPLICATE_TEXT) for at in repeated],
+    )
 
 
 def candidate_order(

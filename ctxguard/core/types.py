@@ -296,6 +296,8 @@ class Ranking:
         signals: What else is known of the candidates, by the signal's name (DESIGN.md §5), shape
             (n,) each, in the ranking's order; NaN where it is unknown for a candidate.
         timings: When stages ran, for traces; empty where nothing was timed.
+        copies: Positions of candidates whose text repeats another's, with that one's position
+            (``ctxguard.core.copies``); empty where there is none, or texts were not compared.
 
     Raises:
         ConfigurationError: at construction, for a kind or a route that does not exist. Names of
@@ -312,6 +314,7 @@ class Ranking:
     failures: tuple[StageFailure, ...] = ()
     signals: Mapping[str, FloatArray] = field(default_factory=dict)
     timings: tuple[StageTiming, ...] = ()
+    copies: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Adapters may give names, and members are compared by identity from here on.

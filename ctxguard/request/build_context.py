@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ctxguard.core.assembly import first_readable, nothing_readable
-from ctxguard.core.context import Assembled, Assembly, Context, assemble, bare_passages
+from ctxguard.core.context import (
+    Assembled,
+    Assembly,
+    Context,
+    assemble,
+    bare_passages,
+    read_passages,
+)
+from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
@@ -48,12 +56,19 @@ def build_context(
     if given.where is not None:
         ranking = verified(ranking, given.where)
     decision, flags, differences, sufficiency = _decide(request, ranking, bare)
+    source, most = ranking.passages, assembly.max_passage_chars
+    read = None
+    if request.mode is not Mode.OFF:
+        read = read_passages(source, decision.order[: decision.n_kept], most)
+        if assembly.drop_duplicates and copies_of(read.texts):
+            decision = _without_copies(decision)
+            read = read_passages(source, decision.order[: decision.n_kept], most)
     p_sufficient = None if sufficiency is None else sufficiency.probability(decision)
     sufficient = None if sufficiency is None else sufficiency.suffices(p_sufficient)
     assembled = (
         Assembled()
-        if request.mode is Mode.OFF
-        else assemble(decision, assembly, insufficient=sufficient is False)
+        if read is None
+        else assemble(decision, assembly, insufficient=sufficient is False, read=read)
     )
     passages = assembled.passages
     if assembled.dropped and not passages and _none_readable(assembled):
@@ -137,6 +152,15 @@ def _decide(
     if Flag.MISSING_SIGNALS in decision.flags:
         differences = (*differences, _missing_signals(ranking, policy))
     return decision, (*flags, *decision.flags), differences, sufficiency
+
+
+def _without_copies(decision: Decision) -> Decision:
+    """The decision once all texts are compared, which is left until two of them would be served."""
+    ranking = decision.ranking
+    read = read_passages(ranking.passages, decision.order)
+    positions = read.positions
+    copies = {positions[at]: positions[first] for at, first in copies_of(read.texts).items()}
+    return decide(replace(ranking, copies=copies), decision.policy)
 
 
 def _missing_signals(ranking: Ranking, policy: Policy) -> str:

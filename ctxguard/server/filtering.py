@@ -11,6 +11,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
+from ctxguard.core.copies import copies_of
 from ctxguard.core.types import (
     DropReason,
     FloatArray,
@@ -201,6 +202,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
         ranks=None if ranks.count(None) == len(ranks) else ranks,
         legs={name: Leg(scores[name], ScoreKind(kinds[name])) for name in scores},
         signals=signals,
+        copies=copies_of([one.get("text", "") for one in candidates]),
     )
 
 

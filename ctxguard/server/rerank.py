@@ -4,7 +4,7 @@ What the decision keeps has its calibrated P(relevant), what it drops exactly 0.
 fails leaves the documents in their order: its outage neither fails a query nor empties it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NotRequired, cast
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
+from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import relative_scores
@@ -165,7 +166,7 @@ class Ranked:
     Attributes:
         positions: Of the documents, best first.
         scores: Of each, in that order; they never rise.
-        kept: How many of them are kept, from the first on.
+        kept: How many are kept, copies of others not counted.
         dropped: How many each reason dropped.
     """
 
@@ -225,8 +226,7 @@ class RerankEndpoint:
         if failure is not None:
             state["degraded"] = True
             headers = {"x-ctxguard-degraded": failure.kind.value}
-        shown = _shown(ranked, given.get("top_n"), asked)
-        pairs = zip(ranked.positions[:shown], ranked.scores[:shown], strict=True)
+        pairs = _shown(ranked, context.decision.ranking.copies, given.get("top_n"), asked)
         if "texts" in given:
             if given.get("return_text"):
                 return answer(
@@ -283,12 +283,15 @@ class RerankEndpoint:
         scores: list[float | None] = [None] * len(texts)
         failures: tuple[StageFailure, ...] = ()
         clock = StageClock()
+        copies = copies_of(texts)
         if texts:
+            firsts = [at for at in range(len(texts)) if at not in copies]
             try:
                 found = await self._scorer.scores(
-                    query, texts, model, given.get("max_tokens_per_doc")
+                    query, [texts[at] for at in firsts], model, given.get("max_tokens_per_doc")
                 )
-                scores = found.tolist()
+                score_of = dict(zip(firsts, found.tolist(), strict=True))
+                scores = [score_of[copies.get(at, at)] for at in range(len(texts))]
             except Exception as error:
                 failures = (failure_of(STAGE, error),)
             clock.ended(STAGE)
@@ -301,6 +304,7 @@ class RerankEndpoint:
             ranks=self._ranks[:n],
             failures=failures,
             timings=clock.timings,
+            copies=copies,
         )
         with guarded():
             return self._guard.filter(query, ranking, request_id=request_id)
@@ -310,7 +314,8 @@ def ranked_of(context: Context) -> Ranked:
     """Every document in the order of the answer, with its score and what was dropped.
 
     Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where
-    nothing calibrated was decided: the reranker's order and scores, and nothing is dropped.
+    nothing calibrated was decided: the reranker's order and scores, and nothing is dropped. A copy
+    follows the document that it repeats, with the same score.
     """
     decision, ranking = context.decision, context.decision.ranking
     n = len(ranking)
@@ -327,13 +332,18 @@ def ranked_of(context: Context) -> Ranked:
         temperature = policy.temperature if isinstance(policy, RatioPolicy) else 1.0
         valid = [float(ranking.scores[at] or 0.0) for at in kept]
         scores = relative_scores(ranking.kind, valid, temperature)
-    dropped = [*beyond, *[at for at, _ in decision.set_aside]]
     shown = list(scores[: len(kept)])
     if kept and not LEAST_KEPT <= shown[-1] <= shown[0] <= 1.0:
         shown = [min(max(score, LEAST_KEPT), 1.0) for score in shown]
+    equal = {at: [at] for at in kept}
+    for at, first in ranking.copies.items():
+        if first in equal:
+            equal[first].append(at)
+    scores_of = {at: score for ats, score in zip(equal.values(), shown, strict=True) for at in ats}
+    dropped = [*beyond, *[at for at, _ in decision.set_aside if at not in scores_of]]
     return Ranked(
-        [*kept, *dropped],
-        shown + [0.0] * len(dropped),
+        [*scores_of, *dropped],
+        [*scores_of.values(), *[0.0] * len(dropped)],
         len(kept),
         {reason.value: count for reason, count in context.dropped_by_reason.items()},
     )
@@ -349,11 +359,19 @@ def _plain(ranking: Ranking) -> Ranked:
     return Ranked(positions, scores, len(positions), {})
 
 
-def _shown(ranked: Ranked, top_n: int | None, asked: str | None) -> int:
-    """How many results are answered, from the first on."""
-    n = len(ranked.positions)
+def _shown(
+    ranked: Ranked, copies: Mapping[int, int], top_n: int | None, asked: str | None
+) -> list[tuple[int, float]]:
+    """The position and score of each result, best first; copies where there is room for them."""
+    pairs = list(zip(ranked.positions, ranked.scores, strict=True))
+    n = len(pairs)
     omits = asked == OMIT or (top_n and top_n < n and asked != FULL)
-    return min(ranked.kept if omits else n, top_n or n)
+    most = min(ranked.kept if omits else n, top_n or n)
+    room = most - n + len(copies)
+    if room < len(copies):
+        extra = set(sorted(copies)[: max(room, 0)])
+        pairs = [pair for pair in pairs if pair[0] not in copies or pair[0] in extra]
+    return pairs[:most]
 
 
 def _as_texts(documents: _Documents) -> list[str]:

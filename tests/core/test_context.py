@@ -94,48 +94,6 @@ def test_edges_puts_the_best_at_both_ends(n: int, order: str) -> None:
     assert presented == [f"p{rank}" for rank in order]
 
 
-def test_of_duplicates_the_better_one_is_kept() -> None:
-    context = context_of(decision_on(["same text", "other", "same text"]))
-    assert context.kept_ids == ("p1", "p2")
-    assert context.dropped_in_assembly == (
-        (2, DropReason.DUPLICATE_TEXT, (Threshold("drop_duplicates", 0.0),)),
-    )
-
-
-def test_case_and_white_space_make_no_other_text() -> None:
-    long = "The quick brown fox jumps over the lazy dog. " * 10
-    texts = [long, long.upper(), " \n" * 50 + long.replace(" ", "  "), long + "And one word more"]
-    assert ids(assemble(decision_on(texts)).passages) == ["p1", "p4"]
-
-
-def test_duplicates_are_kept_where_asked() -> None:
-    decision = decision_on(["same", "same"])
-    assert len(assemble(decision, Assembly(drop_duplicates=False)).passages) == 2
-
-
-def test_passages_without_text_are_not_duplicates() -> None:
-    assert len(assemble(decision_on(["", "", " ", "\n"])).passages) == 4
-
-
-def test_only_kept_passages_are_compared() -> None:
-    context = context_of(decision_on(["same", "other", "same"], k=2))
-    assert context.dropped_in_assembly == ()
-    assert context.dropped_by_reason == {DropReason.BEYOND_K: 1}
-
-
-@given(st.lists(st.text("aB \n", max_size=60), max_size=6))
-def test_what_remains_are_the_first_of_each_text_but_for_case_and_white_space(
-    texts: list[str],
-) -> None:
-    expected, seen = [], set[str]()
-    for i, text in enumerate(texts, start=1):
-        folded = " ".join(text.casefold().split())
-        if not folded or folded not in seen:
-            expected.append(f"p{i}")
-        seen.add(folded)
-    assert ids(assemble(decision_on(texts)).passages) == expected
-
-
 PLAIN = "{text}"
 
 

@@ -309,7 +309,7 @@ class TestModes:
         context = guard_of(answer, mode="shadow", telemetry=counted.telemetry).retrieve("q?")
         assert served(context) == ["a", "b", "c"]
         assert context.kept_ids == ("a", "b")
-        assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
+        assert context.verdicts[-1].reason is DropReason.DUPLICATE_TEXT
         assert counted.dropped() == {DropReason.DUPLICATE_TEXT: 1, DropReason.UNREADABLE: 1}
 
     @given(st.data())
@@ -973,7 +973,7 @@ class TestVerdicts:
             )
             assert not changes
             assert changed != policy
-            assert verdict.passage_id in decide(ranking, changed).kept_ids
+            assert verdict.passage_id in decide(context.decision.ranking, changed).kept_ids
 
     def test_what_was_set_aside_is_on_record_with_its_reason(self) -> None:
         hits = [*HITS[:2], Hit("nan", math.nan), Hit("a", 1.0)]
@@ -1101,3 +1101,11 @@ class TestAssemblyThroughTheGuard:
         assert served(context) == ["a", "b"]
         assert context.verdicts[2].reason is DropReason.DUPLICATE_TEXT
         assert served(self.ask(Assembly(drop_duplicates=False), hits)) == ["a", "b", "c"]
+
+    def test_copies_leave_their_places_to_the_next_best(self) -> None:
+        copies = [replace(HITS[0], passage_id=f"copy {n}", score=9.5 - n / 10) for n in range(3)]
+        ranking = Ranking.from_hits([HITS[0], *copies, *HITS[1:]], ScoreKind.RATIO)
+        context = guard_of(Answering(ranking), policy=RatioPolicy(k=2)).retrieve("")
+        assert served(context) == ["a", "b"]
+        assert context.dropped_by_reason[DropReason.DUPLICATE_TEXT] == 3
+        assert len(context.kept_ids) + sum(context.dropped_by_reason.values()) == len(ranking)

@@ -28,7 +28,7 @@ class NamedScores:
         self.asked: list[dict[str, object]] = []
 
     async def ascore(self, query: str, documents: Sequence[str], **options: object) -> FloatArray:
-        self.asked.append({"query": query, **options})
+        self.asked.append({"query": query, "documents": len(documents), **options})
         returned = self.fault.run(lambda: np.array([float(text.split()[0]) for text in documents]))
         return await returned if hasattr(returned, "__await__") else returned
 

@@ -114,3 +114,20 @@ def test_a_number_that_json_lacks_is_no_score(serve: Serve) -> None:
     answer = serve().post("/v1/filter", content=body, headers=headers).json()
     assert [each["score"] for each in answer["verdicts"]] == [None, None]
     assert "invalid_scores" in answer["flags"]
+
+
+def test_copies_share_the_verdict_of_the_better_one_and_take_no_place(
+    serve: Serve, profile: Path
+) -> None:
+    texts = ["One  text", "one text", "another", "ＯＮＥ ＴＥＸＴ", "a third"]
+    candidates = [
+        {"id": f"{at}", "score": score, "text": text}
+        for at, (score, text) in enumerate(zip([0.9, 0.9, 0.89, 0.1, 0.88], texts, strict=True))
+    ]
+    body = {"query": "q", "candidates": candidates}
+    answer = serve(profile=profile).post("/v1/filter", json=body).json()
+    assert answer["kept"] == ["0", "2", "4"]
+    assert answer["dropped"] == {"duplicate_text": 2}
+    copies = [each for each in answer["verdicts"] if each["reason"] == "duplicate_text"]
+    assert [each["id"] for each in copies] == ["1", "3"]
+    assert {each["relative_score"] for each in copies} == {1.0}

@@ -352,3 +352,36 @@ def test_a_profile_is_replaced_while_serving(serve: Serve, profile: Path, tmp_pa
     while post(client, DOCUMENTS).json()["meta"]["ctxguard"]["kept"] != 1:
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+COPIES = ["0.9 best", "0.9  BEST", "0.9 best ", "0.9 best", "0.87 second", "0.1 third"]
+
+
+def test_copies_of_a_document_leave_its_place_to_the_next_best(
+    serve: Serve, profile: Path, scorer: NamedScores
+) -> None:
+    """Of at most three that are kept, four are one text."""
+    answer = post(serve(profile=profile), [*COPIES, "0.88 another"]).json()
+    scores = scores_of(answer)
+    assert scores[0] == scores[1] == scores[2] == scores[3] == 1.0
+    assert scores[4] > 0.0
+    assert scores[6] > 0.0
+    assert scores[5] == 0.0
+    assert [each["index"] for each in answer["results"]] == [0, 1, 2, 3, 6, 4, 5]
+    meta = answer["meta"]["ctxguard"]
+    assert meta["kept"] == 3
+    assert meta["dropped"] == {"duplicate_text": 3, "beyond_k": 1}
+
+
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_fewer_results_than_documents_are_of_different_texts(
+    serve: Serve, profile: Path, *, is_calibrated: bool
+) -> None:
+    client = serve(profile=profile if is_calibrated else None)
+    answer = post(client, COPIES, top_n=2).json()
+    assert [each["index"] for each in answer["results"]] == [0, 4]
+
+
+def test_each_text_is_scored_once(serve: Serve, scorer: NamedScores) -> None:
+    assert len(post(serve(), COPIES).json()["results"]) == 6
+    assert scorer.asked[0]["documents"] == 3

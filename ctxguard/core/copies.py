@@ -1,0 +1,113 @@
+"""Which texts are copies of an earlier one: equal but for Unicode form, case and white space.
+
+The one rule for every place that meets copies. A text is compared whole only where its end equals
+that of another, and at most once, so that the time grows with the length of the texts. Pure: no
+I/O, no clock, no logging.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from hashlib import blake2b
+
+_END_WINDOW = 40
+_END = 16
+
+_MOST_CHARS = 100_000
+"""A longer text is a copy of exactly the same one only."""
+
+_MOST_LETTERS = 4
+"""A few characters stand for up to 18 letters, and would make a text many times as long."""
+
+_MOST_CACHED = 20_000
+
+# `unicodedata.normalize` takes quadratic time to order the marks of one letter.
+_MARKS = re.compile(r"[^\w\s\x00-\x7f]{2,}")
+
+
+def copies_of(texts: Sequence[str]) -> dict[int, int]:
+    """The position of each copy, with the position of the first text that it repeats.
+
+    Texts are compared in Unicode's compatibility form (as by NFKC), without case, and with any
+    white space as one space. A text without a word is no copy.
+
+    >>> copies_of(["One  two", "three", "ONE\\ntwo", "", "", "ｏｎｅ two"])
+    {2: 0, 5: 0}
+    """
+    # Nearly always all texts end differently; a call for each would take as long again.
+    ends, shortest = set(), _END_WINDOW
+    for text in texts:
+        end = text[-_END_WINDOW:]
+        letters = "".join((end.casefold() if end.isascii() else _folded(end)).split())
+        ends.add(letters[-_END:])
+        shortest = min(shortest, len(letters))
+    if len(ends) == len(texts) and shortest > _END:
+        return {}
+    first_of: dict[str, int] = {}
+    for at, text in enumerate(texts):
+        first_of.setdefault(text, at)
+    by_end: dict[str, list[str]] = {}
+    for text in first_of:
+        if len(text) <= _MOST_CHARS:
+            by_end.setdefault(_end(text), []).append(text)
+    wordless = set(by_end.pop("", ()))
+    for equal_ends in by_end.values():
+        if len(equal_ends) > 1:
+            first_of_key: dict[bytes, int] = {}
+            for text in equal_ends:
+                first_of[text] = first_of_key.setdefault(_key(text), first_of[text])
+    return {
+        at: first
+        for at, text in enumerate(texts)
+        if (first := first_of[text]) != at and text not in wordless
+    }
+
+
+def _end(text: str) -> str:
+    """The last letters of a text, which all equal texts share; empty if it has none."""
+    letters = "".join(_folded(text[-_END_WINDOW:]).split())
+    if len(letters) <= _END and len(text) > _END_WINDOW:
+        letters = "".join(_folded(text).split())
+    return letters[-_END:]
+
+
+def _key(text: str) -> bytes:
+    """A digest of a text's words, for memory's sake."""
+    words = " ".join(_folded(text).split())
+    return blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _folded(text: str) -> str:
+    """A text without case, decomposed letter by letter, the marks of a letter in their order."""
+    if text.isascii():
+        return text.casefold()
+    return _MARKS.sub(_in_order, text.translate(_LETTERS))
+
+
+class _Letters(dict[int, str]):
+    """What each character stands for, filled as characters are met."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        letters = unicodedata.normalize("NFKD", character).casefold()
+        letters = unicodedata.normalize("NFKD", letters)
+        if len(self) >= _MOST_CACHED:
+            self.clear()
+        self[code] = letters if len(letters) <= _MOST_LETTERS else character
+        return self[code]
+
+
+_LETTERS = _Letters()
+
+
+def _in_order(run: re.Match[str]) -> str:
+    """Marks in the canonical order of their classes; one of class 0 stays where it is."""
+    ordered: list[str] = []
+    marks: list[str] = []
+    for mark in run.group():
+        if unicodedata.combining(mark):
+            marks.append(mark)
+        else:
+            ordered += [*sorted(marks, key=unicodedata.combining), mark]
+            marks = []
+    return "".join([*ordered, *sorted(marks, key=unicodedata.combining)])
