@@ -3,6 +3,7 @@
 Needs ``langchain``; ``ctxguard.integrations.langchain`` does with ``langchain-core``.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -19,6 +20,11 @@ from langchain_core.callbacks import Callbacks
 from langchain_core.documents import Document
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import StructuredTool
+
+_logger = logging.getLogger(__name__)
+
+_UNFILTERED = "[This text was not filtered: the tool returned it without separate documents.]"
+"""What a model reads before an output that has no documents to filter."""
 
 
 def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> Any:
@@ -56,9 +62,10 @@ def retriever_tool(retriever: GuardedRetriever, name: str, description: str) -> 
 class GuardedTools(AgentMiddleware):  # type: ignore[misc]
     """Middleware of an agent that filters the documents which tools of other makers retrieved.
 
-    A tool must return its documents as the artifact of its message, as a retriever's tool does with
+    A tool returns its documents as the artifact of its message, as a retriever's tool does with
     ``response_format="content_and_artifact"``. They are filtered, and the message's content is
-    rendered anew. Messages of errors pass as they are.
+    rendered anew. A message without documents passes after a note that it was not filtered, and
+    is logged once for each tool. Messages of errors pass as they are.
 
     Args:
         guard: What decides; it needs no retriever. Its ``score_kind`` says what the scores mean.
@@ -80,6 +87,7 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
             raise ConfigurationError(f"tools {tools!r} must be a list of names of tools")
         self._guard = guard
         self._names = frozenset(tools)
+        self._logged: set[str] = set()
         self._query_argument = query_argument
         self._score_key = score_key
 
@@ -87,7 +95,8 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         """Call the tool, and filter what it retrieved.
 
         Raises:
-            ConfigurationError: the tool's message has no documents, or its call no query.
+            ConfigurationError: the tool returned no message, or documents for a call without a
+                query.
         """
         return self._filtered(request.tool_call, handler(request))
 
@@ -99,12 +108,14 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         name = call["name"]
         if name not in self._names or getattr(result, "status", None) == "error":
             return result
-        documents = result.artifact if isinstance(result, ToolMessage) else None
-        if not isinstance(documents, list | tuple):
+        if not isinstance(result, ToolMessage):
             raise ConfigurationError(
-                f"the tool {name!r} returned {describe(result)} without documents as its artifact: "
-                'make it with response_format="content_and_artifact"'
+                f"the tool {name!r} returned {describe(result)} instead of a message, which cannot "
+                "be filtered: leave it out of tools"
             )
+        documents = result.artifact
+        if not isinstance(documents, list | tuple):
+            return self._passed_with_a_note(name, result)
         query = call["args"].get(self._query_argument)
         if query is None:
             raise ConfigurationError(
@@ -118,3 +129,19 @@ class GuardedTools(AgentMiddleware):  # type: ignore[misc]
         return result.model_copy(
             update={"content": context.text, "artifact": documents_of(context)}
         )
+
+    def _passed_with_a_note(self, name: str, message: ToolMessage) -> ToolMessage:
+        if name not in self._logged:
+            self._logged.add(name)
+            _logger.warning(
+                "the tool %r returns no documents as its artifact, so nothing of it is filtered: "
+                'make it with response_format="content_and_artifact"',
+                name,
+            )
+        content = message.content
+        noted: Any = (
+            f"{_UNFILTERED}\n{content}"
+            if isinstance(content, str)
+            else [{"type": "text", "text": _UNFILTERED}, *content]
+        )
+        return message.model_copy(update={"content": noted})

@@ -13,6 +13,7 @@ from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import StructuredTool
+from langgraph.types import Command
 
 from ctxguard import Assembly, ConfigurationError, ContextGuard, Passage, RatioPolicy
 from ctxguard.integrations.langchain import GuardedRetriever
@@ -104,10 +105,40 @@ def test_other_tools_pass_as_they_are() -> None:
     assert len(ask(plain_tool(), middleware=[middleware]).artifact) == 3
 
 
-def test_a_tool_that_hands_over_no_documents_is_named() -> None:
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_text_output_passes_with_a_note(awaited: bool, caplog: pytest.LogCaptureFixture) -> None:
+    middleware = GuardedTools(guard_of(k=1), tools=["search"])
+    for _ in range(2):
+        message = ask(plain_tool("content"), awaited=awaited, middleware=[middleware])
+        note, _, text = str(message.content).partition("\n")
+        assert "not filtered" in note
+        assert text == "\n".join(each.text for each in PASSAGES)
+    (record,) = caplog.records
+    assert "'search'" in record.getMessage()
+    assert "content_and_artifact" in record.getMessage()
+
+
+def test_an_output_of_several_parts_passes_with_a_note() -> None:
+    def search(query: str) -> Any:
+        return [{"type": "text", "text": query}, {"type": "image", "url": "https://i.example/1"}]
+
+    tool = StructuredTool.from_function(search, name="search", description="Finds.")
+    message = ask(tool, middleware=[GuardedTools(guard_of(), tools=["search"])])
+    note, *parts = message.content
+    assert "not filtered" in note["text"]
+    assert parts == search(QUERY)
+
+
+def test_a_tool_that_returns_something_else_is_named() -> None:
     middleware = GuardedTools(guard_of(), tools=["search"])
-    with pytest.raises(ConfigurationError, match="content_and_artifact"):
-        ask(plain_tool("content"), middleware=[middleware])
+    command = Command(update={"messages": [ToolMessage("done", tool_call_id="call-1")]})
+
+    def search(query: str) -> Any:
+        return command
+
+    tool = StructuredTool.from_function(search, name="search", description="Finds.")
+    with pytest.raises(ConfigurationError, match=r"'search' returned .*Command"):
+        ask(tool, middleware=[middleware])
     with pytest.raises(ConfigurationError, match="'question'"):
         ask(
             plain_tool(),
