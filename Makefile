@@ -11,7 +11,7 @@ LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo examples test coverage test-clients test-slow test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
+.PHONY: help demo examples test coverage test-clients test-slow test-portable test-kernels lint format schema dashboard docs figures pictures chaos fuzz lock clean
 
 help:
 	@echo "make demo          the loop on real text: index, calibrate, guard, watch"
@@ -19,6 +19,7 @@ help:
 	@echo "make test          the tests"
 	@echo "make coverage      the tests, and which lines they run: takes twice as long"
 	@echo "make test-slow     the long simulations as well"
+	@echo "make test-portable the parts that need no model, as on macOS"
 	@echo "make test-clients  frameworks and clients of the rerank service, by their own code"
 	@echo "make test-kernels  the numeric tests with a plainer processor's arithmetic"
 	@echo "make lint          ruff, mypy, import contracts"
@@ -111,6 +112,12 @@ coverage: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(call run,,,$(PARTS) doctests)
 
+# The parts that need no model, which CI runs on macOS as well.
+PORTABLE := core guard calibration monitor
+
+test-portable: $(VENV)/.dev
+	$(call run,,-m "not slow and not model and not shared",$(filter $(PORTABLE),$(PARTS)))
+
 # The files whose outcome can depend on the processor's arithmetic, again with a plainer processor's:
 # those that compare, order or choose by what an encoder, BLAS, faiss, numba or scikit-learn computed.
 KERNELS_benchmarks := corpus_drift grid index_update ranker search
@@ -171,9 +178,12 @@ pictures: $(VENV)/.dev
 	$(BIN)/python -m tools.pictures
 
 # The lock files, after a change of pyproject.toml or constraints.txt: every file of PyPI with its hash.
+# UPGRADE=--upgrade moves every package to its newest version.
+UPGRADE ?=
+
 lock: $(VENV)/.dev
 	@for extra in all dev clients docs; do \
-	  $(BIN)/uv pip compile --quiet pyproject.toml --extra $$extra --group build -c constraints.txt \
+	  $(BIN)/uv pip compile --quiet $(UPGRADE) pyproject.toml --extra $$extra --group build -c constraints.txt \
 	    --universal --python-version 3.11 --default-index https://pypi.org/simple --generate-hashes \
 	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \
 	    --output-file locks/$$extra.txt || exit 1; \
