@@ -112,10 +112,10 @@ def microseconds_per_kilobyte(redactor: Callable[[str], str], lines: Sequence[st
     texts = [text[start : start + 1000] for start in range(0, len(text), 1000)]
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         for piece in texts:
             redactor(piece)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     return best * 1e6 / (len(text.encode()) / 1000)
 
 

@@ -94,7 +94,7 @@ class Glance:
 
 
 # No gap inside a phone or card number is longer; other scripts' zero-width signs aside.
-_SIX_NEAR_DIGITS = re.compile(r"[0-9](?:[^0-9]{0,3}[0-9]){5}")
+_SIX_NEAR_DIGITS = re.compile(r"[0-9](?:[^0-9]{0,4}[0-9]){5}")
 _OF_DIGITS = frozenset({Kind.CARD, Kind.PHONE})
 
 
@@ -113,20 +113,25 @@ _ANY = rf"\w\u0300-\u036f\u0900-\u0dff\-{_ZERO_WIDTH}"
 
 
 def _email_pattern(letters: str) -> re.Pattern[str]:
-    local = rf"[{letters}.+%&]"
+    local = rf"[{letters}.+&]"
     return re.compile(
-        rf"(?<!{local}){local}++[@＠](?=[{letters}]{{1,63}}[.．。])[{letters}.．。]++"
+        rf"(?<!{local}){local}++(?:[@＠]|%40)(?=[{letters}]{{1,63}}[.．。])[{letters}.．。]++"
     )
 
 
 def _email(match: re.Match[str]) -> str:
     address = match[0]
-    labels = re.split("[.．。]", re.split("[@＠]", address)[1])
-    # The domain's end is a word; in ``library@1.2.3`` it is a number.
-    if not any(_is_top_level(label) for label in labels[1:]):
+    labels = re.split("[.．。]", re.split("[@＠]|%40", address)[1])
+    # The domain's end is a word; in ``library@1.2.3`` it is a number. ``git@host:a/b`` is a path.
+    if not any(_is_top_level(label) for label in labels[1:]) or _PATH_AFTER.match(
+        match.string, match.end()
+    ):
         return address
     after = len(address.rstrip(".．。-"))
     return Kind.EMAIL.placeholder + address[after:]
+
+
+_PATH_AFTER = re.compile(r":[\w.~\-]{1,64}/")
 
 
 def _is_top_level(label: str) -> bool:
@@ -134,14 +139,14 @@ def _is_top_level(label: str) -> bool:
 
 
 # Wider than a phone's, because a card's digits prove themselves.
-_CARD_SEPARATORS = rf"{_SEPARATORS}\t/_,:|*\u00b7\u2022"
+_CARD_SEPARATORS = rf"{_SEPARATORS}\t/_,:|*\"'\u00b7\u2022\u2018-\u201d"
 _DIGIT_RUN = re.compile(rf"(?<![\d{_CARD_SEPARATORS}])[\d{_CARD_SEPARATORS}]{{13,}}+")
 _DIGITS = re.compile(rf"\d[\d{_ZERO_WIDTH}]*+")
 _CARD = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}"
     r"|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|6[0245]\d{14,17}|(?:50|5[6-9]|6[13679])\d{11,17}"
 )
-_LONGEST_GAP = 3
+_LONGEST_GAP = 4
 _SHORTEST_GROUP = 3
 _LONGEST_CARD = 19
 
@@ -198,7 +203,7 @@ def _last_group_of_card(groups: list[tuple[int, int, str]], first: int) -> int |
 
 
 _IBAN = re.compile(
-    r"(?<![^\W_])[A-Za-z]{2}\d{2}"
+    r"(?<![^\W_])(?:[A-Z]{2}|[a-z]{2})\d{2}"
     rf"(?:{_GAP}?[A-Za-z0-9]{{4}}){{2,7}}(?:{_GAP}?[A-Za-z0-9]{{1,3}})?(?![^\W_])"
 )
 _IBAN_GROUP = re.compile(r"[A-Za-z0-9]+")
@@ -253,8 +258,9 @@ _NATIONAL = re.compile(
     r")(?!\w|[.,/:\-]\d)"
 )
 _LABELLED = re.compile(
-    r"(?i)(?P<name>(?<![^\W\d_])(?:tel(?:ephone)?|phone|mobile|cell|fax|whatsapp)"
-    r"(?:[ \-](?:no|number))?\.?\s{0,2}(?::|is|=)?\s{0,2})"
+    r"(?i)(?P<name>(?:(?<![^\W\d_])(?:tel(?:ephone|efon)?|phone|mobile?|cell|fax|whatsapp|handy"
+    r"|тел(?:ефон)?|t[eé]l[eé]phone|tel[eé]fono)|手机|手機|电话|電話|전화)"
+    r"(?:[ \-](?:no|number))?[\"']?\.?\s{0,2}(?:[:：=]|is)?\s{0,2}[\"']?)"
     rf"\(?\d(?:{_WIDE_GAP}{{0,3}}\d){{5,14}}(?!\d)"
 )
 
@@ -267,14 +273,21 @@ def _labelled_phone(match: re.Match[str]) -> str:
     return match["name"] + Kind.PHONE.placeholder
 
 
+_QUAD = r"(?:\d{1,3}\.){3}\d{1,3}(?![\w.]{1,2}\d|-\w)"
 _IP = re.compile(
-    # A version has four numbers too, and says that it is one.
-    r"(?i)(?<![\w.:])(?<!version )(?<!release )(?<!firmware )(?<!section )(?<!chapter )(?:"
-    r"(?:\d{1,3}\.){3}\d{1,3}(?![\w.]{1,2}\d|-\w)"
-    r"|(?=[0-9a-f:]{0,39}\d)[0-9a-f]{1,4}:(?:[0-9a-f]{0,4}:){1,6}[0-9a-f]{0,4}(?![\w:]))"
+    rf"(?i)(?<![\w.:])(?:{_QUAD}"
+    rf"|(?:::|(?=[0-9a-f:]{{0,39}}\d)[0-9a-f]{{1,4}}:)(?:[0-9a-f]{{0,4}}:){{0,6}}"
+    rf"(?:{_QUAD}|[0-9a-f]{{0,4}}(?![\w:])))"
 )
 _NOBODYS = {"0", "127", "255"}
 """The first numbers of addresses that are no device's: none at all, this one, masks."""
+# A version has four numbers too; a word before it says so, or is a product's name.
+_VERSIONED = re.compile(
+    r"(?:^|[^\w])(?:(?i:v|ver|version|release|firmware|section|chapter|clause|figure|fig\.|table|item"
+    r"|part|build|update|driver|oid|§|annex|article|rule|step)|(?P<product>[\w/\-]*[A-Z][\w/\-]*))\s?\Z"
+)
+_LARGEST_OF_VERSION = 99
+_LONGEST_WORD = 24
 
 
 def _ip(match: re.Match[str]) -> str:
@@ -283,12 +296,18 @@ def _ip(match: re.Match[str]) -> str:
         ipaddress.ip_address(address)
     except ValueError:
         return address
-    return address if address.split(".")[0] in _NOBODYS else Kind.IP.placeholder
+    if ":" in address:
+        return Kind.IP.placeholder
+    numbers = address.split(".")
+    before = _VERSIONED.search(match.string[max(0, match.start() - _LONGEST_WORD) : match.start()])
+    if before and (not before["product"] or max(map(int, numbers)) <= _LARGEST_OF_VERSION):
+        return address
+    return address if numbers[0] in _NOBODYS else Kind.IP.placeholder
 
 
 PERSONAL_RULES = (
-    Rule(Kind.EMAIL, _email_pattern(_SPACED), _email, ("@", "＠")),
-    Rule(Kind.EMAIL, _email_pattern(_ANY), _email, ("@", "＠")),
+    Rule(Kind.EMAIL, _email_pattern(_SPACED), _email, ("@", "＠", "%40")),
+    Rule(Kind.EMAIL, _email_pattern(_ANY), _email, ("@", "＠", "%40")),
     Rule(Kind.IBAN, _IBAN, _iban),
     Rule(Kind.CARD, _DIGIT_RUN, _cards),
     Rule(Kind.IP, _IP, _ip),
@@ -298,7 +317,7 @@ PERSONAL_RULES = (
         Kind.PHONE,
         _LABELLED,
         _labelled_phone,
-        ("tel", "phone", "mobile", "cell", "fax", "whatsapp"),
+        ("tel", "phone", "mobil", "cell", "fax", "whatsapp", "handy", "тел", *"手电電전", "tél"),
         reach=0,
     ),
 )

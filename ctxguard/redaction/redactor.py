@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
+from string import ascii_letters, digits
 
 from ctxguard.errors import ConfigurationError, RedactionError
 from ctxguard.redaction.keys import KEY_RULES
@@ -95,11 +96,15 @@ _SPLIT = re.compile(
 )
 
 
+_PLAIN = {ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "-_"}
+"""Full-width letters and digits, as East Asian keyboards write them."""
+
+
 def _whole_keys(text: str) -> str:
-    """The text without the zero-width characters that split a key; as it was if none does."""
+    """The text with keys in plain characters, not split by zero-width ones; as it was without."""
     if text.isascii():
         return text
-    whole = _SPLIT.sub("", text)
+    whole = _SPLIT.sub("", text).translate(_PLAIN)
     if whole == text:
         return text
     lowered = whole.lower()
