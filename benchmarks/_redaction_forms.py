@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from benchmarks._redaction_later import LATER_ORDINARY, LATER_PEOPLE, LATER_VENDORS
 from benchmarks._redaction_ordinary import FORMER_ORDINARY, ORDINARY
 from benchmarks._redaction_vendors import VENDORS
 
@@ -527,3 +528,13 @@ def halves() -> tuple[Half, Half]:
         for which in (0, 1)
     )
     return seen, counted
+
+
+def later() -> Half:
+    """The second table."""
+    forms = [
+        _form(template, "later", by_vendor)
+        for text, by_vendor in ((LATER_VENDORS, True), (LATER_PEOPLE, False))
+        for template in text.splitlines()
+    ]
+    return Half(tuple(forms), tuple(LATER_ORDINARY.splitlines()))

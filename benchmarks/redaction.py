@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._redaction_forms import SEED, Form, Half, halves
+from benchmarks._redaction_forms import SEED, Form, Half, halves, later
 from benchmarks._redaction_peers import PEERS, versions
 from ctxguard.redaction import redact
 
@@ -139,7 +139,7 @@ def main() -> int:
     for name, (redactor, version) in redactors.items():
         cost = microseconds_per_kilobyte(redactor, read.ordinary)
         result: dict[str, Any] = {"version": version, "microseconds_per_kilobyte": cost}
-        for title, half in (("read", read), ("counted", counted)):
+        for title, half in (("read", read), ("counted", counted), ("later", later())):
             result[title] = part = measure(half, redactor).report()
             shares = (part, part["by_vendors"], part["by_people"])
             table.add_row(
