@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """A second table, written after the counted half of the first had been looked at, and counted once.
 
 The same notation as in ``_redaction_vendors`` and ``_redaction_forms``.

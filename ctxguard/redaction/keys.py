@@ -43,8 +43,19 @@ _PUTTY_KEY = re.compile(
 )
 
 _PREFIXES = (
-    *("AGE-SECRET-KEY-1", "AIza", "APP_USR-", "GOCSPX-", "LTAI", "SG.", "ak-", "dop_v1_"),
-    *("dp.pt.", "dp.st.", "dt0c01.", "eyJ", "github_pat_", "gho_", "ghp_", "ghr_", "ghs_"),
+    *("AGE-SECRET-KEY-1", "AIza", "APP_USR-", "GOCSPX-", "LTAI", "SG.", "ak-", "api_org_"),
+    *(
+        "dop_v1_",
+        "dp.pt.",
+        "dp.st.",
+        "dt0c01.",
+        "eyJ",
+        "github_pat_",
+        "gho_",
+        "ghp_",
+        "ghr_",
+        "ghs_",
+    ),
     *("ghu_", "glagent-", "glcbt-", "gldt-", "glffct-", "glft-", "glimt-", "gloas-", "glpat-"),
     *("glptt-", "glrt-", "glsoat-", "hf_", "npm_", "ntn_", "oauth:", "pypi-", "sk-", "sq0atp-"),
     *("sq0csp-", "whsec_", "xapp-", "xoxa-", "xoxb-", "xoxc-", "xoxd-", "xoxe-", "xoxe."),
@@ -52,7 +63,7 @@ _PREFIXES = (
 )
 _MODES = ("_live_", "_test_")
 _PREFIXED = re.compile(
-    rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, _PREFIXES))}"
+    rf"(?<![A-Za-z0-9_])(?:{'|'.join(map(re.escape, _PREFIXES))}"
     rf"|[a-z]{{2,10}}(?:{'|'.join(_MODES)}))(?P<rest>[A-Za-z0-9_\-.=+/:]{{10,}}+)"
 )
 _LEAST_SIGNS = 4
@@ -73,6 +84,7 @@ _SHAPED = re.compile(
     rf"|0\.{_HEX_ID}\.[A-Za-z0-9]{{20,}}+[A-Za-z0-9:+/=]*+"
     r"|(?:bot)?\d{8,10}:AA[A-Za-z0-9_\-]{30,}+|\d{15,16}\|[A-Za-z0-9_\-]{27,}+"
     r"|[A-Za-z0-9_\-]{6}\.[A-Za-z0-9_\-]{6}:(?=[A-Za-z_\-]{0,20}\d)[A-Za-z0-9_\-]{40,}+"
+    r"|access_token\$[a-z]{6,12}\$[a-z0-9]{16}\$[a-f0-9]{32}|[12]/\d{16}:[0-9a-f]{32}"
     # A password's hash, as of crypt(3).
     r"|\$[a-z0-9]{1,8}\$[A-Za-z0-9./$=,+]{20,}+"
     r")"
@@ -111,7 +123,7 @@ _NO_VALUE = (
 )
 # Words that end a line, and make no sentence.
 _PHRASE = (
-    rf"(?:(?!{_WORDS})[^\W\d_]{{3,12}} ){{2,23}}(?!{_WORDS})[^\W\d_]{{3,12}}"
+    rf"(?:(?!{_WORDS})[^\W_]{{3,12}} ){{2,23}}(?!{_WORDS})[^\W_]{{3,12}}"
     r"(?=[.;,!]?\s{0,4}(?:\n|\Z))"
 )
 _VALUE = (
@@ -174,17 +186,20 @@ _COMMAND = re.compile(
     r"|net use [^\n]{0,120}?/user:\S{1,64}\s"
     r"|login\s{1,4}\S{1,64}\s{1,12}password\s{1,4}"
     r"|(?:identified by|with (?:encrypted )?password)\s{1,4}(?=[\"'])"
-    r"|snmp-server community\s|enable secret(?:\s\d)?\s)"
+    r"|snmp-server community\s|securestring\s(?=[\"'])"
+    r"|(?:enable|username\s[^\n]{1,60}?) (?:secret|password)(?:\s\d)?\s)"
     rf"{_NO_VALUE}(?!\d{{1,5}}(?![^\s:])|-)[\"']?)"
     rf"(?:(?<=:)[^'\"\s](?:[^'\"\n]*+(?=')|\S*+)|{_VALUE})"
 )
+_PERSONS = ("pesel", "cpf", "bsn", "passport")
 _SAYS = r"(?: (?:code|number))?(?:\s{0,2}[:=#]\s{0,2}|\s(?:is|was|ist|est|es)\s|\s)"
 _CODE = re.compile(
     rf"(?i)(?P<name>(?<![^\W_])(?:cv[cv]2?{_SAYS}(?=\d{{3,4}}(?!\d))|(?:pin|otp|ssn|social security"
     rf"|(?:one-time|verification|security|recovery|confirmation|backup) (?:code|pin)){_SAYS}"
-    r"(?=\d{4}|\d{3}[ \-]\d{2,3}|[a-z\d]{3,8}-)))"
-    r"(?:\d{3}-\d\d-\d{4}|\d{3}[ \-]?\d{0,5}"
-    r"|(?=[a-z\-]{0,40}\d)[a-z\d]{3,8}(?:-[a-z\d]{3,8}){1,7})(?![\w.])"
+    r"(?=\d{4}|\d{3}[ \-]\d{2,3}|[a-z\d]{3,8}-)"
+    rf"|(?:{'|'.join(_PERSONS)})(?: no\.?)?{_SAYS}(?=[a-z\d]{{7,14}}(?!\w))))"
+    r"(?:\d{3}-\d\d-\d{4}|\d{3}[ \-]?\d{0,8}"
+    r"|(?=[a-z\-]{0,40}\d)[a-z\d]{3,14}(?:-[a-z\d]{3,8}){0,7})(?![\w.])"
 )
 # A cookie's header, which a recipe's heading is not: it has names with values.
 _COOKIE = re.compile(
@@ -204,25 +219,44 @@ _BEARER = re.compile(
     r"(?i)(?P<name>(?<![^\W\d_])bearer\s{1,4})(?=[^\s\d]{0,200}\d)[A-Za-z0-9._~+/=\-]{16,}+"
 )
 
-# A digest says so.
-_RUN = re.compile(r"(?<![A-Za-z0-9+/_\-])(?<!sha\d\d\d:)(?!sha\d{3}-)[A-Za-z0-9+/_\-]{16,}+={0,2}")
+# With what dots and the like join to it.
+_RUN = re.compile(
+    r"(?<![A-Za-z0-9+/_\-])(?:[A-Za-z0-9_\-]{1,40}+[.~!:$|]){0,3}+"
+    r"(?P<run>[A-Za-z0-9+/_\-]{16,}+)={0,2}"
+)
 _PIECE = re.compile(r"[A-Za-z0-9]{16,}")
-_ID = re.compile(rf"{_HEX_ID}|[0-9a-f\-]{{1,63}}")
-_CALLED_ID = re.compile(r"(?i)(?<!session[_\-])(?<!session)(?<!key[_\-])id[\"']?\s?[:=]\s?[\"']?\Z")
+# A UUID, or hexadecimal digits of which each group has a decimal one.
+_SHA = re.compile(r"sha\d{3}-")
+_ID = re.compile(rf"{_HEX_ID}|(?:(?=[a-f]{{0,62}}\d)[0-9a-f]{{1,63}}+(?:-|\Z))++")
+# A digest that says so, or an id but of a session or a key.
+_CALLED = re.compile(
+    r"(?i)(?:sha-?\d{1,3}(?:sum)?:\s?"
+    r"|(?<!session[_\-])(?<!key[_\-])(?<![^\W_])id[\"']?\s?[:=]\s?[\"']?)\Z"
+)
 _LONGEST_CALL = 20
 
 
-def _random_run(match: re.Match[str]) -> str:
-    """Replace a run that looks random, but no digest of up to 63 digits, no UUID, no short id."""
-    run, start = match[0], match.start()
-    if _DIGIT.search(run) is None or _ID.fullmatch(run) is not None:
-        return run
+def _is_random(run: str) -> bool:
     if len(run) >= 32 and _changes(run) >= 0.25 * len(run):
-        return _PLACEHOLDER
-    if not any(_changes(piece) >= 0.3 * len(piece) for piece in _PIECE.findall(run)):
-        return run
+        return True
+    return any(
+        _changes(piece) >= (0.25 if len(piece) >= 24 else 0.3) * len(piece)
+        for piece in _PIECE.findall(run)
+    )
+
+
+def _random_run(match: re.Match[str]) -> str:
+    """Replace a run that looks random, but no UUID, digest of up to 63 digits, or what says so."""
+    run, start = match["run"], match.start("run")
+    if (
+        _DIGIT.search(run) is None
+        or _ID.fullmatch(run) is not None
+        or _SHA.match(run) is not None
+        or not _is_random(run)
+    ):
+        return match[0]
     before = match.string[max(0, start - _LONGEST_CALL) : start]
-    return run if _CALLED_ID.search(before) else _PLACEHOLDER
+    return match[0] if _CALLED.search(before) else _PLACEHOLDER
 
 
 _LOOSE_HINTS = ("secret", "token", "cred", "auth", "pass", "pw", "parola", "clave", "login", "key")
@@ -236,12 +270,14 @@ _COMMAND_HINTS = (
         "with password",
         "with encrypted",
         "snmp-server",
+        "securestring",
+        "username ",
         "enable ",
     ),
 )
 _SHAPED_HINTS = (
     *("akia", "asia", "agpa", "aida", "aroa", "anpa", "anva", "aipa", "abia", "acca"),
-    *("amzn.mws.", "access-", "0.", ":", "|", "$"),
+    *("amzn.mws.", "access", "0.", ":", "|", "$"),
 )
 
 KEY_RULES = tuple(
@@ -258,7 +294,7 @@ KEY_RULES = tuple(
         (_SPOKEN, _named_key, [*_PASSWORD_NAMES, *_LOOSE_HINTS], 0),
         (_OPTION, _named_key, ["pass", "pwd", "token", "secret", "key"], 30),
         (_COMMAND, _named_key, _COMMAND_HINTS, 0),
-        (_CODE, _named_key, ["pin", "otp", "cvv", "cvc", "ssn", "code", "social"], 13),
+        (_CODE, _named_key, ["pin", "otp", "cvv", "cvc", "ssn", "code", "social", *_PERSONS], 13),
         (_BEARER, _named_key, ["bearer"], 0),
         (_URL_PASSWORD, _named_key, ["://"], 0),
         (_PREFIXED, _prefixed, [*map(str.lower, _PREFIXES), *_MODES], 10),

@@ -143,7 +143,7 @@ _CARD_SEPARATORS = rf"{_SEPARATORS}\t/_,:|*\"'\u00b7\u2022\u2018-\u201d"
 _DIGIT_RUN = re.compile(rf"(?<![\d{_CARD_SEPARATORS}])[\d{_CARD_SEPARATORS}]{{13,}}+")
 _DIGITS = re.compile(rf"\d[\d{_ZERO_WIDTH}]*+")
 _CARD = re.compile(
-    r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}"
+    r"220[0-4]\d{12}|4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}"
     r"|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|6[0245]\d{14,17}|(?:50|5[6-9]|6[13679])\d{11,17}"
 )
 _LONGEST_GAP = 4
@@ -283,8 +283,10 @@ _NOBODYS = {"0", "127", "255"}
 """The first numbers of addresses that are no device's: none at all, this one, masks."""
 # A version has four numbers too; a word before it says so, or is a product's name.
 _VERSIONED = re.compile(
-    r"(?:^|[^\w])(?:(?i:v|ver|version|release|firmware|section|chapter|clause|figure|fig\.|table|item"
-    r"|part|build|update|driver|oid|§|annex|article|rule|step)|(?P<product>[\w/\-]*[A-Z][\w/\-]*))\s?\Z"
+    r"(?i:(?<!\w)v|version|(?<!\w)(?:ver|release|firmware|section|chapter|clause|figure|fig\.|table"
+    r"|item|part|build|update|driver|oid|§|annex|article|rule|step))[\s(\"'=:]{0,3}\Z"
+    r"|(?<![\w/\-])(?!(?:IP|From|To|By|At|Host|Server|Client|Address|Peer|Source|Remote|Ping|Node)\s)"
+    r"(?P<product>[\w/\-]*[A-Z][\w/\-]*)\s\Z"
 )
 _LARGEST_OF_VERSION = 99
 _LONGEST_WORD = 24
@@ -293,11 +295,12 @@ _LONGEST_WORD = 24
 def _ip(match: re.Match[str]) -> str:
     address = match[0]
     try:
-        ipaddress.ip_address(address)
+        found = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if ":" in address:
-        return Kind.IP.placeholder
+    if found.version == 6:
+        nobodys = found.is_loopback or found.is_unspecified
+        return address if nobodys else Kind.IP.placeholder
     numbers = address.split(".")
     before = _VERSIONED.search(match.string[max(0, match.start() - _LONGEST_WORD) : match.start()])
     if before and (not before["product"] or max(map(int, numbers)) <= _LARGEST_OF_VERSION):
