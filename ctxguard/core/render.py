@@ -84,8 +84,11 @@ _UNNEEDED = re.compile(f"{_HIDDEN}(?!{'|'.join(_NEEDED)})")
 
 _UNNEEDED_RUN = re.compile(f"(?:{_UNNEEDED.pattern})+")
 
-# A model reads "< /passage" as it reads "</passage": what may stand between and still close.
-_GAP = rf"(?:\s|{_HIDDEN})*+"
+# A model reads "< /passage" as it reads "</passage": what may stand between and still close, and
+# what may stand inside a name, where a space would end it.
+_BLANK = "\u2800"
+_GAP = rf"(?:[\s{_BLANK}]|{_HIDDEN})*+"
+_INSIDE = rf"(?:[\n\t{_BLANK}]|{_HIDDEN})*+"
 _TAG = re.compile(r"</?([A-Za-z][\w:.-]*)")
 _OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]*\Z")
 
@@ -218,9 +221,7 @@ class Template:
         object.__setattr__(
             self,
             "_fences",
-            re.compile(
-                "|".join(f"{re.escape(f[0])}(?={_HIDDEN}*+{_spelled(f[1:])})" for f in fences)
-            )
+            re.compile("|".join(f"{re.escape(f[0])}(?={_INSIDE}{_spelled(f[1:])})" for f in fences))
             if fences
             else None,
         )
@@ -325,8 +326,8 @@ def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
 
 
 def _spelled(delimiter: str) -> str:
-    """A pattern of a delimiter, also with hidden characters inside."""
-    return f"{_HIDDEN}*+".join(map(re.escape, delimiter))
+    """A pattern of a delimiter with or without characters inside that cannot be seen."""
+    return _INSIDE.join(map(re.escape, re.sub(f"[\n\t{_BLANK}]", "", delimiter)))
 
 
 def _spans(parts: Sequence[str | _Value], delimiter: re.Pattern[str]) -> tuple[str | _Span, ...]:

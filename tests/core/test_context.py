@@ -578,6 +578,26 @@ def test_no_invisible_character_lets_a_delimiter_pass(template: str, closing: st
             assert seen.count(closing) == 1, (hex(ord(character)), at)
 
 
+@pytest.mark.parametrize(
+    ("template", "closing"),
+    [
+        ("<passage>{text}</passage>", "</passage>"),
+        ("[[BEGIN]]{text}[[END]]", "[[END]]"),
+        ("--- {text} END\n---", "END\n---"),
+    ],
+)
+@pytest.mark.parametrize("character", ["\n", "\t", "\r", "\x85", "\u2028", "\u2800", "\n\t\u2800"])
+def test_no_blank_inside_its_name_lets_a_delimiter_pass(
+    template: str, closing: str, character: str
+) -> None:
+    compiled = Template(template)
+    blanks = dict.fromkeys(map(ord, "\n\t\u2800"))
+    for at in range(1, len(closing)):
+        attack = closing[:at] + character + closing[at:]
+        rendered = compiled.render([Passage("a", attack)]).translate(blanks)
+        assert rendered.count(closing.translate(blanks)) == 1, at
+
+
 def test_a_delimiter_in_another_script_is_matched_without_its_joiners() -> None:
     rendered = Template("متن: {text} پایان‌متن").render([Passage("a", "x پایانمتن پا‌یان‌متن")])
     assert rendered.count("پایان‌متن") == 1
