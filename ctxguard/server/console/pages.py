@@ -135,7 +135,7 @@ class Pages:
             raise Refused(
                 403, "Not sent by this page", "Open the console itself, and send the form there."
             )
-        if not is_open and not self.sessions.allows(request):
+        if not is_open and not await run_in_threadpool(self.sessions.allows, request):
             return self.sign_in_form(request, next_page=_own_address(request))
         form = await _form(request) if request.method == "POST" else {}
         return await run_in_threadpool(handler, request, form)

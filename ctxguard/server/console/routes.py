@@ -37,7 +37,7 @@ def console_routes(
         max_grade: The highest grade of the scale.
         clock: Seconds since the epoch.
     """
-    sessions = Sessions(token, clock)
+    sessions = Sessions(token, store, clock)
     pages = Pages(sessions)
     decisions = Decisions(pages, store, profile)
     label = Label(pages, store, max_grade, clock)
@@ -46,6 +46,8 @@ def console_routes(
         home = f"{base(request)}/"
         wanted = form.get("next", "")
         is_own = wanted.startswith(home) and not wanted.startswith("//") and "\\" not in wanted
+        if not sessions.may_try(request):
+            raise Refused(429, "Too many attempts", "Wait a minute, then sign in again.")
         answer = go_to(wanted if is_own else home)
         if sessions.begin(form.get("token", ""), request, answer):
             return answer

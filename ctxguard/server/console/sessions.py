@@ -2,30 +2,51 @@
 
 import hashlib
 import hmac
+import logging
+import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from threading import Lock
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ctxguard.monitor.store import SampleStore
+
+_log = logging.getLogger(__name__)
+
 LASTS_SECONDS = 12 * 3600
+MOST_ATTEMPTS = 10
+"""Attempts to sign in of one address in a minute, in each process."""
+_ATTEMPTS_SECONDS = 60.0
+_MOST_ADDRESSES = 1_000
+_MOST_ADDRESS_CHARS = 64
 _COOKIE = "ctxguard_console"
+_ENDED_KEY = "console sessions that were ended"
 
 
 class Sessions:
     """Signs the cookies of those who know the token, and checks them.
 
-    Every process that has the token accepts the cookie; another token ends all sessions.
+    Every process that has the token and the store accepts the cookie, until its holder signs out;
+    another token ends all sessions.
 
     Args:
         token: None lets everybody in, for a server that only this machine reaches.
+        store: Remembers who signed out.
         clock: Seconds since the epoch.
     """
 
-    def __init__(self, token: str | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, token: str | None, store: SampleStore, clock: Callable[[], float] = time.time
+    ) -> None:
         self._token = token
+        self._store = store
         self._clock = clock
+        self._lock = Lock()
+        self._attempts: OrderedDict[str, list[float]] = OrderedDict()
 
     @property
     def needs_token(self) -> bool:
@@ -33,23 +54,23 @@ class Sessions:
         return self._token is not None
 
     def allows(self, request: Request) -> bool:
-        """Whether the request has a valid cookie, or needs none."""
+        """Whether the request has a valid cookie, or needs none; reads the store."""
         if self._token is None:
             return True
-        expires, _, signature = request.cookies.get(_COOKIE, "").partition(".")
-        if not (expires.isascii() and expires.isdecimal() and len(expires) < 20):
-            return False
-        is_signed = _same(signature, self._signature(expires))
-        return is_signed and self._clock() < int(expires)
+        session = self._signed(request)
+        return session is not None and session not in self._ended()
 
     def begin(self, given: str, request: Request, response: Response) -> bool:
         """Set the cookie on a response if the token is right; whether it is."""
+        address = _address_of(request)
         if self._token is None or not _same(given, self._token):
+            _log.warning("the console: a wrong token from %r", address)
             return False
-        expires = str(int(self._clock()) + LASTS_SECONDS)
+        _log.info("the console: signed in from %r", address)
+        session = f"{int(self._clock()) + LASTS_SECONDS}.{os.urandom(8).hex()}"
         response.set_cookie(
             _COOKIE,
-            f"{expires}.{self._signature(expires)}",
+            f"{session}.{self._signature(session)}",
             max_age=LASTS_SECONDS,
             path=request.scope.get("root_path") or "/",
             secure=request.url.scheme == "https",
@@ -58,13 +79,50 @@ class Sessions:
         )
         return True
 
+    def may_try(self, request: Request) -> bool:
+        """Whether an address may try to sign in once more, and count that it does."""
+        address, now = _address_of(request), self._clock()
+        with self._lock:
+            tried = self._attempts.pop(address, [])
+            tried = [at for at in tried if now - _ATTEMPTS_SECONDS < at <= now]
+            may = len(tried) < MOST_ATTEMPTS
+            if may:
+                tried.append(now)
+            self._attempts[address] = tried
+            while len(self._attempts) > _MOST_ADDRESSES:
+                self._attempts.popitem(last=False)
+        return may
+
     def end(self, request: Request, response: Response) -> None:
-        """Have the browser forget the cookie."""
+        """End the session everywhere, and have the browser forget the cookie."""
+        session = self._signed(request)
+        if session is not None:
+            with self._lock:
+                ended = [*self._ended(), session]
+                lasting = [each for each in ended if self._clock() < int(each.partition(".")[0])]
+                self._store.set_state(_ENDED_KEY, " ".join(lasting))
         response.delete_cookie(_COOKIE, path=request.scope.get("root_path") or "/")
 
-    def _signature(self, expires: str) -> str:
+    def _signed(self, request: Request) -> str | None:
+        """The session of a request's cookie, if it is signed and lasts; None without one."""
+        session, _, signature = request.cookies.get(_COOKIE, "").rpartition(".")
+        expires = session.partition(".")[0]
+        if not (expires.isascii() and expires.isdecimal() and len(expires) < 20):
+            return None
+        is_signed = _same(signature, self._signature(session))
+        return session if is_signed and self._clock() < int(expires) else None
+
+    def _ended(self) -> list[str]:
+        """The sessions that were ended and would last otherwise."""
+        return (self._store.get_state(_ENDED_KEY) or "").split()
+
+    def _signature(self, session: str) -> str:
         key = f"ctxguard console {self._token}".encode()
-        return hmac.new(key, expires.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(key, session.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+def _address_of(request: Request) -> str:
+    return "" if request.client is None else request.client.host[:_MOST_ADDRESS_CHARS]
 
 
 def is_same_site(request: Request) -> bool:

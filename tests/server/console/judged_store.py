@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,14 +72,19 @@ def filled(
     return traffic.url
 
 
-def application(store: SampleStore, *, token: str | None = None) -> Starlette:
+def application(
+    store: SampleStore, *, token: str | None = None, clock: Callable[[], float] = time.time
+) -> Starlette:
     """One with nothing but the console."""
-    return Starlette(routes=[Mount("/console", routes=console_routes(store, PROFILE, token=token))])
+    routes = console_routes(store, PROFILE, token=token, clock=clock)
+    return Starlette(routes=[Mount("/console", routes=routes)])
 
 
-def visitor(store: SampleStore, *, token: str | None = None) -> TestClient:
+def visitor(
+    store: SampleStore, *, token: str | None = None, clock: Callable[[], float] = time.time
+) -> TestClient:
     """A client of the console that says, as browsers do, that it is on the site."""
-    return TestClient(application(store, token=token), headers=SAME_SITE)
+    return TestClient(application(store, token=token, clock=clock), headers=SAME_SITE)
 
 
 @contextmanager

@@ -89,6 +89,44 @@ def test_a_forged_cookie_is_refused(client: TestClient, forge) -> None:  # type:
     assert client.get("/console/decisions", headers=headers).status_code == 401
 
 
+def test_signing_out_ends_the_session_in_every_process(store: SampleStore) -> None:
+    one, another = visitor(store, token=TOKEN), visitor(store, token=TOKEN)
+    for client in (one, another):
+        sign_in(client)
+    stolen = {"cookie": f"ctxguard_console={one.cookies['ctxguard_console']}"}
+    with TestClient(application(store, token=TOKEN)) as thief:
+        assert thief.get("/console/decisions", headers=stolen).status_code == 200
+        one.post("/console/sign-out")
+        assert thief.get("/console/decisions", headers=stolen).status_code == 401
+    assert another.get("/console/decisions").status_code == 200
+
+
+def test_sessions_that_ended_by_themselves_are_not_remembered(store: SampleStore) -> None:
+    now = [0.0]
+    client = visitor(store, token=TOKEN, clock=lambda: now[0])
+    for _ in range(3):
+        sign_in(client)
+        client.post("/console/sign-out")
+        now[0] += sessions.LASTS_SECONDS
+    assert len((store.get_state(sessions._ENDED_KEY) or "").split()) == 1
+
+
+def test_an_address_may_try_to_sign_in_a_few_times_a_minute(
+    store: SampleStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    client = visitor(store, token=TOKEN, clock=lambda: now[0])
+    for _ in range(sessions.MOST_ATTEMPTS):
+        answer = client.post("/console/sign-in", data={"token": "wrong"})
+        assert answer.status_code == 401
+    assert sign_in(client).status_code == 429
+    wrong = [record for record in caplog.records if "a wrong token from" in record.message]
+    assert len(wrong) == sessions.MOST_ATTEMPTS
+    assert "wrong" not in caplog.records[-1].args
+    now[0] += 61.0
+    assert sign_in(client).status_code == 303
+
+
 def test_a_session_ends(store: SampleStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "LASTS_SECONDS", 0)
     client = visitor(store, token=TOKEN)
