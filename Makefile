@@ -182,7 +182,7 @@ pictures: $(VENV)/.dev
 UPGRADE ?=
 
 lock: $(VENV)/.dev
-	@for extra in all dev clients docs; do \
+	@for extra in all image dev clients docs; do \
 	  $(BIN)/uv pip compile --quiet $(UPGRADE) pyproject.toml --extra $$extra --group build -c constraints.txt \
 	    --universal --python-version 3.11 --default-index https://pypi.org/simple --generate-hashes \
 	    --no-emit-package torch --no-annotate --custom-compile-command "make lock" \

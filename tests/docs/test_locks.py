@@ -39,7 +39,7 @@ def wanted(extra: str | None) -> Iterator[Requirement]:
                 yield from wanted(each)
 
 
-@pytest.mark.parametrize("extra", ["all", "dev", "clients", "docs"])
+@pytest.mark.parametrize("extra", ["all", "image", "dev", "clients", "docs"])
 def test_every_dependency_is_locked(extra: str) -> None:
     packages = {**locked("torch"), **locked(extra)}
     build = map(Requirement, PROJECT["dependency-groups"]["build"])
@@ -52,7 +52,7 @@ def test_every_dependency_is_locked(extra: str) -> None:
 def test_the_versions_are_those_of_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    for extra in ("torch", "all", "dev", "clients", "docs"):
+    for extra in ("torch", "all", "image", "dev", "clients", "docs"):
         packages = locked(extra)
         for name, version in pins.items():
             if (locked_name := canonicalize_name(name)) in packages:

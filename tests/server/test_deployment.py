@@ -32,10 +32,20 @@ def test_the_linter_of_dockerfiles_finds_nothing() -> None:
 
 def test_the_image_runs_as_an_ordinary_user_and_holds_no_secret() -> None:
     assert re.findall(r"^USER (\d+):", DOCKERFILE, re.M) == ["10001"]
-    assert all(":" in base for base in re.findall(r"^FROM (\S+)", DOCKERFILE, re.M))
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.M)) == {"${BASE}"}
+    assert re.findall(r"^ARG (.*)", DOCKERFILE, re.M) == ["BASE"]  # without a default: required
     assert not re.search(r"(?i)token|password|secret=|_key", DOCKERFILE)
     for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M):
         assert all((ROOT / name).exists() for name in copied.split()), copied
+
+
+def test_every_package_of_the_image_is_installed_by_its_hash() -> None:
+    installs = re.findall(r"pip install (.+?)(?: \\)?$", DOCKERFILE, re.M)
+    *locked, own = installs
+    assert locked == [
+        f"--require-hashes --no-deps -r locks/{name}.txt" for name in ("torch", "image")
+    ]
+    assert own == "--no-build-isolation --no-deps ."
 
 
 @pytest.mark.parametrize("name", SERVICES)
