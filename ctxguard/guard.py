@@ -270,7 +270,8 @@ class ContextGuard:
 
         Args:
             query: The question, at most ``max_query_chars`` long.
-            request_id: Identifies the request in samples; None for a random one.
+            request_id: Identifies the request in samples; None for a random one. Samples are drawn
+                by a hash of it, so a client that chooses all of it chooses whether it is sampled.
             segment: The segment that the query belongs to, if the profile was calibrated by
                 segments. A segment without a policy of its own is served by the route's.
             session_id: The session or conversation that the request belongs to. Requests of one

@@ -3,12 +3,15 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from http_service import NamedScores, Serve, counted
 from prometheus_client import CollectorRegistry
 
 from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.sampling.inclusion import HashSampler
+from ctxguard.monitor.store import SampleStore
 from ctxguard.server import limits
 from ctxguard.server.settings import Secrets, Settings
 
@@ -175,6 +178,19 @@ def test_a_request_id_begins_with_the_callers_and_ends_in_the_services_own(serve
         response = client.post("/rerank", json=BODY, headers={"x-request-id": bad.encode()})
         assert response.status_code == 200
         assert re.fullmatch("[0-9a-f]{16}", response.headers["x-request-id"])
+
+
+def test_a_caller_cannot_choose_what_is_sampled(serve: Serve, tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    drawn = HashSampler("sampling")
+    ids = [str(n) for n in range(1_000) if drawn.selects(str(n), 0.2)][:60]
+    client = serve(store=f"sqlite:///{tmp_path}/samples.db", sample_rate=0.2)
+    for request_id in [*ids, *[ids[0]] * 60]:
+        client.post("/rerank", json=BODY, headers={"x-request-id": request_id})
+    with SampleStore.open(f"sqlite:///{tmp_path}/samples.db") as store:
+        client.__exit__(None, None, None)
+        # All of them if the caller's ids decided; a share of 1/2 has a chance of 1e-12.
+        assert 1 <= store.worker_totals().sampled < 60
 
 
 @pytest.mark.parametrize("name", ["host", "authorization"])
