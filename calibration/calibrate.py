@@ -120,14 +120,14 @@ def calibrate(
     single = not hasattr(retriever, "on_route")
     views: Mapping[str, Replayable | WrappedRetriever]
     vectors = None
-    identity: Mapping[str, str]
+    source: WrappedRetriever | MultiRoute
     if single:
         external = wrapped(
             cast("AnyRetriever", retriever), score_kind=score_kind, fingerprint=fingerprint
         )
         views = {"retriever": external}
         used = Fusion() if fusion == "fit" else fusion
-        identity = external.fingerprint()
+        source = external
     else:
         several = cast(MultiRoute, retriever)
         progress = passes("encoding queries", len(dataset))
@@ -147,7 +147,7 @@ def calibrate(
         )
         fused = several.with_fusion(used)
         views = {route.value: fused.on_route(route) for route in fused.routes}
-        identity = fused.fingerprint()
+        source = fused
     pools: dict[Route, Pools] = {}
     outcomes: dict[Route, RouteOutcome] = {}
     for name, view in views.items():
@@ -163,6 +163,8 @@ def calibrate(
             check_labels_are_found(replayed, dataset)
         pools[replayed.route] = replayed
         outcomes[replayed.route] = calibrate_route(replayed, dataset, chosen_on, held_out, settings)
+    # Asked last: a reranker that is another by now refuses.
+    identity = source.fingerprint()
     profile = Profile(
         routes={route: outcome.profile for route, outcome in outcomes.items()},
         fusion=used,

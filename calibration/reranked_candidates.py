@@ -7,11 +7,15 @@ from pathlib import Path
 
 from calibration.data.text_files import Record, read_records, shown
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Passage, Ranking, ScoreKind
-from ctxguard.errors import OverloadedError, QueryError
+from ctxguard.errors import OverloadedError, QueryError, StageError
+from ctxguard.profile import reranker_probe
 from ctxguard.retrieval.protocols import Reranker
 
 _PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """After which a reranker that refuses for its rate limit is called again."""
+
+_PROBED_EVERY = 1_000
+"""Lists between two comparisons of the reranker with the one that scored the first."""
 
 
 def read_candidates(path: Path | str) -> dict[str, tuple[Passage, ...]]:
@@ -83,10 +87,20 @@ class RerankedCandidates:
         self._reranker = reranker
         self._kind = kind
         self._sleep = sleep
+        self._probed: str | None = None
+        self._n_scored = 0
 
     def fingerprint(self) -> dict[str, str]:
-        """What the service compares with its own reranker."""
-        return {"reranker": self._reranker.fingerprint, "score_kind": self._kind.value}
+        """What the service compares with its own reranker.
+
+        Raises:
+            StageError: the reranker failed, or is another than the one that scored the first lists.
+        """
+        return {
+            "reranker": self._reranker.fingerprint,
+            "score_kind": self._kind.value,
+            reranker_probe.FINGERPRINT_KEY: self._probe(),
+        }
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
         """All candidates of a query with their scores; of equal scores the first is the better.
@@ -99,7 +113,10 @@ class RerankedCandidates:
         passages = self._candidates.get(query)
         if passages is None:
             raise QueryError("the candidates have no such query")
+        if self._n_scored % _PROBED_EVERY == 0:
+            self._probe()
         scores = self._scores(query, [passage.text for passage in passages])
+        self._n_scored += 1
         return Ranking(
             tuple([passage.passage_id for passage in passages]),
             scores.tolist(),
@@ -107,6 +124,20 @@ class RerankedCandidates:
             passages,
             ranks=range(1, len(passages) + 1),
         )
+
+    def _probe(self) -> str:
+        """What the reranker made of the probes at first, once it makes the same of them again."""
+        now = reranker_probe.probe_scores(self._scores)
+        if self._probed is None:
+            self._probed = now
+        apart = reranker_probe.difference(self._probed, now)
+        if apart is None or apart > reranker_probe.MOST_DIFFERENCE:
+            raise StageError(
+                "rerank",
+                "the reranker changed while its scores were collected: it scores the same texts "
+                "otherwise than at the start; calibrate again once it stays the same",
+            )
+        return self._probed
 
     def _scores(self, query: str, texts: Sequence[str]) -> FloatArray:
         for pause_seconds in _PAUSES_SECONDS:

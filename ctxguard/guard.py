@@ -256,6 +256,16 @@ class ContextGuard:
                 raise ProfileMismatchError(refused)
             self._bound = bound
 
+    def use_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
+        """Compare the profile with another fingerprint of the system from the next request on.
+
+        Args:
+            fingerprint: Identifies the system, in place of the one that the guard was given.
+        """
+        with self._rebinding:
+            self._fingerprint = fingerprint
+            self._bound = self._bind(self._bound.profile, lenient=True)
+
     def retrieve(
         self,
         query: str,

@@ -184,6 +184,10 @@ class _Watcher(ABC):
     def _outcome(self, error: Exception) -> ReloadOutcome:
         """The outcome that an error of `_load` stands for."""
 
+    def _in_force(self) -> str:
+        """What serves while the file cannot, for the log."""
+        return "the one before stays in force"
+
     def _load_stable(self) -> tuple[FileVersion | None, bool | Exception]:
         """Load the file, retrying while it keeps changing.
 
@@ -217,11 +221,12 @@ class _Watcher(ABC):
         self._telemetry.reload_attempted(self.target, outcome)
         if previous != failure:
             _log.warning(
-                "%s %r is %s (%s): the one before stays in force",
+                "%s %r is %s (%s): %s",
                 self.target.value,
                 str(self.file),
                 outcome.value,
                 reason,
+                self._in_force(),
             )
         return outcome
 
@@ -285,6 +290,11 @@ class ProfileWatcher(_Watcher):
             return False
         self._guard.use_profile(profile)
         return True
+
+    def _in_force(self) -> str:
+        if self._guard.profile is None or self._guard.comparison.mismatches:
+            return "no profile applies, and nothing is dropped below a threshold"
+        return super()._in_force()
 
     def _outcome(self, error: Exception) -> ReloadOutcome:
         if isinstance(error, OSError) or isinstance(error.__cause__, OSError):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.types import Flag
+from ctxguard.profile import reranker_probe
 from ctxguard.profile.schema import Profile, fingerprint_differences
 
 DEFAULT_MAX_CORPUS_CHANGE = 0.3
@@ -69,7 +70,7 @@ def compare_systems(
     if profile.corpus is None or corpus is None:
         return _compared_exactly(profile, fingerprint)
     mismatches = fingerprint_differences(
-        _without_corpus(profile.fingerprint), _without_corpus(fingerprint)
+        _without(_OF_THE_CORPUS, profile.fingerprint), _without(_OF_THE_CORPUS, fingerprint)
     )
     change = profile.corpus.changed_share(corpus)
     if change == 1.0:
@@ -95,14 +96,42 @@ def corpus_change_in_words(
 
 
 def _compared_exactly(profile: Profile, fingerprint: Mapping[str, str]) -> SystemComparison:
-    mismatches = fingerprint_differences(profile.fingerprint, fingerprint)
+    probed = frozenset({reranker_probe.FINGERPRINT_KEY})
+    mismatches = fingerprint_differences(
+        _without(probed, profile.fingerprint), _without(probed, fingerprint)
+    )
+    changed, unknown = _reranker_probed(profile.fingerprint, fingerprint)
+    mismatches += changed
     if mismatches:
         return SystemComparison(mismatches, (), (Flag.PROFILE_MISMATCH,))
     lines, flags = _unverified(profile)
     if profile.corpus is not None and _CORPUS_DIGEST not in fingerprint:
-        lines += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
-        flags = (Flag.UNVERIFIED,)
+        unknown += ("corpus: it cannot be compared, this retriever gives no corpus_sketch()",)
+    if unknown:
+        lines, flags = lines + unknown, (Flag.UNVERIFIED,)
     return SystemComparison((), lines, flags)
+
+
+def _reranker_probed(
+    expected: Mapping[str, str], actual: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why the reranker is another one, and why that cannot be told; a line each, or nothing."""
+    then = expected.get(reranker_probe.FINGERPRINT_KEY)
+    now = actual.get(reranker_probe.FINGERPRINT_KEY)
+    if then is None:
+        return (), ()
+    if now is None:
+        return (), ("reranker: its scores of the probe texts are not known here",)
+    apart = reranker_probe.difference(then, now)
+    if apart is None:
+        return (), ("reranker: this release has other probe texts; calibrate again",)
+    if apart <= reranker_probe.MOST_DIFFERENCE:
+        return (), ()
+    line = (
+        f"reranker: its scores of the probe texts differ by {apart:.3g} of their standard "
+        f"deviation from those at calibration, {reranker_probe.MOST_DIFFERENCE:g} is allowed"
+    )
+    return (line,), ()
 
 
 def _unverified(profile: Profile) -> tuple[tuple[str, ...], tuple[Flag, ...]]:
@@ -112,5 +141,5 @@ def _unverified(profile: Profile) -> tuple[tuple[str, ...], tuple[Flag, ...]]:
     return (line,), (Flag.UNVERIFIED,)
 
 
-def _without_corpus(fingerprint: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in fingerprint.items() if key not in _OF_THE_CORPUS}
+def _without(keys: frozenset[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in fingerprint.items() if key not in keys}

@@ -1,9 +1,9 @@
 """Builds the ASGI application from `Settings`, behind middlewares of one duty each."""
 
-import logging
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,10 @@ from ctxguard.server.limits import Limits
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
 from ctxguard.server.openapi import Operation, openapi
 from ctxguard.server.problems import ProblemKind, of_status
+from ctxguard.server.reranker_check import RerankerCheck, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import Settings, is_loopback
 from ctxguard.server.wire import answer
-
-_log = logging.getLogger(__name__)
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
@@ -109,8 +108,13 @@ class Service:
                 self._scorer, settings.deadline_seconds, settings.max_scoring, telemetry
             )
         )
-        for line in self.guard.differences:
-            _log.warning("the profile was calibrated on another system: %s", line)
+        self._check = (
+            None
+            if self._scorer is None
+            else RerankerCheck(
+                self.guard, self._scorer, self._fingerprint() or {}, settings.probe_seconds
+            )
+        )
 
     def _fingerprint(self) -> Mapping[str, str] | None:
         """Identifies the system whose candidates are decided on; None for the index's own."""
@@ -136,6 +140,10 @@ class Service:
                     self.guard, self.settings.profile, telemetry=self._telemetry
                 )
                 stack.enter_context(watcher)
+            if self._check is not None:
+                await self._check.ask()
+                stack.push_async_callback(_cancelled, asyncio.create_task(self._check.run()))
+            log_differences(self.guard)
             if getattr(self._retriever, "folder", None) is not None:
                 stack.enter_context(IndexWatcher(self._retriever, telemetry=self._telemetry))
             yield
@@ -385,6 +393,12 @@ def _samples(settings: Settings) -> Any:
     from ctxguard.monitor.sampling.writer import sample_to
 
     return sample_to(settings.store, rate=settings.sample_rate)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
 
 
 def _metrics(registry: CollectorRegistry, _: Request) -> Response:

@@ -215,6 +215,16 @@ class Settings(ServedSystem):
             gt=0,
         ),
     ] = 5.0
+    probe_seconds: Annotated[
+        float,
+        setting(
+            "Time between two comparisons of the reranker's scores of a few fixed texts with those "
+            "at calibration.",
+            "SECONDS",
+            key=True,
+            gt=0,
+        ),
+    ] = 3_600.0
     max_scoring: Annotated[
         int,
         setting(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}
     assert "secret-key" not in made.stdout + made.stderr
     made_for = Profile.load(profile)
+    assert made_for.fingerprint.pop("reranker_scores").count(" ") > 30
     assert made_for.fingerprint == {"reranker": "cohere m", "score_kind": "probability"}
+    made_for = Profile.load(profile)
     assert [each.score_kind.value for each in made_for.routes.values()] == ["probability"]
     assert "with a damp cloth" in report.read_text(encoding="utf-8")
 
@@ -79,6 +82,15 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert answer["meta"]["ctxguard"]["policy"] == made_for.profile_id
     assert answer["meta"]["ctxguard"]["flags"] == []
     assert sum(each["relevance_score"] > 0.0 for each in answer["results"]) < len(answer["results"])
+
+    upstream.score = at_random
+    answer = asyncio.run(ask(settings, {key: body[key] for key in ("query", "documents")}))
+    assert answer["meta"]["ctxguard"]["flags"] == ["profile_mismatch"]
+    assert answer["meta"]["ctxguard"]["dropped"] == {}
+
+
+def at_random(query: str, documents: Sequence[str]) -> list[float]:
+    return [random.Random(query + each).random() for each in documents]
 
 
 async def ask(settings: Settings, body: object) -> Any:
@@ -172,6 +184,21 @@ def test_a_rate_limit_is_waited_for(upstream: RerankEndpoint) -> None:
             source.retrieve("red fox")
     finally:
         client.close()
+
+
+def test_a_reranker_that_changes_while_it_is_calibrated_ends_the_command(
+    run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
+) -> None:
+    def changing(query: str, documents: Sequence[str]) -> list[float]:
+        is_late = len(upstream.requests) > 10
+        return (at_random if is_late else share_of_words)(query, documents)
+
+    upstream.score = changing
+    named = ("--rerank-upstream", upstream.url, "--candidates", candidates)
+    result = run("calibrate", *named, "--data", collection, "--out", tmp_path / "p.json")
+    assert result.exit_code != 0
+    assert "the reranker changed while its scores were collected" in " ".join(result.stderr.split())
+    assert not (tmp_path / "p.json").exists()
 
 
 @pytest.mark.parametrize(
