@@ -1,8 +1,8 @@
 """The policies that are compared, each fitted on some queries and applied to others.
 
 Every policy keeps a prefix of one order. Policies with settings use those of highest mean strict
-UDCG on the queries that they are fitted on, with contexts of at most ``MAX_K`` passages and without
-a certificate. All but perfect knowledge keep at least one passage.
+UDCG on the queries that they are fitted on, without a certificate, and contexts of at most
+``MAX_K`` passages, or for ours the depth. All but perfect knowledge keep at least one passage.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,6 @@ from benchmarks._collection import View
 from calibration.calibrate_route import FEWEST_LABELS
 from calibration.fit import fit_relevance, out_of_fold
 from calibration.grid import (
-    MAX_K,
     RATIOS,
     Grid,
     GridIndex,
@@ -23,12 +22,15 @@ from calibration.grid import (
     ratio_grid,
     utility_grid,
 )
-from calibration.objectives import LOST_QUERIES, PolicyKind, keep_recall
+from calibration.objectives import keep_recall
 from calibration.pool_labels import IntArray, PoolLabels
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray
 from ctxguard.profile.describe import describe_policy
+
+MAX_K = 20
+"""The largest context of the policies that are compared with ours."""
 
 SCORES: FloatArray = np.round(np.arange(0, 101) / 100, 2)
 """Thresholds on the fused score, which lies in [0, 1]."""
@@ -189,17 +191,14 @@ def keeping_recall(k: int) -> Rule:
 
     def rule(fitted: View, applied: View) -> Contexts:
         labels = fitted.labels.with_baseline(k)
-        ks = range(1, 2 * k + 1)
-        family: PolicyKind = "ratio"
         if labels.n_answerable >= FEWEST_LABELS:
-            family = "expected_utility"
             model = fit_relevance(fitted.pools, labels, fitted.table)
             own = out_of_fold(fitted.pools, labels, fitted.table)
-            grid = utility_grid(fitted.pools, labels, own, model, ks=ks)
+            grid = utility_grid(fitted.pools, labels, own, model)
         else:
-            grid = ratio_grid(fitted.pools, labels, ks=ks)
+            grid = ratio_grid(fitted.pools, labels)
         plain = plain_grid(fitted.pools, labels, k)
-        index = keep_recall(grid, plain, k, lost_queries=LOST_QUERIES[family])
+        index = keep_recall(grid, plain, k)
         if index is None:
             return fixed(k)(fitted, applied)
         return _decided(grid.policy(index), applied)

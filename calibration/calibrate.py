@@ -23,6 +23,7 @@ from calibration.replay import (
     replay,
 )
 from calibration.retrievers import Replayable, WrappedRetriever, wrapped
+from calibration.verdict import FEWEST_HELD_OUT
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
@@ -115,7 +116,7 @@ def calibrate(
         ConfigurationError: the retriever is none, or returns neither a ranking nor hits.
     """
     settings = Settings() if settings is None else settings
-    chosen_on, held_out = _parts(dataset, settings)
+    chosen_on, held_out = dealt(dataset, settings)
     passes = _silent if passes is None else passes
     single = not hasattr(retriever, "on_route")
     views: Mapping[str, Replayable | WrappedRetriever]
@@ -182,12 +183,15 @@ def _corpus_sketch(retriever: object) -> CorpusSketch | None:
     return cast(CorpusSketch, own()) if callable(own) else None
 
 
-def _parts(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
+def dealt(dataset: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None]:
     share = settings.held_out_share(len(dataset.answerable))
     if share == 0.0:
         chosen_on, held_out = dataset, None
     else:
         chosen_on, held_out = split_by_query(dataset, (1.0 - share, share), seed=settings.seed)
+        if settings.held_out is None and len(held_out.answerable) < FEWEST_HELD_OUT:
+            # By chance, or because questions are asked twice: they would prove nothing.
+            chosen_on, held_out = dataset, None
     if not chosen_on.answerable:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(chosen_on)} queries to choose on has a relevant "

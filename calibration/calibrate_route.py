@@ -18,11 +18,12 @@ from calibration.fit import (
     pool_features,
     probabilities,
 )
-from calibration.grid import MAX_K, Grid, GridIndex, plain_grid, ratio_grid, utility_grid
-from calibration.objectives import LOST_QUERIES, TOLERANCE, PolicyKind, keep_recall
+from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid, sizes, utility_grid
+from calibration.objectives import TOLERANCE, keep_recall
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools
 from calibration.sufficiency import DEFAULT_FALSE_ALARMS, calibrate_sufficiency
+from calibration.verdict import FEWEST_HELD_OUT, MAX_LOSS, verdict
 from calibration.weights import deciles, n_equivalent, weighted_mean
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
@@ -36,6 +37,7 @@ from ctxguard.profile.schema import (
     RecallDifference,
     RouteProfile,
     SegmentProfile,
+    Verdict,
 )
 
 FEWEST_LABELS = 20
@@ -43,10 +45,7 @@ FEWEST_LABELS = 20
 
 FEWEST_TO_CHOOSE = 30
 """Answerable queries that are left to choose on before any are held out, unless a share is given.
-Below 25 of them the default objective accepts no policy, unless one finds more than today's."""
-
-FEWEST_HELD_OUT = 5
-"""Fewer are not held out unless a share is given: they would prove nothing."""
+Below 50 of them the default objective accepts no policy, unless one finds more than today's."""
 
 TIGHT = 0.05
 """A bound on the decrease in recall that people can rely on; see ``RouteOutcome``."""
@@ -71,7 +70,9 @@ class Settings:
             of the first ``serving_k``; ``utility`` the policy of highest strict UDCG, whatever
             recall it costs.
         serving_k: How many passages are served today: what recall is compared with.
-        tolerance: How much mean recall ``keep-recall`` may lose on the choosing queries.
+        tolerance: How much mean recall ``keep-recall`` may lose on the choosing queries, and a
+            policy that is enforced on the held-out ones.
+        max_loss: How far the lower bound on the latter may lie below 0.
         promise: What the certificate must say of the chosen policy, which is then the one of
             highest strict UDCG that keeps the promise, whatever the objective. None for a
             certificate that says what the choice costs.
@@ -82,6 +83,8 @@ class Settings:
             ones to choose on.
         depth: Candidates per query.
         min_keep: The fewest passages that every policy keeps.
+        max_tokens: The token budget of a context, as in ``Assembly``: sizes of context whose mean
+            exceeds it are not tried. None for no budget.
         utilities: What a passage is worth.
         utilities_source: Where the utilities come from, in words; None for the preset.
         seed: Random seed of the splits, the order of tests, and the bootstrap.
@@ -93,12 +96,14 @@ class Settings:
     objective: Objective = "keep-recall"
     serving_k: int = DEFAULT_K
     tolerance: float = TOLERANCE
+    max_loss: float = MAX_LOSS
     promise: Promise | None = None
     delta: float = risk.DEFAULT_DELTA
     segment_by: str | None = None
     held_out: float | None = None
     depth: int = DEFAULT_DEPTH
     min_keep: int = 1
+    max_tokens: int | None = None
     utilities: Utilities = DEFAULT_UTILITIES
     utilities_source: str | None = None
     seed: int = 0
@@ -107,13 +112,15 @@ class Settings:
     def __post_init__(self) -> None:
         if self.held_out is not None and not 0.0 <= self.held_out < 1.0:
             raise ConfigurationError(f"held_out {self.held_out!r} must lie in [0, 1): a share")
-        for name in ("delta", "false_alarms"):
+        for name in ("delta", "false_alarms", "max_loss"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise ConfigurationError(
                     f"{name} {getattr(self, name)!r} must lie strictly between 0 and 1"
                 )
         if self.depth < 1:
             raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigurationError(f"max_tokens {self.max_tokens!r} must be at least 1")
         if self.serving_k < 1:
             raise ConfigurationError(f"serving_k {self.serving_k!r} must be at least 1")
         if self.serving_k > self.depth:
@@ -141,8 +148,8 @@ class Settings:
         """The share of the queries to hold out.
 
         >>> settings = Settings()
-        >>> [round(settings.held_out_share(n), 2) for n in (20, 34, 42, 60, 400)]
-        [0.0, 0.0, 0.29, 0.5, 0.5]
+        >>> [round(settings.held_out_share(n), 2) for n in (20, 49, 50, 60, 400)]
+        [0.0, 0.0, 0.4, 0.5, 0.5]
         """
         if self.held_out is not None:
             return self.held_out
@@ -225,7 +232,8 @@ def calibrate_route(
     Without a promise all choosing queries fit and choose, and the held-out queries bound what the
     chosen policy costs in recall. With a promise the choosing queries are split into those that
     fit and order the policies and those that test them, and the held-out queries only measure.
-    Where no policy is accepted or certified, the first ``serving_k`` passages are kept as today.
+    Where no policy is accepted or certified, or the held-out queries refute the one that keeps
+    recall, the first ``serving_k`` passages are kept as today.
 
     Raises:
         CalibrationError: the labels do not support a choice.
@@ -243,9 +251,7 @@ def calibrate_route(
     today = RatioPolicy(k=settings.serving_k)
 
     def keeping_recall(tolerance: float) -> GridIndex | None:
-        return keep_recall(
-            grid, plain, settings.serving_k, tolerance, lost_queries=LOST_QUERIES[family]
-        )
+        return keep_recall(grid, plain, settings.serving_k, tolerance)
 
     def at(index: GridIndex | None) -> Policy:
         return today if index is None else grid.policy(index)
@@ -261,43 +267,46 @@ def calibrate_route(
     else:
         index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
         policy = at(index)
-    if index is None:
+    measured_part = chosen_part if held_out is None else part(held_out)
+
+    def option(name: str, policy: Policy) -> Option:
+        return Option(name, policy, per_query(*measured_part, policy, settings.utilities))
+
+    first, chosen = option(f"first {today.k}, as today", today), option("chosen", policy)
+    differences, weights = _recall_differences(first.metrics, chosen.metrics, settings.seed)
+    judged = _verdict(differences, weights, settings, found=index is not None, held_out=held_out)
+    refuted = []
+    if index is not None and judged.decision == "keep":
+        why += f"; the first {today.k} as today, since the held-out queries refute what was chosen"
+        refuted = [replace(chosen, name="chosen, then refuted")]
+        index, policy, chosen = None, today, replace(first, name="chosen")
+    elif index is None:
         why += f"; the first {today.k} as today, since no other policy " + (
             "is shown to keep their recall"
             if settings.promise is None
             else "that gains utility is certified"
         )
-    measured_part = chosen_part if held_out is None else part(held_out)
-    options = [
-        Option(name, each, per_query(*measured_part, each, settings.utilities))
-        for name, each in {
-            f"first {today.k}, as today": today,
-            "chosen": policy,
-            **{
-                f"recall lower by {tolerance:g} at most": at(keeping_recall(tolerance))
-                for tolerance in _OTHER_TOLERANCES
-            },
-            "highest utility": grid.policy(best),
-        }.items()
-    ]
-    differences, weights = _recall_differences(
-        options[0].metrics, options[1].metrics, settings.seed
-    )
+    others = {
+        f"recall lower by {tolerance:g} at most": at(keeping_recall(tolerance))
+        for tolerance in _OTHER_TOLERANCES
+    } | {"highest utility": grid.policy(best)}
+    options = (first, chosen, *refuted, *(option(*other) for other in others.items()))
     certificate = None
     if certification is not None and settings.promise is not None:
         certificate = _promise_kept(
             certification, settings.promise, settings, is_today=index is None
         )
     elif held_out is not None and index is not None:
-        certificate = _cost_certificate(options[1].metrics, differences, weights, settings)
+        certificate = _cost_certificate(chosen.metrics, differences, weights, settings)
     profile = RouteProfile(
         policy=policy,
         score_kind=pools.kind,
         why=why,
+        verdict=judged,
         certificate=certificate,
         segments=segments,
         chosen_on=_evidence(per_query(*chosen_part, policy, settings.utilities), settings),
-        held_out=None if held_out is None else _evidence(options[1].metrics, settings),
+        held_out=None if held_out is None else _evidence(chosen.metrics, settings),
         reference=_reference(*chosen_part, policy),
         safe_policy=today,
         sufficiency=calibrate_sufficiency(
@@ -312,7 +321,7 @@ def calibrate_route(
     if held_out is not None and differences.size:
         needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
     place = (plain, ((0, 0),)) if index is None else (grid, (index,))
-    return RouteOutcome(profile, grid, place, certification, tuple(options), needed)
+    return RouteOutcome(profile, grid, place, certification, options, needed)
 
 
 def _promised(
@@ -348,6 +357,39 @@ def _promised(
     return policy, certification, segments
 
 
+def _verdict(
+    differences: FloatArray,
+    weights: FloatArray,
+    settings: Settings,
+    *,
+    found: bool,
+    held_out: Dataset | None,
+) -> Verdict:
+    """Whether the chosen policy may be served; ``found`` unless it is what is served today."""
+    promise, limits = settings.promise, (settings.tolerance, settings.max_loss)
+    if promise is not None:
+        # A loss of so much was accepted.
+        limits = (max(limits[0], promise.alpha), max(limits[1], promise.alpha))
+    tolerance, max_loss = limits
+    if not found:
+        return Verdict(
+            decision="keep",
+            n=0 if held_out is None else differences.size,
+            serving_k=settings.serving_k,
+            tolerance=tolerance,
+            max_loss=max_loss,
+        )
+    none = np.zeros(0)
+    return verdict(
+        none if held_out is None else differences,
+        none if held_out is None else weights,
+        serving_k=settings.serving_k,
+        tolerance=tolerance,
+        max_loss=max_loss,
+        refutable=promise is None and settings.objective == "keep-recall",
+    )
+
+
 def _recall_differences(
     today: QueryMetrics, chosen: QueryMetrics, seed: int
 ) -> tuple[FloatArray, FloatArray]:
@@ -376,7 +418,7 @@ def ordering_and_test_parts(chosen_on: Dataset, seed: int) -> tuple[Dataset, Dat
     return ordering, testing
 
 
-def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[PolicyKind, str]:
+def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Family, str]:
     """The family of policies, and why, in words."""
     labelled, legs = len(chosen_on.answerable), len(pools.legs)
     if settings.policy != "auto":
@@ -396,9 +438,15 @@ def _family(pools: Pools, chosen_on: Dataset, settings: Settings) -> tuple[Polic
     )
 
 
-def _sizes(pools: Pools, settings: Settings) -> range:
-    """The sizes of context to try: what is served today must be among them, twice over."""
-    return range(1, min(max(MAX_K, 2 * settings.serving_k), pools.scores.shape[1]) + 1)
+def _sizes(pools: Pools, settings: Settings) -> list[int]:
+    """The sizes of context to try: as far as the depth and, on the mean, the budget go."""
+    largest = pools.scores.shape[1]
+    if settings.max_tokens is not None and pools.tokens is not None:
+        tokens = np.nan_to_num(pools.tokens).cumsum(axis=1).mean(axis=0)
+        within = int(np.searchsorted(tokens, settings.max_tokens, side="right"))
+        # What is served today is always tried.
+        largest = min(largest, max(within, settings.serving_k))
+    return sorted({*sizes(largest), min(settings.serving_k, largest)})
 
 
 def _ratio_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _Candidates:

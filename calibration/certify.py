@@ -162,7 +162,7 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
     recall_loss, harm = tested.recall_loss[order][defined], tested.harm[order]
     for_harm = testing.labels.weights[order]
     weights = for_harm[defined]
-    largest = _largest_harm(testing)
+    largest = _largest_harm(testing, indices)
 
     p_values = risk.betting_p_value(recall_loss, promise.alpha, weights)
     mean_loss, mean_harm = weighted_mean(recall_loss, weights), weighted_mean(harm, for_harm)
@@ -246,10 +246,11 @@ def _sequence(grids: GridPair, promise: Promise) -> list[GridIndex]:
     return [(int(better[row][0]), int(better[row][1])) for row in order.tolist()]
 
 
-def _largest_harm(grid: Grid) -> float:
-    """The most harm that any context of the grid could do: a bound known without the labels."""
+def _largest_harm(grid: Grid, indices: list[GridIndex]) -> float:
+    """The most harm that a context of these policies could do, whatever the labels say."""
     worst = max(-grid.labels.worst_utility, 1e-9)
-    return worst * float(discounts(int(grid.keep_table.ks[-1])).sum())
+    largest = max(grid.settings(index)[0] for index in indices)
+    return worst * float(discounts(largest).sum())
 
 
 def _needed(

@@ -43,6 +43,8 @@ from ctxguard.profile.schema import Evidence, Interval
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 NDCG_CUTOFF = 10
+SHOWN_SIZES = 20
+"""Contexts of up to so many passages are shown one by one."""
 
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibration.evaluate import bootstrap_interval
 from calibration.fit import fit_relevance, out_of_fold, pool_features, probabilities
-from calibration.grid import MAX_K, utility_grid
+from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
@@ -152,7 +152,7 @@ def _utilities(
         *applied,
         values,
         model,
-        ks=(min(MAX_K, values.shape[1]),),
+        ks=(values.shape[1],),
         thresholds=np.array([cost / (cost + 1.0)]),
         min_keep=min_keep,
     )

@@ -22,7 +22,6 @@ from ctxguard.core.scores import is_relative, relative_scores, within_domain
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
 
-MAX_K = 20
 RATIOS: FloatArray = np.round(np.arange(0, 100) / 100, 2)
 PROBABILITIES: FloatArray = np.round(
     np.concatenate([np.arange(0, 20) / 400, np.arange(5, 96) / 100]), 4
@@ -241,7 +240,7 @@ def ratio_grid(
         pools: The replay of one route.
         labels: Their labels.
         temperature: Of the relative score; fitted to these pools unless given.
-        ks: Sizes of context; 1 … 20 unless given, never beyond the depth.
+        ks: Sizes of context; ``sizes`` up to the depth unless given.
         ratios: Relative thresholds, ascending.
         min_keep: The fewest passages that every policy keeps.
     """
@@ -307,7 +306,7 @@ def utility_grid(
             on the queries that the model was fitted to.
         model: The model of the policies.
         gain: What a relevant passage is worth.
-        ks: Sizes of context; 1 … 20 unless given, never beyond the depth.
+        ks: Sizes of context; ``sizes`` up to the depth unless given.
         thresholds: On P(relevant), ascending, in [0, 1).
         min_keep: The fewest passages that every policy keeps.
     """
@@ -332,4 +331,18 @@ def utility_grid(
 
 
 def _sizes(pools: Pools, ks: Sequence[int] | None) -> Sequence[int]:
-    return range(1, min(MAX_K, pools.scores.shape[1]) + 1) if ks is None else ks
+    return sizes(pools.scores.shape[1]) if ks is None else ks
+
+
+def sizes(largest: int) -> list[int]:
+    """Sizes of context to choose among: each one to 16, then each a tenth larger.
+
+    Among many that differ little, the best on few labels is the luckiest.
+
+    >>> sizes(3), sizes(30)[14:]
+    ([1, 2, 3], [15, 16, 18, 20, 22, 24, 26, 29, 30])
+    """
+    ks = [1]
+    while ks[-1] < largest:
+        ks.append(min(max(ks[-1] + 1, round(1.1 * ks[-1])), largest))
+    return ks

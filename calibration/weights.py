@@ -47,6 +47,24 @@ def counted(weights: FloatArray) -> FloatArray:
     return shares
 
 
+def with_lost_queries(
+    differences: FloatArray, weights: FloatArray, lost: float
+) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard error along the first axis, with ``lost`` queries of difference −1 added.
+
+    Where nothing was lost on any query, a plain standard error of 0 would say that nothing ever is.
+
+    >>> mean, error = with_lost_queries(np.zeros(9), np.ones(9), 1.0)
+    >>> round(float(mean), 3), round(float(error), 3)
+    (-0.1, 0.095)
+    """
+    column = weights.reshape(-1, *[1] * (differences.ndim - 1))
+    n = weights.sum() + lost
+    mean = ((column * differences).sum(axis=0) - lost) / n
+    squares = (column * (differences - mean) ** 2).sum(axis=0) + lost * (-1.0 - mean) ** 2
+    return mean, np.sqrt(squares) / n
+
+
 def deciles(values: FloatArray, weights: FloatArray) -> FloatArray:
     """The 0, 10, …, 100% quantiles of the values that are defined; at least one is.
 

@@ -17,6 +17,7 @@ from calibration.compare.paired_differences import BETTER_WHEN, Difference, diff
 from calibration.compare.verdict import DEFAULT_RULE, Verdict, VerdictRule, harm_share
 from calibration.data.dataset import Dataset
 from calibration.evaluate import (
+    SHOWN_SIZES,
     QueryMetrics,
     bootstrap_intervals,
     interval_bounds,
@@ -25,7 +26,6 @@ from calibration.evaluate import (
     utilities_by_rank,
 )
 from calibration.families import FamilyGain, family_gains
-from calibration.grid import MAX_K
 from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
 from calibration.retrievers import WrappedRetriever, wrapped
@@ -325,7 +325,7 @@ def dynamic_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0
 
     The threshold of the policy applies, so the curve is flat where it, not k, ends the context.
     """
-    most = min(MAX_K, pools.scores.shape[1])
+    most = min(SHOWN_SIZES, pools.scores.shape[1])
     worth = utilities_by_rank(pools, labels, policy, most)
     gain, harm = np.maximum(worth, 0.0).cumsum(axis=1), np.maximum(-worth, 0.0).cumsum(axis=1)
     utility = gain - harm

@@ -7,7 +7,6 @@ the report begins with it.
 import numpy as np
 
 from calibration.calibrate_route import (
-    FEWEST_HELD_OUT,
     FEWEST_TO_CHOOSE,
     TIGHT,
     RouteOutcome,
@@ -16,6 +15,7 @@ from calibration.calibrate_route import (
 from calibration.compare.paired_differences import paired_difference
 from calibration.evaluate import bootstrap_interval
 from calibration.report.data import OptionRow, Summary, SummaryRow
+from calibration.verdict import FEWEST_HELD_OUT
 from ctxguard.core.types import FloatArray
 from ctxguard.profile.describe import describe_policy
 from ctxguard.profile.schema import Interval

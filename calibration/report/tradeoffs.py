@@ -11,12 +11,13 @@ import numpy as np
 from calibration import risk
 from calibration.calibrate_route import RouteOutcome
 from calibration.evaluate import (
+    SHOWN_SIZES,
     bootstrap_interval,
     bootstrap_intervals,
     per_query,
     utilities_by_rank,
 )
-from calibration.grid import MAX_K, Grid, GridIndex
+from calibration.grid import Grid, GridIndex
 from calibration.pool_labels import PoolLabels, discounts
 from calibration.replay import Pools
 from calibration.report.data import (
@@ -78,7 +79,7 @@ def by_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) -> 
         seed: Of the bootstrap.
     """
     depth = pools.scores.shape[1]
-    ks = range(1, max(min(MAX_K, depth), min(policy.k, depth)) + 1)
+    ks = range(1, max(min(SHOWN_SIZES, depth), min(policy.k, depth)) + 1)
     bare = labels.utilities * discounts(depth)
     gains, harms = np.maximum(bare, 0.0).cumsum(axis=1), np.maximum(-bare, 0.0).cumsum(axis=1)
     totals = utilities_by_rank(pools, labels, policy, ks[-1]).cumsum(axis=1)

@@ -11,6 +11,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
+    FINDING,
     Output,
     check_writable,
     print_json,
@@ -83,6 +84,20 @@ def calibrate(
         float,
         typer.Option(metavar="LOSS", help="Most mean recall that keep-recall may lose, in [0, 1)."),
     ] = 0.01,
+    max_loss: Annotated[
+        float,
+        typer.Option(
+            metavar="LOSS",
+            help="How far below today's the lower bound on mean recall may lie for the verdict "
+            "enforce, in (0, 1).",
+        ),
+    ] = 0.05,
+    required: Annotated[
+        Literal["enforce"] | None,
+        typer.Option(
+            "--require", metavar="VERDICT", help="Exit with 1 unless the verdict is enforce."
+        ),
+    ] = None,
     alpha: Annotated[
         float | None,
         typer.Option(
@@ -132,6 +147,15 @@ def calibrate(
     min_keep: Annotated[
         int, typer.Option(metavar="N", min=0, help="Fewest passages to keep for each query.")
     ] = 1,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Token budget of a context; no size whose mean exceeds it is chosen.",
+            show_default="none",
+        ),
+    ] = None,
     utilities: Annotated[
         Path | None,
         typer.Option(
@@ -185,6 +209,7 @@ def calibrate(
             objective=objective,
             serving_k=serving_k,
             tolerance=tolerance,
+            max_loss=max_loss,
             promise=None if alpha is None else Promise(alpha, beta, delta),
             delta=delta,
             false_alarms=false_alarms,
@@ -192,6 +217,7 @@ def calibrate(
             held_out=held_out,
             depth=depth,
             min_keep=min_keep,
+            max_tokens=max_tokens,
             utilities=worth,
             utilities_source=source,
             seed=seed,
@@ -229,6 +255,9 @@ def calibrate(
         _print(calibration, labelled.described(counts), written, output)
     for note in notes:
         output.note(note)
+    verdict = calibration.profile.verdict
+    if required is not None and (verdict is None or verdict.decision != required):
+        raise typer.Exit(FINDING)
 
 
 def _utilities(file: Path | None, settings: list[str] | None) -> "tuple[Utilities, str | None]":
@@ -288,8 +317,9 @@ def _document(
     written: Mapping[str, str | None],
     notes: list[str],
 ) -> dict[str, object]:
-    held_out = calibration.held_out
+    held_out, verdict = calibration.held_out, calibration.profile.verdict
     return {
+        "verdict": None if verdict is None else verdict.decision,
         **written,
         "profile_id": calibration.profile.profile_id,
         "data": labelled.dataset.name,
@@ -315,6 +345,7 @@ def _print(
     n_held_out = 0 if held_out is None else len(held_out)
     output.facts(
         [
+            ("verdict", "" if profile.verdict is None else profile.verdict.statement),
             ("queries", queries),
             ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
             *[("fusion", name) for name in [profile.fingerprint.get("fusion")] if name],
@@ -359,6 +390,7 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
         "kind": chosen.policy.kind,
         "k": chosen.policy.k,
         "why": chosen.why,
+        "verdict": None if chosen.verdict is None else chosen.verdict.model_dump(),
         "promise": certificate_words(outcome, calibration.settings),
         "certificate": None if certificate is None else certificate.model_dump(),
         "summary": summarise(
@@ -386,6 +418,9 @@ def _in_short(route: Route, calibration: "Calibration") -> str:
     outcome = calibration.outcomes[route]
     policy = outcome.profile.policy
     words = describe_policy(policy)
+    verdict = outcome.profile.verdict
+    if verdict is not None and verdict.decision == "shadow":
+        words = f"in shadow: {words}"
     if policy == outcome.today.policy:
         return f"{words}, as today"
     certificate = outcome.profile.certificate

@@ -21,7 +21,7 @@ from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.trees import Trees
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
 
 SCHEMA_VERSION = 1
@@ -165,6 +165,67 @@ class Certificate(_Frozen):
         )
 
 
+class Verdict(_Frozen):
+    """Whether held-out queries show that a route's policy may be served.
+
+    ``enforce``: it may. ``shadow``: not yet; it decides and is recorded, and the first
+    ``serving_k`` passages are served. ``keep``: nothing is shown to be better than those, or the
+    held-out queries refute what was chosen; they are the route's policy.
+
+    Attributes:
+        n: Held-out queries with a relevant passage.
+        difference: Their mean recall less that of the first ``serving_k``; None where nothing was
+            tested.
+        lower: Its lower bound, by Student's t with half a lost query added: approximately 90%.
+        upper: Its upper bound, by the plain t.
+        serving_k: How many passages are served today.
+        tolerance: ``enforce`` needs a difference of at least −tolerance.
+        max_loss: ``enforce`` needs a lower bound of at least −max_loss.
+    """
+
+    decision: Literal["enforce", "shadow", "keep"]
+    n: Annotated[int, Field(ge=0)]
+    difference: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    serving_k: Annotated[int, Field(ge=1)]
+    tolerance: float
+    max_loss: float
+
+    @property
+    def mode(self) -> Mode:
+        """What a guard that was given no mode does on the route."""
+        return Mode.SHADOW if self.decision == "shadow" else Mode.ENFORCE
+
+    @property
+    def statement(self) -> str:
+        """The verdict in words."""
+        first = f"the first {self.serving_k}"
+        if self.difference is None and self.decision == "keep":
+            return f"keep: no other policy is shown to be better than {first}, which stay"
+        if self.difference is None:
+            return (
+                f"shadow: {self.n} queries with a relevant passage are held out, too few to show "
+                f"anything; the guard decides and records, and serves {first}"
+            )
+        seen = (
+            f"mean recall differs by {self.difference:+.3f} from that of {first} on {self.n} "
+            "held-out queries"
+        )
+        if self.decision == "enforce":
+            return (
+                f"enforce: {seen}, and by {self.lower:+g} at least (approximately 90%); "
+                f"{-self.max_loss:g} is allowed"
+            )
+        if self.decision == "keep":
+            return f"keep: {seen}, and by {self.upper:+g} at most (90%), so {first} stay"
+        return (
+            f"shadow: {seen}, and by {self.lower:+g} at least (approximately 90%), where "
+            f"{-self.tolerance:g} and {-self.max_loss:g} are allowed; the guard decides and "
+            f"records, and serves {first}"
+        )
+
+
 class SegmentProfile(_Frozen):
     """The policy of one segment of the queries; only certified ones are kept."""
 
@@ -233,6 +294,8 @@ class RouteProfile(_Frozen):
         policy: What the guard applies when exactly this route answered.
         score_kind: What the route's scores mean; a ranking of another kind is a mismatch.
         why: Why this kind of policy was taken, in words.
+        verdict: Whether the policy may be served; None where nobody judged it, as in a profile of
+            safe policies: it is served then.
         certificate: What was proved of the policy; None where nothing was.
         segments: Policies of segments, by segment; the policy above serves all others.
         chosen_on: Evidence on the queries that chose the policy: optimistic by construction.
@@ -247,6 +310,7 @@ class RouteProfile(_Frozen):
     policy: AnyPolicy
     score_kind: ScoreKind
     why: str = ""
+    verdict: Verdict | None = None
     certificate: Certificate | None = None
     segments: dict[str, SegmentProfile] = Field(default_factory=dict)
     chosen_on: Evidence | None = None
@@ -304,6 +368,12 @@ class Profile(_Frozen):
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
 
     @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on the route that answers while every stage works."""
+        main = next((route for route in Route if route in self.routes), None)
+        return None if main is None else self.routes[main].verdict
+
+    @property
     def unverified(self) -> bool:
         """Whether nothing identifies the system that it was calibrated on."""
         return not self.fingerprint
@@ -313,7 +383,7 @@ class Profile(_Frozen):
         data = self.model_dump(mode="json")
         # Left out, so that a profile of an older release keeps its bytes and its id.
         for route in data["routes"].values():
-            _leave_out_unset(route, "safe_policy", "sufficiency")
+            _leave_out_unset(route, "verdict", "safe_policy", "sufficiency")
             served = [route, *route["segments"].values()]
             for one in served:
                 _leave_out_unset(one["certificate"], "recall_difference", "n_equivalent")

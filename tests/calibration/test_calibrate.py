@@ -219,7 +219,7 @@ def result() -> Calibration:
     """Of a retriever with routes, and one query that it refuses."""
     retriever, dataset = switchable()
     unknown = replace(dataset, queries=(*dataset.queries, Query("odd", "never seen")))
-    return calibrate(retriever, unknown, Settings(depth=DEPTH))
+    return calibrate(retriever, unknown, Settings(depth=DEPTH, objective="utility"))
 
 
 class TestWhatTheProfileIsFor:

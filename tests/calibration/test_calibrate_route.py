@@ -20,7 +20,13 @@ from simulated_pools import (
 
 from calibration import risk
 from calibration.calibrate import Calibration, calibrate
-from calibration.calibrate_route import FEWEST_TO_CHOOSE, RouteOutcome, Settings
+from calibration.calibrate_route import (
+    FEWEST_TO_CHOOSE,
+    Objective,
+    RouteOutcome,
+    Settings,
+    calibrate_route,
+)
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
@@ -82,7 +88,7 @@ class TestChoice:
         assert ours.lower > five.upper
 
     def test_min_keep_is_that_of_every_policy(self) -> None:
-        policy = outcome_of(calibrated(80, min_keep=0)).profile.policy
+        policy = outcome_of(calibrated(80, min_keep=0, objective="utility")).profile.policy
         assert policy.min_keep == 0
 
     def test_rank_only_scores_are_cut_by_k_alone(self) -> None:
@@ -179,7 +185,7 @@ class TestToday:
         assert chosen.udcg_strict.mean() >= today.udcg_strict[0, 0] - 1e-12
 
     def test_many_clear_labels_keep_less_at_the_same_recall(self) -> None:
-        route = outcome_of(calibrated(200, noise=0.1)).profile
+        route = outcome_of(calibrated(300, noise=0.1)).profile
         assert route.held_out is not None
         assert (route.held_out.metrics["kept"].value or 5.0) < 4.0
         assert (route.held_out.metrics["recall"].value or 0.0) > 0.98
@@ -227,10 +233,117 @@ def plain_of(result: Calibration) -> Grid:
     return plain_grid(pools, label(pools, result.dataset, baseline_k=k), k)
 
 
+class TestVerdict:
+    """Held-out queries say whether the choice may be served."""
+
+    def test_many_clear_labels_let_it_be_served(self) -> None:
+        outcome = outcome_of(calibrated(300, noise=0.1))
+        verdict = outcome.profile.verdict
+        assert verdict is not None
+        assert (verdict.decision, verdict.serving_k, verdict.n) == ("enforce", 5, 150)
+        assert outcome.profile.policy != outcome.today.policy
+
+    def test_where_no_policy_is_better_what_is_served_today_is_kept(self) -> None:
+        route = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
+        assert route.verdict is not None
+        assert (route.verdict.decision, route.verdict.difference) == ("keep", None)
+
+    @pytest.mark.parametrize("n", [20, 49])
+    def test_labels_too_few_to_hold_out_choose_together_and_never_enforce(self, n: int) -> None:
+        result = calibrated(n, noise=0.1, objective="utility")
+        assert len(result.chosen_on) == n
+        verdict = result.profile.verdict
+        assert verdict is not None
+        assert (verdict.decision, verdict.n) == ("shadow", 0)
+
+    def test_where_too_few_of_those_held_out_are_answerable_all_choose(self) -> None:
+        """Ten questions, asked five times each, cannot be dealt out as 20 and 30."""
+        retriever, dataset = simulate(50)
+        texts = [query.text for query in dataset.queries]
+        again = tuple(
+            replace(query, text=texts[10 * (row // 10)])
+            for row, query in enumerate(dataset.queries)
+        )
+        result = calibrate(retriever, replace(dataset, queries=again), Settings(depth=DEPTH))
+        n_held_out = 0 if result.held_out is None else len(result.held_out.answerable)
+        assert n_held_out == 0 or n_held_out >= 20
+
+    def refuted(self, objective: Objective) -> RouteOutcome:
+        """A calibration whose held-out queries have their relevant passages at the end."""
+        retriever, dataset = simulate(300, noise=0.1, relevant=2)
+        asked = Settings(depth=DEPTH, objective=objective)
+        held_out = calibrate(retriever, dataset, asked).held_out
+        assert held_out is not None
+        qrels = {
+            **dataset.qrels,
+            **{
+                query.query_id: {retriever.rankings[query.text].passage_ids[4]: 1}
+                for query in held_out.queries
+            },
+        }
+        return outcome_of(calibrate(retriever, replace(dataset, qrels=qrels), asked))
+
+    def test_a_choice_that_the_held_out_queries_refute_gives_way_to_today(self) -> None:
+        outcome = self.refuted("keep-recall")
+        verdict = outcome.profile.verdict
+        assert verdict is not None
+        assert verdict.decision == "keep"
+        assert verdict.upper is not None
+        assert verdict.upper < -0.01
+        assert outcome.profile.policy == RatioPolicy(k=5)
+        assert outcome.profile.certificate is None
+        assert "refute" in outcome.profile.why
+        assert outcome.options[2].name == "chosen, then refuted"
+        assert outcome.place[0].policy(outcome.place[1][0]) == RatioPolicy(k=5)
+
+    def test_one_whose_loss_was_asked_for_stays_in_shadow(self) -> None:
+        route = self.refuted("utility").profile
+        assert route.verdict is not None
+        assert route.verdict.decision == "shadow"
+        assert route.policy.kind == "expected_utility"
+
+    def test_a_promise_accepts_the_loss_that_it_allows(self) -> None:
+        verdict = outcome_of(calibrated(400, promise=PROMISE)).profile.verdict
+        assert verdict is not None
+        assert (verdict.tolerance, verdict.max_loss) == (0.1, 0.1)
+
+    @pytest.mark.parametrize("max_loss", [0.0, 1.0])
+    def test_a_loss_that_is_no_share_is_refused(self, max_loss: float) -> None:
+        with pytest.raises(ConfigurationError, match="max_loss"):
+            Settings(max_loss=max_loss)
+
+
+class TestBudget:
+    def test_no_context_is_chosen_whose_mean_exceeds_the_budget(self) -> None:
+        retriever, dataset = simulate(60, relevant=8)
+        pools = replay(retriever, dataset.queries, depth=DEPTH)
+        pools = replace(pools, tokens=np.where(np.isnan(pools.scores), np.nan, 10.0))
+        ks = []
+        for budget in (None, 60):
+            asked = Settings(depth=DEPTH, objective="utility", max_tokens=budget)
+            outcome = calibrate_route(pools, dataset, dataset, None, asked)
+            ks.append(outcome.profile.policy.k)
+        assert ks[0] > 6 >= ks[1]
+
+    def test_what_is_served_today_is_tried_whatever_the_budget(self) -> None:
+        result = calibrated(60, max_tokens=1)
+        assert outcome_of(result).today.policy == RatioPolicy(k=5)
+
+    def test_sizes_beyond_twenty_are_chosen_where_so_many_are_relevant(self) -> None:
+        ranking = ranking_of([1.0] * 35 + [0.1] * 15)
+        queries = tuple(Query(f"q{i}", f"question {i}") for i in range(60))
+        dataset = Dataset(
+            "broad", queries, {q.query_id: {f"p{i}": 1 for i in range(35)} for q in queries}
+        )
+        retriever = Recorded({query.text: ranking for query in queries})
+        asked = Settings("ratio", objective="utility", depth=50)
+        assert outcome_of(calibrate(retriever, dataset, asked)).profile.policy.k >= 35
+
+
 class TestFewLabels:
     @pytest.mark.parametrize(
         ("answerable", "share"),
-        [(1, 0.0), (34, 0.0), (35, 1 / 7), (42, 2 / 7), (59, 29 / 59), (60, 0.5)],
+        [(1, 0.0), (49, 0.0), (50, 0.4), (59, 29 / 59), (60, 0.5)],
     )
     def test_what_is_held_out_leaves_enough_to_choose_on(
         self, answerable: int, share: float
@@ -315,7 +428,7 @@ class TestCostOfTheChoice:
 
     def test_a_choice_that_loses_everything_is_certified_to_lose_at_most_everything(self) -> None:
         # One passage of five is relevant and is ranked last: keeping the first alone harms least.
-        queries = tuple(Query(f"q{i}", f"question {i}") for i in range(40))
+        queries = tuple(Query(f"q{i}", f"question {i}") for i in range(60))
         ranking = ranking_of([10.0 - rank for rank in range(10)])
         dataset = Dataset("last", queries, {query.query_id: {"p4": 1} for query in queries})
         retriever = Recorded({query.text: ranking for query in queries})

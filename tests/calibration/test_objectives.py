@@ -8,12 +8,10 @@ from simulated_pools import DEPTH, labelled, ranking_of, simulate
 
 from calibration.evaluate import per_query
 from calibration.grid import Grid, GridIndex, plain_grid, ratio_grid
-from calibration.objectives import LOST_QUERIES, TOLERANCE, keep_recall
+from calibration.objectives import TOLERANCE, keep_recall
 from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools, replay
 from ctxguard.core.policies import RatioPolicy
-
-LOST = LOST_QUERIES["ratio"]
 
 
 def simulated(
@@ -27,11 +25,11 @@ def simulated(
 
 
 def chosen(
-    pools: Pools, labels: PoolLabels, k: int, tolerance: float = TOLERANCE, lost: float = LOST
+    pools: Pools, labels: PoolLabels, k: int, tolerance: float = TOLERANCE
 ) -> tuple[Grid, GridIndex | None]:
     grid = ratio_grid(pools, labels)
     plain = plain_grid(pools, labels, k)
-    return grid, keep_recall(grid, plain, k, tolerance, lost_queries=lost)
+    return grid, keep_recall(grid, plain, k, tolerance)
 
 
 def two_of_five(n: int) -> tuple[Pools, PoolLabels]:
@@ -75,15 +73,31 @@ class TestKeepRecall:
         assert ours["udcg_strict"].mean() >= today["udcg_strict"].mean() - 1e-9
 
     def test_passages_far_below_the_top_are_dropped(self) -> None:
-        pools, labels = two_of_five(100)
+        pools, labels = two_of_five(150)
         grid, index = chosen(pools, labels, 5)
         assert index is not None
-        assert grid.at([index]).kept.tolist() == [[2.0]] * 100
-        assert grid.at([index]).recall_difference.tolist() == [[0.0]] * 100
+        assert grid.at([index]).kept.tolist() == [[2.0]] * 150
+        assert grid.at([index]).recall_difference.tolist() == [[0.0]] * 150
 
-    def test_a_few_labels_on_which_nothing_was_lost_are_no_evidence(self) -> None:
-        pools, labels = two_of_five(10)
+    @pytest.mark.parametrize("n", [10, 50, 100])
+    def test_a_few_labels_on_which_nothing_was_lost_are_no_evidence(self, n: int) -> None:
+        pools, labels = two_of_five(n)
         assert chosen(pools, labels, 5)[1] is None
+
+    def test_a_context_may_be_many_times_larger_where_relevant_passages_are_many(self) -> None:
+        """Half the questions have 30 relevant passages that score high, the others have one."""
+        broad = ranking_of([1.0] * 30 + [0.1] * 10)
+        narrow = ranking_of([1.0] + [0.1] * 39)
+        pools, labels = labelled(
+            [broad, narrow] * 100,
+            [{f"p{i}": 1 for i in range(30)}, {"p0": 1}] * 100,
+            depth=40,
+            baseline_k=5,
+        )
+        grid, index = chosen(pools, labels, 5)
+        assert index is not None
+        assert grid.policy(index).k >= 29
+        assert grid.at([index]).kept[1, 0] == 1.0
 
     def test_a_larger_context_is_taken_where_it_pays_for_what_a_threshold_drops(self) -> None:
         """Most queries have a sixth relevant passage; some end with one below three others."""
@@ -117,7 +131,7 @@ class TestKeepRecall:
         pools, labels = labelled([ranking] * 4, [{"p0": 1}, {}, {}, {}], depth=2, baseline_k=2)
         rows = np.array([1, 2, 3])
         grid, plain = ratio_grid(pools, labels).rows(rows), plain_grid(pools, labels, 2).rows(rows)
-        assert keep_recall(grid, plain, 2, lost_queries=LOST) is None
+        assert keep_recall(grid, plain, 2) is None
 
     def test_more_tolerance_never_harms_more(self) -> None:
         pools, labels = simulated(150, 5, seed=3, noise=0.2, relevant=2)
@@ -142,7 +156,7 @@ class TestKeepRecall:
             rows = random.choice(3_000, 60, replace=False)
             grid = ratio_grid(population, truth, temperature=1.0)
             part, plain = grid.rows(rows), plain_grid(population, truth, 5).rows(rows)
-            index = keep_recall(part, plain, 5, lost_queries=LOST)
+            index = keep_recall(part, plain, 5)
             lost.append(0.0 if index is None else -grid.means.recall_difference[index])
             harm.append(0.0 if index is None else today.harm[0, 0] - grid.means.harm[index])
         assert np.mean(lost) <= 0.015

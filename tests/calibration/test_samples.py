@@ -313,6 +313,9 @@ class TestGathering:
             judged_traffic(live.store, SERIES)
 
 
+ASKED = Settings(depth=DEPTH, objective="utility")
+
+
 @pytest.fixture(scope="module")
 def traffic() -> JudgedTraffic:
     return judged_traffic(watched(160).store, SERIES)
@@ -325,7 +328,7 @@ def in_force() -> Profile:
 
 @pytest.fixture(scope="module")
 def found(traffic: JudgedTraffic, in_force: Profile) -> Recalibration:
-    return recalibrate(traffic, in_force, Settings(depth=DEPTH))
+    return recalibrate(traffic, in_force, ASKED)
 
 
 class TestRecalibrating:
@@ -362,14 +365,14 @@ class TestRecalibrating:
     def test_where_nothing_changes_all_is_within_noise(
         self, traffic: JudgedTraffic, found: Recalibration
     ) -> None:
-        again = recalibrate(traffic, found.profile, Settings(depth=DEPTH))
+        again = recalibrate(traffic, found.profile, ASKED)
         assert {one.outcome for one in again.differences.values()} <= {"within noise", "no data"}
         assert again.differences["udcg_strict"].value == 0.0
 
     def test_the_same_traffic_gives_the_same_bytes(
         self, traffic: JudgedTraffic, in_force: Profile, found: Recalibration
     ) -> None:
-        again = recalibrate(traffic, in_force, Settings(depth=DEPTH))
+        again = recalibrate(traffic, in_force, ASKED)
         assert again.profile.to_json() == found.profile.to_json()
 
     def test_a_route_that_the_profile_does_not_know_is_named(

@@ -108,7 +108,7 @@ class TestFigures:
         def chosen(weights: FloatArray) -> float | None:
             own = replace(labels, weights=weights)
             grid, plain = ratio_grid(pools, own, temperature=1.0), plain_grid(pools, own, 5)
-            index = keep_recall(grid, plain, 5, lost_queries=0.25)
+            index = keep_recall(grid, plain, 5)
             return None if index is None else grid.settings(index)[1]
 
         even, heavy = chosen(np.ones(300)), chosen(np.append(np.full(299, 0.1), 1.0))

@@ -1,0 +1,116 @@
+"""Enforce, shadow or keep: what held-out queries must show before a policy is served."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from calibration.verdict import FEWEST_HELD_OUT, verdict
+from ctxguard.core.types import FloatArray, Mode
+from ctxguard.profile.schema import Verdict
+
+Draw = Callable[[np.random.Generator, int], FloatArray]
+
+
+def judged(differences: object, **settings: object) -> Verdict:
+    values = np.array(differences, dtype=float)
+    return verdict(values, **{"serving_k": 5, "tolerance": 0.01, **settings})
+
+
+def test_held_out_queries_without_a_loss_let_a_policy_be_served() -> None:
+    assert judged(np.zeros(40)).decision == "enforce"
+
+
+@pytest.mark.parametrize("n", [0, 1, FEWEST_HELD_OUT - 1])
+def test_too_few_held_out_queries_prove_neither_gain_nor_loss(n: int) -> None:
+    for difference in (0.3, -0.5):
+        found = judged(np.full(n, difference))
+        assert (found.decision, found.difference, found.n) == ("shadow", None, n)
+
+
+def test_a_mean_below_the_tolerance_is_never_served() -> None:
+    differences = np.zeros(1_000)
+    differences[:15] = -1.0
+    found = judged(differences, max_loss=0.5)
+    assert found.lower is not None
+    assert found.lower > -0.05
+    assert found.decision != "enforce"
+
+
+def test_a_loss_that_is_shown_is_refuted_and_one_that_may_be_noise_stays_in_shadow() -> None:
+    lost = np.zeros(40)
+    lost[:2] = -1.0
+    assert judged(lost).decision == "shadow"
+    lost[:8] = -1.0
+    assert judged(lost).decision == "keep"
+
+
+def test_a_loss_that_was_accepted_is_not_refuted() -> None:
+    assert judged(np.full(40, -0.2), refutable=False).decision == "shadow"
+
+
+def test_queries_of_little_weight_count_as_few() -> None:
+    weights = np.full(40, 1e-3)
+    weights[:5] = 1.0
+    assert judged(np.zeros(40), weights=weights).decision == "shadow"
+    assert judged(np.zeros(40), weights=np.full(40, 0.5)).decision == "enforce"
+
+
+def test_a_shadow_verdict_puts_a_guard_in_shadow_and_no_other_does() -> None:
+    modes = [judged(values).mode for values in (np.zeros(40), np.zeros(20), np.full(40, -0.5))]
+    assert modes == [Mode.ENFORCE, Mode.SHADOW, Mode.ENFORCE]
+
+
+@pytest.mark.parametrize(
+    ("differences", "words"),
+    [
+        (np.zeros(5), "5 queries with a relevant passage are held out, too few"),
+        (np.zeros(40), "enforce: mean recall differs by +0.000 from that of the first 5 on 40"),
+        (np.zeros(20), "shadow: mean recall differs by +0.000"),
+        (np.full(40, -0.5), "by -0.5 at most (90%), so the first 5 stay"),
+    ],
+)
+def test_the_words_say_what_was_seen_and_what_follows(differences: object, words: str) -> None:
+    assert words in judged(differences).statement
+
+
+def _shares(losses: float, share: float, gains: float = 0.0) -> Draw:
+    """Some queries lose a share of their relevant passages, some gain as much, others nothing."""
+
+    def draw(rng: np.random.Generator, n: int) -> FloatArray:
+        return share * rng.choice([-1.0, 1.0, 0.0], n, p=[losses, gains, 1.0 - losses - gains])
+
+    return draw
+
+
+@pytest.mark.parametrize("n", [20, 35, 50, 100, 200])
+@pytest.mark.parametrize(
+    "draw", [_shares(0.1, 0.5), _shares(0.15, 0.5, 0.05), _shares(0.2, 0.25), _shares(0.1, 1, 0.05)]
+)
+def test_a_policy_at_the_limit_is_served_in_a_tenth_of_calibrations_at_most(
+    draw: Draw, n: int
+) -> None:
+    rng = np.random.default_rng(n)
+    assert abs(draw(rng, 200_000).mean() + 0.05) < 0.01
+    served = [judged(draw(rng, n)).decision == "enforce" for _ in range(2_000)]
+    assert np.mean(served) <= 0.1
+
+
+def test_losses_of_everything_on_very_few_queries_escape_more_often() -> None:
+    """The bound is approximate: with one query in twenty lost as a whole, 30 may show none."""
+    rng = np.random.default_rng(1)
+    draw = _shares(0.05, 1.0)
+    for n, at_most in ((20, 0.0), (30, 0.25), (50, 0.1), (100, 0.1)):
+        served = [judged(draw(rng, n)).decision == "enforce" for _ in range(2_000)]
+        assert np.mean(served) <= at_most
+
+
+def test_a_policy_of_no_loss_is_served_more_often_with_more_queries() -> None:
+    rng = np.random.default_rng(2)
+    draw = _shares(0.04, 0.5, 0.04)
+    shares = [
+        np.mean([judged(draw(rng, n)).decision == "enforce" for _ in range(500)])
+        for n in (20, 50, 100, 200, 400)
+    ]
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.8
