@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.policies import Policy
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
-    DEFAULT_K,
     Mode,
     ModeName,
     ScoreKind,
@@ -61,9 +60,11 @@ class ContextGuard:
         profile: A calibrated ``Profile``, or the path of one. Without a profile the top ``k`` is
             served and every answer is flagged ``uncalibrated``.
         policy: A policy set by hand for every route, in place of a profile.
-        k: The most passages in a context while nothing is calibrated.
+        k: The most passages in a context while nothing is calibrated or enforced; None for 5, and
+            under a profile for as many as it was compared with.
         mode: ``enforce``; ``shadow`` decides and records, but serves the bare top k; ``off``
-            decides nothing and serves the bare top k.
+            decides nothing and serves the bare top k. None for the profile's verdict on each
+            route (DESIGN.md §6), and ``enforce`` without one.
         depth: How many candidates the retriever is asked for.
         score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
             hits without scores. With ``rank``, or without scores, only k applies.
@@ -104,8 +105,8 @@ class ContextGuard:
         aretriever: "AsyncRetrieverFunction | None" = None,
         profile: Profile | Path | str | None = None,
         policy: Policy | None = None,
-        k: int = DEFAULT_K,
-        mode: Mode | ModeName = Mode.ENFORCE,
+        k: int | None = None,
+        mode: Mode | ModeName | None = None,
         depth: int = DEFAULT_DEPTH,
         score_kind: ScoreKind | ScoreKindName | None = None,
         fingerprint: Mapping[str, str] | None = None,
@@ -130,7 +131,7 @@ class ContextGuard:
             raise ConfigurationError(
                 f"max_corpus_change {max_corpus_change!r} must lie in [0, 1]: a share"
             )
-        self._mode = member_of(Mode, mode, "mode")
+        self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (
             None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
@@ -159,12 +160,13 @@ class ContextGuard:
         self._max_corpus_change = max_corpus_change
         self._strict = strict
         self._policy = policy
-        self._bare = RatioPolicy(k=k)
+        self._k = k
         self._bound = self._bind(
             Profile.load(profile) if isinstance(profile, str | Path) else profile
         )
         if strict and self.differences:
             raise ProfileMismatchError(self.differences)
+        self._say_mode()
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -176,16 +178,19 @@ class ContextGuard:
     def mode(self) -> Mode:
         """What the guard does with its decisions; may be set while it serves.
 
-        A request keeps the mode that it began with. Setting takes a ``Mode`` or its name.
+        Without a mode of its own it is that of the profile's main route; other routes have their
+        own (`Context.mode`). A request keeps the mode that it began with. Setting takes a ``Mode``,
+        its name, or None to follow the profile's verdict.
 
         Raises:
             ConfigurationError: set to a mode that does not exist; the mode stays as it was.
         """
-        return self._mode
+        return self._bound.mode if self._mode is None else self._mode
 
     @mode.setter
-    def mode(self, mode: Mode | ModeName) -> None:
-        self._mode = member_of(Mode, mode, "mode")
+    def mode(self, mode: Mode | ModeName | None) -> None:
+        self._mode = None if mode is None else member_of(Mode, mode, "mode")
+        self._say_mode()
 
     @property
     def depth(self) -> int:
@@ -255,6 +260,17 @@ class ContextGuard:
             if refused:
                 raise ProfileMismatchError(refused)
             self._bound = bound
+        self._say_mode()
+
+    def _say_mode(self) -> None:
+        """Log where a mode that was given overrules the verdict of the profile."""
+        verdict = None if self._bound.profile is None else self._bound.profile.verdict
+        if self._mode is not None and verdict is not None and self._mode is not verdict.mode:
+            _log.warning(
+                "mode %r was set by hand; the profile's verdict is %r",
+                self._mode.value,
+                verdict.decision,
+            )
 
     def use_fingerprint(self, fingerprint: Mapping[str, str]) -> None:
         """Compare the profile with another fingerprint of the system from the next request on.
@@ -377,7 +393,8 @@ class ContextGuard:
 
     def _begin(self, given: RequestInput) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
-        mode = self._mode
+        given_mode, bound = self._mode, self._bound
+        mode = bound.mode if given_mode is None else given_mode
         self._instrumentation.received(mode)
         begin_span = self._instrumentation.begin_span
         span = begin_span and begin_span(given.query, self._depth, given.request_id)
@@ -393,7 +410,7 @@ class ContextGuard:
             request_id = os.urandom(8).hex()
         # Selected before retrieval, so that a sample cannot depend on how the request went.
         probability = self._instrumentation.draw(request_id)
-        return Request(given, request_id, bound, mode, probability, span)
+        return Request(given, request_id, bound, mode, given_mode is None, probability, span)
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
         """The keyword arguments of the retriever's call for a request with a filter.
@@ -432,9 +449,7 @@ class ContextGuard:
         if span is not None:
             self._instrumentation.retrieved(span)
         try:
-            context = build_context(
-                request, retrieved, self._score_kind, self._assembly, self._bare
-            )
+            context = build_context(request, retrieved, self._score_kind, self._assembly)
         except BaseException as error:
             raise self._counted(request.mode, error, span)  # noqa: B904  it sets the cause
         if request.input.sample or request.probability > 0.0:
@@ -467,7 +482,7 @@ class ContextGuard:
             self._wrapped,
             profile,
             policy=self._policy,
-            bare=self._bare,
+            k=self._k,
             fingerprint=self._fingerprint,
             aretriever=self._aretriever,
             corpus_sketch=self._corpus_sketch,

@@ -42,23 +42,25 @@ def query(
     fingerprint: _options.Fingerprint = None,
     profile: _options.ProfileFile = None,
     k: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--k",
             "-k",
             metavar="N",
             min=1,
             help="Passages to keep where no calibrated policy applies.",
+            show_default="5, or as many as the profile was compared with",
         ),
-    ] = DEFAULT_K,
+    ] = None,
     mode: Annotated[
-        Mode,
+        Mode | None,
         typer.Option(
             metavar="MODE",
             help="Serve the kept passages (enforce), or the first k of the retriever with the "
             "decision only recorded (shadow) or not made (off).",
+            show_default="the profile's verdict",
         ),
-    ] = Mode.ENFORCE,
+    ] = None,
     route: _options.OneRoute = None,
     reranker: _options.Reranker = None,
     ranker: _options.RankerFile = None,
@@ -101,12 +103,12 @@ def query(
             profile=loaded,
             k=k,
             mode=mode,
-            depth=max(k, DEFAULT_DEPTH if loaded is None else loaded.provenance.depth),
+            depth=max(k or DEFAULT_K, DEFAULT_DEPTH if loaded is None else loaded.provenance.depth),
         )
     with output.doing("searching"):
         context = guard.retrieve(question)
     comparison = guard.comparison
-    notes = beyond_index(source, k) + _notes(context)
+    notes = beyond_index(source, k or DEFAULT_K) + _notes(context)
     notes += [f"the profile: {line}" for line in comparison.reservations]
     if as_json:
         differences = list(comparison.differences)

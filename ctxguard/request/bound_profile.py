@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.sufficiency import SufficiencyModel
-from ctxguard.core.types import Flag, Route, ScoreKind
+from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
-from ctxguard.profile.schema import Profile, SufficiencyProfile
+from ctxguard.profile.schema import Profile, RouteProfile, SufficiencyProfile, Verdict
 from ctxguard.request.wrapped_retriever import calls_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class RoutePolicy:
         score_kind: The kind of score that it was calibrated for; None if any will do.
         flags: What every answer by it is flagged with.
         top_k: The policy's k alone, for scores that it cannot be applied to.
+        today: What is served while the policy is not enforced: the bare retriever's top k.
+        mode: What is done with the decision unless the guard was given a mode.
         compares_scores: Whether it needs scores that say more than an order.
         differences: What differs from the system that the profile was calibrated on, as every
             answer by it says.
@@ -46,6 +48,8 @@ class RoutePolicy:
     top_k: RatioPolicy
     compares_scores: bool
     differences: tuple[str, ...]
+    today: RatioPolicy
+    mode: Mode = Mode.ENFORCE
     sufficiency: SufficiencyModel | None = None
 
     @classmethod
@@ -53,6 +57,8 @@ class RoutePolicy:
         cls,
         policy: Policy,
         *flags: Flag,
+        today: RatioPolicy,
+        verdict: Verdict | None = None,
         score_kind: ScoreKind | None = None,
         differences: tuple[str, ...] = (),
         sufficiency: SufficiencyProfile | None = None,
@@ -65,6 +71,8 @@ class RoutePolicy:
             RatioPolicy(k=policy.k),
             policy.compares_scores,
             differences,
+            today,
+            Mode.ENFORCE if verdict is None else verdict.mode,
             None if sufficiency is None else sufficiency.model,
         )
 
@@ -76,6 +84,7 @@ class BoundProfile:
     Attributes:
         profile: The calibration in force; None without one.
         profile_id: Its id; None without one.
+        mode: What its verdict on the main route asks for; ``enforce`` without one.
         comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
         swaps: Whether the retriever may swap what it searches.
@@ -89,6 +98,7 @@ class BoundProfile:
 
     profile: Profile | None
     profile_id: str | None
+    mode: Mode
     comparison: SystemComparison
     retriever: Any
     swaps: bool
@@ -105,7 +115,7 @@ def bind_profile(
     profile: Profile | None,
     *,
     policy: Policy | None,
-    bare: RatioPolicy,
+    k: int | None,
     fingerprint: Mapping[str, str] | None,
     corpus_sketch: "CorpusSketch | None",
     max_corpus_change: float,
@@ -118,7 +128,8 @@ def bind_profile(
         wrapped: The retriever as the guard was given it; None without one.
         profile: The calibration; None without one.
         policy: The policy set by hand for every route; None without one.
-        bare: The policy while nothing is calibrated.
+        k: How many passages the bare retriever serves; None for as many as the profile was
+            compared with.
         fingerprint: Identifies a system that has no ``fingerprint()`` of its own.
         corpus_sketch: Of a system that has no ``corpus_sketch()`` of its own.
         max_corpus_change: The share of the corpus that may have changed since calibration.
@@ -141,10 +152,12 @@ def bind_profile(
             raise
         line = f"the fingerprint cannot be read ({type(error).__name__})"
         comparison = SystemComparison((line,), (), (Flag.PROFILE_MISMATCH,))
+    verdict = None if profile is None else profile.verdict
     calls = calls_of(_no_retriever if pinned is None else pinned, aretriever)
     return BoundProfile(
         profile=profile,
         profile_id=None if profile is None else profile.profile_id,
+        mode=Mode.ENFORCE if verdict is None else verdict.mode,
         comparison=comparison,
         retriever=retriever,
         swaps=swaps,
@@ -152,8 +165,8 @@ def bind_profile(
         call=calls.call,
         acall=calls.acall,
         can_filter=calls.can_filter,
-        route_policies=_route_policies(profile, comparison, bare, policy),
-        segment_policies=_segment_policies(profile, comparison),
+        route_policies=_route_policies(profile, comparison, k, policy),
+        segment_policies=_segment_policies(profile, comparison, k),
     )
 
 
@@ -162,18 +175,24 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
 
 
 def _route_policies(
-    profile: Profile | None, comparison: SystemComparison, bare: RatioPolicy, policy: Policy | None
+    profile: Profile | None, comparison: SystemComparison, k: int | None, policy: Policy | None
 ) -> dict[Route, RoutePolicy]:
     """A policy for every route: the profile's where it knows route and system, else top k."""
+    bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
-        uncalibrated = RoutePolicy.of(bare if policy is None else policy, Flag.UNCALIBRATED)
+        uncalibrated = RoutePolicy.of(
+            bare if policy is None else policy, Flag.UNCALIBRATED, today=bare
+        )
         return dict.fromkeys(Route, uncalibrated)
     flags, lines = comparison.flags, comparison.differences
     if comparison.mismatches:
-        policies = dict.fromkeys(Route, RoutePolicy.of(bare, *flags, differences=lines))
+        policies = dict.fromkeys(Route, RoutePolicy.of(bare, *flags, today=bare, differences=lines))
         for route, calibrated in profile.routes.items():
             top_k = RatioPolicy(k=calibrated.policy.k)
-            policies[route] = RoutePolicy.of(top_k, *flags, differences=lines)
+            today = _today(calibrated, k)
+            policies[route] = RoutePolicy.of(
+                top_k, *flags, today=today, verdict=calibrated.verdict, differences=lines
+            )
         return policies
     known = f"it has {', '.join(sorted(profile.routes)) or 'none'}"
     return {
@@ -181,6 +200,7 @@ def _route_policies(
             bare,
             *flags,
             Flag.ROUTE_UNCALIBRATED,
+            today=bare,
             differences=(*lines, f"the profile has no policy of the route {route.value}, {known}"),
         )
         for route in Route
@@ -188,6 +208,8 @@ def _route_policies(
         route: RoutePolicy.of(
             calibrated.policy,
             *flags,
+            today=_today(calibrated, k),
+            verdict=calibrated.verdict,
             score_kind=calibrated.score_kind,
             differences=lines,
             sufficiency=calibrated.sufficiency,
@@ -196,8 +218,15 @@ def _route_policies(
     }
 
 
+def _today(calibrated: RouteProfile, k: int | None) -> RatioPolicy:
+    """The bare retriever's top k: as given, else as the route was compared with."""
+    if k is None and calibrated.safe_policy is not None:
+        return RatioPolicy(k=calibrated.safe_policy.k)
+    return RatioPolicy(k=DEFAULT_K if k is None else k)
+
+
 def _segment_policies(
-    profile: Profile | None, comparison: SystemComparison
+    profile: Profile | None, comparison: SystemComparison, k: int | None
 ) -> dict[tuple[Route, str | None], RoutePolicy]:
     """The policies of the segments that the profile certifies; none for another system."""
     if profile is None or comparison.mismatches:
@@ -206,6 +235,8 @@ def _segment_policies(
         (route, segment): RoutePolicy.of(
             own.policy,
             *comparison.flags,
+            today=_today(calibrated, k),
+            verdict=calibrated.verdict,
             score_kind=calibrated.score_kind,
             differences=comparison.differences,
         )

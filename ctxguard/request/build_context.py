@@ -18,10 +18,11 @@ from ctxguard.core.context import (
 from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
-from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.signals import RANKING
 from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
+from ctxguard.request.bound_profile import RoutePolicy
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
 
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import Retrieval
 
 
+_BY_HAND = "mode 'enforce' was set by hand; the profile's verdict is 'shadow'"
+
+
 def build_context(
     request: Request,
     retrieved: "Retrieval",
     score_kind: ScoreKind | None,
     assembly: Assembly,
-    bare: RatioPolicy,
 ) -> Context:
     """The context that answers a request (DESIGN.md §7).
 
@@ -43,7 +46,6 @@ def build_context(
         retrieved: What the retriever returned for it: a ``Ranking``, or hits.
         score_kind: What the scores of plain hits mean; None if that was not set.
         assembly: How kept passages become a context.
-        bare: The policy of the bare retriever: its top k.
 
     Raises:
         ConfigurationError: ``retrieved`` is neither a ranking nor hits, or is one that cannot be
@@ -55,10 +57,15 @@ def build_context(
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
-    decision, flags, differences, sufficiency = _decide(request, ranking, bare)
+    bound = request.bound
+    applies = bound.route_policies[ranking.route]
+    if bound.segment_policies:
+        applies = bound.segment_policies.get((ranking.route, given.segment), applies)
+    mode = applies.mode if request.follows_verdict else request.mode
+    decision, flags, differences, sufficiency = _decide(mode, ranking, applies)
     source, most = ranking.passages, assembly.max_passage_chars
     read = None
-    if request.mode is not Mode.OFF:
+    if mode is not Mode.OFF:
         read = read_passages(source, decision.order[: decision.n_kept], most)
         if assembly.drop_duplicates and copies_of(read.texts):
             decision = _without_copies(decision)
@@ -81,13 +88,15 @@ def build_context(
             passages, flags = assembled.passages, (*flags, Flag.UNREADABLE)
             # Both speak of passages that are not served.
             p_sufficient = sufficient = None
-        elif request.mode is Mode.ENFORCE:
+        elif mode is Mode.ENFORCE:
             raise nothing_readable(assembled.failures)
     if assembled.flags:
         flags = (*flags, *assembled.flags)
-    if request.mode is not Mode.ENFORCE:
+    if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
-        passages = bare_passages(ranking, bare.k)
+        passages = bare_passages(ranking, applies.today.k)
+    elif applies.mode is not Mode.ENFORCE:
+        differences = (*differences, _BY_HAND)
     if ranking.failures:
         flags = (*flags, Flag.DEGRADED)
     if not decision.order:
@@ -98,7 +107,7 @@ def build_context(
         request_id=request.request_id,
         query=given.query,
         route=ranking.route,
-        mode=request.mode,
+        mode=mode,
         passages=passages,
         decision=decision,
         dropped_in_assembly=assembled.dropped,
@@ -107,7 +116,7 @@ def build_context(
         assembly=assembly,
         segment=given.segment,
         session_id=given.session_id,
-        profile_id=request.bound.profile_id,
+        profile_id=bound.profile_id,
         differences=differences,
         p_sufficient=p_sufficient,
         sufficient=sufficient,
@@ -120,19 +129,16 @@ def _none_readable(assembled: Assembled) -> bool:
 
 
 def _decide(
-    request: Request, ranking: Ranking, bare: RatioPolicy
+    mode: Mode, ranking: Ranking, applies: RoutePolicy
 ) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...], SufficiencyModel | None]:
     """The decision by the policy that applies, with its flags, and what differs from the profile's.
 
     The flags are those of the policy and of the scores. Last, what tells whether it suffices.
     """
-    if request.mode is Mode.OFF:
+    if mode is Mode.OFF:
         n = len(ranking.passage_ids)
-        return Decision(ranking, bare, range(n), min(bare.k, n)), (), (), None
-    bound, route = request.bound, ranking.route
-    applies = bound.route_policies[route]
-    if bound.segment_policies:
-        applies = bound.segment_policies.get((route, request.input.segment), applies)
+        return Decision(ranking, applies.today, range(n), min(applies.today.k, n)), (), (), None
+    route = ranking.route
     policy, flags, differences = applies.policy, applies.flags, applies.differences
     sufficiency = applies.sufficiency
     if applies.score_kind is not None and applies.score_kind is not ranking.kind:

@@ -55,6 +55,8 @@ class Request(NamedTuple):
         request_id: The caller's, or a random one.
         bound: The profile and the retriever that answer it, from retrieval to decision.
         mode: The guard's mode when the request began.
+        follows_verdict: Whether the profile's verdict on the route that answers decides instead,
+            since the guard was given no mode.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
         span: Of the request; None without tracing.
     """
@@ -63,5 +65,6 @@ class Request(NamedTuple):
     request_id: str
     bound: BoundProfile
     mode: Mode
+    follows_verdict: bool
     probability: float
     span: RequestSpan | None = None

@@ -162,13 +162,14 @@ class Settings(ServedSystem):
         setting("Profile that `ctxguard calibrate` wrote; loaded again when it changes.", "FILE"),
     ] = None
     mode: Annotated[
-        Mode,
+        Mode | None,
         setting(
             "Answer with the decision (enforce), or without it, only recorded (shadow) or not made "
             "(off).",
             "MODE",
+            default="the profile's verdict",
         ),
-    ] = Mode.ENFORCE
+    ] = None
     store: Annotated[
         str | None,
         setting(
@@ -196,15 +197,16 @@ class Settings(ServedSystem):
         ),
     ] = False
     k: Annotated[
-        int,
+        int | None,
         setting(
-            "Passages of the index that make a context where no calibrated policy applies; of a "
-            "rerank answer, which drops nothing then, the first k count as served.",
+            "Passages of the index that make a context where no calibrated policy applies or is "
+            "enforced; of a rerank answer, which drops nothing then, the first k count as served.",
             "N",
+            default="5, or as many as the profile was compared with",
             key=True,
             ge=1,
         ),
-    ] = DEFAULT_K
+    ] = None
     deadline_seconds: Annotated[
         float,
         setting(

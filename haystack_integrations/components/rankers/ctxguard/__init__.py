@@ -5,7 +5,7 @@ from typing import Any
 
 from ctxguard import ConfigurationError, ContextGuard, Where
 from ctxguard._support.extras import require
-from ctxguard.core.types import DEFAULT_K, ModeName, ScoreKindName
+from ctxguard.core.types import ModeName, ScoreKindName
 from ctxguard.integrations.haystack import documents_of, ranking_of
 
 require("haystack", "haystack")
@@ -28,8 +28,9 @@ class ContextGuardRanker:
         profile: The path of a calibrated profile; None to keep the top ``k``.
         score_kind: What the documents' scores mean; of kind ``distance``, lower is better. None if
             they have none, and only the order counts.
-        k: The most documents while nothing is calibrated.
-        mode: ``enforce``; ``shadow`` decides and records, but returns the top ``k``; ``off``.
+        k: The most documents while nothing is calibrated or enforced; None as for the guard.
+        mode: ``enforce``; ``shadow`` decides and records, but returns the top ``k``; ``off``. None
+            for the profile's verdict.
         fingerprint: Identifies the system that retrieves, for the profile.
         strict: Raise if the profile was made for another system, or is unverified.
         guard: A guard in place of all these settings, such as one that samples. A pipeline with one
@@ -46,8 +47,8 @@ class ContextGuardRanker:
         profile: str | None = None,
         *,
         score_kind: ScoreKindName | None = None,
-        k: int = DEFAULT_K,
-        mode: ModeName = "enforce",
+        k: int | None = None,
+        mode: ModeName | None = None,
         fingerprint: dict[str, str] | None = None,
         strict: bool = False,
         guard: ContextGuard | None = None,
@@ -60,8 +61,7 @@ class ContextGuardRanker:
             "fingerprint": fingerprint,
             "strict": strict,
         }
-        defaults = (None, None, DEFAULT_K, "enforce", None, False)
-        if guard is not None and tuple(self._settings.values()) != defaults:
+        if guard is not None and any(self._settings.values()):
             raise ConfigurationError("give a guard or settings of one, not both")
         self._is_given = guard is not None
         self._guard = ContextGuard(**self._settings) if guard is None else guard
