@@ -109,6 +109,11 @@ class BoundProfile:
     route_policies: Mapping[Route, RoutePolicy]
     segment_policies: Mapping[tuple[Route, str | None], RoutePolicy]
 
+    def applies(self, route: Route, segment: str | None) -> RoutePolicy:
+        """What decides on a route: the policy of the segment if it has one, else the route's."""
+        own = self.route_policies[route]
+        return self.segment_policies.get((route, segment), own) if self.segment_policies else own
+
 
 def bind_profile(
     wrapped: "AnyRetriever | None",

@@ -58,9 +58,7 @@ def build_context(
     if given.where is not None:
         ranking = verified(ranking, given.where)
     bound = request.bound
-    applies = bound.route_policies[ranking.route]
-    if bound.segment_policies:
-        applies = bound.segment_policies.get((ranking.route, given.segment), applies)
+    applies = bound.applies(ranking.route, given.segment)
     mode = applies.mode if request.follows_verdict else request.mode
     decision, flags, differences, sufficiency = _decide(mode, ranking, applies)
     source, most = ranking.passages, assembly.max_passage_chars

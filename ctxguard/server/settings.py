@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from ctxguard._support.settings import SettingsModel, setting
-from ctxguard.core.types import DEFAULT_K, Mode, ScoreKind
+from ctxguard.core.types import Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
 
 ENVIRONMENT = "CTXGUARD_SERVE"
