@@ -46,7 +46,6 @@ from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import (
     LabelDepth,
     LabelRow,
-    Limits,
     SampleStore,
     database,
     schema,
@@ -66,7 +65,7 @@ _OF_A_SAMPLE = (
     schema.verdicts.name,
     schema.rejected.name,
 )
-_OF_A_STORE = (schema.series.name, schema.workers.name)
+_OF_A_STORE = (schema.series.name, schema.accounts.name)
 _LOCKED_SECONDS = 0.05
 
 
@@ -153,7 +152,7 @@ class Service:
             seed=seed,
             clock=self._clock,
         )
-        self.store = SampleStore.open(url, limits=Limits(reserve_bytes=0), clock=self._clock)
+        self.store = SampleStore.open(url, clock=self._clock)
         self.writer = SampleWriter(self.sampler, self.store, privacy=_PRIVACY)
         audit = None
         if setting.audit_probability:

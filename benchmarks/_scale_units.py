@@ -245,14 +245,12 @@ def postgresql_costs(url: str) -> Queue:
 
 def queue_costs(url: str, size: Callable[[], int]) -> Queue:
     """Append, claim and finish batches, and read judged requests, from one client."""
-    limits = Limits(max_bytes=None, reserve_bytes=0)
+    limits = Limits(max_bytes=None)
     with SampleStore.open(url, limits=limits) as store:
         bodies, chance = payloads(200, 0), random.Random(0)
         batches = [entries(bodies, n * BATCH, chance) for n in range(BATCHES)]
         empty = size()
-        append_ms = _median_of(
-            lambda n: store.append("writer", batches[n], WorkerCounts((n + 1) * BATCH))
-        )
+        append_ms = _median_of(lambda n: store.append("writer", batches[n], WorkerCounts(BATCH)))
         appended = size()
         claimed: list[Any] = []
         claim_ms = _median_of(

@@ -124,7 +124,7 @@ def fill(store: SampleStore, n: int) -> None:
             Entry(name, one.time_seconds, 0.05, None, luck.random(), one.to_bytes())
             for name, one in records.items()
         ]
-        store.append("filler", entries, WorkerCounts(start + len(entries)))
+        store.append("filler", entries, WorkerCounts(len(entries)))
         claimed = store.claim("filler", BATCH, lease_seconds=600.0)
         finished = []
         for sample in claimed:

@@ -38,6 +38,7 @@ from ctxguard.monitor.store import (
     GradedRow,
     LabelDepth,
     Limits,
+    LostReason,
     SampleStore,
     State,
     WorkerCounts,
@@ -173,9 +174,9 @@ def _append_to_store(url: str, worker: int, batches: int, ready: Any, reports: A
     ready.wait()
     took = []
     start = time.monotonic()
-    for n, batch in enumerate(prepared):
+    for batch in prepared:
         before = time.monotonic()
-        store.append(f"worker-{worker}", batch, WorkerCounts((n + 1) * BATCH))
+        store.append(f"worker-{worker}", batch, WorkerCounts(BATCH))
         took.append(time.monotonic() - before)
     reports.put((start, time.monotonic(), took))
 
@@ -272,7 +273,7 @@ def fill_judged(store: SampleStore, rows: int, series: str = "scanned") -> None:
             Entry(f"{chance.getrandbits(128):032x}", 1.7e9 + n, 0.05, None, chance.random(), b"-")
             for n in range(start, min(start + size, rows))
         ]
-        store.append("filler", batch, WorkerCounts(start + len(batch)))
+        store.append("filler", batch, WorkerCounts(len(batch)))
         claimed = store.claim("filler", size, lease_seconds=600.0)
         store.finish(series, finished(claimed, generator))
 
@@ -322,7 +323,7 @@ def report(url: str, repeats: int) -> Reporting:
             ],
         )
         for worker in range(ENDED):
-            store.close_worker(f"worker {worker}", WorkerCounts(1, {"killed": 1}))
+            store.append(f"worker {worker}", [], WorkerCounts(1, {LostReason.CLOSED: 1}))
         took = []
         for _ in range(repeats):
             start = time.monotonic()

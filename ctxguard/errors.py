@@ -18,8 +18,8 @@
     │   ├── StoreFullError          its disk, or the space that it may take, is used up
     │   ├── StoreLockedError        other processes held it for too long
     │   ├── StoreReadOnlyError      cannot be written
-    │   ├── StoreCorruptError       damaged, and could not be moved aside
-    │   └── StoreSchemaError        written by a newer release, or by another program
+    │   ├── StoreCorruptError       damaged; left where it is
+    │   └── StoreSchemaError        written by another release, or by another program
     ├── CalibrationError        the labels do not suffice for a calibration or a report
     └── MissingExtraError       an optional library is not installed              (ImportError)
 
@@ -139,15 +139,15 @@ class StoreReadOnlyError(StoreError):
 
 
 class StoreCorruptError(StoreError):
-    """The store is damaged, and could not be moved aside to begin a new one."""
+    """The store is damaged; it was left where it is."""
 
 
 class StoreSchemaError(StoreError):
-    """The tables are a newer release's, another program's or not all there: left untouched.
+    """The tables are another release's, another program's or not all there: left untouched.
 
     Attributes:
         found: The schema version of the tables; None if they tell none.
-        known: The highest schema version that this release reads.
+        known: The schema version that this release reads.
     """
 
     def __init__(self, message: str, *, found: int | None, known: int) -> None:

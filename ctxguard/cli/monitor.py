@@ -246,7 +246,6 @@ def monitor(
         alarms=None if loaded is None else AlarmState(loaded),
         corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
         switch_path=profile if switch else None,
-        counts_folder=opened.counts_folder(),
         on_judged=_evaluation_events(made_judge) if events else None,
     )
     try:
@@ -306,20 +305,13 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
         while done := running.step():
             step(done)
     report = running.maintain()
-    aside = running.store.quarantined
     alarms = None if running.alarms is None else running.alarms.report()
     judge_failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
     notes = []
-    if aside is not None:
-        notes.append(
-            f"the store was damaged: it was moved to {aside} and begun anew, and its samples are "
-            "missing here. This note appears until that file is moved away"
-        )
     if judge_failed:
         notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
     if as_json:
-        quarantined = None if aside is None else str(aside)
-        print_json({**_document(report, alarms), "quarantined": quarantined, "notes": notes})
+        print_json({**_document(report, alarms), "notes": notes})
     else:
         _print(report, output)
         if alarms is not None:

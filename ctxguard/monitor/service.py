@@ -16,7 +16,7 @@ from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import ConfigurationError, StoreError
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.graded import update_graded
@@ -30,9 +30,7 @@ from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudg
 from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
 from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
-from ctxguard.monitor.sampling.sampler import Accounts, accounts
-from ctxguard.monitor.sampling.writer import settle_dead_processes
-from ctxguard.monitor.store import SampleStore, State
+from ctxguard.monitor.store import Accounts, SampleStore, State
 from ctxguard.redaction import Redactor, redact
 
 __all__ = ["DEFAULT_WINDOW_SECONDS", "Monitor", "Outcome", "Report"]
@@ -67,7 +65,7 @@ class Report:
         accounts: Samples of all serving processes, as last reported to the store.
         feedback: Users' reactions by kind. Users see only what was served, so their reactions are
             no judgments and enter no estimate.
-        is_leader: Whether this is the one monitor of the store that cleans it and settles accounts.
+        is_leader: Whether this is the one monitor of the store that cleans it.
     """
 
     judge: str
@@ -111,8 +109,6 @@ class Monitor:
             that of the alarms' profile; None compares nothing.
         switch_path: The profile file to switch to its safe policy when recall loss breaks its
             promise; None never switches.
-        counts_folder: Where serving processes on this host keep their counts, to account for
-            those that died; None where there are none.
         on_judged: Called with each judged sample and its verdicts, once they are stored, such as
             ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
         clock: Seconds since the epoch.
@@ -136,7 +132,6 @@ class Monitor:
         alarms: AlarmState | None = None,
         corpus_sketch: Callable[[], CorpusSketch] | None = None,
         switch_path: Path | None = None,
-        counts_folder: Path | str | None = None,
         on_judged: OnJudged | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -151,7 +146,6 @@ class Monitor:
         self.precision = precision
         self._limits = budget
         self._corpus_sketch = corpus_sketch
-        self._counts_folder = counts_folder
         self._on_judged = on_judged
         self._clock = clock
         self._sample_judge = SampleJudge(
@@ -172,6 +166,7 @@ class Monitor:
         self._stopping = threading.Event()
         self._latest: Report | None = None
         self._is_leader = False
+        self._store_fault: str | None = None
         self._counters = MonitorCounters()
         self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
@@ -223,7 +218,7 @@ class Monitor:
             invalid_verdicts=counted.invalid_verdicts,
             time_seconds=self._clock(),
             judging_sampling_probability=self._budget.probability,
-            accounts=_accounts(self.store),
+            accounts=self.store.accounts(),
             feedback=self.store.feedback_counts(),
             is_leader=self._is_leader,
         )
@@ -239,6 +234,11 @@ class Monitor:
         """Steps and reports of this process that failed, and results that the store refused."""
         return self._counters.errors
 
+    @property
+    def store_fault(self) -> str | None:
+        """The ``StoreError`` that the background thread met last; None once all went well again."""
+        return self._store_fault
+
     def estimates(self, window: Window = Window.RECENT) -> dict[Metric, Estimate]:
         """Make a report, and return its estimates of one window by metric."""
         return dict(self.report().estimates[window])
@@ -246,20 +246,14 @@ class Monitor:
     def maintain(self) -> Report:
         """Do what is due now and then, and report.
 
-        Every monitor settles the accounts of processes that died on its host. One of them leads:
-        it cleans the store, and settles those of which no host has told anything for a while.
+        One monitor of a store leads: it cleans the store, and adds old accounts up.
         """
-        if self._counts_folder is not None:
-            settle_dead_processes(self.store, self._counts_folder)
         self._is_leader = self.store.lead(self._claimant, lease_seconds=_LEADER_SECONDS)
         if self._is_leader:
-            self.store.settle_silent_workers()
-            self.store.fold_ended_workers()
+            self.store.fold_accounts()
             # While the text that labels are about is at hand.
             self._update_graded()
             self.store.clean()
-            if self._alarms is not None:
-                self._alarms.check_store()
         if self._alarms is not None:
             if self._corpus_sketch is not None:
                 self._alarms.check_corpus(self._corpus_sketch())
@@ -341,7 +335,10 @@ class Monitor:
                 if time.monotonic() >= refresh_at:
                     self.maintain()
                     refresh_at = time.monotonic() + refresh_seconds
+                    self._store_fault = None
             except Exception as error:
+                if isinstance(error, StoreError):
+                    self._store_fault = type(error).__name__
                 _log.warning("a step of the monitor failed: %s", describe_error(error))
                 self._counters.add_error()
             failures = failures + 1 if self._worker.failing and not n_finished else 0
@@ -349,12 +346,6 @@ class Monitor:
                 # A judge that is down is called less and less often, at least once a minute.
                 longer = min(interval_seconds * 2.0 ** min(failures, 20), _LONGEST_WAIT_SECONDS)
                 stopping.wait(longer if failures else interval_seconds)
-
-
-def _accounts(store: SampleStore) -> Accounts:
-    """Where the samples of every serving process are, as last reported to the store."""
-    totals = store.worker_totals()
-    return accounts(totals.sampled, totals.stored, totals.lost, totals.pending)
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:

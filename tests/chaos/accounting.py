@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from ctxguard.core.context import Context
 from ctxguard.errors import CtxguardError, OverloadedError
-from ctxguard.monitor.sampling.sampler import Accounts
+from ctxguard.monitor.store import Accounts
 
 
 class CallerCounts:
@@ -226,6 +226,7 @@ def samples_in_words(processes: Iterable[ProcessAccounts]) -> str:
             total["sampled"] += one.samples.sampled
             total["stored"] += one.samples.stored
             total["pending"] += one.samples.pending
+            total["unaccounted"] += one.samples.unaccounted
             lost.update({why.value: n for why, n in one.samples.lost.items() if n})
     why = f" ({', '.join(sorted(lost))})" if lost else ""
     return _sum(
@@ -234,6 +235,7 @@ def samples_in_words(processes: Iterable[ProcessAccounts]) -> str:
             (total["stored"], "stored"),
             (total["pending"], "pending"),
             (sum(lost.values()), f"lost{why}"),
+            (total["unaccounted"], "unaccounted"),
         ],
     )
 

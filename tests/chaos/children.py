@@ -10,7 +10,7 @@ from typing import Any
 from accounting import CallerCounts, MetricCounts, ProcessAccounts, compare, read_metrics
 from serving import ServingProcess, until
 
-from ctxguard.monitor.sampling.sampler import Accounts, LostReason
+from ctxguard.monitor.store import Accounts, LostReason
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,9 @@ FAULTS = {
         "samples wait, are stored once it is free, or lost as store_failed at the end",
         samples.store_locked,
     ),
-    "writer killed": Fault(
-        "all but what was in hand is stored; that is counted as killed", writer_killed
-    ),
-    "writers of two hosts killed": Fault(
-        "sampled = stored + lost + pending at all times, and in the end nothing is pending",
+    "writer killed": Fault("what was in hand and is not stored is unaccounted for", writer_killed),
+    "writers of a fleet killed": Fault(
+        "sampled = stored + lost + pending while they live; then what they held is unaccounted for",
         fleet.writers_killed,
     ),
     "judge down during load": Fault(

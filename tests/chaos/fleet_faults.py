@@ -1,13 +1,8 @@
-"""Writers on two hosts that share a store, killed at any moment, again and again.
-
-A host is a name and a folder of counts. One of them is gone in the end, with its folder.
-"""
+"""Writers that share a store, killed at any moment, again and again."""
 
 import os
 import random
-import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -15,30 +10,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serving import PATIENCE_SECONDS, Result, Size
+from serving import Result, Size
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Hit
 from ctxguard.guard import ContextGuard
-from ctxguard.monitor.sampling.sampler import Accounts, LostReason, Sampler, accounts
+from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
-from ctxguard.monitor.store import SampleStore
-from ctxguard.monitor.store import workers as workers_module
+from ctxguard.monitor.store import Accounts, SampleStore
+from ctxguard.monitor.store import accounts as accounts_module
 
-HOSTS = ("host-a", "host-b")
-_PER_HOST = 2
+_WRITERS = 4
+_NEVER_SECONDS = 1e6
 
 
 def writers_killed(folder: Path, size: Size) -> Result:
-    """SIGKILL of writers of two hosts, while others go on; then of all of them."""
+    """SIGKILL of writers, while others go on; then of all of them."""
     n = 12 if size is Size.SMALL else 500
-    fleet = Fleet(f"sqlite:///{folder / 'samples.db'}", folder)
+    fleet = Fleet(f"sqlite:///{folder / 'samples.db'}")
     fleet.kill(n)
     found = fleet.end()
     lost = ", ".join(f"{n} {reason.value}" for reason, n in found.lost.items() if n)
     return Result(
         f"{fleet.killed} killed; {found.sampled} sampled = {found.stored} stored + "
-        f"{sum(found.lost.values())} lost ({lost}) + {found.pending} pending",
+        f"{sum(found.lost.values())} lost ({lost}) + {found.unaccounted} unaccounted",
         fleet.checks(found),
         (),
     )
@@ -46,11 +41,10 @@ def writers_killed(folder: Path, size: Size) -> Result:
 
 @dataclass
 class Fleet:
-    """Writers of two hosts on one store.
+    """Writers on one store.
 
     Args:
         url: The store.
-        folder: Where each host has its folder of counts.
 
     Attributes:
         killed: How many were killed.
@@ -58,7 +52,6 @@ class Fleet:
     """
 
     url: str
-    folder: Path
     killed: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -74,66 +67,43 @@ class Fleet:
         self._dead: list[_Writer] = []
 
     def kill(self, n: int) -> None:
-        """Kill n writers, each at any moment, and start another on its host each time."""
-        for host in HOSTS * _PER_HOST:
-            self._start(host)
+        """Kill n writers, each at any moment, and start another each time."""
+        for _ in range(_WRITERS):
+            self._start()
         for _ in range(n):
             self._listen(self._rng.uniform(0.0, 0.06))
             one = self._alive.pop(self._rng.randrange(len(self._alive)))
             self._kill(one)
-            self._start(one.host)
+            self._start()
             self._check_while_others_write()
 
     def end(self) -> Accounts:
-        """Kill all; one host starts again, the other is gone. What the store knows of them."""
+        """Kill all; what the store knows of them."""
         self._listen(0.1)
         while self._alive:
             self._kill(self._alive.pop())
-        back, gone = HOSTS
-        shutil.rmtree(self._counts(gone))
-        with SampleStore.open(self.url) as store:
-            writer = SampleWriter(Sampler(1.0, counts_folder=self._counts(back)), store)
-            writer.start()
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while len(list(self._counts(back).iterdir())) > 1 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            writer.stop()
-            with _silence_has_passed():
-                store.settle_silent_workers()
-            totals = store.worker_totals()
-        return accounts(totals.sampled, totals.stored, totals.lost, totals.pending)
+        with SampleStore.open(self.url) as store, silence_has_passed():
+            return store.accounts()
 
     def checks(self, found: Accounts) -> dict[str, bool]:
         """What must hold in the end."""
-        back, gone = HOSTS
-        with SampleStore.open(self.url) as store:
+        with SampleStore.open(self.url) as store, silence_has_passed():
             rows = sum(store.states().values())
-            workers = {worker.worker_id: worker for worker in store.workers()}
-        settled = [one for one in self._dead if workers[one.worker_id].closed]
-        # The offer that was under way when it died may have been counted, or not.
-        exact = all(0 <= workers[one.worker_id].sampled - one.offered <= 1 for one in settled)
-        told = all(workers[one.worker_id].sampled <= one.offered + 1 for one in self._dead)
+            known = {one.worker_id: store.accounts(worker_id=one.worker_id) for one in self._dead}
         return {
-            "sampled = stored + lost + pending at all times": not self.wrong,
-            "and in the end": found.unaccounted == 0,
+            "sampled = stored + lost + pending while no process is silent": not self.wrong,
             "nothing is pending when all are gone": found.pending == 0,
             "what counts as stored is stored": found.stored == rows > 0,
-            "what died with a process counts as killed": found.lost[LostReason.KILLED] > 0,
-            "both hosts are known": {worker.host for worker in workers.values()} >= {*HOSTS},
-            "all of the host that is back are settled": all(
-                one in settled for one in self._dead if one.host == back
+            "what they held is unaccounted for": found.unaccounted > 0,
+            # The offer that was under way when it died may have been counted, or not.
+            "none has sampled more than it was offered": all(
+                known[one.worker_id].sampled <= one.offered + 1 for one in self._dead
             ),
-            "of the one that is gone, all but the last": sum(
-                one not in settled for one in self._dead if one.host == gone
-            )
-            <= _PER_HOST,
-            "exactly what each had counted": exact and told,
+            "the accounts of all are the sum of theirs": found.sampled
+            == sum(one.sampled for one in known.values()),
         }
 
-    def _counts(self, host: str) -> Path:
-        return self.folder / f"{host}.counts"
-
-    def _start(self, host: str) -> None:
+    def _start(self) -> None:
         reading, writing = os.pipe()
         capacity = self._rng.choice((5, 10_000))
         sys.stdout.flush()
@@ -141,14 +111,13 @@ class Fleet:
         if child == 0:
             os.close(reading)
             with suppress(BaseException):
-                socket.gethostname = lambda: host
-                sampler = Sampler(1.0, capacity=capacity, counts_folder=self._counts(host))
+                sampler = Sampler(1.0, capacity=capacity)
                 _write_for_ever(self.url, sampler, self._context, writing)
             os._exit(1)
         os.close(writing)
         worker_id = os.read(reading, 32).decode()
         os.set_blocking(reading, False)
-        self._alive.append(_Writer(host, worker_id, child, reading))
+        self._alive.append(_Writer(worker_id, child, reading))
 
     def _kill(self, one: "_Writer") -> None:
         os.kill(one.pid, signal.SIGKILL)
@@ -172,9 +141,8 @@ class Fleet:
             time.sleep(0.001)
 
     def _check_while_others_write(self) -> None:
-        with SampleStore.open(self.url) as store:
-            totals = store.worker_totals()
-        found = accounts(totals.sampled, totals.stored, totals.lost, totals.pending)
+        with SampleStore.open(self.url) as store, silence_has_passed(_NEVER_SECONDS):
+            found = store.accounts()
         if found.unaccounted:
             self.wrong.append(f"after {self.killed}: {found.unaccounted} unaccounted for")
 
@@ -183,7 +151,6 @@ class Fleet:
 class _Writer:
     """A process that samples, and how many offers it has told of."""
 
-    host: str
     worker_id: str
     pid: int
     pipe: int
@@ -204,11 +171,11 @@ def _write_for_ever(url: str, sampler: Sampler, context: Context, pipe: int) -> 
 
 
 @contextmanager
-def _silence_has_passed() -> Iterator[None]:
-    """Within, a process that has not written this instant is taken for dead."""
-    usual = workers_module.SILENT_SECONDS
-    workers_module.SILENT_SECONDS = 0.0
+def silence_has_passed(seconds: float = 0.0) -> Iterator[None]:
+    """Within, a process that has not reported for so long is taken for dead."""
+    usual = accounts_module.SILENT_SECONDS
+    accounts_module.SILENT_SECONDS = seconds
     try:
         yield
     finally:
-        workers_module.SILENT_SECONDS = usual
+        accounts_module.SILENT_SECONDS = usual

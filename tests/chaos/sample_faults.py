@@ -8,19 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
-from accounting import ProcessAccounts
 from children import accounts_of_child, fork_child
 from serving import PATIENCE_SECONDS, Result, ServingProcess, Size, in_words, until
 
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.sampling.sampler import Accounts, LostReason, accounts
-from ctxguard.monitor.sampling.writer import settle_dead_processes
 from ctxguard.monitor.service import Monitor, Outcome
-from ctxguard.monitor.store import State
+from ctxguard.monitor.store import Accounts, LostReason, State
 from ctxguard.monitor.store import database as database_module
 
 _MEBIBYTE = 2**20
@@ -63,7 +59,6 @@ def disk_full(folder: Path, size: Size) -> Result:
     ended = accounts_of_child(child)
     beside = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
     disk.free()
-    ended = settled(serving, ended)
     lost = {} if ended is None or ended.samples is None else _lost(ended.samples)
     return serving.finish(
         f"{disk}: {waiting.pending} waited while it was full, all stored once it was freed; a "
@@ -81,46 +76,15 @@ def disk_full(folder: Path, size: Size) -> Result:
             and (not disk.is_small or "StoreFullError" in "".join(serving.log.lines)),
         },
         *([] if ended is None else [ended]),
-        *([] if beside is None else [_gone(beside)]),
+        *([] if beside is None else [beside]),
     )
 
 
-_AT_THE_END = {LostReason.STORE_FAILED.value, LostReason.CLOSED.value, LostReason.KILLED.value}
+_AT_THE_END = {LostReason.STORE_FAILED.value, LostReason.CLOSED.value}
 
 
 def _lost(samples: Accounts) -> dict[str, int]:
     return {reason.value: n for reason, n in samples.lost.items() if n}
-
-
-def _gone(child: ProcessAccounts) -> ProcessAccounts:
-    """The accounts of a process that had no room for counts on the disk, as it told them itself.
-
-    What it still had in hand died with it.
-    """
-    samples = child.samples
-    assert samples is not None
-    killed = samples.lost[LostReason.KILLED] + samples.pending
-    lost = {**samples.lost, LostReason.KILLED: killed}
-    return replace(child, samples=replace(samples, pending=0, lost=lost))
-
-
-def settled(serving: ServingProcess, child: ProcessAccounts | None) -> ProcessAccounts | None:
-    """The accounts of a child that is gone, with its samples as the store was told of them."""
-    if child is None:
-        return None
-    settle_dead_processes(serving.store, serving.folder / "samples.db.counts")
-    (worker,) = [one for one in serving.store.workers() if one.worker_id == child.worker_id]
-    samples = accounts(worker.sampled, worker.stored, worker.lost, worker.pending)
-    wrong = list(child.wrong)
-    if samples.pending or samples.unaccounted or not worker.closed:
-        wrong.append(
-            f"{samples.pending} samples are pending and {samples.unaccounted} unaccounted for of a "
-            "process that is gone"
-        )
-    if samples.sampled != child.metrics.ok + child.metrics.degraded:
-        wrong.append(f"{samples.sampled} samples of {child.metrics.ok} answers")
-    rows = serving.store.stored_count(worker.worker_id)
-    return replace(child, samples=samples, stored_rows=rows, wrong=tuple(wrong))
 
 
 class _Disk:
@@ -177,10 +141,9 @@ def store_locked(folder: Path, size: Size) -> Result:
     freed = serving.writer.flush(PATIENCE_SECONDS)
     after = serving.writer.accounts()
     holder = _hold_lock(folder / "samples.db")
-    told = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
+    ended = accounts_of_child(fork_child(serving, lambda: serving.serve(n)))
     holder.kill()
     holder.wait()
-    ended = settled(serving, told)
     lost = {} if ended is None or ended.samples is None else _lost(ended.samples)
     return serving.finish(
         f"{waiting.pending} waited while it was locked, all stored then; a process that ended "

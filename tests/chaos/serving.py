@@ -27,7 +27,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
-from ctxguard.monitor.store import Limits, SampleStore
+from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import Deadlines
@@ -36,7 +36,6 @@ from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.retrieval.protocols import Reranker
 from ctxguard.testing import Fault, FaultyEmbedder
 
-RESERVE_BYTES = 2**20
 PATIENCE_SECONDS = 300.0
 """Ends what hangs; nothing is timed by it."""
 
@@ -139,7 +138,7 @@ class ServingProcess:
     """A guard with everything around it, its callers, and their accounts.
 
     Attributes:
-        folder: Holds the store and the sampler's counts.
+        folder: Holds the store.
         size: How large the corpus, the model and the traffic are.
         retriever: Searches in place of one over `corpus`; None for that one.
         deadlines: The deadlines of a search.
@@ -182,12 +181,8 @@ class ServingProcess:
         self.profile = profile_for(self.retriever)
         self.retriever = self.retriever.with_deadlines(self.deadlines)
         url = f"sqlite:///{self.folder / 'samples.db'}"
-        self.store = SampleStore.open(
-            url, limits=Limits(reserve_bytes=RESERVE_BYTES), clock=self.clock
-        )
-        self.sampler = Sampler(
-            1.0, capacity=self.capacity, counts_folder=self.folder / "samples.db.counts"
-        )
+        self.store = SampleStore.open(url, clock=self.clock)
+        self.sampler = Sampler(1.0, capacity=self.capacity)
         self.writer = SampleWriter(
             self.sampler,
             self.store,
@@ -277,7 +272,7 @@ class ServingProcess:
             self.callers,
             read_metrics(self.registry),
             self.writer.accounts(),
-            self.store.stored_count(self.sampler.worker_id),
+            self.store.accounts(worker_id=self.sampler.worker_id).stored,
         )
 
     def finish(

@@ -9,7 +9,7 @@ from faults import FAULTS
 from isolation import Report, run_isolated
 from serving import Size
 
-from ctxguard.monitor.sampling.sampler import accounts
+from ctxguard.monitor.store import Accounts
 
 _AT_ONCE = 2
 _WITH_THE_MODEL = ("dense leg hangs", "reranker stopped", "forked after warm-up")
@@ -61,12 +61,12 @@ class TestAccounts:
         return MetricCounts(**{**usual, **others}, dropped={"beyond_k": 600, "below_ratio": 70})
 
     def test_accounts_that_agree_are_right(self) -> None:
-        assert compare(self.seen_by_callers(), self.metrics(), accounts(7, 7, {}), 7).wrong == ()
+        assert compare(self.seen_by_callers(), self.metrics(), Accounts(7, 7, 0, {}), 7).wrong == ()
 
     @pytest.mark.parametrize("name", ["received", "ok", "degraded", "failed", "shed", "kept"])
     def test_a_metric_that_is_off_by_one_is_wrong(self, name: str) -> None:
         off = self.metrics(**{name: getattr(self.metrics(), name) + 1})
-        assert compare(self.seen_by_callers(), off, accounts(7, 7, {}), 7).wrong
+        assert compare(self.seen_by_callers(), off, Accounts(7, 7, 0, {}), 7).wrong
 
     @pytest.mark.parametrize(
         ("sampled", "stored", "rows"), [(8, 8, 8), (7, 7, 6), (7, 6, 6), (6, 6, 6)]
@@ -75,10 +75,10 @@ class TestAccounts:
         self, sampled: int, stored: int, rows: int
     ) -> None:
         assert compare(
-            self.seen_by_callers(), self.metrics(), accounts(sampled, stored, {}), rows
+            self.seen_by_callers(), self.metrics(), Accounts(sampled, stored, 0, {}), rows
         ).wrong
 
     def test_an_error_of_no_type_of_the_package_s_is_wrong(self) -> None:
         callers = self.seen_by_callers()
         callers.untyped = 1
-        assert compare(callers, self.metrics(), accounts(7, 7, {}), 7).wrong
+        assert compare(callers, self.metrics(), Accounts(7, 7, 0, {}), 7).wrong

@@ -93,7 +93,7 @@ class TestOnce:
         traffic = serve(tmp_path, 20)
         assert json.loads(once(traffic, "--json").stdout)["unaccounted"] == 0
         with closing(sqlite3.connect(traffic.url.removeprefix("sqlite:///"))) as store, store:
-            store.execute("UPDATE ctxguard_workers SET sampled = sampled + 5, pending = 2")
+            store.execute("UPDATE ctxguard_accounts SET sampled = sampled + 5, pending = 2")
         found = json.loads(once(traffic, "--json").stdout)
         assert (found["pending"], found["unaccounted"]) == (2, 3)
         assert "25 taken, 20 stored, 0 lost, 2 pending, 3 unaccounted for" in once(traffic).stdout
@@ -475,27 +475,16 @@ class TestBadInput:
         assert f"50% of the corpus has changed since profile {profile.profile_id}" in said
         assert "Calibrate again" in said
 
-    def test_a_damaged_store_is_moved_aside_and_that_is_said_until_someone_looked(
+    def test_a_damaged_store_is_named_and_left_where_it_is(
         self, once: Callable[..., Result], tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 2)
         damaged = b"no database at all" * 500
         traffic.file.write_bytes(damaged)
-        aside = tmp_path / "samples.db.corrupt-1"
         result = once(traffic)
-        assert result.exit_code == 0
-        assert "the store was damaged" in result.stdout
-        assert aside.read_bytes() == damaged
-        profile_of(BROKEN).save(tmp_path / "p.json")
-        result = once(traffic, "--profile", tmp_path / "p.json", "--json")
-        assert result.exit_code == 1
-        found = json.loads(result.stdout)
-        assert found["quarantined"] == str(aside)
-        assert [alarm["kind"] for alarm in found["alarms"]] == ["store_quarantined"]
-        aside.unlink()
-        found = json.loads(once(traffic, "--profile", tmp_path / "p.json", "--json").stdout)
-        assert found["quarantined"] is None
-        assert found["alarms"] == []
+        assert result.exit_code == 2
+        assert "the database is damaged; move it away" in " ".join(result.stderr.split())
+        assert traffic.file.read_bytes() == damaged
 
     def test_a_store_that_may_only_be_read_is_named(
         self, once: Callable[..., Result], disk: Path

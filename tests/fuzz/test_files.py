@@ -36,7 +36,6 @@ from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.judges.reply import read_reply
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
-from ctxguard.monitor.sampling.counts import Counts, counts_of_dead_processes
 from ctxguard.monitor.sampling.inclusion import InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
@@ -284,20 +283,6 @@ def test_a_damaged_file_of_a_worker_never_stops_a_scrape(
         (folder / name).write_bytes(changed)
         with handled(changed):
             assert list(SafeMultiProcessCollector(folder).collect())
-
-
-def test_damaged_counts_of_a_killed_process_are_read_or_left(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("counts")
-    counts = Counts(3, folder)
-    (file,) = folder.iterdir()
-    content = file.read_bytes()
-    counts.leave(remove=True)
-    for changed in damaged(content):
-        file.write_bytes(changed)
-        with handled(changed):
-            list(counts_of_dead_processes(folder))
 
 
 NUMBERS = st.floats() | st.integers(-(10**400), 10**400) | st.none() | st.just("1") | st.booleans()

@@ -45,8 +45,8 @@ class Watched:
         store, series = self.store, self.monitor.series
         calls: list[Callable[[], object]] = [
             *(self.monitor.step, self.monitor.maintain, self.monitor.restore_alarms),
-            *(store.workers, store.worker_totals, store.states, store.label_queue),
-            *(store.feedback_counts, store.settle_silent_workers, store.fold_ended_workers),
+            *(store.accounts, store.states, store.label_queue),
+            *(store.feedback_counts, store.fold_accounts),
             lambda: store.feedback([1, 2]),
             lambda: store.labels([1, 2]),
             lambda: store.samples_of("r0"),

@@ -12,7 +12,7 @@ from ctxguard.core.context import Context
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Mode, Ranking, Route, ScoreKind
-from ctxguard.monitor.store import Limits, SampleStore
+from ctxguard.monitor.store import SampleStore
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def clock() -> Clock:
 @pytest.fixture
 def store(any_store_url: str, clock: Clock, open_store: OpenStore) -> SampleStore:
     """A new, empty store of each kind, on a clock that the test sets."""
-    return open_store(any_store_url, limits=Limits(reserve_bytes=0), clock=clock)
+    return open_store(any_store_url, clock=clock)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

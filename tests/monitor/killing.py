@@ -1,4 +1,4 @@
-"""Kills processes that sample, at any moment, and settles their accounts against what they did."""
+"""Kills processes that sample, at any moment, and reads what the store was told of them."""
 
 import os
 import random
@@ -6,12 +6,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from fleet_faults import silence_has_passed
 
 from ctxguard.core.context import Context
-from ctxguard.monitor.sampling.sampler import Accounts, LostReason, Sampler
-from ctxguard.monitor.sampling.writer import SampleWriter, settle_dead_processes
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.sampling.sampler import Sampler
+from ctxguard.monitor.sampling.writer import SampleWriter
+from ctxguard.monitor.store import Accounts, SampleStore
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,19 @@ class Killed:
     rows: int
 
 
-def kill_one(
-    url: str, counts: Path, context: Context, after_seconds: float, capacity: int
-) -> Killed:
-    """Start a process that samples as fast as it can, kill it, and settle its accounts."""
+def kill_one(url: str, context: Context, after_seconds: float, capacity: int) -> Killed:
+    """Start a process that samples as fast as it can, and kill it."""
     store = SampleStore.open(url)
-    before = {worker.worker_id for worker in store.workers()}
     rows_before = sum(store.states().values())
     store.close()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _sample_for_ever(url, counts, context, capacity, lambda: os.write(writing, b"."))
+        _sample_for_ever(url, context, capacity, lambda text: os.write(writing, text))
     os.close(writing)
-    told = os.read(reading, 1)  # it has begun
+    worker_id = os.read(reading, 32).decode()
+    told = b""
     # Read on while it lives: a full pipe would hold it up.
     os.set_blocking(reading, False)
     deadline = time.monotonic() + after_seconds
@@ -57,12 +56,11 @@ def kill_one(
         told += more
     os.close(reading)
     store = SampleStore.open(url)
-    settle_dead_processes(store, counts)
-    (worker,) = [row for row in store.workers() if row.worker_id not in before]
-    lost = {reason: worker.lost.get(reason.value, 0) for reason in LostReason}
+    with silence_has_passed():
+        accounts = store.accounts(worker_id=worker_id)
     rows = sum(store.states().values()) - rows_before
     store.close()
-    return Killed(len(told), Accounts(worker.sampled, worker.stored, worker.pending, lost), rows)
+    return Killed(len(told), accounts, rows)
 
 
 def _available(descriptor: int) -> bytes:
@@ -73,14 +71,15 @@ def _available(descriptor: int) -> bytes:
 
 
 def _sample_for_ever(
-    url: str, counts: Path, context: Context, capacity: int, tell: Callable[[], object]
+    url: str, context: Context, capacity: int, tell: Callable[[bytes], object]
 ) -> None:
-    sampler = Sampler(1.0, capacity=capacity, counts_folder=counts)
+    sampler = Sampler(1.0, capacity=capacity)
+    tell(sampler.worker_id.encode())
     writer = SampleWriter(sampler, SampleStore.open(url), interval_seconds=0.001)
     writer.start()
     rng = random.Random(os.getpid())
     while True:
         sampler.offer(context, 1.0, time.time())
-        tell()
+        tell(b".")
         if rng.random() < 0.02:
             time.sleep(0.002)

@@ -48,8 +48,7 @@ def entry(
 def fill(store: SampleStore, n: int, **columns: object) -> list[int]:
     """Store n samples; their ids, oldest first."""
     entries = [entry(i, **columns) for i in range(n)]  # type: ignore[arg-type]
-    before = store.stored_count("w")
-    store.append("w", entries, WorkerCounts(before + n))
+    store.append("w", entries, WorkerCounts(n))
     return [store.find(one.request_id)[-1] for one in entries]
 
 

@@ -22,6 +22,7 @@ from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
+from tests.timing import until
 
 MakeContext = Callable[..., Context]
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
@@ -215,14 +216,16 @@ def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -
     assert one(scrape(registry), "ctxguard_alarm_e_value", **labels) > 1.0
 
 
-def test_a_damaged_store_shows_until_its_file_is_moved_away(tmp_path: Path) -> None:
-    live = Watching(LabelJudge(QRELS), url=f"sqlite:///{tmp_path / 'samples.db'}")
+def test_a_store_that_fails_shows_until_it_is_mended(tmp_path: Path) -> None:
+    file = tmp_path / "samples.db"
+    live = Watching(LabelJudge(QRELS), url=f"sqlite:///{file}")
     registry = CollectorRegistry()
     MonitorCollector(live.monitor, registry)
-    live.monitor.report()
-    assert one(scrape(registry), "ctxguard_store_quarantined") == 0
-    damaged = tmp_path / "samples.db.corrupt-1"
-    damaged.touch()
-    assert one(scrape(registry), "ctxguard_store_quarantined") == 1
-    damaged.unlink()
-    assert one(scrape(registry), "ctxguard_store_quarantined") == 0
+    live.store.close()
+    file.write_bytes(b"no database" * 1_000)
+    live.monitor.start(interval_seconds=0.001, refresh_seconds=0.001)
+    failing = {"error": "StoreCorruptError"}
+    until(lambda: one(scrape(registry), "ctxguard_store_failing", **failing) == 1)
+    file.rename(tmp_path / "damaged")
+    until(lambda: one(scrape(registry), "ctxguard_store_failing", **failing) is None)
+    live.monitor.stop()

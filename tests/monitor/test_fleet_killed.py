@@ -1,7 +1,6 @@
 """The accounts of a fleet on PostgreSQL whose writers are killed; on SQLite see tests/chaos."""
 
 import os
-from pathlib import Path
 
 import pytest
 from fleet_faults import Fleet
@@ -14,9 +13,9 @@ pytestmark = [
 
 @pytest.mark.parametrize("n", [8, pytest.param(500, marks=pytest.mark.slow)])
 def test_sampled_is_stored_and_lost_and_pending_whoever_is_killed(
-    postgresql_url: str, tmp_path: Path, n: int
+    postgresql_url: str, n: int
 ) -> None:
-    fleet = Fleet(postgresql_url, tmp_path)
+    fleet = Fleet(postgresql_url)
     fleet.kill(n)
     checks = fleet.checks(fleet.end())
     assert [what for what, held in checks.items() if not held] == []

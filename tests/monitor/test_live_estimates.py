@@ -61,7 +61,7 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
             Entry(f"r{n}", NOW + n, 1.0, None, ORDER[n], payloads[requests[n].session_id])
             for n in batch
         ]
-        store.append("w", entries, WorkerCounts(start + len(batch)))
+        store.append("w", entries, WorkerCounts(len(batch)))
         claimed = store.claim("m", len(batch), lease_seconds=600.0)
         store.finish(
             SERIES,

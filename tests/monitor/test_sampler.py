@@ -2,11 +2,9 @@
 
 import os
 import random
-import shutil
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,8 @@ from hypothesis import strategies as st
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.context import Context
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.sampling.sampler import LostReason, Sampler
+from ctxguard.monitor.sampling.sampler import Sampler, Tally
+from ctxguard.monitor.store import LostReason
 
 MakeContext = Callable[..., Context]
 
@@ -221,31 +220,6 @@ def test_a_forked_child_starts_empty_and_the_parent_keeps_its_samples(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_that_can_keep_no_counts_on_disk_keeps_them_in_memory(
-    make_context: MakeContext, tmp_path: Path
-) -> None:
-    """A fork cannot be refused: a full disk must not leave the child with its parent's state."""
-    folder = tmp_path / "counts"
-    sampler = Sampler(1.0, counts_folder=folder)
-    context = make_context(["a"], 1)
-    sampler.offer(context, 1.0, 0.0)
-    reading, writing = os.pipe()
-    shutil.rmtree(folder)
-    folder.touch()
-    child = os.fork()
-    if child == 0:
-        sampler.offer(context, 1.0, 9.0)
-        os.write(writing, f"{sampler.sampled()} {len(sampler.drain(9))}".encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 100) == b"1 1"
-    os.close(reading)
-    os.close(writing)
-    assert sampler.sampled() == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_what_cannot_start_afresh_in_a_child_leaves_no_other_behind() -> None:
     class Thing:
         def __init__(self, *, fails: bool) -> None:
@@ -262,3 +236,17 @@ def test_what_cannot_start_afresh_in_a_child_leaves_no_other_behind() -> None:
     if child == 0:
         os._exit(0 if all(thing.is_fresh for thing in things[1::2]) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_tally_loses_no_count_of_any_thread_while_it_is_read() -> None:
+    tally = Tally()
+    threads = [
+        threading.Thread(target=lambda: [tally.add() for _ in range(20_000)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    seen = [tally.total() for _ in range(200)]
+    for thread in threads:
+        thread.join()
+    assert seen == sorted(seen)
+    assert tally.total() == tally.total() == 80_000

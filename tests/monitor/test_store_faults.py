@@ -1,14 +1,12 @@
-"""Stores that are full, locked, read-only, damaged, of a newer release, or not there at all."""
+"""Stores that are full, locked, read-only, damaged, of another release, or not there at all."""
 
-import logging
-import os
+import contextlib
 import random
 import shutil
 import sqlite3
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from ctxguard.errors import (
     StoreSchemaError,
     StoreUnavailableError,
 )
-from ctxguard.monitor.store import Entry, Limits, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import Entry, SampleStore, State, WorkerCounts
 from ctxguard.monitor.store import database as database_module
-from ctxguard.monitor.store.files import Reserve, quarantine
+from ctxguard.monitor.store.schema import SCHEMA_VERSION
 
 OpenStore = Callable[..., SampleStore]
 MIB = 2**20
@@ -73,68 +71,26 @@ class TestFull:
     def test_a_full_disk_is_an_error_that_says_what_to_do_and_loses_no_count(
         self, disk: Path, open_store: OpenStore
     ) -> None:
-        store = open_store(f"sqlite:///{disk / 'samples.db'}", limits=Limits(reserve_bytes=4 * MIB))
+        store = open_store(f"sqlite:///{disk / 'samples.db'}")
         stored = self.fill_up(store)
         assert stored > 100
         with pytest.raises(StoreFullError, match="free space"):
             append(store, 200, size=20_000)
-        assert store.stored_count("w") == store.states()[State.PENDING] == stored
+        assert store.accounts().stored == store.states()[State.PENDING] == stored
 
-    def test_a_full_disk_can_be_cleaned_in_the_space_held_back(
+    def test_freed_space_is_used_without_opening_the_store_again(
         self, disk: Path, open_store: OpenStore
     ) -> None:
-        file = disk / "samples.db"
-        limits = Limits(max_age_seconds=None, max_bytes=3 * MIB, reserve_bytes=4 * MIB)
-        store = open_store(f"sqlite:///{file}", limits=limits)
-        self.fill_up(store)
-        with pytest.raises(OSError, match="No space"):
-            (disk / "another program's").write_bytes(bytes(24 * MIB))
-        cleaned = store.clean()
-        assert cleaned.by_size > 100
-        assert store.size_bytes() <= 3 * MIB
-        assert file.stat().st_size < 6 * MIB
-        assert file.with_name("samples.db-reserve").stat().st_size == 4 * MIB
+        filler = disk / "another program's"
+        store = open_store(f"sqlite:///{disk / 'samples.db'}")
         append(store, 5)
-
-    def test_cleaning_needs_what_was_held_back(self, disk: Path, open_store: OpenStore) -> None:
-        """The control: without a reserve the same disk cannot be cleaned."""
-        limits = Limits(max_age_seconds=None, max_bytes=3 * MIB, reserve_bytes=0)
-        store = open_store(f"sqlite:///{disk / 'samples.db'}", limits=limits)
-        self.fill_up(store)
-        store.close()
-        with pytest.raises(OSError, match="No space"):
-            (disk / "another program's").write_bytes(bytes(24 * MIB))
+        with contextlib.suppress(OSError):
+            filler.write_bytes(bytes(24 * MIB))
         with pytest.raises(StoreFullError):
-            store.clean()
-
-    def test_nobody_fills_the_space_in_which_a_disk_is_cleaned(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
-        store = open_store(f"sqlite:///{file}", limits=Limits(reserve_bytes=MIB))
-        reserve = Reserve(file, MIB)
-        with reserve.given_up():
-            assert reserve.path.stat().st_size == 0
-            with pytest.raises(StoreFullError, match="reserved for cleaning"):
-                append(store)
-            with pytest.raises(OSError, match="unavailable"), Reserve(file, MIB).given_up():
-                pass
-        append(store)
-        assert reserve.path.stat().st_size == MIB
-
-    def test_a_reserve_that_a_dead_cleaner_gave_up_is_taken_again(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
-        store = open_store(f"sqlite:///{file}", limits=Limits(reserve_bytes=MIB))
-        os.truncate(file.with_name("samples.db-reserve"), 0)
-        append(store)
-        assert file.with_name("samples.db-reserve").stat().st_size == MIB
-
-    def test_a_reserve_follows_its_setting_when_the_store_is_opened(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
-        for size in (2 * MIB, MIB):
-            open_store(f"sqlite:///{file}", limits=Limits(reserve_bytes=size))
-            assert file.with_name("samples.db-reserve").stat().st_size == size
+            append(store, 200, size=20_000)
+        filler.unlink()
+        append(store, 3)
+        assert store.accounts().stored == store.states()[State.PENDING] == 8
 
 
 class TestLocked:
@@ -204,87 +160,32 @@ class TestCorrupt:
             content.seek(4_096)
             content.write(random.Random(0).randbytes(size - 4_096))
 
-    def spoilt(self, file: Path) -> None:
-        store = SampleStore.open(f"sqlite:///{file}")
-        append(store, 50, size=5_000)
-        store.close()
-        self.spoil(file)
-
     @pytest.mark.parametrize(
         "content", [b"not a database at all" * 500, b"SQLite format 3\0" * 500]
     )
-    def test_a_file_that_is_no_database_is_moved_aside_and_a_new_store_begun(
-        self, file: Path, open_store: OpenStore, content: bytes, caplog: pytest.LogCaptureFixture
+    def test_a_file_that_is_no_database_is_an_error_and_stays_as_it_is(
+        self, file: Path, content: bytes
     ) -> None:
         file.write_bytes(content)
-        with caplog.at_level(logging.ERROR):
-            store = open_store(f"sqlite:///{file}")
-        append(store)
-        assert store.quarantined == file.with_name("samples.db.corrupt-1")
-        assert store.quarantined.read_bytes() == content
-        assert "was moved to" in caplog.text
+        with pytest.raises(StoreCorruptError, match="move it away with its -wal and -shm files"):
+            SampleStore.open(f"sqlite:///{file}")
+        assert file.read_bytes() == content
+        assert [part.name for part in file.parent.iterdir()] == [file.name]
 
-    def test_damage_that_shows_in_use_is_moved_aside_and_the_call_goes_on(
+    def test_damage_that_shows_in_use_is_an_error_until_the_file_is_moved_away(
         self, file: Path, open_store: OpenStore
     ) -> None:
-        self.spoilt(file)
         store = open_store(f"sqlite:///{file}")
+        append(store, 50, size=5_000)
+        store.close()
+        self.spoil(file)
+        for _ in range(2):
+            with pytest.raises(StoreCorruptError):
+                append(store, 3)
+        for part in list(file.parent.iterdir()):
+            part.rename(part.with_name(f"kept {part.name}"))
         append(store, 3)
-        assert store.states()[State.PENDING] == 3
-        assert store.claim("m", 9, lease_seconds=60.0) != []
-        assert store.quarantined == file.with_name("samples.db.corrupt-1")
-
-    def test_an_older_quarantine_is_kept(self, file: Path, open_store: OpenStore) -> None:
-        for n in (1, 2):
-            file.write_bytes(b"not a database" * 100)
-            store = open_store(f"sqlite:///{file}")
-            assert store.quarantined == file.with_name(f"samples.db.corrupt-{n}")
-            store.close()
-        assert file.with_name("samples.db.corrupt-1").exists()
-
-    def test_the_alarm_ends_when_someone_has_taken_the_file_away(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
-        file.write_bytes(b"not a database" * 100)
-        store = open_store(f"sqlite:///{file}")
-        assert store.quarantined is not None
-        store.quarantined.unlink()
-        assert store.quarantined is None
-
-    def test_the_log_goes_with_its_database(self, file: Path) -> None:
-        file.write_bytes(b"a database")
-        file.with_name("samples.db-wal").write_bytes(b"its log")
-        assert quarantine(file, None) == file.with_name("samples.db.corrupt-1")
-        assert file.with_name("samples.db.corrupt-1-wal").read_bytes() == b"its log"
-        assert list(file.parent.glob("samples.db-*")) == []
-
-    def test_who_had_the_damaged_file_open_writes_to_the_new_one(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
-        url = f"sqlite:///{file}"
-        writer, monitor = open_store(url), open_store(url)
-        append(writer, 50, size=5_000)
-        with monitor._database._current().connect() as connection:
-            connection.exec_driver_sql("SELECT 1")
-        monitor._database._quarantine()
-        append(writer, 2)
-        assert monitor.states()[State.PENDING] == 2
-        assert writer.quarantined == monitor.quarantined == Path(f"{file}.corrupt-1")
-
-    def test_of_several_that_find_the_damage_one_moves_the_file(
-        self, file: Path, open_store: OpenStore
-    ) -> None:
-        self.spoilt(file)
-
-        def work(n: int) -> None:
-            store = open_store(f"sqlite:///{file}")
-            for _ in range(5):
-                append(store)
-
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(work, range(4)))
-        assert open_store(f"sqlite:///{file}").states()[State.PENDING] == 20
-        assert not file.with_name("samples.db.corrupt-2").exists()
+        assert store.states()[State.PENDING] == store.accounts().stored == 3
 
     @pytest.mark.parametrize("is_closed", [False, True])
     def test_a_store_that_was_deleted_is_begun_anew_and_that_is_said_once(
@@ -306,46 +207,34 @@ class TestCorrupt:
         (said,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
         assert said.startswith(f"{file} was deleted or replaced while it was in use")
 
-    def test_who_finds_the_file_moved_aside_by_another_says_where_it_is(
-        self, file: Path, open_store: OpenStore, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        url = f"sqlite:///{file}"
-        writer, monitor = open_store(url), open_store(url)
-        monitor._database._quarantine()
-        append(writer)
-        said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-        assert len(said) == 2
-        assert said[0].endswith("a new store was begun")
-        assert said[1].endswith(f"another process moved it to {file}.corrupt-1")
-
-    def test_damage_that_cannot_be_moved_is_an_error(
-        self, file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(_: Path, __: Path) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        file.write_bytes(b"not a database" * 100)
-        monkeypatch.setattr(Path, "rename", refuse)
-        with pytest.raises(StoreCorruptError, match="move it away by hand"):
-            SampleStore.open(f"sqlite:///{file}")
-
 
 class TestForeign:
-    def newer(self, file: Path) -> None:
-        SampleStore.open(f"sqlite:///{file}", limits=Limits(reserve_bytes=0)).close()
+    def change(self, file: Path, version: int) -> None:
+        SampleStore.open(f"sqlite:///{file}").close()
         with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute("UPDATE ctxguard_schema SET version = 7")
+            connection.execute("UPDATE ctxguard_schema SET version = ?", [version])
 
-    def test_a_newer_schema_is_refused_with_both_versions_and_not_touched(self, file: Path) -> None:
-        self.newer(file)
+    @pytest.mark.parametrize("version", [1, 7])
+    def test_another_schema_is_refused_with_both_versions_and_not_touched(
+        self, file: Path, version: int
+    ) -> None:
+        self.change(file, version)
         before = file.read_bytes()
-        with pytest.raises(StoreSchemaError, match="version 7, this release reads 2") as caught:
+        expected = f"version {version}, this release reads {SCHEMA_VERSION}"
+        with pytest.raises(StoreSchemaError, match=expected) as caught:
             SampleStore.open(f"sqlite:///{file}")
-        assert (caught.value.found, caught.value.known) == (7, 2)
+        assert (caught.value.found, caught.value.known) == (version, SCHEMA_VERSION)
         assert file.read_bytes() == before
         assert [part.name for part in file.parent.iterdir()] == [file.name]
 
-    def test_a_newer_schema_on_postgresql_is_refused(
+    def test_half_a_copy_is_refused(self, file: Path) -> None:
+        SampleStore.open(f"sqlite:///{file}").close()
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("DROP TABLE ctxguard_labels")
+        with pytest.raises(StoreSchemaError, match="it has no table ctxguard_labels"):
+            SampleStore.open(f"sqlite:///{file}")
+
+    def test_another_schema_on_postgresql_is_refused(
         self, postgresql_url: str, open_store: OpenStore
     ) -> None:
         import psycopg
@@ -353,7 +242,7 @@ class TestForeign:
         open_store(postgresql_url)
         with psycopg.connect(postgresql_url) as connection:
             connection.execute("UPDATE ctxguard_schema SET version = 7")
-        with pytest.raises(StoreSchemaError, match="version 7, this release reads 2"):
+        with pytest.raises(StoreSchemaError, match=f"this release reads {SCHEMA_VERSION}"):
             SampleStore.open(postgresql_url)
 
     def test_a_release_that_was_overtaken_stops_writing_when_it_connects(
@@ -362,7 +251,7 @@ class TestForeign:
         store = open_store(f"sqlite:///{file}")
         append(store)
         store.close()
-        self.newer(file)
+        self.change(file, 7)
         with pytest.raises(StoreSchemaError):
             append(store)
 
@@ -373,7 +262,6 @@ class TestForeign:
         with pytest.raises(StoreSchemaError, match="another program"):
             SampleStore.open(f"sqlite:///{file}")
         assert file.read_bytes() == before
-        assert not list(file.parent.glob("*.corrupt-*"))
 
 
 class TestUnavailable:
@@ -403,7 +291,7 @@ class TestUnavailable:
                 "pg_backend_pid() AND query LIKE '%ctxguard%'"
             )
         append(store)
-        assert store.stored_count("w") == 2
+        assert store.accounts().stored == 2
 
     @pytest.mark.parametrize(
         "url", ["", "samples.db", "mysql://host/x", "sqlite:///file:x.db?mode=ro"]
@@ -432,7 +320,7 @@ class TestPermissions:
     ) -> None:
         append(open_store(f"sqlite:///{file}"))
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
-        assert set(modes) == {f"{file.name}{end}" for end in ("", "-wal", "-shm", "-reserve")}
+        assert set(modes) == {f"{file.name}{end}" for end in ("", "-wal", "-shm")}
         assert set(modes.values()) == {0o600}
 
     def test_a_store_that_a_group_shares_stays_as_it_is(

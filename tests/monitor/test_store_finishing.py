@@ -7,13 +7,13 @@ import pytest
 from storing import NOW, Clock, OpenStore, fill, judged
 
 from ctxguard.errors import StoreError, StoreLockedError
-from ctxguard.monitor.store import Finished, Limits, SampleStore, State
+from ctxguard.monitor.store import Finished, SampleStore, State
 from ctxguard.monitor.store.database import Database
 
 
 @pytest.fixture
 def store(any_store_url: str, open_store: OpenStore) -> SampleStore:
-    return open_store(any_store_url, limits=Limits(reserve_bytes=0), clock=Clock())
+    return open_store(any_store_url, clock=Clock())
 
 
 @pytest.fixture

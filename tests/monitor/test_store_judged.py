@@ -57,7 +57,7 @@ class TestJudged:
         n = 2_500
         for start in range(0, n, 500):
             batch = [entry(i, request_id=f"r{i}") for i in range(start, start + 500)]
-            store.append("w", batch, WorkerCounts(start + 500))
+            store.append("w", batch, WorkerCounts(500))
         claimed = store.claim("m", n, lease_seconds=60.0)
         ids = [one.sample_id for one in claimed]
         done = [judged(one, summary=np.int64(one).tobytes()) for one in ids]

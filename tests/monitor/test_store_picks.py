@@ -27,9 +27,9 @@ def add_judged(
     series: str = "judge",
 ) -> list[int]:
     """Judged samples with these label orders, and weights as their summaries; their ids."""
-    before = store.stored_count("w")
+    before = store.accounts().stored
     entries = [entry(before + n, label_order=order) for n, order in enumerate(orders)]
-    store.append("w", entries, WorkerCounts(before + len(entries)))
+    store.append("w", entries, WorkerCounts(len(entries)))
     ids = [one.sample_id for one in store.claim("m", len(entries), lease_seconds=60.0)]
     summaries = [struct.pack("<d", weight) for weight in weights or [1.0] * len(ids)]
     store.finish(

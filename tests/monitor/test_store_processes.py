@@ -43,11 +43,11 @@ class TestProcesses:
             from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
             store = SampleStore.open(sys.argv[1])
             for n in range(20):
-                store.append(sys.argv[2], [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(n))
+                store.append(sys.argv[2], [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
         """
         outcomes([run(program, shared_store_url, f"w{n}") for n in range(4)])
         store = open_store(shared_store_url)
-        assert [worker.stored for worker in store.workers()] == [20] * 4
+        assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [20] * 4
         assert store.states()[State.PENDING] == 80
 
     def test_a_killed_writer_s_count_is_what_the_store_holds(
@@ -60,7 +60,7 @@ class TestProcesses:
             store = SampleStore.open(sys.argv[1])
             batch = [Entry("r", 0.0, 1.0, None, 0.0, bytes(1_000)) for _ in range(7)]
             for n in range(1_000_000):
-                store.append(sys.argv[2], batch, WorkerCounts(7 * n + 7))
+                store.append(sys.argv[2], batch, WorkerCounts(7))
                 print(7 * n + 7, flush=True)
         """
         for n in range(3):
@@ -71,8 +71,8 @@ class TestProcesses:
             threading.Event().wait(random.Random(n).uniform(0.0, 0.05))
             os.kill(writer.pid, signal.SIGKILL)
             acknowledged = int((["7", *writer.communicate()[0].split()])[-1])
-            assert store.stored_count(f"w{n}") >= acknowledged
-        stored = sum(worker.stored for worker in store.workers())
+            assert store.accounts(worker_id=f"w{n}").stored >= acknowledged
+        stored = store.accounts().stored
         assert stored == store.states()[State.PENDING]
         assert stored % 7 == 0
 
@@ -86,7 +86,7 @@ class TestProcesses:
             store = SampleStore.open(sys.argv[1])
             def append(worker):
                 for n in range(30):
-                    store.append(worker, [Entry(worker, 0.0, 1.0, None, 0.0, b"")], WorkerCounts(n))
+                    store.append(worker, [Entry(worker, 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
             append("before")
             busy = threading.Thread(target=append, args=("thread",))
             busy.start()
@@ -104,9 +104,8 @@ class TestProcesses:
         """
         assert outcomes([run(program, shared_store_url)]) == ["[0, 0, 0, 0, 0]"]
         store = open_store(shared_store_url)
-        stored = {worker.worker_id: worker.stored for worker in store.workers()}
         names = ["after", "before", "thread", *(f"child {n}" for n in range(5))]
-        assert stored == dict.fromkeys(names, 30)
+        assert [store.accounts(worker_id=name).stored for name in names] == [30] * 8
         assert store.states()[State.PENDING] == 240
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -118,7 +117,7 @@ class TestProcesses:
             from ctxguard.monitor.store import Entry, SampleStore, WorkerCounts
             store = SampleStore.open(sys.argv[1])
             def append():
-                store.append("w", [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(0))
+                store.append("w", [Entry("r", 0.0, 1.0, None, 0.0, b"")], WorkerCounts(1))
             append()
             to_parent, to_child = os.pipe(), os.pipe()
             child = os.fork()
@@ -134,7 +133,7 @@ class TestProcesses:
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
         assert outcomes([run(program, shared_store_url)]) == ["0"]
-        assert open_store(shared_store_url).stored_count("w") == 3
+        assert open_store(shared_store_url).accounts().stored == 3
 
     def test_the_types_import_without_the_database_library(self) -> None:
         program = """

@@ -22,7 +22,7 @@ class TestRetention:
     @pytest.fixture
     def limited(self, clock: Clock, open_store: OpenStore) -> OpenStore:
         def opened(url: str, **limits: float | None) -> SampleStore:
-            kept = Limits(reserve_bytes=0, **limits)  # type: ignore[arg-type]
+            kept = Limits(**limits)  # type: ignore[arg-type]
             return open_store(url, limits=kept, clock=clock)
 
         return opened
@@ -123,7 +123,7 @@ class TestRetention:
         fill(store, 3)
         clock.now += 2.0 * DAY
         store.clean()
-        assert store.stored_count("w") == 3
+        assert store.accounts().stored == 3
 
     def test_more_than_one_batch_is_cleaned(
         self, any_store_url: str, clock: Clock, limited: OpenStore
@@ -157,9 +157,7 @@ class TestRetention:
         store.close()
         assert b"a secret" not in file.read_bytes()
 
-    @pytest.mark.parametrize(
-        "limits", [{"max_age_seconds": 0.0}, {"max_bytes": 0}, {"reserve_bytes": -1}]
-    )
+    @pytest.mark.parametrize("limits", [{"max_age_seconds": 0.0}, {"max_bytes": 0}])
     def test_a_limit_out_of_range_is_refused(self, limits: dict[str, float]) -> None:
         with pytest.raises(ConfigurationError, match="must be"):
             Limits(**limits)  # type: ignore[arg-type]

@@ -1,15 +1,16 @@
 """What workers write to a store: batches, their counts, and that they are alive."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 from storing import DAY, NOW, Clock, OpenStore, entry, fill
 
-from ctxguard.monitor.store import LabelRow, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import LabelRow, LostReason, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store.accounts import SILENT_SECONDS
 from ctxguard.monitor.store.database import Database
-from ctxguard.monitor.store.workers import SILENT_SECONDS
+
+NOTHING_LOST = dict.fromkeys(LostReason, 0)
 
 
 class TestWriters:
@@ -21,17 +22,24 @@ class TestWriters:
         with_one.close()
         assert open_store(shared_store_url).states()[State.PENDING] == 1
 
-    def test_a_batch_and_its_worker_s_counts_are_written_together(
+    def test_a_batch_and_its_worker_s_counts_are_written_together(self, store: SampleStore) -> None:
+        store.append("w", [entry(1), entry(2)], WorkerCounts(5, {LostReason.QUEUE_FULL: 3}))
+        store.append("w", [entry(3)], WorkerCounts(2, {LostReason.QUEUE_FULL: 1}))
+        found = store.accounts(worker_id="w")
+        assert (found.sampled, found.stored, found.pending) == (7, 3, 0)
+        assert found.lost == {**NOTHING_LOST, LostReason.QUEUE_FULL: 4}
+
+    def test_counts_are_kept_by_the_hour_of_their_report(
         self, store: SampleStore, clock: Clock
     ) -> None:
-        store.append("w", [entry(1), entry(2)], WorkerCounts(5, {"queue_full": 3}))
-        clock.now += 10.0
-        store.append("w", [entry(3)], WorkerCounts(7, {"queue_full": 4}))
-        [worker] = store.workers()
-        assert (worker.sampled, worker.stored, worker.lost) == (7, 3, {"queue_full": 4})
-        assert (worker.started_seconds, worker.seen_seconds) == (NOW, NOW + 10.0)
-        assert (worker.pid, worker.closed) == (os.getpid(), False)
-        assert store.stored_count("w") == 3
+        store.append("w", [entry(1)], WorkerCounts(3, {LostReason.UNREADABLE: 2}))
+        clock.now += 3600.0
+        store.append("w", [entry(2)], WorkerCounts(1))
+        store.append("w", [entry(3)], WorkerCounts(1, hour=int(NOW // 3600)))
+        later = store.accounts(since=clock.now)
+        assert (later.sampled, later.stored, sum(later.lost.values())) == (1, 1, 0)
+        assert store.accounts() == store.accounts(since=NOW)
+        assert store.accounts().sampled == 5
 
     def test_a_batch_that_cannot_be_written_leaves_nothing_behind(self, store: SampleStore) -> None:
         from sqlalchemy.exc import IntegrityError
@@ -40,30 +48,8 @@ class TestWriters:
         spoilt = entry(3, label_order=None)  # type: ignore[arg-type]
         with pytest.raises(IntegrityError):
             store.append("w", [entry(2), spoilt], WorkerCounts(3))
-        assert (store.stored_count("w"), sum(store.states().values())) == (1, 1)
-        assert store.workers()[0].sampled == 1
-
-    def test_an_empty_batch_says_that_a_worker_is_alive(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
-        store.append("w", [], WorkerCounts(0))
-        clock.now += 60.0
-        store.append("w", [], WorkerCounts(0))
-        [worker] = store.workers()
-        assert (worker.stored, worker.seen_seconds) == (0, NOW + 60.0)
-
-    def test_closing_a_worker_twice_changes_nothing_more(self, store: SampleStore) -> None:
-        store.append("w", [entry(1)], WorkerCounts(1))
-        for _ in range(2):
-            store.close_worker("w", WorkerCounts(4, {"killed": 3}))
-        [worker] = store.workers()
-        assert worker.closed
-        assert (worker.sampled, worker.stored, worker.lost) == (4, 1, {"killed": 3})
-
-    def test_a_worker_that_stored_nothing_can_be_closed(self, store: SampleStore) -> None:
-        store.close_worker("w", WorkerCounts(2, {"killed": 2}))
-        assert store.workers()[0].closed
-        assert store.stored_count("another") == 0
+        assert (store.accounts().stored, sum(store.states().values())) == (1, 1)
+        assert store.accounts().sampled == 1
 
     def test_an_id_that_no_database_can_hold_is_found_again(self, store: SampleStore) -> None:
         odd = "r\0 \ud800 ünï \U0001f600"
@@ -77,24 +63,25 @@ class TestWriters:
         def work(thread: int) -> None:
             for n in range(10):
                 entries = [entry(n, request_id=f"{thread}-{n}-{i}") for i in range(5)]
-                store.append(f"w{thread}", entries, WorkerCounts(5 * n + 5))
+                store.append(f"w{thread}", entries, WorkerCounts(5))
                 store.claim(f"m{thread}", 3, lease_seconds=60.0)
                 store.states()
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(work, range(4)))
-        assert [worker.stored for worker in store.workers()] == [50] * 4
+        assert [store.accounts(worker_id=f"w{n}").stored for n in range(4)] == [50] * 4
         assert store.states()[State.CLAIMED] == 120
 
 
 class TestBatches:
     def test_a_batch_that_is_sent_again_changes_nothing(self, store: SampleStore) -> None:
-        assert store.append("w", [entry(1), entry(2)], WorkerCounts(2), batch=1) == 2
-        assert store.append("w", [entry(1), entry(2)], WorkerCounts(9), batch=1) == 2
-        assert store.append("w", [entry(3)], WorkerCounts(3), batch=2) == 3
-        assert store.append("w", [entry(1), entry(2)], WorkerCounts(2), batch=1) == 3
-        [worker] = store.workers()
-        assert (worker.sampled, worker.stored) == (3, 3)
+        first = [entry(1), entry(2)], WorkerCounts(4, {LostReason.CLOSED: 1}, pending=1)
+        assert store.append("w", *first, batch=1)
+        assert not store.append("w", *first, batch=1)
+        assert store.append("w", [entry(3)], WorkerCounts(0), batch=2)
+        assert not store.append("w", *first, batch=1)
+        found = store.accounts()
+        assert (found.sampled, found.stored, found.pending, found.unaccounted) == (4, 3, 0, 0)
         assert sum(store.states().values()) == 3
 
     def test_a_batch_that_two_connections_send_at_once_is_stored_once(
@@ -104,14 +91,15 @@ class TestBatches:
 
         def send(store: SampleStore) -> None:
             for batch in range(1, 11):
-                store.append("w", [entry(batch)], WorkerCounts(batch), batch=batch)
+                store.append("w", [entry(batch)], WorkerCounts(1), batch=batch)
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(send, stores))
-        assert stores[0].stored_count("w") == sum(stores[0].states().values()) == 10
+        found = stores[0].accounts()
+        assert found.sampled == found.stored == sum(stores[0].states().values()) == 10
 
 
-class TestSettling:
+class TestSilence:
     """Processes that end without a word, on hosts that nobody can ask."""
 
     @pytest.fixture
@@ -121,104 +109,72 @@ class TestSettling:
         monkeypatch.setattr(Database, "lease_clock", lambda _: sa.literal(lease_clock.now))
         return lease_clock
 
-    def totals(self, store: SampleStore) -> tuple[int, int, int, dict[str, int]]:
-        totals = store.worker_totals()
-        return totals.sampled, totals.stored, totals.pending, dict(totals.lost)
+    def pending(self, store: SampleStore) -> tuple[int, int]:
+        found = store.accounts()
+        return found.pending, found.unaccounted
 
-    def test_what_a_silent_process_had_pending_is_lost(
+    def test_what_a_silent_process_held_is_unaccounted_for(
         self, store: SampleStore, lease_clock: Clock
     ) -> None:
-        store.append("gone", [entry(1)], WorkerCounts(6, {"queue_full": 2}, pending=3))
+        store.append("gone", [entry(1)], WorkerCounts(6, {LostReason.QUEUE_FULL: 2}, pending=3))
         store.append("alive", [entry(2)], WorkerCounts(5, pending=4))
         lease_clock.now += SILENT_SECONDS - 1.0
-        store.append("alive", [], WorkerCounts(5, pending=4))
-        assert store.settle_silent_workers() == 0
+        store.append("alive", [], WorkerCounts(0, pending=4))
+        assert self.pending(store) == (7, 0)
         lease_clock.now += 2.0
-        assert store.settle_silent_workers() == 1
-        assert self.totals(store) == (11, 2, 4, {"queue_full": 2, "killed": 3})
-        assert store.settle_silent_workers() == 0
+        assert self.pending(store) == (4, 3)
 
-    def test_who_writes_again_is_counted_as_before(
+    def test_a_process_that_reports_again_accounts_for_what_it_held(
         self, store: SampleStore, lease_clock: Clock
     ) -> None:
         store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
         lease_clock.now += SILENT_SECONDS + 1.0
-        store.settle_silent_workers()
-        assert self.totals(store) == (6, 1, 0, {"killed": 5})
-        store.append("w", [entry(2), entry(3)], WorkerCounts(7, {}, pending=4), batch=2)
-        assert self.totals(store) == (7, 3, 4, {})
+        assert self.pending(store) == (0, 5)
+        store.append("w", [entry(2), entry(3)], WorkerCounts(1, pending=4), batch=2)
+        assert self.pending(store) == (4, 0)
 
-    def test_final_counts_that_are_found_later_replace_what_was_reported(
+    def test_what_is_pending_counts_once_when_the_hour_changes(
+        self, store: SampleStore, clock: Clock, lease_clock: Clock
+    ) -> None:
+        store.append("w", [], WorkerCounts(6, pending=6))
+        clock.now += 3600.0
+        store.append("w", [entry(1)], WorkerCounts(1, pending=6))
+        assert self.pending(store) == (6, 0)
+
+    def test_a_clock_that_begins_anew_takes_who_was_heard_before_for_dead(
         self, store: SampleStore, lease_clock: Clock
     ) -> None:
-        store.append("w", [entry(1)], WorkerCounts(6, pending=5), batch=1)
-        lease_clock.now += SILENT_SECONDS + 1.0
-        store.settle_silent_workers()
-        store.close_worker("w", WorkerCounts(9, {"queue_full": 1}, pending=9))
-        assert self.totals(store) == (9, 1, 0, {"queue_full": 1, "killed": 7})
-
-    @pytest.mark.parametrize("back", [1e6, 0.0])
-    def test_a_clock_that_begins_anew_settles_no_living_process(
-        self, store: SampleStore, lease_clock: Clock, back: float
-    ) -> None:
-        """As a host's monotonic clock does when it restarts; 0: never heard of before."""
+        """As a host's monotonic clock does when it restarts, with all of its processes."""
         store.append("w", [entry(1)], WorkerCounts(3, pending=2))
-        if back:
-            lease_clock.now -= back
-        else:
-            store._database.write(
-                lambda open_one: open_one.exec_driver_sql(
-                    "UPDATE ctxguard_workers SET heard_at = NULL"
-                )
-            )
-        assert store.settle_silent_workers() == 0
-        lease_clock.now += SILENT_SECONDS - 1.0
-        assert store.settle_silent_workers() == 0
-        lease_clock.now += 2.0
-        assert store.settle_silent_workers() == 1
+        lease_clock.now -= 1e6
+        assert self.pending(store) == (0, 2)
 
-    def test_a_count_that_nobody_can_explain_is_not_explained_away(
-        self, store: SampleStore, lease_clock: Clock
-    ) -> None:
+    def test_a_count_that_is_wrong_shows(self, store: SampleStore, lease_clock: Clock) -> None:
         store.append("w", [entry(1)], WorkerCounts(9, pending=2))
-        lease_clock.now += SILENT_SECONDS + 1.0
-        store.settle_silent_workers()
-        assert self.totals(store) == (9, 1, 0, {"killed": 2})
+        assert self.pending(store) == (2, 6)
 
 
-class TestEnded:
-    def test_processes_that_ended_a_day_ago_are_added_up(
+class TestOld:
+    def test_the_processes_of_an_hour_are_added_up_after_two_days(
         self, store: SampleStore, clock: Clock
     ) -> None:
-        for n in range(12):
-            store.append(f"w{n}", [entry(n)] if n < 3 else [], WorkerCounts(n))
-            if n % 2 == 0:
-                store.close_worker(f"w{n}", WorkerCounts(n, {"closed": 1, "killed": n}))
-        before = store.worker_totals()
-        assert (before.sampled, before.stored) == (66, 3)
-        assert store.fold_ended_workers() == 0
-        clock.now += DAY + 1.0
-        store.append("w1", [], WorkerCounts(1))
-        assert store.fold_ended_workers() == 6
-        assert store.worker_totals() == before
-        assert len(store.workers()) == 6
-        assert not any(worker.closed for worker in store.workers())
+        for day in range(4):
+            for n in range(5):
+                counts = WorkerCounts(n + 2, {LostReason.CLOSED: n}, pending=1)
+                store.append(f"w{n}", [entry(10 * day + n)], counts)
+                clock.now += DAY / 5
+        before = store.accounts()
+        assert (before.sampled, before.stored) == (80, 20)
+        assert store.fold_accounts() == 10
+        assert store.fold_accounts() == 0
+        after = store.accounts()
+        assert (after.sampled, after.stored, after.lost) == (80, 20, before.lost)
+        assert store.accounts(since=NOW + DAY).sampled == 60
+        assert store.accounts(worker_id="w0").sampled == 4
 
-    def test_many_are_added_up_in_many_transactions(
-        self, store: SampleStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("ctxguard.monitor.store.workers._BATCH_WORKERS", 2)
-        for n in range(7):
-            store.close_worker(f"w{n}", WorkerCounts(n, {"killed": n}))
-        clock.now += DAY + 1.0
-        assert store.fold_ended_workers() == 7
-        assert store.worker_totals().lost == {"killed": 21}
-
-    def test_folding_again_adds_to_the_same_row(self, store: SampleStore, clock: Clock) -> None:
-        for day in range(3):
-            store.close_worker(f"w{day}", WorkerCounts(5, {"killed": 5}))
-            clock.now += DAY + 1.0
-            assert store.fold_ended_workers() == 1
-        assert store.workers() == []
-        totals = store.worker_totals()
-        assert (totals.sampled, dict(totals.lost)) == (15, {"killed": 15})
+    def test_adding_up_again_adds_to_the_same_row(self, store: SampleStore, clock: Clock) -> None:
+        for n in range(3):
+            store.append(f"w{n}", [], WorkerCounts(5, {LostReason.CLOSED: 5}, hour=1))
+            assert store.fold_accounts() == 1
+        found = store.accounts()
+        assert (found.sampled, found.lost[LostReason.CLOSED]) == (15, 15)

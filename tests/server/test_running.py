@@ -163,7 +163,7 @@ def test_a_service_from_the_first_request_to_the_last_sample(
     written = service.stop()
     assert "Traceback" not in written
     with SampleStore.open(f"sqlite:///{service.store}") as store:
-        totals = store.worker_totals()
+        totals = store.accounts()
     assert (totals.sampled, totals.stored, totals.pending) == (7, 7, 0)
 
 

@@ -156,7 +156,7 @@ SAMPLES = Row(
     "Samples",
     Panel(
         "Sampled, stored, lost",
-        "sampled = stored + pending + lost.",
+        "sampled = stored + pending + lost + unaccounted.",
         {
             "sampled": fleet_rate("ctxguard_samples_total"),
             "stored": fleet_rate("ctxguard_stored_samples_total"),
@@ -173,7 +173,8 @@ SAMPLES = Row(
     ),
     Panel(
         "Waiting",
-        "On their way to the store, and in the store for a judge. Unaccounted for must be 0.",
+        "On their way to the store, and in the store for a judge. Unaccounted for: what processes "
+        "held when they were killed, in all.",
         {
             "for the store": fleet("ctxguard_pending_samples"),
             "for a judge": fleet("ctxguard_waiting_samples"),
@@ -187,16 +188,16 @@ SAMPLES = Row(
         unit="s",
     ),
     Panel(
-        "Damaged stores and metrics files",
-        "1 where a damaged store lies aside; files of workers that cannot be read.",
+        "Stores and metrics files that fail",
+        "1 while a monitor cannot use its store, by error; files of workers that cannot be read.",
         {
-            "store set aside": fleet("ctxguard_store_quarantined"),
+            "{{error}}": fleet("ctxguard_store_failing", "error"),
             "bad metrics files": 'sum (ctxguard_multiprocess_bad_files{job=~"$monitor|$guard"})',
         },
     ),
     Panel(
         "Monitors",
-        "Of which one leads: it cleans the store and settles accounts.",
+        "Of which one leads: it cleans the store.",
         {
             "monitors": f"count (ctxguard_monitor_is_leader{{{MONITOR}}})",
             "leading": f"sum (ctxguard_monitor_is_leader{{{MONITOR}}})",

@@ -24,8 +24,6 @@ class AlarmKind(StrEnum):
     """More of the corpus has changed since calibration than a profile holds for."""
     PROMISE_NOT_MONITORED = "promise_not_monitored"
     """What is judged does not show the loss that the certificate bounds."""
-    STORE_QUARANTINED = "store_quarantined"
-    """The sample store was damaged, moved aside, and begun anew."""
     JUDGE_DOWN = "judge_down"
     """The judge gives no verdicts, so that no promise is monitored."""
 

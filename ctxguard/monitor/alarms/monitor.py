@@ -108,18 +108,6 @@ class AlarmMonitor:
         """End an alarm about the monitor itself."""
         self.state.clear(kind)
 
-    def check_store(self) -> None:
-        """Raise an alarm while a damaged database file lies aside; end it when it is gone."""
-        aside = self._store.quarantined
-        if aside is None:
-            self.clear(AlarmKind.STORE_QUARANTINED)
-        else:
-            self.add(
-                AlarmKind.STORE_QUARANTINED,
-                f"The sample store was damaged; it was moved aside to {aside.name} and begun anew. "
-                "Its samples are missing from the estimates",
-            )
-
     def check_corpus(self, present: CorpusSketch) -> None:
         """Warn while more of the corpus has changed since calibration than a profile holds for."""
         former, profile_id = self.state.profile.corpus, self.state.profile_id

@@ -82,6 +82,13 @@ class MonitorCollector(Collector):
         # Not part of the report, which may be what failed.
         errors = self._monitor.errors
         yield _counter("ctxguard_monitor_errors", "Steps of this monitor that failed.", errors)
+        fault = self._monitor.store_fault
+        yield _gauge(
+            "ctxguard_store_failing",
+            "1 while this monitor cannot use the sample store, by error: full, damaged, absent.",
+            {} if fault is None else {fault: 1.0},
+            "error",
+        )
         report = self._monitor.latest
         if report is None:
             return
@@ -107,11 +114,6 @@ class MonitorCollector(Collector):
         )
         yield from _populations(report.live)
         yield from _labels(report)
-        yield _gauge(
-            "ctxguard_store_quarantined",
-            "1 while a damaged store, moved aside, is still there; its samples are missing.",
-            self._monitor.store.quarantined is not None,
-        )
         if self._monitor.alarms is not None:
             yield from _alarms(self._monitor.alarms.report())
         accounts = getattr(self._monitor.judge, "accounts", None)
@@ -146,7 +148,7 @@ def _samples(report: Report) -> _Families:
     )
     yield _gauge(
         "ctxguard_unaccounted_samples",
-        "Samples neither stored nor pending nor lost: 0, or a count is wrong.",
+        "Samples that processes held when they were killed; else 0, or a count is wrong.",
         accounts.unaccounted,
     )
     yield _counter(
@@ -185,7 +187,7 @@ def _samples(report: Report) -> _Families:
     )
     yield _gauge(
         "ctxguard_monitor_is_leader",
-        "1 for the one monitor of a store that cleans it and settles accounts, else 0.",
+        "1 for the one monitor of a store that cleans it, else 0.",
         report.is_leader,
     )
 

@@ -189,7 +189,7 @@ class JudgingBudget:
         now = time.monotonic()
         if self._measured is not None and now - self._measured[0] < _QUEUE_SECONDS:
             return
-        stored = self._store.worker_totals().stored
+        stored = self._store.accounts().stored
         if self._measured is not None:
             since, before = self._measured
             self._arriving_per_second = max(stored - before, 0) / (now - since)

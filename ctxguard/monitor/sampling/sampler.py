@@ -4,27 +4,23 @@ The only part of the monitor that runs on the request path: one hash before retr
 append after the decision. It takes no lock, does no I/O and never raises (DESIGN.md §8).
 """
 
-import logging
 import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.sampling.counts import Counts
 from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
+from ctxguard.monitor.store.types import LostReason
 
 if TYPE_CHECKING:
     from ctxguard.core.context import Context
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_CAPACITY = 10_000
 
@@ -44,56 +40,25 @@ class Sample(NamedTuple):
     time_seconds: float
 
 
-class LostReason(StrEnum):
-    """Why a sample was never stored. A closed set: it labels a metric."""
+class Tally:
+    """Counts without a lock: adding one is a single call in C, so that no thread's is lost.
 
-    QUEUE_FULL = "queue_full"
-    CLOSED = "closed"
-    """Still waiting when the process ended, or offered after that."""
-    UNREADABLE = "unreadable"
-    """A passage or a score raised when it was read."""
-    REDACTION_FAILED = "redaction_failed"
-    """The redactor raised, so that nothing was written."""
-    STORE_FAILED = "store_failed"
-    """The store failed until the process ended."""
-    QUARANTINED = "quarantined"
-    """It was stored in a database that was later damaged and moved aside, or deleted in use."""
-    KILLED = "killed"
-    """Its process was killed before it was stored."""
-
-
-REASONS = tuple(LostReason)
-_SAMPLED = len(REASONS)
-N_COUNTERS = _SAMPLED + 1
-_COUNTER = {reason: counter for counter, reason in enumerate(REASONS)}
-
-
-@dataclass(frozen=True, slots=True)
-class Accounts:
-    """Counts of the samples of one or many processes, each counted by itself.
-
-    Attributes:
-        sampled: All samples.
-        stored: Those that are in the store.
-        pending: Those in the memory of processes.
-        lost: Those that will never be stored, by reason.
+    >>> tally = Tally()
+    >>> tally.add(), tally.total(), tally.total()
+    (0, 1, 1)
     """
 
-    sampled: int
-    stored: int
-    pending: int
-    lost: Mapping[LostReason, int]
+    def __init__(self) -> None:
+        self.add = count().__next__
+        self._lock = threading.Lock()
+        self._looks = 0
 
-    @property
-    def unaccounted(self) -> int:
-        """Samples that are neither stored nor pending nor lost: 0, or a count is wrong.
-
-        Negative where some are counted twice.
-
-        >>> Accounts(10, 7, 1, {LostReason.QUEUE_FULL: 1}).unaccounted
-        1
-        """
-        return self.sampled - self.stored - self.pending - sum(self.lost.values())
+    def total(self) -> int:
+        """How often ``add`` was called."""
+        with self._lock:
+            # Looking adds one as well.
+            self._looks += 1
+            return self.add() - self._looks + 1
 
 
 class Sampler:
@@ -105,7 +70,7 @@ class Sampler:
     that weighting each sample by 1 / rate stays unbiased.
 
     In a forked child the queue starts empty and the counts at zero: pending samples belong to
-    the parent.
+    the parent. ``worker_id`` is the id of one process's samples in the store.
 
     Args:
         rate: π, the probability that a request is selected, in [0, 1].
@@ -114,13 +79,10 @@ class Sampler:
         capacity: How many samples may wait, ≥ 1; further ones are dropped and counted. Without a
             lock, threads that offer at the same moment may each exceed it by one.
         seed: Another seed selects other requests at the same rate.
-        counts_folder: Folder in which this process keeps its counts, so that they survive if it
-            is killed; None keeps them in memory.
         clock: Monotonic seconds.
 
     Raises:
-        ConfigurationError: a rate outside [0, 1], a cap that is not > 0, a capacity below 1, or
-            a folder that cannot be written to.
+        ConfigurationError: a rate outside [0, 1], a cap that is not > 0, or a capacity below 1.
     """
 
     def __init__(
@@ -130,7 +92,6 @@ class Sampler:
         max_per_second: float | None = None,
         capacity: int = DEFAULT_CAPACITY,
         seed: str = "",
-        counts_folder: Path | str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_probability("sampling rate", rate)
@@ -141,9 +102,6 @@ class Sampler:
         self.seed = seed
         self._cap = None if max_per_second is None else Cap(rate, max_per_second, clock)
         self._hash = HashSampler("sampling", seed)
-        self.counts_folder = counts_folder
-        self._process = os.getpid()
-        self._counts = Counts(N_COUNTERS, counts_folder)
         self._begin()
         reset_in_children(self)
 
@@ -151,27 +109,17 @@ class Sampler:
         """Empty the queue and the counts, once in a forked child."""
         if self._process == os.getpid():
             return
-        self._process = os.getpid()
-        self._counts.leave()
-        try:
-            self._counts = Counts(N_COUNTERS, self.counts_folder)
-        except ConfigurationError as error:
-            # A fork cannot be refused, and the parent's counts are not the child's.
-            _log.warning("counts are kept in memory, and lost if this process is killed: %s", error)
-            self._counts = Counts(N_COUNTERS)
         self._begin()
 
     def _begin(self) -> None:
+        self._process = os.getpid()
+        self.worker_id = uuid4().hex
         self._queue: deque[Sample] = deque()
         self._closed = False
         # Taken by whoever drains the queue, never on the request path.
         self._lock = threading.Lock()
-        self._count = self._counts.count
-
-    @property
-    def worker_id(self) -> str:
-        """The id of this process's samples in the store."""
-        return self._counts.worker_id
+        self._offered, self._refused, self._late = Tally(), Tally(), Tally()
+        self._lost = dict.fromkeys(LostReason, 0)
 
     @property
     def rate_in_force(self) -> float:
@@ -206,15 +154,14 @@ class Sampler:
         Returns:
             Whether it was queued.
         """
-        # Counted first, so that it is accounted for as killed if the process dies here.
-        self._count(_SAMPLED)
+        self._offered.add()
         if self._closed:
-            self._count(_COUNTER[LostReason.CLOSED])
+            self._late.add()
         elif len(self._queue) < self.capacity:
             self._queue.append(Sample(context, probability, time_seconds))
             return True
         else:
-            self._count(_COUNTER[LostReason.QUEUE_FULL])
+            self._refused.add()
         return False
 
     def drain(self, limit: int) -> list[Sample]:
@@ -230,7 +177,8 @@ class Sampler:
 
     def lose(self, n: int, reason: LostReason) -> None:
         """Count samples that were drained and will not be stored."""
-        self._counts.count(_COUNTER[reason], n)
+        with self._lock:
+            self._lost[reason] += n
 
     def close(self) -> None:
         """Refuse further samples; those still waiting are counted as lost."""
@@ -239,31 +187,20 @@ class Sampler:
 
     def lost(self) -> dict[LostReason, int]:
         """Samples of this process that were lost so far, by reason."""
-        return counted(self._counts.totals())[1]
+        with self._lock:
+            lost = dict(self._lost)
+        lost[LostReason.QUEUE_FULL] += self._refused.total()
+        lost[LostReason.CLOSED] += self._late.total()
+        return lost
 
     def sampled(self) -> int:
         """Samples of this process that were offered so far."""
-        return self._counts.total(_SAMPLED)
+        return self._offered.total()
 
     @property
     def waiting(self) -> int:
         """How many samples are in the queue."""
         return len(self._queue)
-
-    def leave(self) -> None:
-        """Remove the file of the counts, once the store has all of them."""
-        self._counts.leave(remove=True)
-
-
-def counted(totals: Sequence[int]) -> tuple[int, dict[LostReason, int]]:
-    """(sampled, lost by reason) from the totals of a process's counters."""
-    return totals[_SAMPLED], {reason: totals[counter] for reason, counter in _COUNTER.items()}
-
-
-def accounts(sampled: int, stored: int, lost: Mapping[str, int], pending: int = 0) -> Accounts:
-    """Accounts with every reason, from counts by the reasons' names."""
-    by_reason = {reason: lost.get(reason.value, 0) for reason in LostReason}
-    return Accounts(sampled, stored, pending, by_reason)
 
 
 class Cap:

@@ -1,9 +1,9 @@
 """Writing sampled requests to the store: redacted, serialised, counted.
 
 A background thread of each process that serves requests. An error here never reaches a request,
-and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly,
-also if the process is killed (DESIGN.md §7). Each of the four is counted by itself, and all are
-stored in one transaction, so that the sum can be checked.
+and every lost sample has a recorded reason: ``sampled = stored + pending + lost`` holds exactly
+(DESIGN.md §7). Each of the four is counted by itself and reported with each batch, in the batch's
+transaction; what a process that is killed held is unaccounted for.
 """
 
 import atexit
@@ -11,13 +11,12 @@ import logging
 import math
 import threading
 import time
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.errors import ConfigurationError
-from ctxguard.monitor.sampling.counts import counts_of_dead_processes
+from ctxguard.errors import ConfigurationError, StoreCorruptError, StoreFullError, StoreLockedError
 from ctxguard.monitor.sampling.inclusion import (
     DEFAULT_RATES,
     HashSampler,
@@ -26,15 +25,9 @@ from ctxguard.monitor.sampling.inclusion import (
 )
 from ctxguard.monitor.sampling.privacy import DEFAULT_PRIVACY, Privacy
 from ctxguard.monitor.sampling.record import record_of
-from ctxguard.monitor.sampling.sampler import (
-    N_COUNTERS,
-    Accounts,
-    LostReason,
-    Sample,
-    Sampler,
-    counted,
-)
-from ctxguard.monitor.store import Entry, Limits, SampleStore, WorkerCounts
+from ctxguard.monitor.sampling.sampler import Sample, Sampler
+from ctxguard.monitor.store import Accounts, Entry, Limits, LostReason, SampleStore, WorkerCounts
+from ctxguard.monitor.store.types import HOUR_SECONDS
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +37,21 @@ _RETRY_SECONDS = (0.1, 5.0)
 """Waits between attempts at a store that fails: the first, and the longest."""
 _HEARTBEAT_SECONDS = 30.0
 """The store hears of a process at least as often."""
-_SETTLE_SECONDS = 60.0
-"""How often dead processes of this host are looked for."""
 _LOOKS = 20
 _LOOK_SECONDS = 0.001
 """Counts are read anew so often, and after so long, while requests are being counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Samples and counts on their way to the store; sent again as it is until the store answers."""
+
+    number: int
+    entries: tuple[Entry, ...]
+    counts: WorkerCounts
+
+
+_NOTHING_TOLD = Accounts(0, 0, 0, dict.fromkeys(LostReason, 0))
 
 
 class SampleWriter:
@@ -102,15 +105,15 @@ class SampleWriter:
         self.sampler._reset_after_fork()
         self._writing = threading.Lock()
         self._stored = 0
-        self._batch: list[Entry] = []
-        """Taken from the queue and not stored yet; kept until the store has answered."""
+        self._batch: _Batch | None = None
+        """Sent, and not answered yet."""
         self._number = 0
-        """Of that batch, or of what was sent last."""
+        """Number of the batch sent last."""
         self._in_hand = 0
         """How many were taken from the queue and are neither stored nor lost."""
-        self._told = WorkerCounts(0)
+        self._told = _NOTHING_TOLD
+        """What the store knows, but for ``stored``, which it counts itself."""
         self._told_at = -math.inf
-        self._settled_at = -math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._deadline = math.inf
@@ -153,7 +156,7 @@ class SampleWriter:
         # The grace lets it count what it could not write.
         thread.join(self._exit_seconds + _GRACE_SECONDS)
         if thread.is_alive():
-            # Samples that it still holds will be counted as killed.
+            # Nobody will tell the store of the samples that it still holds.
             self.sampler.close()
 
     def accounts(self) -> Accounts:
@@ -170,9 +173,6 @@ class SampleWriter:
     def _run(self, stopping: threading.Event) -> None:
         while True:
             try:
-                if time.monotonic() >= self._settled_at + _SETTLE_SECONDS:
-                    self._settled_at = time.monotonic()
-                    self._settle_others()
                 self._write(math.inf)
                 self._tell()
             except Exception as error:
@@ -181,10 +181,6 @@ class SampleWriter:
                 break
         self._close()
 
-    def _settle_others(self) -> None:
-        if self.sampler.counts_folder is not None:
-            settle_dead_processes(self.store, self.sampler.counts_folder)
-
     def _close(self) -> None:
         self._write(self._deadline)
         self.sampler.close()
@@ -192,30 +188,35 @@ class SampleWriter:
         self.accounts()
         self.sampler.close()
         if not self._writing.acquire(timeout=_GRACE_SECONDS):
-            return  # whoever waits for the store is left behind: its samples count as killed
+            return  # whoever waits for the store is left behind
         try:
-            while self._close_accounts():
-                pass
-            self.sampler.leave()
+            if self._batch is not None:
+                self._give_up(self._batch)
+            self._batch = self._next(())
+            self._send(self._batch)
         except Exception as error:
             _log.warning("the final counts could not be stored: %s", describe_error(error))
         finally:
             self._writing.release()
 
-    def _close_accounts(self) -> bool:
-        """Store the final counts; whether samples were found lost, so that they have changed.
+    def _give_up(self, batch: _Batch) -> None:
+        """Report the samples of a batch as lost, unless the store held them all the time.
 
-        Nobody knows whether the batch in hand was stored, if its answer was lost: the store does.
+        Nobody knows, if its answer was lost: the batch's number tells the store.
         """
-        reason, in_hand = LostReason.STORE_FAILED, self._in_hand
-        counts = replace(self._counts(), pending=in_hand)
-        stored = self.store.close_worker(
-            self.sampler.worker_id, counts, reason=reason.value, batch=self._number
-        )
-        failed = min(max(self._stored + in_hand - stored, 0), in_hand)
-        self.sampler.lose(failed, reason)
-        self._in_hand -= failed
-        return self._learn(stored)
+        n, reason = len(batch.entries), LostReason.STORE_FAILED
+        lost = {**batch.counts.lost, reason: batch.counts.lost.get(reason, 0) + n}
+        without = replace(batch, entries=(), counts=replace(batch.counts, lost=lost))
+        is_new = True
+        try:
+            is_new = self._append_to_store(without)
+        finally:
+            if is_new:
+                self.sampler.lose(n, reason)
+            else:
+                self._stored += n
+            self._in_hand = 0
+            self._learn(without if is_new else batch)
 
     def _write(self, deadline: float) -> bool:
         """Write until no sample waits, or ``deadline`` or the writer's own has passed.
@@ -228,14 +229,12 @@ class SampleWriter:
             return False
         try:
             while True:
-                if not self._batch:
+                if self._batch is None:
                     samples = self.sampler.drain(_BATCH)
                     if not samples:
                         return True
-                    self._in_hand = len(samples)
-                    self._batch = [entry for sample in samples if (entry := self._entry(sample))]
-                    self._number += 1
-                if self._batch and not self._append(deadline):
+                    self._batch = self._next(samples)
+                if not self._append(self._batch, deadline):
                     return False
                 # Requests may come faster than they can be written.
                 if time.monotonic() >= min(deadline, self._deadline):
@@ -247,16 +246,17 @@ class SampleWriter:
         """Store the counts, where they have changed or the store has not heard of them lately."""
         with self._writing:
             is_due = time.monotonic() >= self._told_at + _HEARTBEAT_SECONDS
-            if not self._batch and (is_due or self._counts() != self._told):
-                self._number += 1
-                self._send()
+            present = replace(self.accounts(), stored=0)
+            if self._batch is None and (is_due or present != self._told):
+                self._batch = self._next(())
+                self._send(self._batch)
 
-    def _append(self, deadline: float) -> bool:
-        """Store the batch in hand, retrying until a deadline; returns whether it was stored."""
+    def _append(self, batch: _Batch, deadline: float) -> bool:
+        """Store a batch, retrying until a deadline; returns whether it was stored."""
         wait, longest = _RETRY_SECONDS
         while True:
             try:
-                self._send()
+                self._send(batch)
                 self._last_failure = ""
                 return True
             except Exception as error:
@@ -273,19 +273,43 @@ class SampleWriter:
                 self._stopping.wait(min(wait, left))
             wait = min(2.0 * wait, longest)
 
-    def _send(self) -> None:
-        """Store the batch in hand, if any, with the counts."""
-        counts = self._counts()
-        stored = self.store.append(self.sampler.worker_id, self._batch, counts, batch=self._number)
-        self._told, self._told_at = counts, time.monotonic()
-        self._learn(stored)
+    def _next(self, samples: Sequence[Sample]) -> _Batch:
+        """The next batch: samples, and what was counted since the last one."""
+        self._in_hand = len(samples)
+        entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
+        self._number += 1
+        found = self.accounts()
+        counts = WorkerCounts(
+            found.sampled - self._told.sampled,
+            {reason: n - self._told.lost[reason] for reason, n in found.lost.items()},
+            found.pending - self._in_hand,
+            hour=math.floor(time.time() / HOUR_SECONDS),
+        )
+        return _Batch(self._number, entries, counts)
 
-    def _learn(self, stored: int) -> bool:
-        """Count what the store holds; whether it no longer holds what it held before."""
-        gone = max(self._stored + self._in_hand - stored, 0)
-        self.sampler.lose(gone, LostReason.QUARANTINED)
-        self._stored, self._in_hand, self._batch = stored, 0, []
-        return gone > 0
+    def _send(self, batch: _Batch) -> None:
+        """Store a batch, unless the store holds it already."""
+        self._append_to_store(batch)
+        self._stored += len(batch.entries)
+        self._in_hand = 0
+        self._learn(batch)
+
+    def _append_to_store(self, batch: _Batch) -> bool:
+        return self.store.append(
+            self.sampler.worker_id, batch.entries, batch.counts, batch=batch.number
+        )
+
+    def _learn(self, batch: _Batch) -> None:
+        """The store knows the counts of a batch."""
+        told = self._told
+        self._told = Accounts(
+            told.sampled + batch.counts.sampled,
+            0,
+            batch.counts.pending,
+            {reason: n + batch.counts.lost.get(reason, 0) for reason, n in told.lost.items()},
+        )
+        self._told_at = time.monotonic()
+        self._batch = None
 
     def _entry(self, sample: Sample) -> Entry | None:
         reason = LostReason.UNREADABLE
@@ -309,12 +333,6 @@ class SampleWriter:
                 _log.warning("a sample was lost (%s): %s", reason.value, type(error).__name__)
             self._last_failure = reason
             return None
-
-    def _counts(self) -> WorkerCounts:
-        """The counts as they will be when the batch in hand is stored."""
-        found = self.accounts()
-        lost = {reason.value: n for reason, n in found.lost.items() if n}
-        return WorkerCounts(found.sampled, lost, found.pending - self._in_hand)
 
 
 def sample_to(
@@ -343,44 +361,15 @@ def sample_to(
 
     Raises:
         ConfigurationError: a setting out of range, or a URL that cannot be used.
-        StoreError: the store cannot be opened.
+        StoreError: the store cannot be opened. One that is full, damaged or locked stops sampling
+            alone: the writer tries again until it is mended.
     """
-    store = SampleStore.open(url, limits=Limits() if limits is None else limits)
+    sampler = Sampler(rate, max_per_second=max_per_second, seed=seed)
+    store = SampleStore.at(url, limits=Limits() if limits is None else limits)
     try:
-        folder = store.counts_folder()
-        sampler = Sampler(rate, max_per_second=max_per_second, seed=seed, counts_folder=folder)
-    except BaseException:
-        store.close()
-        raise
+        store.check()
+    except (StoreFullError, StoreCorruptError, StoreLockedError) as error:
+        _log.warning("no samples are stored until the store is mended: %s", describe_error(error))
     writer = SampleWriter(sampler, store, rates=rates, privacy=privacy)
     writer.start()
     return writer
-
-
-def settle_dead_processes(store: SampleStore, counts_folder: Path | str) -> int:
-    """Store the final counts of processes that were killed.
-
-    Samples that such a process had taken, and neither stored nor lost, are counted as lost, with
-    the reason ``killed``.
-
-    Args:
-        store: The store that they wrote to.
-        counts_folder: The folder of their counts.
-
-    Returns:
-        How many processes were settled.
-    """
-    settled = 0
-    for dead in counts_of_dead_processes(counts_folder):
-        if len(dead.totals) != N_COUNTERS:
-            continue  # of another release: counted by what it told the store, once it is silent
-        sampled, lost = counted(dead.totals)
-        by_name = {reason.value: n for reason, n in lost.items() if n}
-        store.close_worker(
-            dead.worker_id,
-            # Any of them may have been pending.
-            WorkerCounts(sampled, by_name, pending=sampled),
-            reason=LostReason.KILLED.value,
-        )
-        settled += 1
-    return settled

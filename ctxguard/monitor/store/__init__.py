@@ -3,13 +3,12 @@
     types         the values that go in and come out
     schema        the tables
     database      connections and transactions      errors     database errors as the store's
-    sqlite        how SQLite is set up              files      the files beside its file
+    sqlite        how SQLite is set up
     forking       no connection crosses a fork      part       methods that are transactions
-    workers       the writers' counts               queue      samples claimed and finished
+    accounts      what writers report               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
     picks         samples picked for labels         graded     what people have graded
-    budgets       what judging has spent            migrations older schemas brought up to date
-    retention     deletion
+    budgets       what judging has spent            retention  deletion
     sample_store  SampleStore, which does all of it
 
 The types import without SQLAlchemy, which is imported with ``SampleStore``.
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ctxguard._support.extras import require
 from ctxguard.monitor.store.types import (
     FEEDBACK_KINDS,
+    Accounts,
     BudgetPeriod,
     Claimed,
     Cleaned,
@@ -35,14 +35,13 @@ from ctxguard.monitor.store.types import (
     LabelRow,
     LabelsAdded,
     Limits,
+    LostReason,
     PickedSample,
     Spent,
     State,
     StoredSample,
     Weigh,
     WorkerCounts,
-    WorkerRow,
-    WorkerTotals,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEEDBACK_KINDS",
+    "Accounts",
     "BudgetPeriod",
     "Claimed",
     "Cleaned",
@@ -65,6 +65,7 @@ __all__ = [
     "LabelRow",
     "LabelsAdded",
     "Limits",
+    "LostReason",
     "PickedSample",
     "SampleStore",
     "Spent",
@@ -72,8 +73,6 @@ __all__ = [
     "StoredSample",
     "Weigh",
     "WorkerCounts",
-    "WorkerRow",
-    "WorkerTotals",
 ]
 
 

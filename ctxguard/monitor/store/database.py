@@ -1,10 +1,11 @@
 """One database behind every table: connections, transactions, and errors that say how to mend them.
 
-A connection never crosses a fork, a transaction waits a bounded time, and a damaged SQLite file is
-moved aside, after which the work is repeated on a new one.
+A connection never crosses a fork, and a transaction waits a bounded time. Where someone moved a
+SQLite file away, the next transaction begins a new one.
 """
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -19,16 +20,8 @@ from sqlalchemy.pool import StaticPool
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
-from ctxguard.errors import (
-    ConfigurationError,
-    StoreCorruptError,
-    StoreFullError,
-    StoreLockedError,
-    StoreReadOnlyError,
-    StoreUnavailableError,
-)
+from ctxguard.errors import ConfigurationError, StoreLockedError
 from ctxguard.monitor.store import errors as faults
-from ctxguard.monitor.store import files
 from ctxguard.monitor.store import sqlite as lite
 from ctxguard.monitor.store.forking import ClosedAtForks
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, schema_version
@@ -36,16 +29,13 @@ from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, sch
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Identity = tuple[int, int]
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for others."""
 AHEAD_SECONDS = 60.0
 """A time of the clock of leases may lie this much ahead: another may have read the clock later and
 acted sooner. One further ahead is from before a restart or a change of the clock."""
-_ATTEMPTS = 4
-"""How often a transaction is tried on a file that is damaged or that others move aside."""
-_CREATION_SECONDS = 60.0
-"""How long the creation of the tables waits for others on PostgreSQL."""
 _CREATION_LOCK = 7_243_118
 """Any number: processes that create the tables in one PostgreSQL database agree on it."""
 
@@ -58,26 +48,18 @@ class Database:
 
     Args:
         url: A URL of SQLAlchemy; ``postgresql://`` is read as ``postgresql+psycopg://``.
-        reserve_bytes: Space to reserve on the disk of a SQLite file.
 
     Raises:
         ConfigurationError: another kind of database, or a URL that cannot be read.
-        StoreError: it cannot be opened.
     """
 
-    def __init__(self, url: str, *, reserve_bytes: int) -> None:
+    def __init__(self, url: str) -> None:
         self.url = _read(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.file = _file(self.url)
-        self.reserve = None if self.file is None else files.Reserve(self.file, reserve_bytes)
         self._in_memory = self.is_sqlite and self.file is None
         self._reset_after_fork()
         reset_in_children(self)
-        self.read(lambda _: None)
-        if self.reserve is not None and not self.reserve.hold(resize=True):
-            _log.warning(
-                "%s: %d bytes could not be reserved on its disk", self.name, self.reserve.size
-            )
 
     @property
     def name(self) -> str:
@@ -91,7 +73,7 @@ class Database:
         if (engine := getattr(self, "_engine", None)) is not None:
             _inherited.append(engine)
         self._engine: sa.Engine | None = None
-        self._identity: files.Identity | None = None
+        self._identity: _Identity | None = None
         self._opening = threading.RLock()
         self._turn: AbstractContextManager[Any] = nullcontext()
         if self._in_memory:
@@ -116,37 +98,6 @@ class Database:
         with self._opening:
             self._dispose()
             self._engine = None
-
-    @contextmanager
-    def reserve_given_up(self) -> Iterator[None]:
-        """Within, the reserved space is free to clean a full disk; then it is reserved again."""
-        if self.reserve is None:
-            yield
-            return
-        try:
-            with self.reserve.given_up():
-                yield
-        except OSError as error:
-            raise StoreFullError(
-                f"{self.name}: the disk is full, and another process is cleaning in the reserved "
-                "space; try again"
-            ) from error
-        if not self.reserve.hold():
-            _log.warning("%s: the disk is too full to reserve space again", self.name)
-
-    def empty_log(self) -> None:
-        """Move a SQLite file's write-ahead log into the file, and truncate it.
-
-        Does nothing while the disk has no room for it.
-        """
-        if self.file is None:
-            return
-        with suppress(StoreFullError), self._translated(), self._turn:
-            connection = self._current().raw_connection()
-            try:
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                connection.close()
 
     def _dispose(self) -> None:
         if self._engine is not None:
@@ -184,29 +135,26 @@ class Database:
         values: dict[str, Any],
         *,
         changes: dict[str, Any] | None,
-    ) -> None:
-        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is."""
-        dialect: Any = sqlite if self.is_sqlite else postgresql
-        insert = dialect.insert(table).values(values)
-        connection.execute(
+    ) -> bool:
+        """Insert a row, or change the row with its key; ``changes`` None leaves that as it is.
+
+        Returns:
+            Whether a row was inserted or changed.
+        """
+        insert = self.insert(table).values(values)
+        upsert = (
             insert.on_conflict_do_nothing()
             if changes is None
             else insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=changes)
         )
+        options = {"preserve_rowcount": True}
+        return connection.execute(upsert, execution_options=options).rowcount > 0
+
+    def insert(self, table: sa.Table) -> Any:
+        """An insertion that can say what happens to a row with the same key."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def _run(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return self._once(work, writes=writes)
-            except StoreCorruptError:
-                if not self._quarantine():
-                    raise
-            except (StoreUnavailableError, StoreReadOnlyError):
-                if not self._was_moved():
-                    raise
-        return self._once(work, writes=writes)
-
-    def _once(self, work: Callable[[sa.Connection], T], *, writes: bool) -> T:
         with self._translated(), self._turn, self._current().connect() as connection:
             connection.execution_options(**{lite.WRITES: writes})
             with connection.begin():
@@ -231,7 +179,7 @@ class Database:
     def _current(self) -> sa.Engine:
         """The engine; a new one if there is none, or if the file is no longer the one it opened.
 
-        Another process may have moved a damaged file aside, and samples written to that are lost.
+        Someone may have moved a damaged file away: what is written to that would be lost.
         """
         engine = self._engine
         if engine is not None and self._is_in_place():
@@ -242,36 +190,20 @@ class Database:
                 # Asked now: once it is closed, a new file may get the number of the former.
                 is_another = former is not None and not self._is_in_place()
                 self.close()
-                self._engine = self._opened()
-                if is_another and self.file is not None:
-                    self._tell_of_new_file(self.file, former)
+                if self.file is not None:
+                    _make_private(self.file)
+                    self._identity = _identity(self.file)
+                self._engine = self._set_up()
+                if is_another:
+                    _log.error(
+                        "%s was deleted or replaced while it was in use: what was stored in the "
+                        "former file is not in the new one",
+                        self.name,
+                    )
             return self._engine
 
-    def _tell_of_new_file(self, file: Path, former: files.Identity | None) -> None:
-        """Log that the file is another than the one that was in use, and why."""
-        aside = files.quarantined(file)
-        if aside is not None and files.identity(aside) == former:
-            _log.error("%s was damaged, and another process moved it to %s", self.name, aside)
-            return
-        _log.error(
-            "%s was deleted or replaced while it was in use: what was stored in the former file is "
-            "missing, and its samples count as lost; stop the processes that write to a store "
-            "before you move it",
-            self.name,
-        )
-
     def _is_in_place(self) -> bool:
-        return self.file is None or files.identity(self.file) == self._identity
-
-    def _opened(self) -> sa.Engine:
-        if self.file is None:
-            return self._set_up()
-        with files.kept_in_place(self.file):
-            files.make_private(self.file)
-            self._identity = files.identity(self.file)
-            engine = self._set_up()
-            self._identity = files.identity(self.file)
-            return engine
+        return self.file is None or _identity(self.file) == self._identity
 
     def _set_up(self) -> sa.Engine:
         engine = self._engine_for_url()
@@ -306,37 +238,18 @@ class Database:
         return engine
 
     def _create_tables(self, engine: sa.Engine) -> None:
-        """Create the tables, or bring those of an older release to this one's schema."""
+        """Create the tables where there are none."""
         with engine.connect() as connection, connection.begin():
-            if self._version(connection) == SCHEMA_VERSION:
+            if self._version(connection) is not None:
                 return
         with engine.connect() as connection:
             connection.execution_options(**{lite.WRITES: True})
             with connection.begin():
                 if not self.is_sqlite:
-                    # Others may have a long table to bring up to date.
-                    patience = f"SET LOCAL lock_timeout = {round(1e3 * _CREATION_SECONDS)}"
-                    connection.exec_driver_sql(patience)
                     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
-                version = self._version(connection)
-                if version is None:
+                if self._version(connection) is None:
                     metadata.create_all(connection, checkfirst=False)
                     connection.execute(sa.insert(schema_version).values(version=SCHEMA_VERSION))
-                elif version < SCHEMA_VERSION:
-                    self._migrate(connection, version)
-
-    def _migrate(self, connection: sa.Connection, version: int) -> None:
-        # Imported here alone: it takes as long as all else at the start of a process.
-        from ctxguard.monitor.store.migrations import migrate
-
-        try:
-            migrate(connection, version)
-        except sa.exc.DBAPIError as error:
-            if faults.store_error(error, self.name, self.file) is not None:
-                raise
-            what = f"its schema version {version} cannot be brought to {SCHEMA_VERSION}"
-            raise faults.half_made(self.name, version, what) from error
-        _log.info("%s: schema version %d was brought to %d", self.name, version, SCHEMA_VERSION)
 
     def _version(self, connection: sa.Connection) -> int | None:
         """The schema version of the tables; None where there are none."""
@@ -347,40 +260,33 @@ class Database:
             raise faults.half_made(self.name, None, f"it has no table {schema_version.name}")
         newest = sa.select(sa.func.max(schema_version.c.version))
         version: int | None = connection.execute(newest).scalar()
-        faults.refuse_newer(self.name, version)
-        if version is None or version < 1:
-            raise faults.half_made(self.name, version, f"its schema version is {version}")
+        faults.refuse_other(self.name, version)
         missing = sorted(metadata.tables.keys() - tables)
-        if version == SCHEMA_VERSION and missing:
-            raise faults.half_made(self.name, version, f"it has no table {missing[0]}")
+        if version is None or missing:
+            what = f"no table {missing[0]}" if missing else "no schema version"
+            raise faults.half_made(self.name, version, f"it has {what}")
         return version
 
-    def _was_moved(self) -> bool:
-        """Whether another store moved the file aside while this one used it."""
-        if self.file is None:
-            return False
-        with files.kept_in_place(self.file):
-            return not self._is_in_place()
 
-    def _quarantine(self) -> bool:
-        """Whether a damaged file was moved aside, here or by another process."""
-        if self.file is None:
-            return False
-        with self._opening:
-            self.close()
-            try:
-                moved = files.quarantine(self.file, self._identity)
-            except OSError as error:
-                raise StoreCorruptError(
-                    f"{self.name} is damaged and could not be moved aside ({error.strerror}); "
-                    "move it away by hand, with its -wal and -shm files"
-                ) from error
-        self._identity = None
-        if moved is not None:
-            _log.error(
-                "%s is damaged: it was moved to %s, and a new store was begun", self.name, moved
-            )
-        return True
+def _identity(file: Path) -> _Identity | None:
+    """The device and inode of a file; None if there is none."""
+    try:
+        status = os.stat(file)  # noqa: PTH116  called before every transaction
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _make_private(file: Path) -> None:
+    """Make an empty database that only this user can read, where there is none.
+
+    SQLite gives its log the same permissions. Those of a file that is there are its owner's
+    choice.
+    """
+    # Opening the database says what is wrong with the folder.
+    with suppress(OSError):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        os.close(os.open(os.path.realpath(file), flags, 0o600))
 
 
 def storable(text: str) -> str:

@@ -18,10 +18,11 @@ from ctxguard.errors import (
 )
 from ctxguard.monitor.store.schema import SCHEMA_VERSION
 
-_FREE_SPACE = (
-    "free space on its disk, or lower max_bytes or max_age_seconds and clean: until then samples "
-    "are lost"
+_DAMAGED = (
+    "the database is damaged; move it away with its -wal and -shm files, and restore a copy or let "
+    "a new one begin: until then samples are lost"
 )
+_FREE_SPACE = "free space on its disk: until then samples are lost"
 _SQLITE = (
     ((sqlite3.SQLITE_FULL,), StoreFullError, f"the disk is full; {_FREE_SPACE}"),
     (
@@ -32,7 +33,7 @@ _SQLITE = (
     (
         (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
         StoreCorruptError,
-        "the database is damaged; restore a copy, or begin a new store",
+        _DAMAGED,
     ),
     (
         (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL),
@@ -78,12 +79,12 @@ def store_error(
     return None if cause is None else _of_postgresql(cause, name)
 
 
-def refuse_newer(name: str, version: int | None) -> None:
-    """Raise StoreSchemaError for tables that a newer release made."""
-    if version is not None and version > SCHEMA_VERSION:
+def refuse_other(name: str, version: int | None) -> None:
+    """Raise StoreSchemaError for tables of another schema version."""
+    if version is not None and version != SCHEMA_VERSION:
         raise StoreSchemaError(
             f"{name} has schema version {version}, this release reads {SCHEMA_VERSION}; it was not "
-            "changed: upgrade ctxguard here, or give this release another store",
+            "changed: use the release that made it, or give this one another store",
             found=version,
             known=SCHEMA_VERSION,
         )

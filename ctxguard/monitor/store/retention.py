@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from ctxguard.errors import StoreFullError
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.part import StorePart, reads
@@ -49,28 +48,16 @@ class Retention(StorePart):
 
         By age a sample is deleted whole, with its labels; its graded row stays. By size the
         oldest payloads and verdicts are deleted: judged rows stay for the estimates, and samples
-        that were not judged are deleted whole. A SQLite file then shrinks, and a full disk is
-        cleaned in the reserved space. PostgreSQL's own vacuum frees its space; a full server is
-        left to its administrator.
+        that were not judged are deleted whole. A SQLite file then shrinks. PostgreSQL's own vacuum
+        frees its space.
 
         Raises:
-            StoreFullError: the reserved space was not enough, or another process is cleaning.
+            StoreFullError: the disk is full; deleting needs space too.
         """
         age = self.limits.max_age_seconds
         oldest_seconds = None if age is None else self._clock() - age
         cleaning = _Cleaning(self._database, oldest_seconds, self.limits.max_bytes)
-        reserve = self._database.reserve
-        if reserve is not None:
-            reserve.hold()
-        try:
-            cleaning.run()
-            return cleaning.cleaned
-        except StoreFullError:
-            if reserve is None or reserve.size == 0:
-                raise
-        with self._database.reserve_given_up():
-            cleaning.run(disk_is_full=True)
-        return cleaning.cleaned
+        return cleaning.run()
 
 
 class _Cleaning:
@@ -86,24 +73,12 @@ class _Cleaning:
         self, database: Database, oldest_seconds: float | None, max_bytes: int | None
     ) -> None:
         self._database = database
-        self._disk_is_full = False
         self._oldest_seconds = oldest_seconds
         self._max_bytes = max_bytes
         self._expired = self._by_size = self._unjudged = 0
 
-    @property
-    def cleaned(self) -> Cleaned:
-        """What was deleted so far."""
-        return Cleaned(self._expired, self._by_size, self._unjudged)
-
-    def run(self, *, disk_is_full: bool = False) -> None:
-        """Delete what is over the limits, and return the space to the disk.
-
-        Args:
-            disk_is_full: Write as little as possible: deleted data is not overwritten, and every
-                transaction is followed by an attempt to empty the log.
-        """
-        self._disk_is_full = disk_is_full
+    def run(self) -> Cleaned:
+        """Delete what is over the limits, and return the space to the disk."""
         while n := self._write(self._expire_some):
             self._expired += n
         excess = self._database.read(_size_bytes) - (self._max_bytes or 0)
@@ -115,14 +90,11 @@ class _Cleaning:
             excess -= freed
         while self._database.is_sqlite and self._write(_vacuum_some):
             pass
+        return Cleaned(self._expired, self._by_size, self._unjudged)
 
     def _write(self, work: Callable[[sa.Connection], T]) -> T:
-        if not self._disk_is_full:
-            done = self._database.write(work)
-            time.sleep(_PAUSE_SECONDS)
-            return done
-        done = self._database.write(partial(_without_overwriting, work=work))
-        self._database.empty_log()
+        done = self._database.write(work)
+        time.sleep(_PAUSE_SECONDS)
         return done
 
     def _expire_some(self, connection: sa.Connection) -> int:
@@ -208,14 +180,6 @@ def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:
                 table.c.request_id.not_in(sa.select(_samples.request_id)),
             )
         )
-
-
-def _without_overwriting(connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
-    connection.exec_driver_sql("PRAGMA secure_delete = OFF")
-    try:
-        return work(connection)
-    finally:
-        connection.exec_driver_sql("PRAGMA secure_delete = ON")
 
 
 def _vacuum_some(connection: sa.Connection) -> bool:

@@ -7,9 +7,9 @@ Large columns and texts are in tables apart from those that are scanned: an esti
 
 import sqlalchemy as sa
 
-from ctxguard.monitor.store.types import State
+from ctxguard.monitor.store.types import LostReason, State
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = sa.MetaData()
 
@@ -91,24 +91,21 @@ rejected = sa.Table(
     sa.Column("reply", sa.Text, nullable=False),
 )
 
-workers = sa.Table(
-    "ctxguard_workers",
+# What a process sampled, stored and lost in one hour.
+accounts = sa.Table(
+    "ctxguard_accounts",
     metadata,
     sa.Column("worker_id", sa.Text, primary_key=True),
-    sa.Column("host", sa.Text, nullable=False),
-    sa.Column("pid", sa.BigInteger, nullable=False),
-    sa.Column("started_seconds", sa.Double, nullable=False),
-    sa.Column("seen_seconds", sa.Double, nullable=False),
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("sampled", sa.BigInteger, nullable=False),
     sa.Column("stored", sa.BigInteger, nullable=False),
-    sa.Column("lost", sa.Text, nullable=False),
-    # In the process's memory when it last wrote: neither stored nor lost.
-    sa.Column("pending", sa.BigInteger, nullable=False, server_default="0"),
+    *[sa.Column(f"lost_{reason.value}", sa.BigInteger, nullable=False) for reason in LostReason],
+    # In the process's memory when it last reported; 0 once it reported in a later hour.
+    sa.Column("pending", sa.BigInteger, nullable=False),
     # Number of the batch stored last: one that is sent again is stored once.
-    sa.Column("batch", sa.BigInteger, nullable=False, server_default="0"),
-    # When it last wrote, by the clock of leases.
+    sa.Column("batch", sa.BigInteger, nullable=False),
+    # When it last reported, by the clock of leases.
     sa.Column("heard_at", sa.Double),
-    sa.Column("closed", sa.Boolean, nullable=False),
 )
 
 labels = sa.Table(

@@ -9,11 +9,13 @@ import sqlalchemy as sa
 
 from ctxguard.errors import StoreSchemaError
 from ctxguard.monitor.store import errors as faults
-from ctxguard.monitor.store import files
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, schema_version
 
 WRITES = "ctxguard_writes"
 """The execution option of a transaction that will write."""
+
+_JOURNAL_BYTES = 16 * 2**20
+"""Size to which the log is truncated after a burst."""
 
 _LOOK_SECONDS = (0.0005, 0.003)
 """Wait between two attempts to take the write lock."""
@@ -23,7 +25,7 @@ def prepare(connection: sqlite3.Connection, name: str) -> None:
     """Set up a new connection, unless the file is not a sample store: then nothing is changed.
 
     Raises:
-        StoreSchemaError: it is a newer release's or another program's.
+        StoreSchemaError: it is another release's or another program's.
     """
     connection.isolation_level = None  # only begin() begins transactions
     found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -37,12 +39,11 @@ def prepare(connection: sqlite3.Connection, name: str) -> None:
         )
     if tables:
         query = f"SELECT max(version) FROM {schema_version.name}"  # noqa: S608  no input
-        faults.refuse_newer(name, connection.execute(query).fetchone()[0])
+        faults.refuse_other(name, connection.execute(query).fetchone()[0])
     connection.execute("PRAGMA synchronous = NORMAL")
     # Deleted data must not remain in the file, though overwriting costs a write.
     connection.execute("PRAGMA secure_delete = ON")
-    connection.execute(f"PRAGMA journal_size_limit = {files.JOURNAL_BYTES}")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {files.CHECKPOINT_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
 
 
 def persist(engine: sa.Engine, busy_seconds: float) -> None:

@@ -16,7 +16,7 @@ from ctxguard.errors import ConfigurationError
 
 DEFAULT_MAX_AGE_SECONDS = 30 * 86_400.0
 DEFAULT_MAX_BYTES = 2 * 2**30
-DEFAULT_RESERVE_BYTES = 8 * 2**20
+HOUR_SECONDS = 3600.0
 
 Weigh = Callable[[bytes], NDArray[np.float64]]
 """From n summaries, one after the other, to the weights of their samples: shape (n,), > 0."""
@@ -73,65 +73,63 @@ class Entry:
     payload: bytes
 
 
+class LostReason(StrEnum):
+    """Why a sample was never stored. A closed set: it labels a metric."""
+
+    QUEUE_FULL = "queue_full"
+    CLOSED = "closed"
+    """Still waiting when the process ended, or offered after that."""
+    UNREADABLE = "unreadable"
+    """A passage or a score raised when it was read."""
+    REDACTION_FAILED = "redaction_failed"
+    """The redactor raised, so that nothing was written."""
+    STORE_FAILED = "store_failed"
+    """The store failed until the process ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """What one writing process has counted since it began.
+    """What one writing process has counted since it last reported.
 
     Attributes:
-        sampled: All samples.
+        sampled: Samples, stored or not.
         lost: Lost samples, by reason.
-        pending: Samples in its memory, neither stored nor lost.
+        pending: Samples in its memory now, neither stored nor lost.
+        hour: The hour that they count in, in hours since the epoch; None for the present one.
     """
 
     sampled: int
-    lost: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[LostReason, int] = field(default_factory=dict)
     pending: int = 0
+    hour: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A writing process.
-
-    Attributes:
-        worker_id: Its unique id.
-        host: Its host's name.
-        pid: Its process id on ``host``.
-        started_seconds: When it first wrote, by its own clock.
-        seen_seconds: When it last wrote.
-        sampled: Samples that it had counted when it last wrote.
-        stored: Samples stored for it; exact even if it or the database is killed.
-        lost: Lost samples that it had counted when it last wrote, by reason.
-        pending: Samples that were in its memory when it last wrote.
-        closed: Whether its counts are final.
-    """
-
-    worker_id: str
-    host: str
-    pid: int
-    started_seconds: float
-    seen_seconds: float
-    sampled: int
-    stored: int
-    lost: Mapping[str, int]
-    pending: int
-    closed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerTotals:
-    """The counts of all writing processes so far, each as it last reported them.
+class Accounts:
+    """Counts of the samples of one or many processes, each counted by itself.
 
     Attributes:
         sampled: All samples.
-        stored: Samples that were stored.
-        lost: Lost samples, by reason.
-        pending: Samples in the memory of processes.
+        stored: Those that were stored.
+        pending: Those in the memory of processes.
+        lost: Those that will never be stored, by reason.
     """
 
     sampled: int
     stored: int
-    lost: Mapping[str, int]
     pending: int
+    lost: Mapping[LostReason, int]
+
+    @property
+    def unaccounted(self) -> int:
+        """Samples that processes held when they were killed; 0 of a process that lives.
+
+        Negative where some are counted twice.
+
+        >>> Accounts(10, 7, 1, {LostReason.QUEUE_FULL: 1}).unaccounted
+        1
+        """
+        return self.sampled - self.stored - self.pending - sum(self.lost.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,14 +424,13 @@ class FeedbackAdded:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept, and how much disk space is reserved.
+    """How much is kept.
 
     Attributes:
         max_age_seconds: Age at which samples are deleted, > 0; None for no limit. Measured by the
             clock of the process that cleans.
         max_bytes: Total bytes of payload above which the oldest are deleted, > 0; None for no
             limit.
-        reserve_bytes: Bytes reserved on a SQLite store's disk to clean a full disk, ≥ 0.
 
     Raises:
         ConfigurationError: at construction, for a limit out of range.
@@ -441,15 +438,12 @@ class Limits:
 
     max_age_seconds: float | None = DEFAULT_MAX_AGE_SECONDS
     max_bytes: int | None = DEFAULT_MAX_BYTES
-    reserve_bytes: int = DEFAULT_RESERVE_BYTES
 
     def __post_init__(self) -> None:
         if self.max_age_seconds is not None and not 0.0 < self.max_age_seconds < math.inf:
             raise ConfigurationError(f"max_age_seconds {self.max_age_seconds!r} must be > 0")
         if self.max_bytes is not None and self.max_bytes <= 0:
             raise ConfigurationError(f"max_bytes {self.max_bytes!r} must be > 0")
-        if self.reserve_bytes < 0:
-            raise ConfigurationError(f"reserve_bytes {self.reserve_bytes!r} must be ≥ 0")
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,0 +1,183 @@
+"""What writing processes report: samples, and what they sampled, stored and lost, by hour.
+
+A report is added in the transaction that stores its samples. What a process held when it last
+reported is pending while the process is heard of, and unaccounted for once it was silent.
+"""
+
+import math
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from ctxguard.monitor.store import schema
+from ctxguard.monitor.store.database import AHEAD_SECONDS, storable
+from ctxguard.monitor.store.part import StorePart, reads, writes
+from ctxguard.monitor.store.types import (
+    HOUR_SECONDS,
+    Accounts,
+    Entry,
+    LostReason,
+    State,
+    WorkerCounts,
+)
+
+SILENT_SECONDS = 300.0
+"""A process that has not reported for so long is taken for dead, on whichever host it was."""
+_SINGLE_HOURS = 48
+"""Older hours are kept as one row of all processes."""
+_ALL = ""
+"""The worker id of these rows."""
+
+_table = schema.accounts
+_own = _table.c
+_LOST = {reason: _own[f"lost_{reason.value}"] for reason in LostReason}
+_COUNTED = (_own.sampled, _own.stored, *_LOST.values())
+
+
+class WorkerAccounts(StorePart):
+    """The writing processes, their samples and their accounts."""
+
+    @writes
+    def append(
+        self,
+        connection: sa.Connection,
+        worker_id: str,
+        entries: Sequence[Entry],
+        counts: WorkerCounts,
+        *,
+        batch: int | None = None,
+    ) -> bool:
+        """Store samples together with their writer's counts: all of it or nothing.
+
+        Args:
+            worker_id: The id of one process, for as long as it lives.
+            entries: The samples; may be empty, to store the counts alone.
+            counts: What the process has counted since its last batch.
+            batch: Number of the batch, higher than those before. One that the store holds already
+                changes nothing, so that a batch may be sent again where the answer was lost; None
+                for one that is never sent again.
+
+        Returns:
+            Whether it was stored now; False where the store held it already.
+        """
+        if not self._add(connection, storable(worker_id), len(entries), counts, batch):
+            return False
+        if entries:
+            self._insert(connection, entries)
+        return True
+
+    @reads
+    def accounts(
+        self,
+        connection: sa.Connection,
+        *,
+        worker_id: str | None = None,
+        since: float | None = None,
+    ) -> Accounts:
+        """The counts of the writing processes, as last reported.
+
+        Args:
+            worker_id: Only those of one process; None for all. Processes are told apart for two
+                days.
+            since: Only reports of this hour and later ones, in seconds since the epoch; None for
+                all.
+        """
+        now = self._database.lease_clock()
+        is_heard = sa.and_(
+            _own.heard_at > now - SILENT_SECONDS, _own.heard_at <= now + AHEAD_SECONDS
+        )
+        pending = sa.case((is_heard, _own.pending), else_=0)
+        query = sa.select(
+            *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, pending)]
+        )
+        if worker_id is not None:
+            query = query.where(_own.worker_id == storable(worker_id))
+        if since is not None:
+            query = query.where(_own.hour >= math.floor(since / HOUR_SECONDS))
+        sampled, stored, *lost, waiting = map(int, connection.execute(query).one())
+        return Accounts(sampled, stored, waiting, dict(zip(LostReason, lost, strict=True)))
+
+    @writes
+    def fold_accounts(self, connection: sa.Connection) -> int:
+        """Add up the processes of each hour that is two days old; how many rows were added up."""
+        oldest = math.floor(self._clock() / HOUR_SECONDS) - _SINGLE_HOURS
+        is_old = sa.and_(_own.hour < oldest, _own.worker_id != _ALL)
+        found = connection.execute(sa.select(_own.hour).where(is_old).with_for_update()).all()
+        if not found:
+            return 0
+        sums = sa.select(
+            sa.literal(_ALL), _own.hour, *map(sa.func.sum, _COUNTED), sa.literal(0), sa.literal(0)
+        )
+        insert = self._database.insert(_table).from_select(
+            [_own.worker_id, _own.hour, *_COUNTED, _own.pending, _own.batch],
+            sums.where(is_old).group_by(_own.hour),
+        )
+        added = {each.name: each + insert.excluded[each.name] for each in _COUNTED}
+        key = [_own.worker_id, _own.hour]
+        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=added))
+        connection.execute(sa.delete(_table).where(is_old))
+        return len(found)
+
+    def _add(
+        self,
+        connection: sa.Connection,
+        worker_id: str,
+        stored: int,
+        counts: WorkerCounts,
+        batch: int | None,
+    ) -> bool:
+        """Add to the row of a worker and an hour; whether the batch is new."""
+        now = math.floor(self._clock() / HOUR_SECONDS)
+        key = {"worker_id": worker_id, "hour": now if counts.hour is None else counts.hour}
+        more = {
+            _own.sampled: counts.sampled,
+            _own.stored: stored,
+            **{column: counts.lost.get(reason, 0) for reason, column in _LOST.items()},
+        }
+        present = {_own.pending: counts.pending, _own.heard_at: self._database.lease_clock()}
+        update = (
+            sa.update(_table)
+            .where(_own.worker_id == key["worker_id"], _own.hour == key["hour"])
+            .values({column: column + n for column, n in more.items()} | present)
+        )
+        update = (
+            update.values(batch=_own.batch + 1)
+            if batch is None
+            else update.where(_own.batch < batch).values(batch=batch)
+        )
+        if connection.execute(update).rowcount:
+            return True
+        new = {column.name: n for column, n in {**more, **present}.items()}
+        new |= {**key, "batch": batch or 0}
+        if self._database.upsert(connection, _table, new, changes=None):
+            earlier = sa.and_(_own.worker_id == worker_id, _own.hour < key["hour"])
+            connection.execute(sa.update(_table).where(earlier).values(pending=0))
+            return True
+        # Another connection of the worker may have inserted the row just now.
+        return bool(connection.execute(update).rowcount)
+
+    def _insert(self, connection: sa.Connection, entries: Sequence[Entry]) -> None:
+        """Insert samples; those of probability 0 as forced."""
+        ids = self._database.new_sample_ids(connection, len(entries))
+        rows = [
+            {
+                "sample_id": sample_id,
+                "request_id": storable(entry.request_id),
+                "time_seconds": entry.time_seconds,
+                "probability": entry.probability,
+                "session_id": None if entry.session_id is None else storable(entry.session_id),
+                "label_order": entry.label_order,
+                "payload_bytes": len(entry.payload),
+                "state": (State.PENDING if entry.probability > 0.0 else State.FORCED).value,
+                "attempts": 0,
+            }
+            for sample_id, entry in zip(ids, entries, strict=True)
+        ]
+        connection.execute(sa.insert(schema.samples), rows)
+        connection.execute(
+            sa.insert(schema.payloads),
+            [
+                {"sample_id": sample_id, "payload": entry.payload}
+                for sample_id, entry in zip(ids, entries, strict=True)
+            ],
+        )
