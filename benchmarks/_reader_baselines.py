@@ -1,4 +1,4 @@
-"""Ways to fit the costs of passages that fit-utilities is compared with."""
+"""Ways to fit the costs of passages that fit utilities is compared with."""
 
 import numpy as np
 from numpy.typing import NDArray

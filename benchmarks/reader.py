@@ -4,7 +4,7 @@
 
 A question has one relevant passage, and four answers to contexts of different passages. Three ways
 to fit the costs of an irrelevant passage and of a hard negative are compared with the truth: within
-questions, as fit-utilities does; pooled, one regression over all answers; and conditional on how
+questions, as fit utilities does; pooled, one regression over all answers; and conditional on how
 many answers of a question are right.
 
 Readers:

@@ -152,12 +152,12 @@ def fit_relevance(
     if np.isnan(inputs).any():
         raise CalibrationError(
             "a candidate lacks a leg's score, so its features are undefined: score every "
-            "candidate in every leg, or calibrate with --policy ratio"
+            "candidate in every leg, or calibrate with policy = ratio"
         )
     if relevant.all() or not relevant.any():
         raise CalibrationError(
             f"of {relevant.size} candidates of {len(rows)} queries {int(relevant.sum())} are "
-            "relevant; a model needs both kinds. Use --policy ratio, or label more queries"
+            "relevant; a model needs both kinds. Use policy = ratio, or label more queries"
         )
     means, scales = inputs.mean(axis=0), inputs.std(axis=0)
     scales[scales < 1e-12] = 1.0

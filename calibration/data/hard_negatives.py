@@ -226,7 +226,7 @@ def write_triplets(path: Path, rows: Iterable[Triplet]) -> int:
         raise CalibrationError(
             "no hard negative was found: label more of the retrieved passages (`ctxguard golden "
             "coverage --out` lists them), or also take unlabelled ones, some of which may be "
-            "relevant (--include-unjudged)"
+            "relevant (--unjudged-margin)"
         )
     write_lines(path, lines)
     return len(lines)

@@ -130,7 +130,8 @@ def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, .
         return preferred, ()
     if len(names) > 1:
         raise DataError(
-            f"there is no split {preferred!r}; name one with --split: {', '.join(names)}",
+            f"there is no split {preferred!r}; name the file of one: "
+            f"{', '.join(f'qrels/{name}.tsv' for name in names)}",
             path=Path(folder),
         )
     return names[0], (f"{folder} has no split {preferred!r}; its only one, {names[0]!r}, is used",)

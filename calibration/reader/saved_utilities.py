@@ -1,4 +1,4 @@
-"""The utilities of one reader as a file: what ``fit-utilities`` writes and ``calibrate`` takes."""
+"""The utilities of one reader as a file: what ``fit utilities`` writes and ``calibrate`` takes."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -68,7 +68,7 @@ def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
 
 
 def load_utilities(path: Path | str) -> SavedUtilities:
-    """Read the utilities that ``ctxguard fit-utilities`` wrote.
+    """Read the utilities that ``ctxguard fit utilities`` wrote.
 
     Raises:
         DataError: the file cannot be read, has another format, or gives a relevant passage another
@@ -85,7 +85,7 @@ def load_utilities(path: Path | str) -> SavedUtilities:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "document"
         raise DataError(
-            f"is not what `ctxguard fit-utilities --out` writes ({where}: {first['msg']})",
+            f"is not what `ctxguard fit utilities --out` writes ({where}: {first['msg']})",
             path=path,
         ) from None
     reader = f"reader {saved.reader}" if saved.reader else "a reader without a name"

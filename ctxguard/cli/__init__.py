@@ -30,7 +30,8 @@ from ctxguard.cli import (
     serve,
     utilities,
 )
-from ctxguard.cli._console import BAD_INPUT, Command, Group, print_warning
+from ctxguard.cli._console import BAD_INPUT, Group, print_warning
+from ctxguard.cli._settings import add_command, add_group
 
 app = typer.Typer(
     name="ctxguard",
@@ -63,32 +64,39 @@ def _application(
     pass
 
 
-for _module in (
-    demo,
-    index,
-    calibrate,
-    evaluate,
-    query,
-    compare,
-    serve,
-    mcp,
-    monitor,
-    explain,
-    label,
-    recalibrate,
-    metrics,
-    utilities,
-    golden,
-    fit_ranker,
-    hard_negatives,
-):
-    _module.register(app)
-for _group in app.registered_groups:
-    _group.cls = Group
-_groups = [group.typer_instance for group in app.registered_groups if group.typer_instance]
-for _command in [command for part in (app, *_groups) for command in part.registered_commands]:
-    if not issubclass(_command.cls or object, Command):
-        _command.cls = Command
+add_command(app, demo.demo, "demo")
+add_command(app, index.index, "index")
+add_command(app, calibrate.calibrate, "calibrate")
+add_command(app, evaluate.evaluate, "evaluate")
+add_command(app, query.query, "query", without=["run"])
+add_command(app, compare.compare, "compare")
+add_command(
+    app, serve.serve, "serve", options=["rerank_upstream", "rerank_protocol", "rerank_model"]
+)
+add_command(app, mcp.mcp, "mcp")
+add_command(app, monitor.monitor, "monitor")
+add_command(app, explain.explain, "explain")
+add_command(app, recalibrate.recalibrate, "recalibrate")
+add_command(app, metrics.metrics, "metrics")
+
+_label = add_group(
+    app, "label", "Export samples for people to label; import their labels, and users' feedback."
+)
+add_command(_label, label.export, "export")
+add_command(_label, label.import_, "import")
+add_command(_label, label.feedback, "feedback")
+
+_golden = add_group(
+    app, "golden", "Labels with provenance, frozen by digest; their coverage and hard negatives."
+)
+add_command(_golden, golden.freeze, "freeze")
+add_command(_golden, golden.check, "check")
+add_command(_golden, golden.coverage, "coverage")
+add_command(_golden, hard_negatives.hard_negatives, "hard-negatives")
+
+_fit = add_group(app, "fit", "Fit a ranker, or the utilities of a reader, to labels.")
+add_command(_fit, fit_ranker.fit_ranker, "ranker")
+add_command(_fit, utilities.fit_utilities, "utilities")
 
 
 def main() -> None:

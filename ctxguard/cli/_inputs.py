@@ -1,25 +1,22 @@
 """Inputs that several commands read: labelled queries, an index with its models, a profile."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
-    from calibration.retrievers import WrappedRetriever
+    from ctxguard.cli._system import Source
     from ctxguard.core.metrics import Utilities
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.profile.comparison import SystemComparison
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-
-Source: TypeAlias = "HybridRetriever | EngineRetriever | WrappedRetriever"
-"""Where a command's candidates come from."""
 
 DEFAULT_BASELINE = f"k={DEFAULT_K}"
 """Baseline of recall loss, the same as in calibration."""
@@ -138,33 +135,30 @@ def baseline_k(baseline: str) -> int | None:
         return None
     match = _BASELINE.fullmatch(baseline)
     if match is None:
-        raise ConfigurationError(f"--baseline {baseline!r} is neither pool nor k=N, such as k=10")
+        raise ConfigurationError(f"baseline {baseline!r} is neither pool nor k=N, such as k=10")
     return int(match[1])
 
 
-def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
-    """Read labelled queries from a BEIR folder or a JSONL file.
+def read_labelled(data: Path, preferred: str) -> Labelled:
+    """Read labelled queries.
 
     Args:
-        data: The folder or the file.
-        split: Name of the split; None for ``preferred`` if it exists, otherwise the only one.
-        preferred: Name of a split.
+        data: A BEIR folder, the file of one of its splits, or a JSONL file.
+        preferred: The split to read from a folder, if it has it; otherwise its only one.
 
     Raises:
-        DataError: the data cannot be read, or no split is named and there are several; the
-            message names file and line.
-        ConfigurationError: a split of a file is named.
+        DataError: the data cannot be read, or the folder has several other splits; the message
+            names file and line.
     """
     from calibration.data.readers import default_split, read_beir, read_jsonl, splits
 
-    if not data.is_dir():
-        if split is not None:
-            raise ConfigurationError(
-                f"--split {split}: {data} is a file, and only a BEIR folder has splits"
-            )
+    split: str | None = None
+    taken: tuple[str, ...] = ()
+    if is_split(data):
+        data, split = data.parent.parent, data.stem
+    elif not data.is_dir():
         dataset = read_jsonl(data)
         return Labelled(dataset, None, None, (), dataset.notes)
-    taken: tuple[str, ...] = ()
     if split is None:
         split, taken = default_split(data, preferred)
     dataset = read_beir(data, split)
@@ -177,6 +171,11 @@ def read_labelled(data: Path, split: str | None, preferred: str) -> Labelled:
             except DataError as error:
                 notes.append(f"questions shared with the split {other!r} are unknown: {error}")
     return Labelled(dataset, split, data / "corpus.jsonl", tuple(others), tuple(notes))
+
+
+def is_split(data: Path) -> bool:
+    """Whether a path is the file of one split of a BEIR folder."""
+    return data.suffix == ".tsv" and data.parent.name == "qrels"
 
 
 def shared_questions(labelled: Labelled) -> tuple[str, ...]:
@@ -218,49 +217,20 @@ def seen_in_calibration(labelled: Labelled, profile: "Profile") -> tuple[str, ..
 _UTILITIES = ("unjudged", "irrelevant", "hard_negative", "distractor", "partial")
 
 
-def with_utilities(base: "Utilities", settings: Sequence[str] | None) -> "Utilities":
+def with_utilities(base: "Utilities", changed: Mapping[str, float]) -> "Utilities":
     """Utilities with some of them replaced.
 
-    Args:
-        base: The others.
-        settings: NAME=VALUE each, as ``--utility`` takes them.
-
     Raises:
-        ConfigurationError: another name or form, or a value that the name cannot have.
+        ConfigurationError: another name, or a value that the name cannot have.
     """
-    values: dict[str, Any] = {}
-    for setting in settings or ():
-        name, _, value = setting.partition("=")
+    for name in changed:
         if name not in _UTILITIES:
             raise ConfigurationError(
-                f"--utility {setting!r}: write NAME=VALUE, with a name of {', '.join(_UTILITIES)}; "
-                "a relevant passage is worth 1"
+                f"utility has no {name!r}: its keys are {', '.join(_UTILITIES)}; a relevant "
+                "passage is worth 1"
             )
-        try:
-            values[name] = float(value)
-        except ValueError:
-            raise ConfigurationError(f"--utility {setting!r}: {value!r} is not a number") from None
+    values: dict[str, Any] = dict(changed)
     return replace(base, **values)
-
-
-def open_index(
-    folder: Path, *, reranker: str | None = None, ranker: Path | None = None
-) -> "HybridRetriever":
-    """Load an index with its embedder, and the reranker and the ranker's file if they are named.
-
-    Raises:
-        DataError: the file holds no ranker.
-    """
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-    from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-    from ctxguard.signals.ranker import Ranker
-
-    weights = None if ranker is None else Ranker.load(ranker)
-    return HybridRetriever.load(
-        folder,
-        reranker=None if reranker is None else CrossEncoderReranker(reranker),
-        ranker=weights,
-    )
 
 
 def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":

@@ -9,13 +9,13 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
 from ctxguard._support.settings import SettingsModel, about, flags_of, key_of
-from ctxguard.cli._console import Command
+from ctxguard.cli._console import Command, Group
 from ctxguard.cli._system import SOURCES, System
 from ctxguard.errors import DataError
 
@@ -70,7 +70,7 @@ def add_command(
             for each, value in given.items()
             if (source := context.get_parameter_source(each)) and source.name != "DEFAULT"
         }
-        files = chosen[_SYSTEM] if _SYSTEM in fields else [chosen.pop(_SYSTEM, None)]
+        files = chosen.get(_SYSTEM, []) if _SYSTEM in fields else [chosen.pop(_SYSTEM, None)]
         values: dict[str, Any] = {}
         for file in files:
             if file is not None:
@@ -85,6 +85,13 @@ def add_command(
     app.command(name, cls=type("Command", (Command,), {"keys": _sections(keys, name)}))(call)
 
 
+def add_group(app: typer.Typer, name: str, text: str) -> typer.Typer:
+    """Add a group of commands."""
+    group = typer.Typer(name=name, cls=Group, help=text, no_args_is_help=True)
+    app.add_typer(group)
+    return group
+
+
 def _bounds(field: FieldInfo) -> dict[str, Any]:
     return {
         kind: getattr(each, kind)
@@ -96,7 +103,10 @@ def _bounds(field: FieldInfo) -> dict[str, Any]:
 
 def _option(name: str, field: FieldInfo) -> Parameter:
     """A field as a parameter that typer makes an option or an argument of."""
-    extra, bounds = about(field), _bounds(field)
+    extra, bounds, kind = about(field), _bounds(field), field.annotation
+    item: Any = next(iter(get_args(kind)), None)
+    if get_origin(item) is Annotated:  # a list whose items have a range
+        kind, bounds = list[item.__origin__], _bounds(item.__metadata__[0])
     default = field.get_default(call_default_factory=True)
     if extra["argument"]:
         info: Any = typer.Argument(metavar=extra["metavar"], help=field.description)
@@ -114,7 +124,7 @@ def _option(name: str, field: FieldInfo) -> Parameter:
         name,
         Parameter.KEYWORD_ONLY,
         default=Parameter.empty if field.is_required() else default,
-        annotation=Annotated[field.annotation, info],
+        annotation=Annotated[kind, info],
     )
 
 
@@ -128,9 +138,9 @@ def _sections(keys: Fields, command: str) -> dict[str, list[tuple[str, str]]]:
     """The keys that a command reads, with their help, under a heading for each table."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for name, field in keys.items():
-        table = f"its table [{command}], beside the options above"
+        table = f"its table [{command}]"
         if name in System.model_fields:
-            table = "the file --system, beside the options that name a system"
+            table = "the file --system"
         record = (key_of(name, field), f"{field.description}  {_default_and_range(field)}".rstrip())
         sections.setdefault(f"Keys of {table}", []).append(record)
     return sections
@@ -151,20 +161,35 @@ def _settings_in(file: Path, command: str, fields: Fields) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or it has a key that is unknown.
     """
-    document = read_toml(file)
+    document = _read_toml(file)
     tables = {name: document.pop(name) for name in _TABLES & document.keys()}
-    system = named(document, System.model_fields, file)
-    for name in [each for each in SOURCES if each in system and each not in fields]:
+    system = _named(document, System.model_fields, file)
+    own_sources = SOURCES if _SYSTEM in fields else fields
+    for name in [each for each in SOURCES if each in system and each not in own_sources]:
         raise DataError(
             f"`ctxguard {command}` does not take {key_of(name, System.model_fields[name])}",
             path=file,
         )
     own = {name: field for name, field in fields.items() if name not in System.model_fields}
-    table = named(tables.get(command, {}), own, file, f"[{command}] ")
+    table = _named(tables.get(command, {}), own, file, f"[{command}] ")
+    if _SYSTEM in fields:
+        system = {name: value for name, value in system.items() if name not in SOURCES}
     return {**{name: value for name, value in system.items() if name in fields}, **table}
 
 
-def read_toml(file: Path) -> dict[str, Any]:
+def system_in(file: Path) -> System:
+    """The system that a file describes.
+
+    Raises:
+        DataError: the file cannot be read, or it has a key that is unknown.
+        ConfigurationError: a value cannot be used.
+    """
+    document = _read_toml(file)
+    system = {key: value for key, value in document.items() if key not in _TABLES}
+    return System(**_named(system, System.model_fields, file))
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
@@ -176,7 +201,7 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise DataError(f"is no TOML: {error}", path=file) from None
 
 
-def named(table: Mapping[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
+def _named(table: Mapping[str, Any], fields: Fields, file: Path, where: str = "") -> dict[str, Any]:
     """The values of a table by the names of fields; paths start from the file's folder.
 
     Raises:

@@ -2,12 +2,10 @@
 
 import os
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli._console import Output, interval, number, table
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
@@ -17,17 +15,6 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.store import Limits, SampleStore
-
-StoreUrl = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        "--from-samples",
-        metavar="URL",
-        help="Sample store: sqlite:///samples.db, or postgresql://user@host/database.",
-        envvar="CTXGUARD_STORE",
-    ),
-]
 
 IN_WORDS = {
     "recall": "recall of the pool",
@@ -41,12 +28,78 @@ IN_WORDS = {
 }
 
 
-class JudgeKind(StrEnum):
-    """The kinds of judge."""
+class JudgeSettings(SettingsModel):
+    """The judge of sampled requests."""
 
-    LABELS = "labels"
-    LLM = "llm"
-    CROSS_ENCODER = "cross-encoder"
+    judge: Annotated[
+        Literal["labels", "llm", "cross-encoder"],
+        setting("Grades passages: labels, llm (a language model) or cross-encoder.", "JUDGE"),
+    ]
+    labels: Annotated[
+        Path | None,
+        setting(
+            "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
+            "a JSONL file.",
+            "PATH",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        setting("Dated name of the language model, or folder of the cross-encoder.", "MODEL"),
+    ] = None
+    base_url: Annotated[
+        str | None,
+        setting("Endpoint of --judge llm; its key is read from OPENAI_API_KEY.", "URL", key=True),
+    ] = None
+    prices: Annotated[
+        tuple[float, float] | None,
+        setting(
+            "Prices of a million input and output tokens of --judge llm, such as [2, 8].",
+            "LIST",
+            key=True,
+        ),
+    ] = None
+    calls_per_second: Annotated[
+        float | None,
+        setting("Most calls of --judge llm a second, retries included.", "N", key=True, gt=0),
+    ] = None
+
+    def make_judge(self, reranker: str | None, output: Output) -> "Judge":
+        """The judge that the settings describe.
+
+        Args:
+            reranker: The guard's, which a cross-encoder that judges must not be.
+            output: Told what was repaired in labels.
+
+        Raises:
+            ConfigurationError: a setting that this kind of judge needs is missing.
+        """
+        if self.judge == "labels":
+            if self.labels is None:
+                raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
+            return _label_judge(self.labels, output)
+        if self.model is None:
+            raise ConfigurationError(
+                f"--judge {self.judge} needs --model: "
+                + ("as the endpoint names it" if self.judge == "llm" else "a folder or a hub name")
+            )
+        if self.judge == "cross-encoder":
+            from ctxguard.monitor.judges import CrossEncoderJudge
+            from ctxguard.retrieval.models.reranker import CrossEncoderReranker
+
+            return CrossEncoderJudge(
+                self.model,
+                reranker=None if reranker is None else CrossEncoderReranker(reranker),
+            )
+        from ctxguard.monitor.judges import LLMJudge, TokenPrices
+
+        return LLMJudge(
+            self.model,
+            base_url=self.base_url,
+            api_key=os.environ.get("OPENAI_API_KEY") or ("none" if self.base_url else None),
+            max_calls_per_second=self.calls_per_second,
+            prices=None if self.prices is None else TokenPrices(*self.prices),
+        )
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":
@@ -94,54 +147,10 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     raise DataError(f"{problem}; name one with --judge: {', '.join(map(repr, all_series))}")
 
 
-def make_judge(
-    kind: JudgeKind,
-    *,
-    labels: Path | None,
-    split: str | None,
-    model: str | None,
-    base_url: str | None,
-    calls_per_second: float | None,
-    prices: tuple[float, float] | None,
-    reranker: str | None,
-    output: Output,
-) -> "Judge":
-    """The judge that the options describe.
-
-    Raises:
-        ConfigurationError: an option that this kind of judge needs is missing.
-    """
-    if kind is JudgeKind.LABELS:
-        if labels is None:
-            raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-        return _label_judge(labels, split, output)
-    if model is None:
-        raise ConfigurationError(
-            f"--judge {kind.value} needs --model: "
-            + ("as the endpoint names it" if kind is JudgeKind.LLM else "a folder or a hub name")
-        )
-    if kind is JudgeKind.CROSS_ENCODER:
-        from ctxguard.monitor.judges import CrossEncoderJudge
-        from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-
-        return CrossEncoderJudge(
-            model, reranker=None if reranker is None else CrossEncoderReranker(reranker)
-        )
-    from ctxguard.monitor.judges import LLMJudge, TokenPrices
-
-    return LLMJudge(
-        model,
-        base_url=base_url,
-        api_key=os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None),
-        max_calls_per_second=calls_per_second,
-        prices=None if prices is None else TokenPrices(*prices),
-    )
-
-
-def _label_judge(labels: Path, split: str | None, output: Output) -> "Judge":
+def _label_judge(labels: Path, output: Output) -> "Judge":
     from ctxguard.monitor.judges import LabelJudge
 
-    labelled = read_labelled(labels, split, "test")
+    labelled = read_labelled(labels, "test")
     for note in labelled.notes:
         output.note(note)
     dataset = labelled.dataset

@@ -7,15 +7,18 @@ candidates that a server reranks.
 import atexit
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from pydantic import Field
+
 from ctxguard._support.settings import about, key_of, setting
-from ctxguard.core.types import DEFAULT_DEPTH, ScoreKind
+from ctxguard.cli._options import Depth, Utility
+from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.server.settings import IndexSettings, ServedSystem
 
@@ -73,16 +76,21 @@ class System(ServedSystem):
             key=True,
         ),
     ] = None
-    depth: Annotated[
-        int | None,
-        setting(
-            "Candidates to retrieve for each query.",
-            "N",
-            default=f"the profile's, or {DEFAULT_DEPTH}",
-            key=True,
-            ge=1,
-        ),
-    ] = None
+    depth: Depth = None
+    utility: Utility = Field(default_factory=dict)
+
+    @property
+    def sources(self) -> list[str]:
+        """The settings given that name where candidates come from."""
+        return [name for name in SOURCES if getattr(self, name) is not None]
+
+    def completed(self, others: "Iterable[System]") -> "System":
+        """This system with the settings of others that it does not have and that go with it."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        for other in others:
+            for name in other.model_fields_set.difference(values, _HAVE_NO_EFFECT[self.sources[0]]):
+                values[name] = getattr(other, name)
+        return System(**values)
 
     def open(self, queries: "Sequence[Query]" = ()) -> Source:
         """The retriever that the settings name.
@@ -94,7 +102,7 @@ class System(ServedSystem):
             ConfigurationError: not one source is named, or a setting does not go with it.
             DataError: the run or the candidates cannot be read.
         """
-        given = [name for name in SOURCES if getattr(self, name) is not None]
+        given = self.sources
         if len(given) != 1:
             raise ConfigurationError(
                 f"{' and '.join(map(_shown, given)) or 'nothing'} says where candidates come from: "

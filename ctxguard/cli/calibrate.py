@@ -1,14 +1,15 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-import typer
+from pydantic import Field, model_validator
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
+from ctxguard._support.settings import setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
     FINDING,
@@ -17,278 +18,268 @@ from ctxguard.cli._console import (
     print_json,
 )
 from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
-from ctxguard.cli._retriever import notes_on_pools, open_retriever, upstream_of
+from ctxguard.cli._pools import notes_on_pools
 from ctxguard.cli._summary import print_summary
+from ctxguard.cli._system import System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
-    from calibration.calibrate_route import RouteOutcome
-    from ctxguard.cli._inputs import Labelled, Source
+    from calibration.calibrate_route import RouteOutcome, Settings
+    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._system import Source
     from ctxguard.core.metrics import Utilities
 
 _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("calibrate")(calibrate)
+class Calibrate(System):
+    """Settings of ``ctxguard calibrate``."""
 
-
-def calibrate(
-    *,
-    index: _options.SourceIndex = None,
-    engine: _options.SourceEngine = None,
-    retriever: _options.SourceRetriever = None,
-    run: _options.SourceRun = None,
-    rerank_upstream: _options.RerankUpstream = None,
-    candidates: _options.Candidates = None,
-    rerank_protocol: _options.RerankProtocol = "cohere",
-    rerank_model: _options.RerankModel = None,
-    score_kind: _options.ScoresMean = None,
-    fingerprint: _options.Fingerprint = None,
-    data: _options.LabelledQueries,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Profile to write, as JSON.")],
+    data: _options.LabelledQueries
+    out: Annotated[Path, setting("Profile to write, as JSON.", "FILE")]
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the evidence as one HTML page.")
-    ] = None,
-    report_json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures of the page as JSON.")
-    ] = None,
-    split: Annotated[str | None, _options.split("train")] = None,
-    policy: Annotated[
-        Literal["auto", "ratio", "expected_utility"],
-        typer.Option(
-            metavar="KIND",
-            help="Keep a passage by its score relative to the best (ratio), or by its calibrated "
-            "probability of relevance (expected_utility); auto chooses by the labels.",
+        list[Path],
+        setting(
+            "Write the evidence as one HTML page, or its figures where the name ends in .json. "
+            "Repeatable.",
+            "FILE",
         ),
-    ] = "auto",
+    ] = Field(default_factory=list)
     serving_k: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=1, help="Passages that you serve today; recall is compared with them."
-        ),
-    ] = DEFAULT_K,
+        setting("Passages that you serve today; recall is compared with them.", "N", ge=1),
+    ] = DEFAULT_K
     objective: Annotated[
         Literal["keep-recall", "utility"],
-        typer.Option(
-            metavar="OBJECTIVE",
-            help="Choose the policy of least harm that keeps the recall of what you serve today "
+        setting(
+            "Choose the policy of least harm that keeps the recall of what you serve today "
             "(keep-recall), or the policy of highest strict UDCG (utility).",
+            "OBJECTIVE",
         ),
-    ] = "keep-recall",
+    ] = "keep-recall"
     tolerance: Annotated[
-        float,
-        typer.Option(metavar="LOSS", help="Most mean recall that keep-recall may lose, in [0, 1)."),
-    ] = 0.01,
+        float, setting("Most mean recall that keep-recall may lose, in [0, 1).", "LOSS")
+    ] = 0.01
     max_loss: Annotated[
         float,
-        typer.Option(
-            metavar="LOSS",
-            help="How far below today's the lower bound on mean recall may lie for the verdict "
-            "enforce, in (0, 1).",
+        setting(
+            "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
+            "LOSS",
+            gt=0,
+            lt=1,
         ),
-    ] = 0.05,
+    ] = 0.05
     required: Annotated[
         Literal["enforce"] | None,
-        typer.Option(
-            "--require", metavar="VERDICT", help="Exit with 1 unless the verdict is enforce."
-        ),
-    ] = None,
+        setting("Exit with 1 unless the verdict is enforce.", "VERDICT", "--require"),
+    ] = None
     alpha: Annotated[
         float | None,
-        typer.Option(
-            metavar="LOSS",
-            help="Certify that at most this share of the relevant passages served today is "
-            "dropped on the mean, in (0, 1), and take the policy of highest strict UDCG that "
-            "keeps this promise; --objective is not used then.",
+        setting(
+            "Certify that at most this share of the relevant passages served today is dropped on "
+            "the mean, in (0, 1), and take the policy of highest strict UDCG that keeps this "
+            "promise; --objective is not used then.",
+            "LOSS",
         ),
-    ] = None,
-    beta: Annotated[
-        float | None,
-        typer.Option(
-            metavar="HARM", help="Certify a mean harm of at most this as well; needs --alpha."
-        ),
-    ] = None,
-    delta: Annotated[
-        float,
-        typer.Option(metavar="P", help="Probability that the certificate is false, in (0, 1)."),
-    ] = 0.1,
-    false_alarms: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            help="Largest share of contexts with a relevant passage that may be called "
-            "insufficient, in (0, 1).",
-        ),
-    ] = 0.05,
-    segment_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Choose a policy for each value of this metadata column of the queries where it "
-            "can be certified; needs --alpha.",
-        ),
-    ] = None,
-    held_out: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the queries that are held out to measure the policy on, in [0, 1).",
-            show_default="half, or less of fewer than 60",
-        ),
-    ] = None,
-    depth: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
-    ] = DEFAULT_DEPTH,
-    min_keep: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Fewest passages to keep for each query.")
-    ] = 1,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Token budget of a context; no size whose mean exceeds it is chosen.",
-            show_default="none",
-        ),
-    ] = None,
+    ] = None
     utilities: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Take the utilities that `ctxguard fit-utilities --out FILE` fitted to a reader.",
-            show_default="the preset",
+        setting(
+            "Utilities that `ctxguard fit utilities --out FILE` fitted to a reader.",
+            "FILE",
+            default="the preset",
         ),
-    ] = None,
-    utility: _options.Utility = None,
-    reranker: _options.Reranker = None,
-    ranker: _options.RankerFile = None,
-    seed: _options.Seed = 0,
+    ] = None
+    as_json: _options.AsJson = False
+    policy: Annotated[
+        Literal["auto", "ratio", "expected_utility"],
+        setting(
+            "Keep a passage by its score relative to the best (ratio), or by its calibrated "
+            "probability of relevance (expected_utility); auto chooses by the labels.",
+            "KIND",
+            key=True,
+        ),
+    ] = "auto"
+    beta: Annotated[
+        float | None,
+        setting("Certify a mean harm of at most this as well; needs --alpha.", "HARM", key=True),
+    ] = None
+    delta: Annotated[
+        float,
+        setting("Probability that the certificate is false.", "P", key=True, gt=0, lt=1),
+    ] = 0.1
+    false_alarms: Annotated[
+        float,
+        setting(
+            "Largest share of contexts with a relevant passage that may be called insufficient.",
+            "SHARE",
+            key=True,
+            gt=0,
+            lt=1,
+        ),
+    ] = 0.05
+    segment_by: Annotated[
+        str | None,
+        setting(
+            "Choose a policy for each value of this metadata column of the queries where it can be "
+            "certified; needs --alpha.",
+            "COLUMN",
+            key=True,
+        ),
+    ] = None
+    held_out: Annotated[
+        float | None,
+        setting(
+            "Share of the queries that are held out to measure the policy on.",
+            "SHARE",
+            default="half, or less of fewer than 60",
+            key=True,
+            ge=0,
+            lt=1,
+        ),
+    ] = None
+    min_keep: Annotated[
+        int, setting("Fewest passages to keep for each query.", "N", key=True, ge=0)
+    ] = 1
+    max_tokens: Annotated[
+        int | None,
+        setting(
+            "Token budget of a context; no size whose mean exceeds it is chosen.",
+            "N",
+            default="none",
+            key=True,
+            ge=1,
+        ),
+    ] = None
     cache: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder that caches the retrieved candidates, by the fingerprint of the system.",
-            show_default="ctxguard/pools in the user's cache folder for an index, otherwise none",
+        setting(
+            "Folder that caches the retrieved candidates, by the fingerprint of the system.",
+            "FOLDER",
+            default="ctxguard/pools in the user's cache folder for an index, otherwise none",
+            key=True,
         ),
-    ] = None,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    seed: _options.Seed = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("segment_by", "beta"):
+            if getattr(self, name) is not None and self.alpha is None:
+                raise ConfigurationError(f"{name.replace('_', '-')} needs --alpha")
+        if self.cache is not None and self.rerank_upstream is not None:
+            # Kept pools are told apart by the reranker, not by the candidates that it scored.
+            raise ConfigurationError("cache goes with no rerank-upstream")
+        return self
+
+
+def calibrate(settings: Calibrate) -> None:
     """Choose and certify a policy for each route, and measure it on held-out queries.
 
     What you serve today, the first --serving-k passages, is shown beside the choice. It is kept
     on a route where the labels show nothing better, or where no promise can be certified.
     """
-    reports = {"--report": report, "--report-json": report_json}
-    for option, file in {"--out": out, **reports}.items():
-        if file is not None:
-            check_writable(file, option)
-    for option, value in (("--segment-by", segment_by), ("--beta", beta)):
-        if value is not None and alpha is None:
-            raise typer.BadParameter("needs --alpha", param_hint=option)
-    if report is not None:
+    from calibration.calibrate import calibrate as calibrate_all
+
+    for option, file in [
+        ("--out", settings.out),
+        *(("--report", each) for each in settings.report),
+    ]:
+        check_writable(file, option)
+    if any(map(_is_page, settings.report)):
         for library in ("jinja2", "plotly"):
             require(library, "report")
-    if cache is not None and rerank_upstream is not None:
-        # Kept pools are told apart by the reranker, not by the candidates that it scored.
-        raise typer.BadParameter("goes with no --rerank-upstream", param_hint="--cache")
-    output = Output(as_json=as_json)
-    worth, source = _utilities(utilities, utility)
-    labelled = read_labelled(data, split, "train")
+    output = Output(as_json=settings.as_json)
+    chosen = _chosen(settings)
+    labelled = read_labelled(settings.data, "train")
     with output.doing("opening the retriever"):
-        from calibration.calibrate import calibrate as calibrate_all
-        from calibration.calibrate_route import Settings
-        from calibration.certify import Promise
-
-        settings = Settings(
-            policy=policy,
-            objective=objective,
-            serving_k=serving_k,
-            tolerance=tolerance,
-            max_loss=max_loss,
-            promise=None if alpha is None else Promise(alpha, beta, delta),
-            delta=delta,
-            false_alarms=false_alarms,
-            segment_by=segment_by,
-            held_out=held_out,
-            depth=depth,
-            min_keep=min_keep,
-            max_tokens=max_tokens,
-            utilities=worth,
-            utilities_source=source,
-            seed=seed,
-        )
-        opened = open_retriever(
-            index=index,
-            engine=engine,
-            retriever=retriever,
-            run=run,
-            upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
-            reranker=reranker,
-            ranker=ranker,
-            score_kind=score_kind,
-            fingerprint=fingerprint,
-            queries=labelled.dataset.queries,
-        )
+        opened = settings.open(labelled.dataset.queries)
     labelled, counts = labelled.against(opened)
     # Whoever changes a retriever of their own may forget its fingerprint, and would get old pools.
-    default_cache = None if index is None else cache_folder() / "pools"
+    default_cache = None if settings.index is None else cache_folder() / "pools"
     with output.passes() as begin:
         calibration = calibrate_all(
-            opened, labelled.dataset, settings, passes=begin, cache=cache or default_cache
+            opened, labelled.dataset, chosen, passes=begin, cache=settings.cache or default_cache
         )
-    calibration.profile.save(out)
+    calibration.profile.save(settings.out)
     with output.doing("writing the report"):
-        _write_reports(calibration, opened, report, report_json)
-    files = {"profile": out, "report": report, "report_json": report_json}
-    written = {name: None if file is None else str(file) for name, file in files.items()}
+        _write_reports(calibration, opened, settings.report)
+    written = [str(file) for file in (settings.out, *settings.report)]
     notes = _notes(calibration, (*labelled.notes, *shared_questions(labelled)))
     for route, pools in calibration.pools.items():
-        notes += notes_on_pools(replace(pools, skipped=()), route, run)
-    if as_json:
+        notes += notes_on_pools(replace(pools, skipped=()), route, settings.run)
+    if settings.as_json:
         print_json(_document(calibration, labelled, counts, written, notes))
     else:
         _print(calibration, labelled.described(counts), written, output)
     for note in notes:
         output.note(note)
     verdict = calibration.profile.verdict
-    if required is not None and (verdict is None or verdict.decision != required):
+    if settings.required is not None and (verdict is None or verdict.decision != settings.required):
         raise typer.Exit(FINDING)
 
 
-def _utilities(file: Path | None, settings: list[str] | None) -> "tuple[Utilities, str | None]":
-    """What passages are worth, and where that comes from; None for the preset."""
+def _chosen(settings: Calibrate) -> "Settings":
+    """The settings as calibration takes them."""
+    from calibration.calibrate_route import Settings
+    from calibration.certify import Promise
+
+    alpha, beta, delta = settings.alpha, settings.beta, settings.delta
+    utilities, source = _utilities(settings.utilities, settings.utility)
+    return Settings(
+        policy=settings.policy,
+        objective=settings.objective,
+        serving_k=settings.serving_k,
+        tolerance=settings.tolerance,
+        max_loss=settings.max_loss,
+        promise=None if alpha is None else Promise(alpha, beta, delta),
+        delta=delta,
+        false_alarms=settings.false_alarms,
+        segment_by=settings.segment_by,
+        held_out=settings.held_out,
+        depth=settings.depth or DEFAULT_DEPTH,
+        min_keep=settings.min_keep,
+        max_tokens=settings.max_tokens,
+        utilities=utilities,
+        utilities_source=source,
+        seed=settings.seed,
+    )
+
+
+def _utilities(file: Path | None, changed: Mapping[str, float]) -> "tuple[Utilities, str | None]":
+    """The worth of passages, and where that comes from; None for the preset."""
     from calibration.reader.saved_utilities import load_utilities
     from ctxguard.core.metrics import DEFAULT_UTILITIES
 
     saved = None if file is None else load_utilities(file)
-    worth = with_utilities(DEFAULT_UTILITIES if saved is None else saved.utilities, settings)
-    set_by_hand = f"set by hand: {', '.join(settings)}" if settings else None
-    parts = [part for part in (saved and saved.source, set_by_hand) if part]
+    worth = with_utilities(DEFAULT_UTILITIES if saved is None else saved.utilities, changed)
+    by_hand = ", ".join(f"{name}={value:g}" for name, value in changed.items())
+    parts = [saved.source] if saved else []
+    parts += [f"set by hand: {by_hand}"] if changed else []
     return worth, "; ".join(parts) or None
 
 
-def _write_reports(
-    calibration: "Calibration",
-    retriever: "Source",
-    page: Path | None,
-    figures: Path | None,
-) -> None:
-    if page is None and figures is None:
+def _is_page(report: Path) -> bool:
+    return report.suffix != ".json"
+
+
+def _write_reports(calibration: "Calibration", retriever: "Source", files: Sequence[Path]) -> None:
+    if not files:
         return
     from calibration.report import report, write_html, write_json
 
     evidence = report(
         calibration, retriever.passage, milliseconds=_signal_milliseconds(calibration, retriever)
     )
-    if page is not None:
-        write_html(evidence, page)
-    if figures is not None:
-        write_json(evidence, figures)
+    for file in files:
+        if _is_page(file):
+            write_html(evidence, file)
+        else:
+            write_json(evidence, file)
 
 
 def _signal_milliseconds(
@@ -314,13 +305,14 @@ def _document(
     calibration: "Calibration",
     labelled: "Labelled",
     counts: Mapping[str, int],
-    written: Mapping[str, str | None],
+    written: Sequence[str],
     notes: list[str],
 ) -> dict[str, object]:
     held_out, verdict = calibration.held_out, calibration.profile.verdict
     return {
         "verdict": None if verdict is None else verdict.decision,
-        **written,
+        "profile": written[0],
+        "reports": written[1:],
         "profile_id": calibration.profile.profile_id,
         "data": labelled.dataset.name,
         "split": labelled.split,
@@ -339,7 +331,7 @@ def _document(
 
 
 def _print(
-    calibration: "Calibration", queries: str, written: Mapping[str, str | None], output: Output
+    calibration: "Calibration", queries: str, written: Sequence[str], output: Output
 ) -> None:
     profile, held_out = calibration.profile, calibration.held_out
     n_held_out = 0 if held_out is None else len(held_out)
@@ -367,9 +359,7 @@ def _print(
         output.heading("when a stage is down")
         output.facts([(route.value, _in_short(route, calibration)) for route in others])
     output.out.print()
-    output.facts(
-        [("profile", profile.profile_id), *(("wrote", file) for file in written.values() if file)]
-    )
+    output.facts([("profile", profile.profile_id), *(("wrote", file) for file in written)])
 
 
 def _choice(outcome: "RouteOutcome", grid_index: tuple[int, int] | None) -> dict[str, float] | None:

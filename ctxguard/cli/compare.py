@@ -4,30 +4,34 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import Field
 from rich.text import Text
 
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import document, print_checks, print_comparison
 from ctxguard.cli._console import FINDING, Output, check_writable, one_line, print_json
 from ctxguard.cli._inputs import (
     fitted,
-    open_index,
     read_labelled,
     seen_in_calibration,
     with_utilities,
 )
-from ctxguard.cli._retriever import Upstream, open_retriever, upstream_of
+from ctxguard.cli._settings import system_in
+from ctxguard.cli._system import System, open_index
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from calibration.compare.candidates import Candidate
     from calibration.compare.comparison import Comparison
-    from ctxguard.cli._inputs import Labelled, Source
+    from calibration.compare.saved_comparison import RegressionCheck
+    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._system import Source
     from ctxguard.core.metrics import Utilities
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
@@ -35,126 +39,104 @@ if TYPE_CHECKING:
 _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("compare")(compare)
+class Compare(SettingsModel):
+    """Settings of ``ctxguard compare``."""
 
-
-def compare(
-    *,
-    index: _options.SourceIndex = None,
+    index: Annotated[
+        Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")
+    ] = None
     retriever: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE:OBJECT",
-            help="Retriever of your own to compare as well, or instead of an index: a Python "
-            "object with retrieve(query, *, depth), or a function. Repeatable.",
-            show_default=False,
+        list[str],
+        setting("Retriever of your own to compare as well. Repeatable.", "MODULE:OBJECT"),
+    ] = Field(default_factory=list)
+    run: Annotated[list[Path], setting("TREC run file to compare as well. Repeatable.", "FILE")] = (
+        Field(default_factory=list)
+    )
+    system: Annotated[
+        list[Path],
+        setting(
+            "TOML file that describes a system to compare as well, under the name of the file, or "
+            "the index with its reranker and ranker, as other commands read it. It may hold the "
+            "keys below; relative paths start from its folder. Repeatable.",
+            "FILE",
         ),
-    ] = None,
-    run: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="TREC run file to compare as well, or instead of an index. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    rerank_upstream: _options.RerankUpstream = None,
-    candidates_file: _options.Candidates = None,
-    rerank_protocol: _options.RerankProtocol = "cohere",
-    rerank_model: _options.RerankModel = None,
-    score_kind: _options.ScoresMean = None,
-    fingerprint: _options.Fingerprint = None,
-    data: _options.LabelledQueries,
-    split: Annotated[str | None, _options.split("test")] = None,
+    ] = Field(default_factory=list)
+    data: _options.LabelledQueries
     candidate: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SPEC",
-            help="Candidate to compare, as comma-separated settings: a route (lexical, dense, "
-            "hybrid, or one of them with +rerank), reciprocal_rank[:CONSTANT] or "
-            "convex[:DENSE_SHARE], k=N, min_ratio=R, rerank=MODEL; without an index k and "
-            "min_ratio. Repeatable.",
-            show_default="each leg alone, and both fused in both ways",
+        list[str],
+        setting(
+            "Candidate to compare, as comma-separated settings: a route (lexical, dense, hybrid, "
+            "or one of them with +rerank), reciprocal_rank[:CONSTANT] or convex[:DENSE_SHARE], "
+            "k=N, min_ratio=R, rerank=MODEL; without an index k and min_ratio. Repeatable.",
+            "NAME=SPEC",
+            default="each leg alone, and both fused in both ways",
         ),
-    ] = None,
+    ] = Field(default_factory=list)
     profile: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Calibrated profile to compare as well. Repeatable."),
-    ] = None,
+        list[Path], setting("Calibrated profile to compare as well. Repeatable.", "FILE")
+    ] = Field(default_factory=list)
     k: Annotated[
-        list[int] | None,
-        typer.Option(
+        list[Annotated[int, Field(ge=1)]],
+        setting(
+            "Passages to keep, for candidates without k=N. Repeatable.",
+            "N",
             "--k",
             "-k",
-            metavar="N",
-            min=1,
-            help="Passages to keep, for candidates without k=N. Repeatable.",
-            show_default=str(DEFAULT_K),
+            default=str(DEFAULT_K),
         ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Candidate that differences are taken from.",
-            show_default="the first",
-        ),
-    ] = None,
-    reranker: _options.Reranker = None,
-    ranker: _options.RankerFile = None,
-    depth: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
-    ] = DEFAULT_DEPTH,
-    safe: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Largest share of harm that is called SAFE, beyond noise."
-        ),
-    ] = 0.33,
-    dangerous: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Smallest share of harm that is called DANGEROUS, beyond noise."
-        ),
-    ] = 0.5,
+    ] = Field(default_factory=list)
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="JSON file to save the comparison to, for a later --against."
-        ),
-    ] = None,
+        setting("JSON file to save the comparison to, for a later --against.", "FILE"),
+    ] = None
     against: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Saved comparison to check against; exit code 1 if a candidate is worse than the "
-            "saved one of its name, beyond noise.",
+        setting(
+            "Saved comparison to check against; exit code 1 if a candidate is worse than the saved "
+            "one of its name, beyond noise.",
+            "FILE",
         ),
-    ] = None,
-    regression_metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="METRIC",
-            help="Metric that --against checks. Repeatable.",
-            show_default="udcg_strict and recall",
+    ] = None
+    as_json: _options.AsJson = False
+    depth: _options.Depth = None
+    utility: _options.Utility = Field(default_factory=dict)
+    baseline: Annotated[
+        str | None,
+        setting(
+            "Candidate that differences are taken from.", "NAME", default="the first", key=True
         ),
-    ] = None,
+    ] = None
+    safe: Annotated[
+        float,
+        setting("Largest share of harm that is called SAFE, beyond noise.", "SHARE", key=True),
+    ] = 0.33
+    dangerous: Annotated[
+        float,
+        setting(
+            "Smallest share of harm that is called DANGEROUS, beyond noise.", "SHARE", key=True
+        ),
+    ] = 0.5
+    regression_metrics: Annotated[
+        list[str],
+        setting(
+            "List of metrics that --against checks.",
+            "LIST",
+            default="udcg_strict and recall",
+            key=True,
+        ),
+    ] = Field(default_factory=list)
     tolerance: Annotated[
         float,
-        typer.Option(
-            metavar="LOSS", min=0.0, help="Loss that --against accepts, in the metric's unit."
-        ),
-    ] = 0.0,
-    utility: _options.Utility = None,
-    seed: _options.Seed = 0,
-    as_json: _options.AsJson = False,
-) -> None:
+        setting("Loss that --against accepts, in the metric's unit.", "LOSS", key=True, ge=0),
+    ] = 0.0
+    seed: _options.Seed = 0
+
+
+def compare(settings: Compare) -> None:
     """Compare ways to rank and to cut on the same labelled queries, with paired intervals.
 
-    They rank an index, or are retrievers of your own (--retriever), TREC runs (--run) or lists
-    that a server reranks (--rerank-upstream).
+    They rank an index, or are retrievers of your own (--retriever), TREC runs (--run) or any
+    system that a file describes (--system).
     Save a comparison with --out (or --json > FILE), and check a later one against it with
     --against FILE.
     """
@@ -169,42 +151,25 @@ def compare(
     from calibration.replay import encode_queries
     from ctxguard.profile.schema import Profile
 
-    output = Output(as_json=as_json)
-    rule, metrics = VerdictRule(safe, dangerous), check_metrics(regression_metric or [])
-    saved = None if against is None else SavedComparison.load(against)
-    _check_out(out, against)
-    profiles = {name: Profile.load(path) for name, path in _by_name(profile or []).items()}
-    sources = _sources(
-        retriever or [],
-        run or [],
-        upstream_of(rerank_upstream, candidates_file, rerank_protocol, rerank_model),
-        indexed=index is not None,
-    )
-    candidates = _candidates(
-        candidate or [],
-        profiles,
-        k or [],
-        reranked=reranker is not None,
-        sources=tuple(sources),
-        indexed=index is not None,
-    )
+    output = Output(as_json=settings.as_json)
+    rule = VerdictRule(settings.safe, settings.dangerous)
+    metrics = check_metrics(settings.regression_metrics)
+    saved = None if settings.against is None else SavedComparison.load(settings.against)
+    _check_out(settings.out, settings.against)
+    profiles = {name: Profile.load(path) for name, path in _by_name(settings.profile).items()}
+    index, sources = _systems(settings)
+    reranker = None if index is None else index.reranker
+    candidates = _candidates(settings, profiles, tuple(sources), index)
+    depth, baseline, seed = settings.depth or DEFAULT_DEPTH, settings.baseline, settings.seed
     check_candidates(candidates, baseline, depth)
-    utilities = with_utilities(_utilities(profiles), utility)
-    labelled = read_labelled(data, split, "test")
+    utilities = with_utilities(_utilities(profiles), settings.utility)
+    labelled = read_labelled(settings.data, "test")
     with output.doing("opening the retrievers"):
-        external = {
-            name: open_retriever(
-                index=None,
-                **source,
-                score_kind=score_kind,
-                fingerprint=fingerprint,
-                queries=labelled.dataset.queries,
-            )
-            for name, source in sources.items()
-        }
-        opened = None if index is None else open_index(index, ranker=ranker)
+        queries = labelled.dataset.queries
+        external = {name: source.open(queries) for name, source in sources.items()}
+        opened = None if index is None else open_index(index.model_copy(update={"reranker": None}))
         views = _Views(opened, reranker, external)
-        candidates = candidates if candidate else _possible(candidates, opened)
+        candidates = candidates if settings.candidate else _possible(candidates, opened)
         views.check(profiles.values(), candidates)
     labelled, counts = labelled.against(views.first)
     dataset = labelled.dataset
@@ -226,12 +191,8 @@ def compare(
             passes=begin,
         )
     digest = dataset.digest()
-    checks = (
-        ()
-        if saved is None
-        else check_regressions(
-            comparison, saved, digest, metrics=metrics, tolerance=tolerance, seed=seed
-        )
+    checks = saved and check_regressions(
+        comparison, saved, digest, metrics=metrics, tolerance=settings.tolerance, seed=seed
     )
     notes = _notes(comparison, labelled, profiles)
     about = {
@@ -242,21 +203,26 @@ def compare(
         "depth": depth,
         "seed": seed,
     }
-    content = document(comparison, checks, about, notes)
+    content = document(comparison, checks or (), about, notes)
     facts = [
         ("queries", labelled.described(counts)),
         ("measured on", f"{len(comparison.query_ids):,} queries that every candidate answered"),
         ("unlabelled", comparison.unlabelled),
     ]
-    if out is not None:
-        facts.append(("saved to", _saved(content, out)))
-    if as_json:
+    if settings.out is not None:
+        facts.append(("saved to", _saved(content, settings.out)))
+    if settings.as_json:
         print_json(content)
     else:
         print_comparison(comparison, facts, output)
-        print_checks(checks, output)
+        print_checks(checks or (), output)
     for note in notes:
         output.note(note)
+    _check_regressed(checks or (), output)
+
+
+def _check_regressed(checks: "Sequence[RegressionCheck]", output: Output) -> None:
+    """End with a finding if a candidate is worse than the saved one of its name."""
     worse = [check.candidate for check in checks if check.regressed]
     if worse:
         names = one_line(", ".join(worse))
@@ -286,37 +252,42 @@ def _by_name(paths: Sequence[Path]) -> dict[str, Path]:
     return {path.stem if stems[path.stem] == 1 else str(path): path for path in paths}
 
 
-def _sources(
-    retrievers: Sequence[str], runs: Sequence[Path], upstream: Upstream | None, *, indexed: bool
-) -> dict[str, dict[str, Any]]:
-    """The others by the names of their candidates, as ``open_retriever`` takes them."""
-    if not (indexed or retrievers or runs or upstream):
+def _systems(settings: Compare) -> tuple[System | None, dict[str, System]]:
+    """The index, and the others by the names of their candidates.
+
+    Raises:
+        ConfigurationError: there are none, two indexes, or two of one name.
+    """
+    described = {name: system_in(file) for name, file in _by_name(settings.system).items()}
+    # A file without a source is about those that options name.
+    shared = [each for each in described.values() if not each.sources]
+    systems = [(name, each) for name, each in described.items() if each.sources]
+    systems += [
+        *((name, System(run=file)) for name, file in _by_name(settings.run).items()),
+        *((name.rpartition(":")[2], System(retriever=name)) for name in settings.retriever),
+        *(("index", System(index=folder)) for folder in [settings.index] if folder is not None),
+    ]
+    systems = [(name, each.completed(shared)) for name, each in reversed(systems)]
+    indexes = [each for _, each in systems if each.index is not None]
+    others = [(name, each) for name, each in systems if each.index is None]
+    if not indexes and not others:
         raise typer.BadParameter(
-            "give --index, --retriever, --run or --rerank-upstream", param_hint="--index"
+            "give --index, --retriever, --run or --system", param_hint="--index"
         )
-    sources: dict[str, dict[str, Any]] = {}
-    for name in retrievers:
-        sources[name.rpartition(":")[2]] = {"retriever": name}
-    for name, file in _by_name(runs).items():
-        sources[name] = {"retriever": None, "run": file}
-    if upstream is not None:
-        sources["reranked"] = {"retriever": None, "upstream": upstream}
-    if len(sources) < len(retrievers) + len(runs) + (upstream is not None):
+    if len(indexes) > 1:
+        raise ConfigurationError("two indexes are given: compare them in two comparisons")
+    if len(dict(others)) < len(others):
         raise ConfigurationError(
-            "two of --retriever, --run and --rerank-upstream (reranked) have one name; rename an "
-            "object or a file"
+            "two of --retriever, --run and --system have one name; rename an object or a file"
         )
-    return sources
+    return next(iter(indexes), None), dict(others)
 
 
 def _candidates(
-    specs: Sequence[str],
+    settings: Compare,
     profiles: "dict[str, Profile]",
-    ks: Sequence[int],
-    *,
-    reranked: bool,
     sources: tuple[str, ...],
-    indexed: bool,
+    index: System | None,
 ) -> "list[Candidate]":
     """Ways to cut an index's rankings or, without one, the first source's; each source as it is."""
     from calibration.compare.candidates import (
@@ -327,10 +298,11 @@ def _candidates(
         parse_candidates,
     )
 
-    ks = tuple(dict.fromkeys(ks)) or (DEFAULT_K,)
-    own = None if indexed else sources[0]
-    candidates = [each for spec in specs for each in parse_candidates(spec, ks, own)]
-    if not specs and indexed:
+    ks = tuple(dict.fromkeys(settings.k)) or (DEFAULT_K,)
+    own = None if index is not None else sources[0]
+    candidates = [each for spec in settings.candidate for each in parse_candidates(spec, ks, own)]
+    if not settings.candidate and index is not None:
+        reranked = index.reranker is not None
         candidates = list(at_each_k(default_candidates(reranked=reranked), ks))
     candidates += at_each_k([of_source(name) for name in sources], ks)
     return candidates + [from_profile(name, loaded, own) for name, loaded in profiles.items()]
@@ -420,8 +392,8 @@ class _Views:
         model = self._reranker if model is None else model
         if model is None:
             raise ConfigurationError(
-                f"{who} reranks, and no reranker was given; name one with --reranker, or with "
-                "rerank=MODEL in the candidate"
+                f"{who} reranks, and no reranker was given; name one as reranker in --system, or "
+                "with rerank=MODEL in the candidate"
             )
         if model not in self._reranked:
             self._reranked[model] = self._index.with_reranker(CrossEncoderReranker(model))

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
 from ctxguard.cli._summary import print_summary
@@ -40,26 +40,22 @@ _GRADES = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("demo")(demo)
+class Demo(SettingsModel):
+    """Settings of ``ctxguard demo``."""
 
-
-def demo(
-    *,
     index: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Index folder to open, or to build on the first run.",
-            show_default="ctxguard/demo-index in the user's cache folder",
+        setting(
+            "Index folder to open, or to build on the first run.",
+            "FOLDER",
+            default="ctxguard/demo-index in the user's cache folder",
         ),
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the metrics over HTTP until Ctrl-C.")
-    ] = False,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    serve: Annotated[bool, setting("Serve the metrics over HTTP until Ctrl-C.")] = False
+    as_json: _options.AsJson = False
+
+
+def demo(settings: Demo) -> None:
     """Index, calibrate, guard and monitor on real text, in a minute or two.
 
     The text is the documentation of the Python that runs this command; the questions were written
@@ -67,8 +63,8 @@ def demo(
     """
     from ctxguard.demo import loop, questions
 
-    output = Output(as_json=as_json)
-    folder = cache_folder() / "demo-index" if index is None else index
+    output = Output(as_json=settings.as_json)
+    folder = settings.index or cache_folder() / "demo-index"
     labelled = questions()
     with output.passes() as passes:
         retriever, built = loop.open_index(folder, passes)
@@ -81,7 +77,7 @@ def demo(
         question = loop.before_and_after(retriever, calibration)
         traffic = loop.monitor_traffic(retriever, calibration, passes)
     with _metrics_endpoint(traffic) as url:
-        if as_json:
+        if settings.as_json:
             print_json(_document(calibration, orders, question, traffic))
         else:
             how = "built" if built else "opened"
@@ -90,7 +86,7 @@ def demo(
             _show_question(output, question)
             _show_traffic(output, traffic, _scrape(url))
             _show_next(output, folder)
-        if serve:
+        if settings.serve:
             output.note(f"metrics are served at {url} until Ctrl-C")
             threading.Event().wait()
 

@@ -5,14 +5,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
+from ctxguard._support.settings import setting
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import difference_in_words
 from ctxguard.cli._console import (
     NO_DATA,
     Output,
+    check_writable,
     interval,
     number,
     print_json,
@@ -27,19 +28,17 @@ from ctxguard.cli._inputs import (
     seen_in_calibration,
     with_utilities,
 )
-from ctxguard.cli._retriever import (
+from ctxguard.cli._pools import (
     beyond_index,
-    check_run,
     check_score_kind,
     for_run,
     fusion_of,
     notes_on_pools,
     on_route,
-    open_retriever,
     served_route,
-    upstream_of,
     write_pools,
 )
+from ctxguard.cli._system import System
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
@@ -48,7 +47,8 @@ from ctxguard.profile.describe import describe_policy
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
     from calibration.evaluate import QueryMetrics
-    from ctxguard.cli._inputs import Labelled, Source
+    from ctxguard.cli._inputs import Labelled
+    from ctxguard.cli._system import Source
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Interval, Profile
 
@@ -56,66 +56,36 @@ _BEFORE_THE_POLICY = ("recall_at_depth", "ndcg_at_10")
 _WIDE = 100
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("evaluate")(evaluate)
+class Evaluate(System):
+    """Settings of ``ctxguard evaluate``."""
 
-
-def evaluate(
-    *,
-    index: _options.SourceIndex = None,
-    engine: _options.SourceEngine = None,
-    retriever: _options.SourceRetriever = None,
-    run: _options.SourceRun = None,
-    rerank_upstream: _options.RerankUpstream = None,
-    candidates: _options.Candidates = None,
-    rerank_protocol: _options.RerankProtocol = "cohere",
-    rerank_model: _options.RerankModel = None,
-    score_kind: _options.ScoresMean = None,
-    fingerprint: _options.Fingerprint = None,
-    data: _options.LabelledQueries,
-    split: Annotated[str | None, _options.split("test")] = None,
-    profile: _options.ProfileFile = None,
+    data: _options.LabelledQueries
+    profile: _options.ProfileFile = None
     k: Annotated[
         int | None,
-        typer.Option(
+        setting(
+            "Measure the first N passages. With --profile they stand beside it, in the order of "
+            "its fusion.",
+            "N",
             "--k",
             "-k",
-            metavar="N",
-            min=1,
-            help="Measure the first N passages. With --profile they stand beside it, in the order "
-            "of its fusion.",
-            show_default=f"{DEFAULT_K} without a profile",
+            default=f"{DEFAULT_K} without a profile",
+            ge=1,
         ),
-    ] = None,
-    route: _options.OneRoute = None,
-    reranker: _options.Reranker = None,
-    ranker: _options.RankerFile = None,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Candidates to retrieve for each query.",
-            show_default=f"the profile's, or {DEFAULT_DEPTH}",
-        ),
-    ] = None,
+    ] = None
+    route: _options.OneRoute = None
     write_run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="TREC run file to write the retrieved candidates to.",
-            show_default=False,
-        ),
-    ] = None,
-    utility: _options.Utility = None,
-    seed: _options.Seed = 0,
-    as_json: _options.AsJson = False,
-) -> None:
+        Path | None, setting("TREC run file to write the retrieved candidates to.", "FILE")
+    ] = None
+    seed: _options.Seed = 0
+    as_json: _options.AsJson = False
+
+
+def evaluate(settings: Evaluate) -> None:
     """Measure a profile, or the first k passages, on labelled queries.
 
     The candidates come from an index, a retriever of your own (--retriever), a TREC run (--run)
-    or lists that a server reranks (--rerank-upstream).
+    or lists that a server reranks (rerank-upstream in --system).
     Prints the mean of each metric with its bootstrap interval; with --profile and --k, also the
     differences between the two, paired by query. A profile that was calibrated on another system
     is refused.
@@ -128,31 +98,23 @@ def evaluate(
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.index.passages import searchable_text
 
-    output = Output(as_json=as_json)
-    check_run(write_run)
-    loaded = None if profile is None else Profile.load(profile)
-    utilities = with_utilities(DEFAULT_UTILITIES if loaded is None else loaded.utilities, utility)
-    labelled = for_run(read_labelled(data, split, "test"), run)
+    output = Output(as_json=settings.as_json)
+    if settings.write_run is not None:
+        check_writable(settings.write_run, "--write-run")
+    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    utilities = with_utilities(
+        DEFAULT_UTILITIES if loaded is None else loaded.utilities, settings.utility
+    )
+    labelled = for_run(read_labelled(settings.data, "test"), settings.run)
     with output.doing("opening the retriever"):
-        source = open_retriever(
-            index=index,
-            engine=engine,
-            retriever=retriever,
-            run=run,
-            upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
-            reranker=reranker,
-            ranker=ranker,
-            score_kind=score_kind,
-            fingerprint=fingerprint,
-            queries=labelled.dataset.queries,
-        )
+        source = settings.open(labelled.dataset.queries)
     source = source if loaded is None else fitted(loaded, source)
     labelled, counts = labelled.against(source)
-    dataset = labelled.dataset
-    route = served_route(source, loaded) if route is None else route
+    dataset, k, seed = labelled.dataset, settings.k, settings.seed
+    route = served_route(source, loaded) if settings.route is None else settings.route
     policy, baseline = _policy(loaded, route, k)
     most = max(policy.k, k or 0)
-    depth = _depth(depth, most, loaded)
+    depth = _depth(settings.depth, most, loaded)
     if not dataset.answerable and not dataset.keywords:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
@@ -181,12 +143,12 @@ def evaluate(
             first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
     notes = [
         *labelled.notes,
-        *notes_on_pools(pools, route, run),
+        *notes_on_pools(pools, route, settings.run),
         *_reservations(loaded, labelled, source),
     ]
-    notes += _notes(metrics) + beyond_index(source, most) + write_pools(pools, write_run)
+    notes += _notes(metrics) + beyond_index(source, most) + write_pools(pools, settings.write_run)
     profile_id = None if loaded is None else loaded.profile_id
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "metrics": {name: estimate.model_dump() for name, estimate in metrics.items()},
@@ -207,7 +169,7 @@ def evaluate(
                 "unlabelled": unlabelled_note(dataset, utilities),
                 "fusion": fusion_of(source),
                 "fingerprint": source.fingerprint(),
-                "run": None if write_run is None else str(write_run),
+                "run": None if settings.write_run is None else str(settings.write_run),
                 "notes": notes,
             }
         )
@@ -284,7 +246,7 @@ def _depth(depth: int | None, k: int, profile: "Profile | None") -> int:
     if depth is None:
         return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
     if depth < k:
-        raise ConfigurationError(f"--depth {depth} is less than k = {k}")
+        raise ConfigurationError(f"depth {depth} is less than k = {k}")
     return depth
 
 

@@ -5,11 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, number, print_json, table
-from ctxguard.cli._store import StoreUrl, open_store
+from ctxguard.cli._store import open_store
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
 
@@ -20,29 +19,27 @@ if TYPE_CHECKING:
 _DROPPED_SHOWN = 10
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("explain")(explain)
+class Explain(SettingsModel):
+    """Settings of ``ctxguard explain``."""
 
-
-def explain(
     request_id: Annotated[
-        str, typer.Argument(metavar="REQUEST_ID", help="The request, as the guard knew it.")
-    ],
-    *,
-    store: StoreUrl,
+        str, setting("The request, as the guard knew it.", "REQUEST_ID", argument=True)
+    ]
+    store: _options.StoreUrl
     profile: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Profile that decided then: decide again by it, and show the reason of each drop.",
+        setting(
+            "Profile that decided then: decide again by it, and show the reason of each drop.",
+            "FILE",
         ),
-    ] = None,
+    ] = None
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show every dropped candidate instead of the first ten.")
-    ] = False,
-    as_json: _options.AsJson = False,
-) -> None:
+        bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
+    ] = False
+    as_json: _options.AsJson = False
+
+
+def explain(settings: Explain) -> None:
     """Show what was served and dropped for one sampled request, and how it was judged.
 
     From the store: the query, the candidates with their scores, the judge's
@@ -51,24 +48,24 @@ def explain(
     from ctxguard.monitor.explanation import explain_sample
     from ctxguard.profile.schema import Profile
 
-    output = Output(as_json=as_json)
-    loaded = None if profile is None else Profile.load(profile)
-    with open_store(store) as opened:
+    output, request_id = Output(as_json=settings.as_json), settings.request_id
+    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    with open_store(settings.store) as opened:
         explanations = [
             explain_sample(opened, one, loaded) for one in opened.samples_of(request_id)
         ]
     if not explanations:
         raise DataError(
             f"the store has no sample of request {request_id!r}: it was not sampled, it is not "
-            "written yet, or it has expired (after 30 days, unless `ctxguard monitor --keep-days` "
+            "written yet, or it has expired (after 30 days, unless keep-days of `ctxguard monitor` "
             "says otherwise)"
         )
-    if as_json:
+    if settings.as_json:
         samples = [{**_document(one), "notes": _notes(one, loaded)} for one in explanations]
         print_json({"request_id": request_id, "samples": samples})
         return
     for explanation in explanations:
-        _print(explanation, output, show_all=show_all)
+        _print(explanation, output, show_all=settings.show_all)
         for note in _notes(explanation, loaded):
             output.note(note)
 

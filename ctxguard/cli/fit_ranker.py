@@ -1,19 +1,20 @@
-"""``ctxguard fit-ranker``: fit the pooled ranker to labelled queries, with held-out evidence."""
+"""``ctxguard fit ranker``: fit the pooled ranker to labelled queries, with held-out evidence."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import difference_in_words
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
-from ctxguard.cli._inputs import open_index, read_labelled
+from ctxguard.cli._inputs import read_labelled
+from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.server.settings import IndexSettings
 
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
@@ -26,32 +27,24 @@ _ORDERS = {
 }
 _BEFORE = ("reciprocal_rank", "shipped")
 """What the others are compared with."""
+_SEED = 0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("fit-ranker")(fit_ranker)
+class FitRanker(SettingsModel):
+    """Settings of ``ctxguard fit ranker``."""
 
-
-def fit_ranker(
-    *,
-    index: _options.IndexFolder,
-    data: _options.LabelledQueries,
-    split: Annotated[str | None, _options.split("train")] = None,
+    index: Annotated[Path, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
+    data: _options.LabelledQueries
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the fitted ranker here, for --ranker.",
-            show_default="not written",
+        setting(
+            "Write the fitted ranker here, for ranker in --system.", "FILE", default="not written"
         ),
-    ] = None,
-    depth: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
-    ] = DEFAULT_DEPTH,
-    seed: _options.Seed = 0,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    as_json: _options.AsJson = False
+
+
+def fit_ranker(settings: FitRanker) -> None:
     """Fit the ranker that orders an index's candidates to labelled queries.
 
     The fit starts from the ranker that ctxguard comes with and moves from it as far as the labels
@@ -66,34 +59,35 @@ def fit_ranker(
     from ctxguard.core.fusion import Fusion
     from ctxguard.signals.ranker import Ranker
 
+    out = settings.out
     if out is not None:
         check_writable(out, "--out")
-    output = Output(as_json=as_json)
-    labelled = read_labelled(data, split, "train")
+    output = Output(as_json=settings.as_json)
+    labelled = read_labelled(settings.data, "train")
     with output.doing("opening the index"):
-        retriever = open_index(index)
+        retriever = open_index(IndexSettings(index=settings.index))
     if not retriever.has_signals:
         raise ConfigurationError(
-            f"the index {index} has no signals, which the ranker reads: build it again with "
-            "`ctxguard index`"
+            f"the index {settings.index} has no signals, which the ranker reads: build it again "
+            "with `ctxguard index`"
         )
     retriever = retriever.with_fusion(Fusion("ranker")).on_route(Route.HYBRID)
     labelled, counts = labelled.against(retriever)
     dataset = labelled.dataset
     with output.passes() as begin:
         progress = begin("replaying hybrid", len(dataset))
-        pools = replay(retriever, dataset.queries, depth=depth, progress=progress)
+        pools = replay(retriever, dataset.queries, depth=DEFAULT_DEPTH, progress=progress)
     with output.doing("fitting"):
         labels = label(pools, dataset)
         fitted = fit(Ranker.default(), dataset.name, pools, labels)
         means = {
-            order: bootstrap_interval(values, labels.weights, seed=seed)
+            order: bootstrap_interval(values, labels.weights, seed=_SEED)
             for order, values in fitted.ndcg.items()
         }
         differences = {
             order: {
                 other: paired_difference(
-                    "ndcg", fitted.ndcg[order], fitted.ndcg[other], labels.weights, seed=seed
+                    "ndcg", fitted.ndcg[order], fitted.ndcg[other], labels.weights, seed=_SEED
                 )
                 for other in _BEFORE[:position]
             }
@@ -103,7 +97,7 @@ def fit_ranker(
         fitted.ranker.save(out)
     verdict = _verdict(differences["fitted"]["shipped"], out)
     notes = [*labelled.notes, *(f"left out: {line}" for line in pools.skipped)]
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "out": None if out is None else str(out),
@@ -119,8 +113,8 @@ def fit_ranker(
                 "data": dataset.name,
                 "split": labelled.split,
                 "dataset_digest": dataset.digest(),
-                "depth": depth,
-                "seed": seed,
+                "depth": DEFAULT_DEPTH,
+                "seed": _SEED,
                 "notes": notes,
             }
         )
@@ -162,7 +156,11 @@ def _shown(
 def _verdict(gain: "Difference", out: Path | None) -> str:
     """Which ranker to serve, and what to do for it."""
     if gain.outcome == "better":
-        use = f"give it with --ranker {out}" if out is not None else "write it with --out FILE"
+        use = (
+            f'name it in a file --system: ranker = "{out}"'
+            if out is not None
+            else "write it with --out FILE"
+        )
         return f"the fitted ranker is better than the shipped one: {use}"
     if gain.outcome == "worse":
         return "the fitted ranker is worse than the shipped one: keep the shipped one"

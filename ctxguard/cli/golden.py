@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from pydantic import Field
 
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
     FINDING,
-    Command,
     Output,
     check_writable,
     interval,
@@ -19,10 +20,9 @@ from ctxguard.cli._console import (
     print_json,
     table,
 )
-from ctxguard.cli._inputs import label_notes, open_index, read_labelled
-from ctxguard.errors import ConfigurationError
-
-Source = Literal["human", "authored", "traffic", "llm"]
+from ctxguard.cli._inputs import is_split, label_notes, read_labelled
+from ctxguard.cli._system import open_index
+from ctxguard.server.settings import IndexSettings
 
 if TYPE_CHECKING:
     from calibration.data.coverage import CoverageAt, Unjudged
@@ -32,47 +32,63 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _SHOWN_DISPUTES = 10
+_SEED = 0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to an application, under ``golden``."""
-    golden = typer.Typer(
-        name="golden",
-        help="Golden sets: labels with provenance, frozen by digest.",
-        no_args_is_help=True,
-    )
-    for command in (freeze, check, coverage):
-        golden.command(command.__name__, cls=Command)(command)
-    app.add_typer(golden)
+class Freeze(SettingsModel):
+    """Settings of ``ctxguard golden freeze``."""
 
-
-def freeze(
     sources: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="SRC...",
-            help="JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
+        setting(
+            "JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
+            "SRC...",
+            argument=True,
         ),
-    ],
-    *,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for the frozen set.")],
+    ]
+    out: Annotated[Path, setting("New folder for the frozen set.", "FOLDER")]
     source: Annotated[
-        Source | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="Source of labels that do not name one: human, authored, traffic or llm.",
+        Literal["human", "authored", "traffic", "llm"] | None,
+        setting(
+            "Source of labels that do not name one: human, authored, traffic or llm.", "SOURCE"
         ),
-    ] = None,
+    ] = None
     split: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Split to read from BEIR folders and to write.",
-            show_default="test, or the only one of a folder",
+        setting(
+            "Split to read from BEIR folders and to write.",
+            "NAME",
+            default="test, or the only one of a folder",
         ),
-    ] = None,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    as_json: _options.AsJson = False
+
+
+class Check(SettingsModel):
+    """Settings of ``ctxguard golden check``."""
+
+    folder: Annotated[Path, setting("A frozen set.", "DIR", argument=True)]
+    as_json: _options.AsJson = False
+
+
+class Coverage(IndexSettings):
+    """Settings of ``ctxguard golden coverage``."""
+
+    data: _options.LabelledQueries
+    ks: Annotated[
+        list[Annotated[int, Field(ge=1)]],
+        setting("Cut-off. Repeatable.", "N", "--k", "-k", default="1, 3, 5, 10 and 20"),
+    ] = Field(default_factory=list)
+    route: _options.OneRoute = None
+    out: Annotated[
+        Path | None,
+        setting("JSONL file for the unlabelled passages that matter most, to label.", "FILE"),
+    ] = None
+    as_json: _options.AsJson = False
+    limit: Annotated[int, setting("Most passages written to --out.", "N", key=True, ge=1)] = 200
+
+
+def freeze(settings: Freeze) -> None:
     """Merge the labels of all sources into one per passage, and freeze them under a digest.
 
     Every label is kept with its provenance, those that disagree too.
@@ -80,10 +96,10 @@ def freeze(
     from calibration.data.frozen_sets import freeze as write
     from calibration.data.golden_sources import DEFAULT_SPLIT, read_sources
 
-    output = Output(as_json=as_json)
-    golden = read_sources(sources, source=source, split=split)
-    snapshot = write(golden, out, split or DEFAULT_SPLIT)
-    if as_json:
+    output, out = Output(as_json=settings.as_json), settings.out
+    golden = read_sources(settings.sources, source=settings.source, split=settings.split)
+    snapshot = write(golden, out, settings.split or DEFAULT_SPLIT)
+    if settings.as_json:
         document = snapshot.model_dump(mode="json")
         print_json({"golden": str(out), **document, "disputed": _disputes(golden)})
         return
@@ -93,11 +109,7 @@ def freeze(
         output.note(note)
 
 
-def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A frozen set.")],
-    *,
-    as_json: _options.AsJson = False,
-) -> None:
+def check(settings: Check) -> None:
     """Show what a frozen set holds, and verify that it is unchanged; exit code 1 if it is not.
 
     Says where the labels come from, which ones disagree, and how they become one.
@@ -105,10 +117,10 @@ def check(
     from calibration.data.frozen_sets import changes, read_snapshot
     from calibration.data.golden_sources import read_sources
 
-    output = Output(as_json=as_json)
+    output, folder = Output(as_json=settings.as_json), settings.folder
     snapshot, changed = read_snapshot(folder), changes(folder)
     golden = read_sources([folder])
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "golden": str(folder),
@@ -131,41 +143,7 @@ def check(
         raise typer.Exit(FINDING)
 
 
-def coverage(
-    *,
-    index: _options.IndexFolder,
-    data: Annotated[
-        Path,
-        typer.Option(metavar="PATH", help="Queries: a frozen set, a BEIR folder or a JSONL file."),
-    ],
-    split: Annotated[str | None, _options.split("test")] = None,
-    ks: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--k",
-            "-k",
-            metavar="N",
-            min=1,
-            help="Cut-off. Repeatable.",
-            show_default="1, 3, 5, 10 and 20",
-        ),
-    ] = None,
-    route: _options.OneRoute = None,
-    reranker: _options.Reranker = None,
-    ranker: _options.RankerFile = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL file for the unlabelled passages that matter most, to label.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most passages written to --out.")
-    ] = 200,
-    seed: _options.Seed = 0,
-    as_json: _options.AsJson = False,
-) -> None:
+def coverage(settings: Coverage) -> None:
     """Measure how much of what is retrieved has a label: an unlabelled passage may be relevant.
 
     --out writes the unlabelled passages whose labels could change the figures most. Fill in grade
@@ -174,15 +152,15 @@ def coverage(
     from calibration.data import coverage as judged
     from calibration.replay import replay
 
-    ks = [1, 3, 5, 10, 20] if ks is None else ks
+    ks, out, limit = settings.ks or [1, 3, 5, 10, 20], settings.out, settings.limit
     if out is not None:
         check_writable(out, "--out")
-    output = Output(as_json=as_json)
-    dataset, times_asked, notes = _questions(data, split)
+    output = Output(as_json=settings.as_json)
+    dataset, times_asked, notes = _questions(settings.data)
     with output.doing("opening the index"):
-        retriever = open_index(index, reranker=reranker, ranker=ranker)
-    notes += label_notes(dataset, data / "corpus.jsonl", retriever)
-    route = retriever.route if route is None else route
+        retriever = open_index(settings)
+    notes += label_notes(dataset, _corpus(settings.data), retriever)
+    route = settings.route or retriever.route
     with output.passes() as begin:
         pools = replay(
             retriever.on_route(route),
@@ -194,12 +172,12 @@ def coverage(
         bool(dataset.qrels.get(q.query_id) or dataset.distractors.get(q.query_id))
         for q in dataset.queries
     )
-    rows = judged.coverage(pools, dataset, ks, seed=seed) if labelled else ()
+    rows = judged.coverage(pools, dataset, ks, seed=_SEED) if labelled else ()
     missing = judged.unjudged(pools, dataset, max(ks), times_asked)
     notes += [f"left out: {line}" for line in pools.skipped]
     if out is not None:
         _write_unjudged(out, missing[:limit], dataset, retriever)
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "coverage": [{**asdict(row), "judged": row.judged.model_dump()} for row in rows],
@@ -210,7 +188,7 @@ def coverage(
                 "data": dataset.name,
                 "dataset_digest": dataset.digest(),
                 "route": route.value,
-                "seed": seed,
+                "seed": _SEED,
                 "notes": notes,
             }
         )
@@ -283,22 +261,23 @@ def _print_disputes(golden: "GoldenSet", output: Output) -> None:
         output.note(f"{more:,} more disagree; --json lists them all")
 
 
-def _questions(data: Path, split: str | None) -> "tuple[Dataset, Mapping[str, int], list[str]]":
+def _corpus(data: Path) -> Path:
+    return (data.parent.parent if is_split(data) else data) / "corpus.jsonl"
+
+
+def _questions(data: Path) -> "tuple[Dataset, Mapping[str, int], list[str]]":
     """The queries to measure, how often each was asked, and notes.
 
     A frozen set is read with its provenance: its questions without a label are in no split.
     """
-    from calibration.data.frozen_sets import SNAPSHOT, changes, read_snapshot
+    from calibration.data.frozen_sets import SNAPSHOT, changes
     from calibration.data.golden_sources import read_sources
 
     if (data / SNAPSHOT).is_file():
-        frozen = read_snapshot(data).split
-        if split not in (None, frozen):
-            raise ConfigurationError(f"--split {split}: the frozen set has {frozen!r} alone")
         golden = read_sources([data])
         notes = [*golden.notes, *(f"since it was frozen, {line}" for line in changes(data))]
         return golden.dataset(data.resolve().name), golden.times_asked, notes
-    labelled = read_labelled(data, split, "test")
+    labelled = read_labelled(data, "test")
     return labelled.dataset, {}, list(labelled.notes)
 
 

@@ -1,77 +1,64 @@
-"""``ctxguard hard-negatives``: passages that mislead the retriever, as training triplets."""
+"""``ctxguard golden hard-negatives``: passages that mislead the retriever, as training triplets."""
 
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from ctxguard._support.settings import setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, number, print_json, table
-from ctxguard.cli._inputs import open_index, read_labelled
+from ctxguard.cli._inputs import read_labelled
+from ctxguard.cli._system import open_index
 from ctxguard.core.types import DEFAULT_DEPTH
+from ctxguard.server.settings import IndexSettings
 
 _SHOWN = 5
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("hard-negatives")(hard_negatives)
+class HardNegatives(IndexSettings):
+    """Settings of ``ctxguard golden hard-negatives``."""
 
-
-def hard_negatives(
-    *,
-    index: _options.IndexFolder,
-    data: _options.LabelledQueries,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSONL file for the triplets.")],
-    split: Annotated[str | None, _options.split("train")] = None,
-    per_query: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most negatives of one query.")
-    ] = 4,
+    data: _options.LabelledQueries
+    out: Annotated[Path, setting("JSONL file for the triplets.", "FILE")]
+    unjudged_margin: Annotated[
+        float | None,
+        setting(
+            "Also take unlabelled passages that score this share below the best relevant one, such "
+            "as 0.05; some may be relevant.",
+            "SHARE",
+            default="labelled passages only",
+            ge=0,
+            le=0.99,
+        ),
+    ] = None
+    as_json: _options.AsJson = False
+    depth: _options.Depth = None
+    per_query: Annotated[int, setting("Most negatives of one query.", "N", key=True, ge=1)] = 4
     near: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="How many ranks below the first relevant passage to search."
-        ),
-    ] = 10,
-    include_unjudged: Annotated[
-        bool,
-        typer.Option(
-            "--include-unjudged", help="Also take unlabelled passages; some may be relevant."
-        ),
-    ] = False,
-    margin: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=0.99,
-            help="Unlabelled passages must score this share below the best relevant one.",
-        ),
-    ] = 0.05,
-    depth: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Candidates to retrieve for each query.")
-    ] = DEFAULT_DEPTH,
-    ranker: _options.RankerFile = None,
-    as_json: _options.AsJson = False,
-) -> None:
+        setting("How many ranks below the first relevant passage to search.", "N", key=True, ge=0),
+    ] = 10
+
+
+def hard_negatives(settings: HardNegatives) -> None:
     """Write passages that are ranked high but labelled not relevant, as training triplets.
 
     They are ranked by the ranker, or by convex fusion where the index has no signals; those that
     score furthest above a relevant passage are listed. Only labelled passages are taken unless
-    --include-unjudged is given: an unlabelled passage may be relevant.
+    --unjudged-margin is given: an unlabelled passage may be relevant.
     """
     from calibration.data.hard_negatives import mine, triplets, write_triplets
     from calibration.replay import replay
     from ctxguard.core.fusion import Fusion
     from ctxguard.retrieval.index.passages import searchable_text
 
+    out = settings.out
     check_writable(out, "--out")
-    output = Output(as_json=as_json)
-    labelled = read_labelled(data, split, "train")
+    output = Output(as_json=settings.as_json)
+    labelled = read_labelled(settings.data, "train")
     with output.doing("opening the index"):
-        retriever = open_index(index, ranker=ranker)
+        retriever = open_index(settings)
         # Reciprocal ranks have no margin between two scores.
         retriever = retriever.with_fusion(Fusion("ranker" if retriever.has_signals else "convex"))
     labelled, _ = labelled.against(retriever)
@@ -80,15 +67,15 @@ def hard_negatives(
         pools = replay(
             retriever,
             dataset.queries,
-            depth=depth,
+            depth=settings.depth or DEFAULT_DEPTH,
             progress=begin("replaying hybrid", len(dataset)),
         )
     mining = mine(
         pools,
         dataset,
-        per_query=per_query,
-        near=near,
-        unjudged_margin=margin if include_unjudged else None,
+        per_query=settings.per_query,
+        near=settings.near,
+        unjudged_margin=settings.unjudged_margin,
     )
     known = set(retriever.passage_ids)
     missing: Counter[str] = Counter()
@@ -110,7 +97,7 @@ def hard_negatives(
             f"{kinds['unjudged']:,} negatives are unlabelled: some may be relevant and would teach "
             "a reranker the opposite"
         )
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "out": str(out),

@@ -1,302 +1,221 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import typer
+from pydantic import model_validator
 from rich.filesize import decimal
 
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, print_json
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ctxguard.core.types import Passage
+    from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.index.hybrid_index import Changes
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
     from ctxguard.retrieval.protocols import Progress
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("index")(index)
+class Index(SettingsModel):
+    """Settings of ``ctxguard index``."""
 
-
-def index(
     corpus: Annotated[
         Path,
-        typer.Argument(
-            metavar="CORPUS",
-            help="Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
+        setting(
+            "Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
             "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "
             "not read.",
+            "CORPUS",
+            argument=True,
         ),
-    ],
-    *,
+    ]
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Index folder to write; an index there is replaced.",
-            show_default=False,
-        ),
-    ] = None,
+        Path | None, setting("Index folder to write; an index there is replaced.", "FOLDER")
+    ] = None
     engine: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Engine to index in, instead of a folder: postgresql://…, qdrant://… or "
-            "milvus://…, with the index's name after #. An index there is never replaced. A key "
-            "for its API is taken from the environment variable CTXGUARD_ENGINE_KEY.",
-            show_default=False,
+        setting(
+            "Engine to index in, instead of a folder: postgresql://…, qdrant://… or milvus://…, "
+            "with the index's name after #. An index there is never replaced. A key for its API is "
+            "taken from the environment variable CTXGUARD_ENGINE_KEY.",
+            "URL",
+            repr=False,
         ),
-    ] = None,
+    ] = None
     update: Annotated[
         bool,
-        typer.Option(
-            "--update",
-            help="Bring the index up to date with CORPUS: encode only what is new or has "
-            "changed, delete what CORPUS no longer holds.",
+        setting(
+            "Bring the index up to date with CORPUS: encode only what is new or has changed, "
+            "delete what CORPUS no longer holds."
         ),
-    ] = False,
+    ] = False
     chunk: Annotated[
         bool,
-        typer.Option(
-            "--chunk",
-            help="Split passages that are longer than the model reads. A chunk has its parent's "
-            "id with # and a number, and names its parent in the metadata as chunk_of.",
+        setting(
+            "Split passages that are longer than the model reads. A chunk has its parent's id with "
+            "# and a number, and names its parent in the metadata as chunk_of."
         ),
-    ] = False,
+    ] = False
     lexical: Annotated[
         Literal["bm25s", "rank-bm25"] | None,
-        typer.Option(
-            metavar="ENGINE", help="Lexical engine: bm25s or rank-bm25.", show_default="bm25s"
-        ),
-    ] = None,
+        setting("Lexical engine: bm25s or rank-bm25.", "ENGINE", default="bm25s"),
+    ] = None
     language: Annotated[
         str | None,
-        typer.Option(
-            metavar="CODE",
-            help="Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, "
-            "ru, sv or tr; cjk for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese.",
-            show_default="en",
+        setting(
+            "Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, ru, sv "
+            "or tr; cjk for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese.",
+            "CODE",
+            default="en",
         ),
-    ] = None,
+    ] = None
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Embedding model: a name, or a folder. For other languages than English give a "
+        setting(
+            "Embedding model: a name, or a folder. For other languages than English give a "
             "multilingual one.",
-            show_default="all-MiniLM-L6-v2",
+            "MODEL",
+            default="all-MiniLM-L6-v2",
         ),
-    ] = None,
-    exact_limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Up to N passages dense search compares the query with every vector; above, with "
-            "compressed codes first.",
-            show_default="20,000",
-        ),
-    ] = None,
+    ] = None
     signals: Annotated[
         Literal["full", "text", "none"] | None,
-        typer.Option(
-            metavar="LEVEL",
-            help="What is kept to compute signals of relevance from: full; text, for the words of "
-            "the passages without vectors of their sentences; or none.",
-            show_default="full where the model allows, else text",
+        setting(
+            "Data kept to compute signals of relevance from: full; text, for the words of the "
+            "passages without vectors of their sentences; or none.",
+            "LEVEL",
+            default="full where the model allows, else text",
         ),
-    ] = None,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    as_json: _options.AsJson = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.out is None) == (self.engine is None):
+            raise ConfigurationError("give one of --out FOLDER and --engine URL")
+        for name in ("lexical", "language", "model", "signals"):
+            given = getattr(self, name) is not None
+            if given and self.update:
+                raise ConfigurationError(
+                    f"--{name}: an update keeps what the index was built with; leave this out, or "
+                    "build the index anew without --update"
+                )
+            if given and self.engine is not None and name in ("lexical", "signals"):
+                raise ConfigurationError(f"--{name} has no effect with --engine: leave it out")
+        return self
+
+
+def index(settings: Index) -> None:
     """Index a corpus for lexical and dense search."""
-    output = Output(as_json=as_json)
-    start = perf_counter()
-    given = {
-        "--lexical": lexical,
-        "--language": language,
-        "--model": model,
-        "--exact-limit": exact_limit,
-        "--signals": signals,
-    }
-    settings = [name for name, value in given.items() if value is not None]
-    if update and settings:
-        raise typer.BadParameter(
-            "an update keeps what the index was built with; leave this out, or build the index "
-            "anew without --update",
-            param_hint=settings[0],
-        )
-    _check_destination(out, engine, settings)
-    if out is None:
-        _index_in_engine(
-            corpus,
-            str(engine),
-            output,
-            update=update,
-            chunk=chunk,
-            language=language,
-            model=model,
-            as_json=as_json,
-        )
-        return
-    with output.doing("reading the corpus"):
-        from calibration.data.readers import read_corpus
-        from ctxguard.retrieval.analysers import analyser_for
-        from ctxguard.retrieval.index.storage import check_destination
-
-        # Saving checks it again, but only after the passages are encoded.
-        check_destination(out)
-        analyser = analyser_for(language or "en")
-        reader = read_corpus(corpus)
-        passages = list(reader)
-    with output.doing("loading the model"):
-        from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-        from ctxguard.retrieval.index.dense import EXACT_LIMIT
-        from ctxguard.retrieval.models.embedder import named_embedder
-
-        retriever = HybridRetriever.load(out) if update else None
-        if retriever is not None:
-            embedder = named_embedder(retriever.generation.embedder)
-            chunk = chunk or _is_chunked(retriever)
-        else:
-            embedder = _embedder(model)
-        dimension = embedder.dimension
-    passages, window = _fitted(passages, embedder, output, chunk=chunk)
-    if not update and signals in {None, "full"}:
-        _prepare_word_pieces(embedder, output)
-    build_start, changes = perf_counter(), None
-    with _encoding(output, len(passages)) as progress:
-        if retriever is not None:
-            changes = retriever.upsert(passages, progress, delete_others=True)
-        else:
-            retriever = HybridRetriever.build(
-                passages,
-                embedder=embedder,
-                lexical=lexical or "bm25s",
-                analyser=analyser,
-                exact_limit=EXACT_LIMIT if exact_limit is None else exact_limit,
-                progress=progress,
-                signals=signals,
-            )
-    n_encoded = retriever.report.indexed if changes is None else changes.encoded
-    build_seconds = perf_counter() - build_start
-    with output.doing("saving"):
-        retriever.save(out)
-    with output.doing("compiling the search, once on this machine"):
-        retriever.warm_up()
-    built = _Built(
-        retriever=retriever,
-        folder=out,
-        changes=changes,
-        dimension=dimension,
-        search="exact" if retriever.is_exact else "codes",
-        window=window,
-        seconds=perf_counter() - start,
-        passages_per_second=n_encoded / build_seconds,
-        notes=(*reader.notes, *window.notes(), *_language_notes(retriever, model)),
-    )
-    if as_json:
-        print_json(built.to_dict())
-    else:
-        output.facts(built.facts())
-    for note in built.notes:
-        output.note(note)
-
-
-def _check_destination(out: Path | None, engine: str | None, settings: list[str]) -> None:
-    """Refuse two destinations or none, and settings that an engine does not take.
-
-    Args:
-        out: The folder.
-        engine: The engine.
-        settings: The options of an index that were given.
-    """
-    if (out is None) == (engine is None):
-        raise typer.BadParameter("give --out FOLDER or --engine URL", param_hint="--out, --engine")
-    for name in ("--lexical", "--exact-limit", "--signals"):
-        if engine is not None and name in settings:
-            raise typer.BadParameter("has no effect with --engine", param_hint=name)
-
-
-def _index_in_engine(
-    corpus: Path,
-    url: str,
-    output: Output,
-    *,
-    update: bool,
-    chunk: bool,
-    language: str | None,
-    model: str | None,
-    as_json: bool,
-) -> None:
-    """Index a corpus in an engine, and print what was done."""
     from calibration.data.readers import read_corpus
-    from ctxguard.integrations.engines.address import EngineAddress
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.models.embedder import named_embedder
 
-    start, address = perf_counter(), EngineAddress.parse(url)
-    with output.doing("opening the engine"):
-        retriever = EngineRetriever.open(url, signals="none") if update else None
+    output, start = Output(as_json=settings.as_json), perf_counter()
+    _check_destination(settings)
+    with output.doing("opening the index"):
+        existing = _opened(settings) if settings.update else None
     with output.doing("reading the corpus"):
-        reader = read_corpus(corpus)
+        reader = read_corpus(settings.corpus)
         passages = list(reader)
     with output.doing("loading the model"):
-        embedder = _embedder(model) if retriever is None else named_embedder(retriever.embedder)
-    if retriever is not None and not chunk:
-        ids = [each.passage_id for each in passages]
-        chunk = bool(retriever.labelled_ids(ids) - retriever.known_ids(ids))
-    passages, window = _fitted(passages, embedder, output, chunk=chunk)
-    changes = None
-    with _encoding(output, len(passages)) as progress:
-        if retriever is None:
-            retriever = EngineRetriever.build(
-                passages,
-                url,
-                embedder=embedder,
-                analyser=language or "en",
-                progress=progress,
-                signals="none",
-            )
+        if existing is None:
+            embedder = _embedder(settings.model)
         else:
+            embedder = named_embedder(_embedder_of(existing))
+    chunk = settings.chunk or (existing is not None and _is_chunked(existing, passages))
+    passages, window = _fitted(passages, embedder, output, chunk=chunk)
+    if settings.out is not None and existing is None and settings.signals in {None, "full"}:
+        _prepare_word_pieces(embedder, output)
+    build_start, changes = perf_counter(), None
+    with _encoding(output, len(passages)) as progress:
+        if existing is None:
+            retriever = _build(settings, passages, embedder, progress)
+        else:
+            retriever = existing
             changes = retriever.upsert(passages, progress, delete_others=True)
-    with retriever:
-        n_passages, fingerprint = len(retriever), retriever.fingerprint()
-    notes = [*reader.notes, *window.notes()]
-    seconds = perf_counter() - start
-    if as_json:
-        print_json(
-            {
-                "engine": address.shown,
-                "passages": n_passages,
-                **({} if changes is None else {"update": asdict(changes)}),
-                "window": asdict(window),
-                "seconds": seconds,
-                "fingerprint": fingerprint,
-                "notes": notes,
-            }
-        )
+    build_seconds = perf_counter() - build_start
+    notes = (*reader.notes, *window.notes())
+    if isinstance(retriever, EngineRetriever):
+        with retriever:
+            facts, document = _of_engine(retriever, str(settings.engine), changes)
     else:
-        output.facts(
-            [
-                ("engine", address.shown),
-                ("passages", f"{n_passages:,}"),
-                *_changes(changes),
-                ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
-                ("analyser", fingerprint["analyser"]),
-                ("took", f"{seconds:.1f} s"),
-            ]
-        )
+        folder = Path(str(settings.out))
+        with output.doing("saving"):
+            retriever.save(folder)
+        with output.doing("compiling the search, once on this machine"):
+            retriever.warm_up()
+        notes += _language_notes(retriever, settings.model)
+        facts, document = _of_folder(retriever, folder, embedder.dimension, changes)
+    encoded = len(passages) if changes is None else changes.encoded
+    seconds, per_second = perf_counter() - start, encoded / build_seconds
+    if settings.as_json:
+        measured = {"seconds": seconds, "passages_per_second": per_second}
+        print_json({**document, "window": asdict(window), **measured, "notes": list(notes)})
+    else:
+        output.facts([*facts, ("took", f"{seconds:.1f} s, {per_second:,.0f} passages/s")])
     for note in notes:
         output.note(note)
+
+
+def _check_destination(settings: Index) -> None:
+    """Refuse a destination or a language before the work; saving checks only after it."""
+    from ctxguard.integrations.engines.address import EngineAddress
+    from ctxguard.retrieval.analysers import analyser_for
+    from ctxguard.retrieval.index.storage import check_destination
+
+    analyser_for(settings.language or "en")
+    if settings.out is not None:
+        check_destination(settings.out)
+    else:
+        EngineAddress.parse(str(settings.engine))
+
+
+def _opened(settings: Index) -> "HybridRetriever | EngineRetriever":
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+    if settings.out is not None:
+        return HybridRetriever.load(settings.out)
+    return EngineRetriever.open(str(settings.engine), signals="none")
+
+
+def _build(
+    settings: Index,
+    passages: "list[Passage]",
+    embedder: "SentenceTransformerEmbedder",
+    progress: "Progress",
+) -> "HybridRetriever | EngineRetriever":
+    from ctxguard.integrations.engines.retriever import EngineRetriever
+    from ctxguard.retrieval.analysers import analyser_for
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+    language = settings.language or "en"
+    if settings.engine is not None:
+        return EngineRetriever.build(
+            passages,
+            settings.engine,
+            embedder=embedder,
+            analyser=language,
+            progress=progress,
+            signals="none",
+        )
+    return HybridRetriever.build(
+        passages,
+        embedder=embedder,
+        lexical=settings.lexical or "bm25s",
+        analyser=analyser_for(language),
+        progress=progress,
+        signals=settings.signals,
+    )
 
 
 def _changes(changes: "Changes | None") -> list[tuple[str, str]]:
@@ -338,10 +257,22 @@ def _encoding(output: Output, n_passages: int) -> "Iterator[Progress]":
         advance(n_passages - encoded)
 
 
-def _is_chunked(retriever: "HybridRetriever") -> bool:
-    """Whether an index holds chunks of longer passages."""
+def _embedder_of(retriever: "HybridRetriever | EngineRetriever") -> str:
+    holder: Any = getattr(retriever, "generation", retriever)
+    name: str = holder.embedder
+    return name
+
+
+def _is_chunked(
+    retriever: "HybridRetriever | EngineRetriever", passages: "Sequence[Passage]"
+) -> bool:
+    """Whether an index holds chunks of longer passages; of an engine, of these ones."""
+    from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.chunks import CHUNK_OF
 
+    if isinstance(retriever, EngineRetriever):
+        ids = [each.passage_id for each in passages]
+        return bool(retriever.labelled_ids(ids) - retriever.known_ids(ids))
     rows = retriever.generation.passages.metadata_rows
     rows.prepare([CHUNK_OF])
     return CHUNK_OF in rows.fields
@@ -401,67 +332,62 @@ def _fitted(
     return split, _Window(window.tokens, len(set(documents)), len(documents))
 
 
-@dataclass(frozen=True)
-class _Built:
-    """An index that was built or brought up to date, and how long it took.
+def _of_engine(
+    retriever: "EngineRetriever", url: str, changes: "Changes | None"
+) -> tuple[list[tuple[str, str]], dict[str, object]]:
+    """An index in an engine as facts, and as JSON."""
+    from ctxguard.integrations.engines.address import EngineAddress
 
-    Attributes:
-        changes: What an update did; None for a new index.
-        seconds: In all, with reading the corpus and loading the model.
-        passages_per_second: Encoded passages, by the time of encoding and building alone.
-    """
-
-    retriever: "HybridRetriever"
-    folder: Path
-    changes: "Changes | None"
-    dimension: int
-    search: str
-    window: _Window
-    seconds: float
-    passages_per_second: float
-    notes: tuple[str, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
-
-    def to_dict(self) -> dict[str, object]:
-        report = self.retriever.report
-        return {
-            "index": str(self.folder),
-            "passages": report.indexed,
-            **({} if self.changes is None else {"update": asdict(self.changes)}),
-            "left_out": {"neither title nor text": report.empty},
-            "repaired": report.repaired,
-            "unhandled_letters": report.unhandled_letters,
-            "vectors": {"dimension": self.dimension, "search": self.search},
-            "signals": self.retriever.generation.signals,
-            "window": asdict(self.window),
-            "size_bytes": self.size_bytes,
-            "seconds": self.seconds,
-            "passages_per_second": self.passages_per_second,
-            "fingerprint": self.retriever.fingerprint(),
-            "notes": list(self.notes),
-        }
-
-    def facts(self) -> list[tuple[str, str]]:
-        report, fingerprint = self.retriever.report, self.retriever.fingerprint()
-        why = " (neither title nor text)" if report.empty else ""
-        return [
-            ("index", f"{self.folder}, {decimal(self.size_bytes)}"),
-            ("passages", f"{report.indexed:,}"),
-            *_changes(self.changes),
-            ("left out", f"{report.empty:,}{why}"),
-            ("vectors", f"{self.dimension} dimensions, {self.search} search"),
-            ("signals", self.retriever.generation.signals),
-            ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
-            ("lexical", fingerprint["lexical"]),
-            ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
-            ("took", f"{self.seconds:.1f} s, {self.passages_per_second:,.0f} passages/s"),
-        ]
+    shown, fingerprint = EngineAddress.parse(url).shown, retriever.fingerprint()
+    facts = [
+        ("engine", shown),
+        ("passages", f"{len(retriever):,}"),
+        *_changes(changes),
+        ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
+        ("analyser", fingerprint["analyser"]),
+    ]
+    return facts, {
+        "engine": shown,
+        "passages": len(retriever),
+        **({} if changes is None else {"update": asdict(changes)}),
+        "fingerprint": fingerprint,
+    }
 
 
-def _language_notes(retriever: "HybridRetriever", model: str | None) -> list[str]:
+def _of_folder(
+    retriever: "HybridRetriever", folder: Path, dimension: int, changes: "Changes | None"
+) -> tuple[list[tuple[str, str]], dict[str, object]]:
+    """An index in a folder as facts, and as JSON."""
+    report, fingerprint = retriever.report, retriever.fingerprint()
+    size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    search, signals = "exact" if retriever.is_exact else "codes", retriever.generation.signals
+    why = " (neither title nor text)" if report.empty else ""
+    facts = [
+        ("index", f"{folder}, {decimal(size_bytes)}"),
+        ("passages", f"{report.indexed:,}"),
+        *_changes(changes),
+        ("left out", f"{report.empty:,}{why}"),
+        ("vectors", f"{dimension} dimensions, {search} search"),
+        ("signals", signals),
+        ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
+        ("lexical", fingerprint["lexical"]),
+        ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
+    ]
+    return facts, {
+        "index": str(folder),
+        "passages": report.indexed,
+        **({} if changes is None else {"update": asdict(changes)}),
+        "left_out": {"neither title nor text": report.empty},
+        "repaired": report.repaired,
+        "unhandled_letters": report.unhandled_letters,
+        "vectors": {"dimension": dimension, "search": search},
+        "signals": signals,
+        "size_bytes": size_bytes,
+        "fingerprint": fingerprint,
+    }
+
+
+def _language_notes(retriever: "HybridRetriever", model: str | None) -> tuple[str, ...]:
     warning, language = retriever.report.script_warning, retriever.analyser.name
     notes = [] if warning is None else [warning]
     if model is None and language != "en":
@@ -469,4 +395,4 @@ def _language_notes(retriever: "HybridRetriever", model: str | None) -> list[str
             f"the vectors are of all-MiniLM-L6-v2, which was trained on English, and the language "
             f"is {language}; give --model a multilingual model"
         )
-    return notes
+    return tuple(notes)

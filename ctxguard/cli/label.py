@@ -8,86 +8,100 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json, table
-from ctxguard.cli._store import IN_WORDS, StoreUrl, named_series, open_store
+from ctxguard.cli._store import IN_WORDS, named_series, open_store
 
 if TYPE_CHECKING:
     from ctxguard.monitor.estimation.plan import LabelPlan
     from ctxguard.monitor.labels.files import RowToLabel
 
-_label = typer.Typer(
-    name="label",
-    help="Export samples for people to label; import their labels, and users' feedback.",
-    no_args_is_help=True,
-)
-
-MaxGrade = Annotated[int, typer.Option(metavar="N", min=1, help="Highest grade of the scale.")]
+MaxGrade = Annotated[int, setting("Highest grade of the scale.", "N", ge=1)]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to an application."""
-    app.add_typer(_label)
+class Export(SettingsModel):
+    """Settings of ``ctxguard label export``."""
 
-
-@_label.command("export")
-def export(
-    *,
-    store: StoreUrl,
+    store: _options.StoreUrl
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File to write, .jsonl or .csv."),
-    ] = None,
-    n: Annotated[
-        int, typer.Option("--n", "-n", metavar="N", min=1, help="How many requests to export.")
-    ] = 50,
-    judge: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Judge that the labels correct, as the store names it.",
-            show_default="the only one",
+        setting(
+            "File to write, .jsonl or .csv.",
+            "FILE",
+            default="none: only say what the labels would give and cost",
         ),
-    ] = None,
+    ] = None
+    n: Annotated[int, setting("How many requests to export.", "N", "--n", "-n", ge=1)] = 50
+    judge: _options.NamedJudge = None
     recall: Annotated[
         bool,
-        typer.Option(
-            "--recall",
-            help="Also export the dropped passages that recall needs; it takes several times as "
-            "many grades.",
+        setting(
+            "Also export the dropped passages that recall needs; it takes several times as many "
+            "grades."
         ),
-    ] = False,
+    ] = False
     alarm: Annotated[
         bool,
-        typer.Option(
-            "--alarm",
-            help="Export the samples that an alarm requested labels of, to look into it. Their "
-            "labels enter no estimate.",
+        setting(
+            "Export the samples that an alarm requested labels of, to look into it. Their labels "
+            "enter no estimate."
         ),
-    ] = False,
+    ] = False
     weighted: Annotated[
         bool,
-        typer.Option(
-            "--weighted",
-            help="Pick requests twice as often where the judge calls the first passage wrong. It "
-            "narrows the interval of an MRR above 0.75.",
+        setting(
+            "Pick requests twice as often where the judge calls the first passage wrong. It "
+            "narrows the interval of an MRR above 0.75."
         ),
-    ] = False,
+    ] = False
     tenant: Annotated[
         str | None,
-        typer.Option(
-            metavar="[FIELD=]VALUE",
-            help="Write only requests whose filter allows this one value of the field `tenant`, or "
-            "of FIELD. The others that were picked wait for an export of their own.",
+        setting(
+            "Write only requests whose filter allows this one value of the field `tenant`, or of "
+            "FIELD. The others that were picked wait for an export of their own.",
+            "[FIELD=]VALUE",
         ),
-    ] = None,
-    max_grade: MaxGrade = 3,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only say what the labels would give and cost."),
-    ] = False,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    max_grade: MaxGrade = 3
+    as_json: _options.AsJson = False
+
+
+class Import(SettingsModel):
+    """Settings of ``ctxguard label import``."""
+
+    file: Annotated[
+        Path,
+        setting(
+            "File written by `ctxguard label export`, with grades filled in.",
+            "FILE",
+            argument=True,
+        ),
+    ]
+    store: _options.StoreUrl
+    annotator: Annotated[
+        str, setting("Name of the person who graded; labels are kept by name.", "NAME")
+    ]
+    max_grade: MaxGrade = 3
+    as_json: _options.AsJson = False
+
+
+class Feedback(SettingsModel):
+    """Settings of ``ctxguard label feedback``."""
+
+    file: Annotated[
+        Path,
+        setting(
+            "JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
+            "FILE",
+            argument=True,
+        ),
+    ]
+    store: _options.StoreUrl
+    as_json: _options.AsJson = False
+
+
+def export(settings: Export) -> None:
     """Write a file of passages for people to grade, of judged requests picked at random.
 
     Each row is one passage, with an empty grade to fill in. A page beside
@@ -103,17 +117,16 @@ def export(
     from ctxguard.monitor.labels.samples import to_label, unfinished
     from ctxguard.monitor.store import LabelDepth
 
-    if alarm and weighted:
+    out, alarm, n, tenant = settings.out, settings.alarm, settings.n, settings.tenant
+    if alarm and settings.weighted:
         raise typer.BadParameter("what an alarm requested is not picked", param_hint="--weighted")
-    if dry_run == (out is not None):
-        raise typer.BadParameter("give one of --out and --dry-run", param_hint="--out")
-    output = Output(as_json=as_json)
+    output = Output(as_json=settings.as_json)
     if out is not None:
         check_writable(out, "--out")
     # What an alarm is about is recall as well.
-    depth = LabelDepth.POOL if recall or alarm else LabelDepth.SERVED
-    with open_store(store) as opened:
-        series = named_series(opened, judge)
+    depth = LabelDepth.POOL if settings.recall or alarm else LabelDepth.SERVED
+    with open_store(settings.store) as opened:
+        series = named_series(opened, settings.judge)
         if alarm:
             targeted = [one for one, _ in opened.label_queue()]
             samples = unfinished(opened, series, targeted, depth, n, tenant=tenant)
@@ -121,8 +134,8 @@ def export(
             samples = to_label(
                 *(opened, series, depth, n),
                 tenant=tenant,
-                weigh=weigh_by_first if weighted else None,
-                dry_run=dry_run,
+                weigh=weigh_by_first if settings.weighted else None,
+                dry_run=out is None,
             )
         plan = label_plan(opened, series, samples, depth, time.time())
     rows = [row for sample in samples for row in sample.rows(depth)]
@@ -131,14 +144,14 @@ def export(
         write_label_file(out, rows)
         guide = out.with_name(f"{out.stem}-guide.md")
         with atomic_write(guide) as stream:
-            stream.write(grading_guide(out.name, max_grade).encode())
+            stream.write(grading_guide(out.name, settings.max_grade).encode())
     notes = _export_notes(rows, plan, alarm=alarm, guide=guide, tenant=tenant)
     if len({(sample.record.where, sample.record.where_withheld) for sample in samples}) > 1:
         notes.append(
             "these requests have different filters: whoever grades them sees what any of them may "
             "see; --tenant writes those of one"
         )
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "out": None if out is None else str(out),
@@ -209,25 +222,7 @@ def _export_notes(
     return notes
 
 
-@_label.command("import")
-def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="File written by `ctxguard label export`, with grades filled in."
-        ),
-    ],
-    *,
-    store: StoreUrl,
-    annotator: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Name of the person who graded; labels are kept by name."
-        ),
-    ],
-    max_grade: MaxGrade = 3,
-    as_json: _options.AsJson = False,
-) -> None:
+def import_(settings: Import) -> None:
     """Import the labels of one annotator.
 
     All labels are kept. Of several labels of a passage by one annotator the
@@ -238,9 +233,9 @@ def import_(
     from ctxguard.monitor.estimation.plan import usable_requests
     from ctxguard.monitor.labels.files import read_label_file
 
-    output = Output(as_json=as_json)
-    read = read_label_file(file, annotator, time.time(), max_grade)
-    with open_store(store) as opened:
+    output, annotator = Output(as_json=settings.as_json), settings.annotator
+    read = read_label_file(settings.file, annotator, time.time(), settings.max_grade)
+    with open_store(settings.store) as opened:
         added = opened.add_labels(read.rows)
         requests = list(dict.fromkeys([row.request_id for row in read.rows] + list(read.blank)))
         unknown = opened.unknown_requests(requests)
@@ -254,7 +249,7 @@ def import_(
     notes = [f"{count:,} {words}" for count, words in counts if count]
     notes += [f"first unknown request: {request_id}" for request_id in unknown[:1]]
     notes += _usable_notes(usable)
-    if as_json:
+    if settings.as_json:
         print_json(
             {
                 "added": added.added,
@@ -288,35 +283,23 @@ def _usable_notes(usable: dict[str, int]) -> list[str]:
     return notes
 
 
-@_label.command("feedback")
-def feedback(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
-        ),
-    ],
-    *,
-    store: StoreUrl,
-    as_json: _options.AsJson = False,
-) -> None:
+def feedback(settings: Feedback) -> None:
     """Import users' reactions. They are counted by kind, and enter no estimate.
 
     Users see only what was served, so their reactions say nothing about recall.
     """
     from ctxguard.monitor.labels.files import read_feedback_file
 
-    output = Output(as_json=as_json)
-    reactions = read_feedback_file(file, time.time())
-    with open_store(store) as opened:
+    output = Output(as_json=settings.as_json)
+    reactions = read_feedback_file(settings.file, time.time())
+    with open_store(settings.store) as opened:
         added = opened.add_feedback(reactions)
     notes = [
         f"{len(added.unknown):,} requests are not in the store (not sampled, or expired); "
         f"first: {first}"
         for first in added.unknown[:1]
     ]
-    if as_json:
+    if settings.as_json:
         print_json({"added": added.added, "unknown": list(added.unknown), "notes": notes})
     else:
         output.out.print(f"{added.added:,} reactions imported")

@@ -1,32 +1,26 @@
 """``ctxguard metrics``: the files that Prometheus and Grafana need."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-
-class MetricsFile(StrEnum):
-    """A file that the package ships."""
-
-    RULES = "rules"
-    DASHBOARD = "dashboard"
+from ctxguard._support.settings import SettingsModel, setting
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("metrics")(metrics)
+class Metrics(SettingsModel):
+    """Settings of ``ctxguard metrics``."""
 
-
-def metrics(
     what: Annotated[
-        MetricsFile,
-        typer.Argument(
-            metavar="rules|dashboard",
-            help="File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
+        Literal["rules", "dashboard"],
+        setting(
+            "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
+            "rules|dashboard",
+            argument=True,
         ),
-    ],
-) -> None:
+    ]
+
+
+def metrics(settings: Metrics) -> None:
     """Print the recording and alerting rules for Prometheus, or the dashboard for Grafana.
 
     For example: ctxguard metrics rules > /etc/prometheus/ctxguard.yml
@@ -36,4 +30,4 @@ def metrics(
     """
     from ctxguard.monitor.export import dashboard_json, rules
 
-    typer.echo(rules() if what is MetricsFile.RULES else dashboard_json(), nl=False)
+    typer.echo(rules() if settings.what == "rules" else dashboard_json(), nl=False)

@@ -9,20 +9,18 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
+from pydantic import model_validator
 
+from ctxguard._support.settings import setting
+from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, table
-from ctxguard.cli._inputs import open_index
-from ctxguard.cli._store import (
-    JudgeKind,
-    StoreUrl,
-    make_judge,
-    open_store,
-    print_estimates,
-)
+from ctxguard.cli._store import JudgeSettings, open_store, print_estimates
+from ctxguard.cli._system import open_index
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
+from ctxguard.server.settings import IndexSettings
 
 if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
@@ -39,159 +37,93 @@ _GIB = 2**30
 _EXIT_SECONDS = 5.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("monitor")(monitor)
+class MonitorSettings(JudgeSettings, IndexSettings):
+    """Settings of ``ctxguard monitor``; the index is the guard's."""
 
-
-def monitor(
-    *,
-    store: StoreUrl,
-    judge: Annotated[
-        JudgeKind,
-        typer.Option(
-            metavar="JUDGE",
-            help="Who grades passages: labels, llm (a language model) or cross-encoder.",
-        ),
-    ],
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Labelled queries of --judge labels: a BEIR folder, or JSONL."
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Split of the BEIR folder in --labels.", show_default="test"
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Dated name of the language model, or folder of the cross-encoder.",
-        ),
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Endpoint of --judge llm; its key is read from OPENAI_API_KEY."
-        ),
-    ] = None,
-    prices: Annotated[
-        tuple[float, float] | None,
-        typer.Option(
-            help="Prices of a million input and output tokens of --judge llm, such as 2 8.",
-            metavar="INPUT OUTPUT",
-        ),
-    ] = None,
-    calls_per_second: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Most calls of --judge llm a second, retries included."),
-    ] = None,
-    calls_per_hour: Annotated[
-        float | None, typer.Option(metavar="N", help="Most passages judged per hour.")
-    ] = None,
-    calls_per_day: Annotated[
-        float | None, typer.Option(metavar="N", help="Most passages judged per UTC day.")
-    ] = None,
-    cost_per_day: Annotated[
-        float | None,
-        typer.Option(metavar="COST", help="Most spent per UTC day, in the currency of --prices."),
-    ] = None,
+    store: _options.StoreUrl
     profile: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Calibrated profile; an alarm is raised when its losses rise.",
-        ),
-    ] = None,
-    switch: Annotated[
+        setting("Calibrated profile; an alarm is raised when its losses rise.", "FILE"),
+    ] = None
+    switch_to_safe: Annotated[
         bool,
-        typer.Option(
-            "--switch-to-safe",
-            help="Replace the file --profile by its safe policy when recall loss is above what it "
-            "promises.",
+        setting(
+            "Replace the file --profile by its safe policy when recall loss is above what it "
+            "promises."
         ),
-    ] = False,
-    index: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Index of the guard, for texts that were not stored, for --audit, and to warn "
-            "when its corpus has changed since calibration.",
-        ),
-    ] = None,
-    reranker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Model of the guard's reranker, which --judge cross-encoder must not use.",
-        ),
-    ] = None,
+    ] = False
+    calls_per_day: Annotated[
+        float | None, setting("Most passages judged per UTC day.", "N", gt=0)
+    ] = None
     audit: Annotated[
         float,
-        typer.Option(
-            metavar="SHARE",
-            min=0.0,
-            max=1.0,
-            help="Share of requests searched again far deeper, to see what the retriever missed.",
+        setting(
+            "Share of requests searched again far deeper in --index, to see what the retriever "
+            "missed.",
+            "SHARE",
+            ge=0,
+            le=1,
         ),
-    ] = 0.0,
-    window: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=1.0, help="Length of the recent window, in seconds."),
-    ] = 3600.0,
-    keep_days: Annotated[
-        float,
-        typer.Option(metavar="DAYS", min=0.01, help="Age in days at which samples are deleted."),
-    ] = 30.0,
-    keep_gib: Annotated[
-        float,
-        typer.Option(
-            metavar="GIB",
-            min=0.001,
-            help="GiB of stored samples above which the oldest are deleted.",
-        ),
-    ] = 2.0,
-    refresh: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0.1,
-            max=300.0,
-            help="Seconds between two updates of estimates.",
-        ),
-    ] = 15.0,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address on which /metrics is served.")
-    ] = "127.0.0.1",
+    ] = 0.0
+    host: Annotated[str, setting("Address on which /metrics is served.", "ADDRESS")] = "127.0.0.1"
     port: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=65535,
-            help="Port on which /metrics is served; 0 for any free.",
+        setting("Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535),
+    ] = 9108
+    once: Annotated[bool, setting("Judge the waiting samples, print the estimates, and exit.")] = (
+        False
+    )
+    as_json: Annotated[bool, setting("Print the estimates of --once as JSON.", None, "--json")] = (
+        False
+    )
+    calls_per_hour: Annotated[
+        float | None, setting("Most passages judged per hour.", "N", key=True, gt=0)
+    ] = None
+    cost_per_day: Annotated[
+        float | None,
+        setting("Most spent per UTC day, in the currency of prices.", "COST", key=True, gt=0),
+    ] = None
+    window_seconds: Annotated[
+        float, setting("Length of the recent window.", "SECONDS", key=True, ge=1)
+    ] = 3600.0
+    keep_days: Annotated[
+        float,
+        setting("Age in days at which samples are deleted.", "DAYS", key=True, ge=0.01),
+    ] = 30.0
+    keep_gib: Annotated[
+        float,
+        setting(
+            "GiB of stored samples above which the oldest are deleted.", "GIB", key=True, ge=0.001
         ),
-    ] = 9108,
-    events: Annotated[
+    ] = 2.0
+    refresh_seconds: Annotated[
+        float,
+        setting("Time between two updates of estimates.", "SECONDS", key=True, ge=0.1, le=300),
+    ] = 15.0
+    opentelemetry_events: Annotated[
         bool,
-        typer.Option(
-            "--opentelemetry-events",
-            help="Emit the scores of each judged sample as OpenTelemetry events, through the "
-            "providers that `opentelemetry-instrument ctxguard monitor` configures.",
+        setting(
+            "Emit the scores of each judged sample as OpenTelemetry events, through the providers "
+            "that `opentelemetry-instrument ctxguard monitor` configures.",
+            "SWITCH",
+            key=True,
         ),
-    ] = False,
-    once: Annotated[
-        bool,
-        typer.Option("--once", help="Judge the waiting samples, print the estimates, and exit."),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the estimates of --once as JSON.")
-    ] = False,
-) -> None:
+    ] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.as_json and not self.once:
+            raise ConfigurationError("--json prints what --once found: give --once")
+        if self.switch_to_safe and self.profile is None:
+            raise ConfigurationError("--switch-to-safe switches a profile: give --profile")
+        if self.audit and self.index is None:
+            raise ConfigurationError("--audit searches an index: give --index")
+        if self.cost_per_day is not None and self.prices is None:
+            raise ConfigurationError("cost-per-day needs prices: give prices")
+        return self
+
+
+def monitor(settings: MonitorSettings) -> None:
     """Judge sampled requests, and serve live estimates to Prometheus.
 
     Several monitors may share a store; give --profile to one of them.
@@ -210,50 +142,35 @@ def monitor(
     from ctxguard.monitor.store import Limits
     from ctxguard.profile.schema import Profile
 
-    output = Output(as_json=as_json)
-    if as_json and not once:
-        raise typer.BadParameter("it prints what --once found: give --once", param_hint="--json")
-    if switch and profile is None:
-        raise typer.BadParameter(
-            "it switches a profile: give --profile", param_hint="--switch-to-safe"
-        )
-    if audit and index is None:
-        raise typer.BadParameter("an audit searches an index: give --index", param_hint="--audit")
-    if cost_per_day is not None and prices is None:
-        raise typer.BadParameter("a cost needs prices: give --prices", param_hint="--cost-per-day")
-    loaded = None if profile is None else Profile.load(profile)
-    retriever = None if index is None else open_index(index)
-    made_judge = make_judge(
-        judge,
-        labels=labels,
-        split=split,
-        model=model,
-        base_url=base_url,
-        calls_per_second=calls_per_second,
-        prices=prices,
-        reranker=reranker,
-        output=output,
+    output = Output(as_json=settings.as_json)
+    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    retriever = (
+        None
+        if settings.index is None
+        else open_index(settings.model_copy(update={"reranker": None}))
     )
-    opened = open_store(store, Limits(keep_days * _DAY_SECONDS, int(keep_gib * _GIB)))
+    made_judge = settings.make_judge(settings.reranker, output)
+    limits = Limits(settings.keep_days * _DAY_SECONDS, int(settings.keep_gib * _GIB))
+    opened = open_store(settings.store, limits)
     running = Monitor(
         opened,
         made_judge,
-        window_seconds=window,
-        budget=BudgetLimits(calls_per_hour, calls_per_day, cost_per_day),
+        window_seconds=settings.window_seconds,
+        budget=BudgetLimits(settings.calls_per_hour, settings.calls_per_day, settings.cost_per_day),
         lookup=None if retriever is None else retriever.passage,
-        audit=_audit(retriever, audit),
+        audit=_audit(retriever, settings.audit),
         utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
         alarms=None if loaded is None else AlarmState(loaded),
         corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
-        switch_path=profile if switch else None,
-        on_judged=_evaluation_events(made_judge) if events else None,
+        switch_path=settings.profile if settings.switch_to_safe else None,
+        on_judged=_evaluation_events(made_judge) if settings.opentelemetry_events else None,
     )
     try:
         running.restore_alarms()
-        if once:
-            _once(running, output, as_json=as_json)
+        if settings.once:
+            _once(running, output, as_json=settings.as_json)
         else:
-            _serve(running, host, port, refresh, output)
+            _serve(running, settings, output)
     finally:
         _close(running)
 
@@ -324,21 +241,19 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
         raise typer.Exit(FINDING)
 
 
-def _serve(
-    running: "Monitor", host: str, port: int, refresh_seconds: float, output: Output
-) -> None:
+def _serve(running: "Monitor", settings: MonitorSettings, output: Output) -> None:
     from ctxguard.monitor.export.multiprocess import registry_for_scrape
     from ctxguard.monitor.export.prometheus import MonitorCollector
     from ctxguard.monitor.export.server import MetricsServer
 
-    registry = registry_for_scrape()
+    host, registry = settings.host, registry_for_scrape()
     MonitorCollector(running, registry)
     try:
-        server = MetricsServer(host, port, registry)
+        server = MetricsServer(host, settings.port, registry)
     except OSError as error:
         raise ConfigurationError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another --port, or "
-            "--host"
+            f"{host}:{settings.port} cannot be listened on ({error.strerror}); choose another "
+            "--port, or --host"
         ) from error
     threading.Thread(target=server.serve_forever, name="ctxguard-metrics", daemon=True).start()
     # A signal handler may put to a queue. A judge that hangs holds up its own thread only: the
@@ -349,7 +264,7 @@ def _serve(
     stopping = threading.Event()
     judging = threading.Thread(
         target=running.run,
-        kwargs={"stopping": stopping, "refresh_seconds": refresh_seconds},
+        kwargs={"stopping": stopping, "refresh_seconds": settings.refresh_seconds},
         name="ctxguard-monitor",
         daemon=True,
     )

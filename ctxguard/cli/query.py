@@ -6,15 +6,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from ctxguard._support.settings import setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
-from ctxguard.cli._retriever import beyond_index, on_route, open_retriever, terms_of, upstream_of
+from ctxguard.cli._pools import beyond_index, on_route, terms_of
 from ctxguard.cli._snippets import snippet
+from ctxguard.cli._system import System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
 
 if TYPE_CHECKING:
-    from ctxguard.cli._inputs import Source
+    from ctxguard.cli._system import Source
     from ctxguard.core.context import Context
 
 _DROPPED_SHOWN = 10
@@ -23,55 +25,42 @@ _RANK_WIDTH = 3
 _LINE_END = 8
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("query")(query)
+class Query(System):
+    """Settings of ``ctxguard query``."""
 
-
-def query(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The query text.")],
-    *,
-    index: _options.SourceIndex = None,
-    engine: _options.SourceEngine = None,
-    retriever: _options.SourceRetriever = None,
-    rerank_upstream: _options.RerankUpstream = None,
-    candidates: _options.Candidates = None,
-    rerank_protocol: _options.RerankProtocol = "cohere",
-    rerank_model: _options.RerankModel = None,
-    score_kind: _options.ScoresMean = None,
-    fingerprint: _options.Fingerprint = None,
-    profile: _options.ProfileFile = None,
+    question: Annotated[str, setting("The query text.", "QUESTION", argument=True)]
+    profile: _options.ProfileFile = None
     k: Annotated[
         int | None,
-        typer.Option(
+        setting(
+            "Passages to keep where no calibrated policy applies.",
+            "N",
             "--k",
             "-k",
-            metavar="N",
-            min=1,
-            help="Passages to keep where no calibrated policy applies.",
-            show_default="5, or as many as the profile was compared with",
+            default="5, or as many as the profile was compared with",
+            ge=1,
         ),
-    ] = None,
+    ] = None
     mode: Annotated[
         Mode | None,
-        typer.Option(
-            metavar="MODE",
-            help="Serve the kept passages (enforce), or the first k of the retriever with the "
-            "decision only recorded (shadow) or not made (off).",
-            show_default="the profile's verdict",
+        setting(
+            "Serve the kept passages (enforce), or the first k of the retriever with the decision "
+            "only recorded (shadow) or not made (off).",
+            "MODE",
+            default="the profile's verdict",
         ),
-    ] = None,
-    route: _options.OneRoute = None,
-    reranker: _options.Reranker = None,
-    ranker: _options.RankerFile = None,
+    ] = None
+    route: _options.OneRoute = None
     show_all: Annotated[
-        bool, typer.Option("--all", help="Show every dropped candidate instead of the first ten.")
-    ] = False,
+        bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
+    ] = False
     as_text: Annotated[
-        bool, typer.Option("--text", help="Print only the context, as the model would get it.")
-    ] = False,
-    as_json: _options.AsJson = False,
-) -> None:
+        bool, setting("Print only the context, as the model would get it.", None, "--text")
+    ] = False
+    as_json: _options.AsJson = False
+
+
+def query(settings: Query) -> None:
     """Show what the guard keeps and drops for one query, and why.
 
     Each candidate stands with its score, its score relative to the best (r) where scores can be
@@ -80,43 +69,35 @@ def query(
 
     Without a profile it keeps the retriever's first k passages.
     """
-    if as_text and as_json:
+    if settings.as_text and settings.as_json:
         raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
     from ctxguard.guard import ContextGuard
     from ctxguard.profile.schema import Profile
 
-    output = Output(as_json=as_json or as_text)
-    loaded = None if profile is None else Profile.load(profile)
+    output = Output(as_json=settings.as_json or settings.as_text)
+    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    depth = settings.depth or (DEFAULT_DEPTH if loaded is None else loaded.provenance.depth)
     with output.doing("opening the retriever"):
-        source = open_retriever(
-            index=index,
-            engine=engine,
-            retriever=retriever,
-            upstream=upstream_of(rerank_upstream, candidates, rerank_protocol, rerank_model),
-            reranker=reranker,
-            ranker=ranker,
-            score_kind=score_kind,
-            fingerprint=fingerprint,
-        )
+        source = settings.open()
         guard = ContextGuard(
-            source if route is None else on_route(source, route),
+            source if settings.route is None else on_route(source, settings.route),
             profile=loaded,
-            k=k,
-            mode=mode,
-            depth=max(k or DEFAULT_K, DEFAULT_DEPTH if loaded is None else loaded.provenance.depth),
+            k=settings.k,
+            mode=settings.mode,
+            depth=max(settings.k or DEFAULT_K, depth),
         )
     with output.doing("searching"):
-        context = guard.retrieve(question)
+        context = guard.retrieve(settings.question)
     comparison = guard.comparison
-    notes = beyond_index(source, k or DEFAULT_K) + _notes(context)
+    notes = beyond_index(source, settings.k or DEFAULT_K) + _notes(context)
     notes += [f"the profile: {line}" for line in comparison.reservations]
-    if as_json:
+    if settings.as_json:
         differences = list(comparison.differences)
         print_json({**context.to_dict(), "differences": differences, "notes": notes})
-    elif as_text:
+    elif settings.as_text:
         typer.echo(context.text)
     else:
-        _print(context, source, output, show_all=show_all)
+        _print(context, source, output, show_all=settings.show_all)
     for note in notes:
         output.note(note)
     for line in comparison.mismatches:

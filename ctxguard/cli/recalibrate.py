@@ -6,63 +6,48 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
-from ctxguard.cli._store import StoreUrl, named_series, open_store
+from ctxguard.cli._store import named_series, open_store
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic, Recalibration
     from ctxguard.profile.schema import Profile, RouteProfile
+_HELD_OUT = 0.5
+"""Share of the questions on which the two profiles are compared."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("recalibrate")(recalibrate)
+class Recalibrate(SettingsModel):
+    """Settings of ``ctxguard recalibrate``."""
 
-
-def recalibrate(
-    *,
-    from_samples: StoreUrl,
-    profile: Annotated[
-        Path, typer.Option(metavar="FILE", help="Profile in force, to compare the new one with.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the new profile to.")],
-    judge: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Judge whose verdicts are used, as the store names it.",
-            show_default="the only one",
-        ),
-    ] = None,
+    store: _options.StoreUrl
+    profile: Annotated[Path, setting("Profile in force, to compare the new one with.", "FILE")]
+    out: Annotated[Path, setting("File to write the new profile to.", "FILE")]
+    judge: _options.NamedJudge = None
     route: Annotated[
         Route | None,
-        typer.Option(
-            metavar="ROUTE",
-            help="Route whose requests are used: lexical, dense or hybrid, each with or without "
+        setting(
+            "Route whose requests are used: lexical, dense or hybrid, each with or without "
             "+rerank, or external.",
-            show_default="the most frequent",
+            "ROUTE",
+            default="the most frequent",
         ),
-    ] = None,
+    ] = None
     index: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Index that answered; the new profile is for its corpus.",
-            show_default="the corpus of the profile in force",
+        setting(
+            "Index that answered; the new profile is for its corpus.",
+            "FOLDER",
+            default="the corpus of the profile in force",
         ),
-    ] = None,
-    held_out: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Share of the questions on which the two profiles are compared."
-        ),
-    ] = 0.5,
-    seed: _options.Seed = 0,
-    as_json: _options.AsJson = False,
-) -> None:
+    ] = None
+    as_json: _options.AsJson = False
+
+
+def recalibrate(settings: Recalibrate) -> None:
     """Calibrate on judged traffic, and compare with the profile in force.
 
     The new policy runs in shadow on questions that took no part in its
@@ -76,26 +61,27 @@ def recalibrate(
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.index.hybrid_index import HybridIndex
 
+    out, profile, index = settings.out, settings.profile, settings.index
     check_writable(out, "--out")
     if out.exists() and profile.exists() and out.samefile(profile):
         raise typer.BadParameter(
             "the profile in force is not overwritten; name another file", param_hint="--out"
         )
-    output = Output(as_json=as_json)
+    output = Output(as_json=settings.as_json)
     before = Profile.load(profile)
-    with open_store(from_samples) as store, output.doing("reading judged requests"):
-        traffic = judged_traffic(store, named_series(store, judge), route=route)
+    with open_store(settings.store) as store, output.doing("reading judged requests"):
+        series = named_series(store, settings.judge)
+        traffic = judged_traffic(store, series, route=settings.route)
     sketch = None if index is None else HybridIndex.load(index).passages.sketch
-    settings = Settings(
-        held_out=held_out,
-        seed=seed,
+    calibration = Settings(
+        held_out=_HELD_OUT,
         utilities=before.utilities,
         utilities_source=before.provenance.utilities_source,
     )
     with output.passes() as begin:
-        recalibration = run(traffic, before, settings, passes=begin, corpus_sketch=sketch)
+        recalibration = run(traffic, before, calibration, passes=begin, corpus_sketch=sketch)
     recalibration.profile.save(out)
-    if as_json:
+    if settings.as_json:
         print_json(_document(recalibration, traffic, before, out))
         return
     _print(recalibration, traffic, before, output)

@@ -1,16 +1,8 @@
 """``ctxguard serve``: the rerank protocol, decisions and the console over HTTP."""
 
-import typer
-
 from ctxguard._support.extras import require
 from ctxguard.cli._console import Output
-from ctxguard.cli._settings import add_command
 from ctxguard.server.settings import Settings
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    add_command(app, serve, "serve", options=["rerank_upstream", "rerank_protocol", "rerank_model"])
 
 
 def serve(settings: Settings) -> None:

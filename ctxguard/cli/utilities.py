@@ -1,13 +1,12 @@
-"""``ctxguard fit-utilities``: what passages are worth to a reader, from its marked answers."""
+"""``ctxguard fit utilities``: what passages are worth to a reader, from its marked answers."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ctxguard._support.atomic_write import atomic_write
+from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 from ctxguard.cli._inputs import read_labelled
@@ -16,44 +15,33 @@ if TYPE_CHECKING:
     from calibration.reader.predictive_auc import PredictiveAuc
     from calibration.reader.utilities import ReaderFit
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to an application."""
-    app.command("fit-utilities")(fit_utilities)
+_SEED = 0
 
 
-def fit_utilities(
-    *,
+class FitUtilities(SettingsModel):
+    """Settings of ``ctxguard fit utilities``."""
+
     answers: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL with one answer per line: query_id, passage_ids in the order of the "
-            "context, correct (true or false), and optionally reader.",
+        setting(
+            "JSONL with one answer per line: query_id, passage_ids in the order of the context, "
+            "correct (true or false), and optionally reader.",
+            "FILE",
         ),
-    ],
-    data: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="BEIR folder with the labels of the queries.")
-    ],
-    split: Annotated[str | None, _options.split("test")] = None,
+    ]
+    data: _options.LabelledQueries
     reader: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Reader whose answers are used.",
-            show_default="the only one in the file",
-        ),
-    ] = None,
+        setting("Reader whose answers are used.", "NAME", default="the only one in the file"),
+    ] = None
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the utilities as JSON, for `ctxguard calibrate --utilities`.",
-        ),
-    ] = None,
-    seed: _options.Seed = 0,
-    as_json: _options.AsJson = False,
-) -> None:
+        setting("Write the utilities as JSON, for `ctxguard calibrate --utilities`.", "FILE"),
+    ] = None
+    as_json: _options.AsJson = False
+
+
+def fit_utilities(settings: FitUtilities) -> None:
     """Fit the utilities of passages for one reader, from answers marked right or wrong.
 
     Compares the answers of one question with each other, so each question needs answers to several
@@ -65,12 +53,14 @@ def fit_utilities(
     from calibration.reader.saved_utilities import utilities_document
     from calibration.reader.utilities import fit_utilities as fit_reader
 
+    out = settings.out
     if out is not None:
         check_writable(out, "--out")
-    marked, labelled = of_reader(read_answers(answers), reader), read_labelled(data, split, "test")
+    marked = of_reader(read_answers(settings.answers), settings.reader)
+    labelled = read_labelled(settings.data, "test")
     dataset = labelled.dataset
     fit = fit_reader(marked, dataset)
-    metrics = predictive_aucs(marked, dataset, fit, seed=seed)
+    metrics = predictive_aucs(marked, dataset, fit, seed=_SEED)
     document = {
         **utilities_document(fit, marked[0].reader),
         "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
@@ -78,7 +68,7 @@ def fit_utilities(
     if out is not None:
         with atomic_write(out) as stream:
             stream.write((json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
-    if as_json:
+    if settings.as_json:
         print_json({**document, "notes": [*labelled.notes, *fit.notes]})
     else:
         output = Output()

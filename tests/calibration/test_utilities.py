@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from click.testing import Result
 from simulated_readers import Reader, simulate
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ from calibration.reader.logistic import fit_logistic
 from calibration.reader.predictive_auc import DESCRIPTIONS, PredictiveAuc, predictive_aucs
 from calibration.reader.saved_utilities import load_utilities
 from calibration.reader.utilities import ReaderFit, fit_utilities
-from ctxguard.cli.utilities import register
+from ctxguard.cli import app
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
 CAREFUL = Reader(
@@ -426,11 +425,9 @@ def write_folder(tmp_path: Path, answers: tuple[Answer, ...], dataset: Dataset) 
 
 
 PROGRAM = """
-import sys, typer
-from ctxguard.cli.utilities import register
-app = typer.Typer()
-register(app)
-app(["--answers", sys.argv[1] + "/answers.jsonl", "--data", *sys.argv[1:]])
+import sys
+from ctxguard.cli import app
+app(["fit", "utilities", "--answers", sys.argv[1] + "/answers.jsonl", "--data", *sys.argv[1:]])
 """
 
 
@@ -446,9 +443,8 @@ def run_command(folder: Path, *options: str, n_threads: int = 1) -> bytes:
 
 
 def fit_command(*arguments: object) -> Result:
-    app = typer.Typer()
-    register(app)
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    words = ["fit", "utilities", *map(str, arguments)]
+    return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
 
 
 class TestCommand:
@@ -530,7 +526,7 @@ class TestSavedUtilities:
             load_utilities(tmp_path / "absent.json")
         other = tmp_path / "other.json"
         other.write_text("irrelevant: -0.5")
-        with pytest.raises(DataError, match="fit-utilities --out"):
+        with pytest.raises(DataError, match="fit utilities --out"):
             load_utilities(other)
 
     def test_answers_that_identified_nothing_are_a_finding(self, folder: Path) -> None:

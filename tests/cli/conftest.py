@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from household import write_collection
-from running import Result, Run
+from running import Result, Run, as_toml
 from typer.testing import CliRunner
 
 from ctxguard.cli import app
@@ -32,10 +32,19 @@ def _open_models_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def run() -> Run:
-    """Run the command line in this process; whatever happens, no traceback may be shown."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run the command line in this process; whatever happens, no traceback may be shown.
 
-    def invoke(*arguments: object, columns: str = "100") -> Result:
+    ``system`` is the content of the file that ``--system`` names.
+    """
+
+    def invoke(
+        *arguments: object, columns: str = "100", system: dict[str, Any] | None = None
+    ) -> Result:
+        if system is not None:
+            file = tmp_path_factory.mktemp("system") / "system.toml"
+            file.write_text(as_toml(system), encoding="utf-8")
+            arguments = (*arguments, "--system", file)
         result = CliRunner(env={"COLUMNS": columns}).invoke(app, [str(a) for a in arguments])
         assert "Traceback" not in result.output
         assert result.exception is None or isinstance(result.exception, SystemExit)
@@ -70,7 +79,7 @@ def profile(index: Path, collection: Path, cache: Path, run: Run) -> Path:
     file = cache / "profile.json"
     result = run(
         *("calibrate", "--index", index, "--data", collection, "--out", file),
-        *("--cache", cache),
+        system={"calibrate": {"cache": str(cache)}},
     )
     assert result.exit_code == 0, result.stderr
     return file

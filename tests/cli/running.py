@@ -1,7 +1,8 @@
 """What a finished command leaves, and what runs one: the types of the fixtures here."""
 
+import json
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Result(Protocol):
@@ -16,3 +17,14 @@ class Result(Protocol):
 
 
 Run = Callable[..., Result]
+
+
+def as_toml(document: dict[str, Any]) -> str:
+    """A document of values and of tables of values as TOML."""
+    own = [f"{key} = {json.dumps(each)}" for key, each in document.items() if not _is_table(each)]
+    tables = [f"[{key}]\n{as_toml(each)}" for key, each in document.items() if _is_table(each)]
+    return "\n".join([*own, *tables])
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
@@ -15,6 +16,16 @@ from ctxguard.core.types import Route
 from ctxguard.profile.schema import Profile
 
 pytestmark = pytest.mark.model
+
+
+def keys(**settings: object) -> dict[str, dict[str, object]]:
+    """A file with settings of ``calibrate``."""
+    named = {name.replace("_", "-"): each for name, each in settings.items()}
+    return {
+        "calibrate": {
+            name: str(each) if isinstance(each, Path) else each for name, each in named.items()
+        }
+    }
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +43,8 @@ def test_a_certificate_is_stated_in_words(
 ) -> None:
     result = run(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
-        *("--alpha", "0.3", "--held-out", "0.3", "--cache", cache),
+        *("--alpha", "0.3"),
+        system=keys(cache=cache, held_out=0.3),
     )
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
@@ -49,14 +61,16 @@ def test_what_is_served_today_stands_first_beside_the_choice(
     run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
 ) -> None:
     asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
-    result = run(*asked, "--serving-k", "4", "--cache", cache)
+    result = run(*asked, "--serving-k", "4", system=keys(cache=cache))
     assert result.exit_code == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "first 4, as today" in line]
     # The first table, and the first of the options.
     assert len(lines) == 2
     assert "chosen" in lines[0]
     assert "difference" in lines[0]
-    document = json.loads(run(*asked, "--serving-k", "4", "--cache", cache, "--json").stdout)
+    document = json.loads(
+        run(*asked, "--serving-k", "4", "--json", system=keys(cache=cache)).stdout
+    )
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
     assert summary["rows"][0]["metric"] == "recall"
@@ -82,7 +96,8 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
     assert len(rows) == 42
     result = run(
         *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
-        *("--out", tmp_path / "p.json", "--cache", cache, "--json"),
+        *("--out", tmp_path / "p.json", "--json"),
+        system=keys(cache=cache),
     )
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
@@ -105,7 +120,8 @@ def test_twenty_labels_are_enough_for_a_profile(
     ][:20]
     result = run(
         *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
-        *("--out", tmp_path / "p.json", "--cache", cache),
+        *("--out", tmp_path / "p.json"),
+        system=keys(cache=cache),
     )
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
@@ -125,7 +141,8 @@ def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
     out, page = tmp_path / "p.json", tmp_path / "report.html"
     result = run(
         *("calibrate", "--index", index, "--data", collection, "--out", out, "--report", page),
-        *("--alpha", "0.01", "--beta", "0.01", "--cache", cache),
+        *("--alpha", "0.01"),
+        system=keys(cache=cache, beta=0.01),
     )
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
@@ -144,13 +161,14 @@ def test_the_evidence_is_written_as_a_page_and_as_json(
     page, figures = tmp_path / "report.html", tmp_path / "report.json"
     result = run(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
-        *("--objective", "utility", "--report", page, "--report-json", figures),
-        *("--cache", cache, "--json"),
+        *("--objective", "utility", "--report", page, "--report", figures),
+        "--json",
+        system=keys(cache=cache),
     )
     assert result.exit_code == 0, result.stderr
     document, data = json.loads(result.stdout), json.loads(figures.read_text())
     assert document["profile"] == str(tmp_path / "p.json")
-    assert (document["report"], document["report_json"]) == (str(page), str(figures))
+    assert document["reports"] == [str(page), str(figures)]
     assert [route["route"] for route in data["routes"]] == ["hybrid", "lexical", "dense"]
     assert data["routes"][0]["certificate"]["delta"] == 0.1
     assert data["profile_id"] == document["profile_id"]
@@ -168,8 +186,8 @@ def test_json_counts_the_queries_and_has_both_halves(
 ) -> None:
     result = run(
         *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
-        *("--policy", "ratio", "--objective", "utility", "--held-out", "0.5"),
-        *("--cache", cache, "--json"),
+        *("--objective", "utility", "--json"),
+        system=keys(cache=cache, policy="ratio", held_out=0.5),
     )
     document = json.loads(result.stdout)
     assert document["split"] == "train"
@@ -192,7 +210,7 @@ def test_the_only_split_serves_where_there_is_no_train_and_that_is_said(
     (data / "qrels" / "train.tsv").unlink()
     result = run(
         *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
-        *("--cache", cache),
+        system=keys(cache=cache),
     )
     assert result.exit_code == 0, result.stderr
     assert "has no split 'train'; its only one, 'test', is used" in " ".join(result.stdout.split())
@@ -209,7 +227,8 @@ def test_questions_that_another_split_asks_too_are_told(
         qrels.write("leaked\tclean-bicycle\t2\n")
     result = run(
         *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
-        *("--cache", cache, "--json"),
+        "--json",
+        system=keys(cache=cache),
     )
     notes = json.loads(result.stdout)["notes"]
     assert any("1 of 25 questions are also in d/test" in note for note in notes)
@@ -226,7 +245,8 @@ def test_queries_may_come_from_one_jsonl_file(
     result = run(
         *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
         *("--out", tmp_path / "p.json"),
-        *("--cache", cache, "--json"),
+        "--json",
+        system=keys(cache=cache),
     )
     document = json.loads(result.stdout)
     assert document["answerable"] == 2
@@ -239,8 +259,8 @@ def test_segments_come_from_a_metadata_column(
 ) -> None:
     result = run(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
-        *("--alpha", "0.4", "--delta", "0.5", "--held-out", "0.1", "--segment-by", "task"),
-        *("--cache", cache, "--json"),
+        *("--alpha", "0.4", "--json"),
+        system=keys(cache=cache, delta=0.5, held_out=0.1, segment_by="task"),
     )
     assert result.exit_code == 0, result.stderr
     assert Profile.load(tmp_path / "p.json").segment_by == "task"
@@ -248,18 +268,18 @@ def test_segments_come_from_a_metadata_column(
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "system", "named"),
     [
-        (("--alpha", "1.5"), "alpha 1.5"),
-        (("--serving-k", "0"), "--serving-k"),
-        (("--tolerance", "1"), "tolerance 1.0"),
-        (("--objective", "recall"), "--objective"),
-        (("--held-out", "1"), "held_out 1.0"),
-        (("--segment-by", "task"), "--alpha"),
-        (("--report", "/"), "--report"),
-        (("--split", "dev"), "'dev'"),
-        (("--policy", "magic"), "magic"),
-        (("--reranker", "no/such-model"), "no/such-model"),
+        (("--alpha", "1.5"), {}, "alpha 1.5"),
+        (("--serving-k", "0"), {}, "--serving-k"),
+        (("--tolerance", "1"), {}, "tolerance 1.0"),
+        (("--objective", "recall"), {}, "--objective"),
+        ((), {"calibrate": {"held-out": 1}}, "held_out 1"),
+        ((), {"calibrate": {"segment-by": "task"}}, "--alpha"),
+        (("--report", "/"), {}, "--report"),
+        ((), {"calibrate": {"policy": "magic"}}, "magic"),
+        ((), {"calibrate": {"polcy": "ratio"}}, "has no key 'polcy'"),
+        ((), {"reranker": "no/such-model"}, "no/such-model"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(
@@ -270,11 +290,13 @@ def test_a_setting_that_cannot_work_is_named(
     *,
     monkeypatch: pytest.MonkeyPatch,
     options: tuple[str, ...],
+    system: dict[str, Any],
     named: str,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     out = tmp_path / "p.json"
-    result = run("calibrate", "--index", index, "--data", collection, "--out", out, *options)
+    calibrate = ("calibrate", "--index", index, "--data", collection, "--out", out)
+    result = run(*calibrate, *options, system=system)
     assert result.exit_code == 2
     assert named in result.stderr
     assert not out.exists()
@@ -294,11 +316,12 @@ def test_the_number_of_threads_does_not_show_in_the_profile(
     index: Path, collection: Path, profile: Path, tmp_path: Path
 ) -> None:
     """With the real model, whose last bits depend on how many threads compute them."""
-    out = tmp_path / "profile.json"
+    out, system = tmp_path / "profile.json", tmp_path / "system.toml"
+    system.write_text('[calibrate]\ncache = "pools"', encoding="utf-8")
     subprocess.run(
         [
             *(sys.executable, "-m", "ctxguard", "calibrate"),
-            *("--index", index, "--data", collection, "--out", out, "--cache", tmp_path),
+            *("--index", index, "--data", collection, "--out", out, "--system", system),
         ],
         check=True,
         capture_output=True,
@@ -330,7 +353,7 @@ class TestUtilities:
         answers = write_jsonl(tmp_path / "answers.jsonl", rows)
         out = tmp_path / "utilities.json"
         result = run(
-            *("fit-utilities", "--answers", answers, "--data", collection, "--split", "train"),
+            *("fit", "utilities", "--answers", answers, "--data", collection / "qrels/train.tsv"),
             *("--out", out),
         )
         assert result.exit_code == 0, result.stderr
@@ -343,7 +366,8 @@ class TestUtilities:
         out = fitted.with_name("p.json")
         result = run(
             *("calibrate", "--index", index, "--data", collection, "--out", out),
-            *("--cache", cache, "--utilities", fitted, "--utility", "distractor=-0.9"),
+            *("--utilities", fitted),
+            system={**keys(cache=cache), "utility": {"distractor": -0.9}},
         )
         assert result.exit_code == 0, result.stderr
         profile, found = Profile.load(out), json.loads(fitted.read_text())["utilities"]
@@ -364,7 +388,7 @@ class TestUtilities:
             *("--utilities", profile),
         )
         assert result.exit_code == 2
-        assert "is not what `ctxguard fit-utilities --out` writes" in " ".join(
+        assert "is not what `ctxguard fit utilities --out` writes" in " ".join(
             result.stderr.split()
         )
         assert not (tmp_path / "p.json").exists()
@@ -373,11 +397,11 @@ class TestUtilities:
 def test_it_says_whether_contexts_can_be_called_insufficient(
     run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
-    calibrate = ("calibrate", "--index", index, "--data", collection, "--cache", cache)
-    result = run(*calibrate, "--out", tmp_path / "p.json", "--false-alarms", "0.2")
+    calibrate = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
+    result = run(*calibrate, system=keys(cache=cache, false_alarms=0.2))
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     assert "sufficiency Not fitted: it needs at least 5" in words or "AUROC" in words
-    refused = run(*calibrate, "--out", tmp_path / "p.json", "--false-alarms", "1")
+    refused = run(*calibrate, system=keys(false_alarms=1))
     assert refused.exit_code == 2
-    assert "false_alarms 1.0 must lie strictly between 0 and 1" in refused.stderr
+    assert "false_alarms 1: should be less than 1" in refused.stderr

@@ -3,56 +3,52 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
 from household import write_jsonl
-from running import Result
-from typer.testing import CliRunner
+from running import Result, Run
 
-from ctxguard.cli import compare
-from ctxguard.cli._console import Command
 from ctxguard.profile.schema import Profile
 
 Compare = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def run_compare() -> Compare:
-    """The command in an application of its own, in this process; no traceback may be shown."""
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    compare.register(app)
-    app.registered_commands[0].cls = Command
+def run_compare(run: Run) -> Compare:
+    """The command in this process; no traceback may be shown."""
+    return partial(run, "compare")
 
-    def invoke(*arguments: object) -> Result:
-        words = ["compare", *(str(argument) for argument in arguments)]
-        result = CliRunner(env={"COLUMNS": "100"}).invoke(app, words)
-        assert "Traceback" not in result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit)
-        return result
 
-    return invoke
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"regression-metrics": ["kept"]}, "not a metric that can get worse"),
+        ({"safe": 0.9}, "must rise within"),
+        ({"baseline": "nobody"}, "'nobody' is not a candidate"),
+        ({"basline": "x"}, "[compare] has no key 'basline'; its keys are "),
+    ],
+)
+def test_a_key_that_cannot_work_is_refused_with_what_mends_it(
+    run_compare: Compare, keys: dict[str, object], message: str
+) -> None:
+    result = run_compare("--index", "i", "--data", "d", system={"compare": keys})
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "Missing option '--data'"),
-        (("--data", "d"), "give --index, --retriever, --run or --rerank-upstream"),
+        (("--data", "d"), "give --index, --retriever, --run or --system"),
         (("--index", "i", "--data", "d", "--candidate", "x=lexicla"), "'lexicla' in the"),
-        (
-            ("--index", "i", "--data", "d", "--regression-metric", "kept"),
-            "not a metric that can get worse",
-        ),
-        (("--index", "i", "--data", "d", "--safe", "0.9"), "must rise within"),
         (("--index", "i", "--data", "d", "--against", "none.json"), "No such file"),
         (
             ("--index", "i", "--data", "d", "--against", __file__),
             "is not the JSON of `ctxguard compare`",
         ),
-        (("--index", "i", "--data", "d", "--baseline", "nobody"), "'nobody' is not a candidate"),
         (("--index", "i", "--data", "d", "-k", "200"), "more than the depth 100"),
         (("--index", "i", "--data", "d", "--profile", "none.json"), "cannot be read as a profile"),
     ],
@@ -106,7 +102,7 @@ def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
 ) -> None:
     copied = shutil.copy(profile, profile.with_name("calibrated.json"))
     result = run_compare(
-        *("--index", index, "--data", collection, "--split", "train", "--profile", copied),
+        *("--index", index, "--data", collection / "qrels/train.tsv", "--profile", copied),
         *("--candidate", "five=lexical", "--json"),
     )
     document = json.loads(result.stdout)
@@ -153,8 +149,8 @@ def test_a_candidate_that_is_worse_than_the_saved_one_is_a_finding(
     assert failed.exit_code == 1
     assert "finding: worse than the saved comparison, beyond noise: mine" in failed.stderr
     against = (*common, *worse, "--against", base)
-    assert run_compare(*against, "--tolerance", 5).exit_code == 0
-    assert run_compare(*against, "--regression-metric", "recall").exit_code == 0
+    for keys in ({"tolerance": 5}, {"regression-metrics": ["recall"]}):
+        assert run_compare(*against, system={"compare": keys}).exit_code == 0
     refused = run_compare(*against, "--out", base)
     assert refused.exit_code == 2
     assert "another file than --against" in refused.stderr

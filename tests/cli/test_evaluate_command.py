@@ -63,12 +63,12 @@ def test_queries_that_the_profile_was_calibrated_on_are_told(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
     arguments = (
-        *("evaluate", "--index", index, "--data", collection, "--profile", profile),
-        *("--route", "lexical", "--json"),
+        *("evaluate", "--index", index, "--profile", profile),
+        *("--route", "lexical", "--json", "--data"),
     )
-    on_train = json.loads(run(*arguments, "--split", "train").stdout)
+    on_train = json.loads(run(*arguments, collection / "qrels/train.tsv").stdout)
     assert any("calibrated on these queries" in note for note in on_train["notes"])
-    assert json.loads(run(*arguments, "--split", "test").stdout)["notes"] == []
+    assert json.loads(run(*arguments, collection / "qrels/test.tsv").stdout)["notes"] == []
 
 
 @pytest.mark.parametrize(("added", "notes"), [(1, []), (40, ["corpus: 53% has changed"])])
@@ -192,10 +192,8 @@ def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(
     ("options", "named"),
     [
         (("--k", "0"), "--k"),
-        (("--k", "20", "--depth", "10"), "--depth 10"),
         (("--route", "sideways"), "sideways"),
         (("--route", "hybrid+rerank"), "no reranker was given"),
-        (("--split", "dev"), "'dev'"),
         (("--frobnicate",), "--frobnicate"),
     ],
 )
@@ -265,9 +263,9 @@ NOT_RELEVANT = "q-clean-lantern-0\tstore-lantern\t0"
 class TestUnlabelled:
     """Of the first three passages one is relevant, and at most one other has a label."""
 
-    def measured(self, run: Run, index: Path, data: Path, *options: str) -> dict[str, float]:
-        arguments = ("--index", index, "--data", data, "--k", "3", "--json", *options)
-        result = run("evaluate", *arguments)
+    def measured(self, run: Run, index: Path, data: Path, **utility: float) -> dict[str, float]:
+        arguments = ("--index", index, "--data", data, "--k", "3", "--json")
+        result = run("evaluate", *arguments, system={"utility": utility})
         assert result.exit_code == 0, result.stderr
         metrics = json.loads(result.stdout)["metrics"]
         return {name: metric["value"] for name, metric in metrics.items()}
@@ -277,7 +275,7 @@ class TestUnlabelled:
     ) -> None:
         some = relabelled(collection, tmp_path / "some", RELEVANT, NOT_RELEVANT)
         preset = self.measured(run, index, some)
-        free = self.measured(run, index, some, "--utility", "unjudged=0")
+        free = self.measured(run, index, some, unjudged=0)
         assert preset["harm"] > free["harm"] >= 0.0
         assert preset["precision"] == pytest.approx(1 / 3)
         assert preset["precision_judged"] > preset["precision"]
@@ -299,17 +297,18 @@ class TestUnlabelled:
             assert words.count(line) == 1
 
     @pytest.mark.parametrize(
-        ("setting", "fault"),
+        ("utility", "fault"),
         [
-            ("unjudged=little", "is not a number"),
-            ("unjudged=0.2", "must be ≤ 0"),
-            ("relevant=2", "a relevant passage is worth 1"),
-            ("unjudged", "is not a number"),
+            ({"unjudged": "little"}, "should be a valid number"),
+            ({"unjudged": 0.2}, "must be ≤ 0"),
+            ({"relevant": 2}, "a relevant passage is worth 1"),
         ],
     )
     def test_a_utility_that_makes_no_sense_is_refused(
-        self, run: Run, index: Path, collection: Path, setting: str, fault: str
+        self, run: Run, index: Path, collection: Path, utility: dict[str, object], fault: str
     ) -> None:
-        result = run("evaluate", "--index", index, "--data", collection, "--utility", setting)
+        result = run(
+            *("evaluate", "--index", index, "--data", collection), system={"utility": utility}
+        )
         assert result.exit_code == 2
         assert fault in " ".join(result.stderr.split())

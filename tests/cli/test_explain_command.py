@@ -148,7 +148,8 @@ def test_what_the_judge_could_not_do_is_said(run: Run, tmp_path: Path) -> None:
     try:
         run(
             *("monitor", "--store", made.url, "--judge", "llm", "--model", "m"),
-            *("--base-url", endpoint.url, "--once"),
+            "--once",
+            system={"monitor": {"base-url": endpoint.url}},
         )
     finally:
         endpoint.close()

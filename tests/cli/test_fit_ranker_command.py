@@ -1,4 +1,4 @@
-"""``ctxguard fit-ranker``, and the other commands with its file."""
+"""``ctxguard fit ranker``, and the other commands with its file."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def fitted(
 ) -> Path:
     """A ranker that was fitted on the split train."""
     out = tmp_path_factory.mktemp("ranker") / "new" / "ranker.json"
-    result = run("fit-ranker", "--index", index, "--data", collection, "--out", out)
+    result = run("fit", "ranker", "--index", index, "--data", collection, "--out", out)
     assert result.exit_code == 0, result.stderr
     return out
 
@@ -28,7 +28,7 @@ def fitted(
 def test_it_shows_the_three_orders_and_says_which_to_serve(
     run: Run, index: Path, collection: Path
 ) -> None:
-    result = run("fit-ranker", "--index", index, "--data", collection)
+    result = run("fit", "ranker", "--index", index, "--data", collection)
     assert result.exit_code == 0, result.stderr
     for words in ("reciprocal ranks", "shipped ranker", "fitted ranker", "nDCG@10", "verdict"):
         assert words in result.stdout
@@ -39,7 +39,7 @@ def test_json_has_every_order_with_its_interval_and_the_differences(
     run: Run, index: Path, collection: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "ranker.json"
-    result = run("fit-ranker", "--index", index, "--data", collection, "--out", out, "--json")
+    result = run("fit", "ranker", "--index", index, "--data", collection, "--out", out, "--json")
     document = json.loads(result.stdout)
     assert set(document["ndcg_at_10"]) == {"reciprocal_rank", "shipped", "fitted"}
     assert document["ndcg_at_10"]["fitted"]["n"] == 24
@@ -53,7 +53,7 @@ def test_equal_labels_give_equal_bytes(
     run: Run, index: Path, collection: Path, fitted: Path, tmp_path: Path
 ) -> None:
     again = tmp_path / "again.json"
-    run("fit-ranker", "--index", index, "--data", collection, "--out", again)
+    run("fit", "ranker", "--index", index, "--data", collection, "--out", again)
     assert again.read_bytes() == fitted.read_bytes()
 
 
@@ -64,37 +64,39 @@ def test_the_fitted_ranker_names_what_it_was_fitted_to(fitted: Path) -> None:
 def test_a_search_with_it_is_another_system(
     run: Run, index: Path, collection: Path, fitted: Path
 ) -> None:
-    def fusion(*arguments: object) -> str:
-        result = run("evaluate", "--index", index, "--data", collection, *arguments, "--json")
+    def fusion(**described: str) -> str:
+        result = run(
+            *("evaluate", "--index", index, "--data", collection, "--json"), system=described
+        )
         assert result.exit_code == 0, result.stderr
         found: str = json.loads(result.stdout)["fingerprint"]["fusion"]
         return found
 
     assert Ranker.default().digest() in fusion()
-    assert Ranker.load(fitted).digest() in fusion("--ranker", fitted)
+    assert Ranker.load(fitted).digest() in fusion(ranker=str(fitted))
 
 
 def test_a_file_that_is_no_ranker_is_refused(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
-    result = run("query", "clean a violin", "--index", index, "--ranker", profile)
+    result = run("query", "clean a violin", "--index", index, system={"ranker": str(profile)})
     assert result.exit_code == 2
     assert "is no ranker" in result.stderr
 
 
 def test_a_ranker_orders_an_index_alone(run: Run, collection: Path, tmp_path: Path) -> None:
     result = run(
-        *("evaluate", "--run", tmp_path / "own.run", "--ranker", tmp_path / "ranker.json"),
-        *("--data", collection),
+        *("evaluate", "--run", tmp_path / "own.run", "--data", collection),
+        system={"ranker": "ranker.json"},
     )
     assert result.exit_code == 2
-    assert "--ranker has no effect with --run" in result.stderr
+    assert "ranker has no effect with --run" in result.stderr
 
 
 def test_an_index_without_signals_is_told(run: Run, collection: Path, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     HybridRetriever.build(read_corpus(collection), signals="none").save(folder)
-    result = run("fit-ranker", "--index", folder, "--data", collection)
+    result = run("fit", "ranker", "--index", folder, "--data", collection)
     assert result.exit_code == 2
     assert "has no signals" in result.stderr
 
@@ -104,6 +106,6 @@ def test_labels_without_a_relevant_passage_are_told(run: Run, index: Path, tmp_p
         tmp_path / "queries.jsonl",
         [{"_id": "q", "text": "clean a violin", "relevant": ["clean-violin"]}],
     )
-    result = run("fit-ranker", "--index", index, "--data", data)
+    result = run("fit", "ranker", "--index", index, "--data", data)
     assert result.exit_code == 1
     assert "label more queries" in result.stderr

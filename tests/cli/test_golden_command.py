@@ -6,12 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 from click.testing import Result
-from typer.testing import CliRunner
 
-from ctxguard.cli import golden, hard_negatives
-from ctxguard.cli._console import Command
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
 
@@ -23,23 +19,6 @@ PASSAGES = {
     "lamp": "Change the bulb of a lamp.",
     "tent": "Pitch a tent on level ground.",
 }
-
-
-@pytest.fixture(scope="module")
-def run() -> Run:
-    app = typer.Typer()
-    golden.register(app)
-    hard_negatives.register(app)
-    for command in app.registered_commands:
-        command.cls = Command
-
-    def invoke(*arguments: object) -> Result:
-        result = CliRunner(env={"COLUMNS": "120"}).invoke(app, [str(a) for a in arguments])
-        assert "Traceback" not in result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit)
-        return result
-
-    return invoke
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +156,8 @@ class TestCoverage:
         todo = tmp_path / "todo.jsonl"
         result = run(
             *("golden", "coverage", "--index", index, "--data", frozen, "-k", 2),
-            *("--out", todo, "--limit", 3),
+            *("--out", todo),
+            system={"coverage": {"limit": 3}},
         )
         assert result.exit_code == 0, result.stderr
         rows = [json.loads(line) for line in todo.read_text().splitlines()]
@@ -206,7 +186,9 @@ class TestHardNegatives:
         self, frozen: Path, index: Path, tmp_path: Path, run: Run
     ) -> None:
         out = tmp_path / "triplets.jsonl"
-        result = run("hard-negatives", "--index", index, "--data", frozen, "--out", out, "--json")
+        result = run(
+            "golden", "hard-negatives", "--index", index, "--data", frozen, "--out", out, "--json"
+        )
         assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["negatives"] == {"irrelevant": 1}
         (row,) = [json.loads(line) for line in out.read_text().splitlines()]
@@ -216,8 +198,8 @@ class TestHardNegatives:
         self, frozen: Path, index: Path, tmp_path: Path, run: Run
     ) -> None:
         result = run(
-            *("hard-negatives", "--index", index, "--data", frozen),
-            *("--out", tmp_path / "triplets.jsonl", "--include-unjudged"),
+            *("golden", "hard-negatives", "--index", index, "--data", frozen),
+            *("--out", tmp_path / "triplets.jsonl", "--unjudged-margin", "0.05"),
         )
         assert result.exit_code == 0, result.stderr
         assert "some may be relevant" in result.stdout
@@ -228,7 +210,7 @@ class TestHardNegatives:
         data = tmp_path / "queries.jsonl"
         data.write_text(json.dumps({"_id": "q", "text": "A tent?", "relevant": ["tent"]}))
         out = tmp_path / "triplets.jsonl"
-        result = run("hard-negatives", "--index", index, "--data", data, "--out", out)
+        result = run("golden", "hard-negatives", "--index", index, "--data", data, "--out", out)
         assert result.exit_code == 1
         assert "no hard negative was found" in result.stderr
         assert not out.exists()

@@ -57,22 +57,23 @@ def estimates(value: object) -> Iterator[dict[str, object]]:
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "index": ("DATA", "--out", "NEW/index"),
-    "calibrate": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/p.json", "--cache", "NEW/c"),
+    "calibrate": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/p.json"),
     "evaluate": ("--index", "INDEX", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
     "query": ("clean a violin", "--index", "INDEX", "--profile", "PROFILE"),
     "compare": ("--index", "INDEX", "--data", "DATA", "--profile", "PROFILE"),
     "golden freeze": ("DATA", "--source", "human", "--out", "NEW/frozen"),
     "golden check": ("GOLDEN",),
     "golden coverage": ("--index", "INDEX", "--data", "DATA"),
-    "hard-negatives": (
-        *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--include-unjudged"),
+    "golden hard-negatives": (
+        *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl"),
+        *("--unjudged-margin", "0.05"),
     ),
-    "fit-utilities": ("--answers", "ANSWERS", "--data", "DATA"),
-    "fit-ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
+    "fit utilities": ("--answers", "ANSWERS", "--data", "DATA"),
+    "fit ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
 }
 WITHOUT_MEASUREMENTS = (
-    *("golden freeze", "golden check", "hard-negatives", "fit-utilities"),
-    "fit-ranker",  # each order puts every answer first
+    *("golden freeze", "golden check", "golden hard-negatives", "fit utilities"),
+    "fit ranker",  # each order puts every answer first
 )
 
 

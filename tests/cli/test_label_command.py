@@ -161,17 +161,17 @@ class TestExport:
     def test_a_file_of_several_filters_is_said_to_be_one(
         self, run: Run, tmp_path: Path, traffic: Traffic
     ) -> None:
-        one = run("label", "export", "--store", traffic.url, "--dry-run")
+        one = run("label", "export", "--store", traffic.url)
         assert "different filters" not in one.stdout
         folder = tmp_path / "tenants"
         folder.mkdir()
         mixed = serve(folder, 4, filters=[Where(tenant="a"), Where(tenant="b")])
         judged(run, mixed, folder)
-        several = run("label", "export", "--store", mixed.url, "--dry-run")
+        several = run("label", "export", "--store", mixed.url)
         assert "different filters" in several.stdout
-        alone = run("label", "export", "--store", mixed.url, "--dry-run", "--tenant", "a")
+        alone = run("label", "export", "--store", mixed.url, "--tenant", "a")
         assert "different filters" not in alone.stdout
-        nobody = run("label", "export", "--store", mixed.url, "--dry-run", "--tenant", "c")
+        nobody = run("label", "export", "--store", mixed.url, "--tenant", "c")
         assert "none of c lacks labels" in nobody.stdout
 
     def test_csv_holds_the_same_rows(self, export: Callable[..., Rows], traffic: Traffic) -> None:
@@ -299,14 +299,14 @@ class TestPlan:
     ) -> None:
         made = serve(tmp_path, 60)
         judged(run, made, tmp_path)
-        command = ("label", "export", "--store", made.url, "-n", "30", "--dry-run")
+        command = ("label", "export", "--store", made.url, "-n", "30")
         found = json.loads(run(*command, "--json").stdout)
         assert found["out"] is found["guide"] is None
         assert found["requests"] == 30
         assert 30 * 5 <= found["expected_passages"] <= found["passages"]
         assert found["recall_passages"] > 0
         assert set(found["widths"]) == {"precision", "mrr", "udcg", "gain", "harm"}
-        more = json.loads(run(*command[:-2], "60", "--dry-run", "--json", "--recall").stdout)
+        more = json.loads(run(*command[:-1], "60", "--json", "--recall").stdout)
         assert "recall" in more["widths"]
         assert more["recall_passages"] is None
         ratio = found["widths"]["precision"]["then"] / more["widths"]["precision"]["then"]
@@ -321,14 +321,8 @@ class TestPlan:
         assert "export with --recall" in shown.stdout
         assert max(map(len, shown.stdout.splitlines()[:12])) <= 80
 
-    @pytest.mark.parametrize("options", [(), ("--dry-run", "--out", "x.csv")])
-    def test_it_writes_or_plans(self, run: Run, traffic: Traffic, options: Sequence[str]) -> None:
-        result = run("label", "export", "--store", traffic.url, *options)
-        assert result.exit_code == 2
-        assert "give one of --out and --dry-run" in result.stderr
-
     def test_what_an_alarm_requested_has_no_weights(self, run: Run, traffic: Traffic) -> None:
-        command = ("label", "export", "--store", traffic.url, "--dry-run")
+        command = ("label", "export", "--store", traffic.url)
         result = run(*command, "--alarm", "--weighted")
         assert result.exit_code == 2
         assert "what an alarm requested is not picked" in result.stderr
@@ -703,7 +697,8 @@ def test_labels_of_people_correct_a_judge_that_errs(
     def monitor() -> dict[str, Any]:
         result = run(
             *("monitor", "--store", traffic.url, "--judge", "llm", "--model", "m"),
-            *("--base-url", endpoint.url, "--once", "--json"),
+            *("--once", "--json"),
+            system={"monitor": {"base-url": endpoint.url}},
         )
         assert result.exit_code == 0, result.stderr
         found: dict[str, Any] = json.loads(result.stdout)

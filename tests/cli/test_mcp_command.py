@@ -51,7 +51,7 @@ def served(index: Path) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    options = words(index, "-k", 3, "--transport", "http", "--port", port)
+    options = words(index, "-k", 3, "--http", port)
     process = subprocess.Popen(
         [sys.executable, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -88,8 +88,8 @@ def test_an_agent_searches_over_http_and_a_foreign_page_cannot(served: int) -> N
     [
         (("--index", "none"), "none"),
         (("--index", ".", "--where", "tenant"), "'tenant' is not FIELD=VALUE"),
-        (("--index", ".", "--transport", "sse"), "'sse' is not one of"),
-        (("--index", ".", "--port", "0"), "--port"),
+        (("--index", ".", "--http", "sse"), "--http"),
+        (("--index", ".", "--http", "0"), "--http"),
         (("--index", ".", "--profile", "none.json"), "none.json"),
     ],
 )

@@ -164,10 +164,13 @@ class TestOnce:
 
 
 class TestLanguageModel:
-    def judge(self, run: Run, endpoint: ChatEndpoint, traffic: Traffic, *options: object) -> Result:
+    def judge(
+        self, run: Run, endpoint: ChatEndpoint, traffic: Traffic, *options: object, **keys: object
+    ) -> Result:
         return run(
             *("monitor", "--store", traffic.url, "--judge", "llm", "--model", "m-2026-01-01"),
-            *("--base-url", endpoint.url, "--once", *options),
+            *("--once", *options),
+            system={"monitor": {"base-url": endpoint.url, **keys}},
         )
 
     def test_its_own_word_is_published_under_a_name_that_says_so(
@@ -189,8 +192,8 @@ class TestLanguageModel:
         self, run: Run, endpoint: ChatEndpoint, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 40, rates=ONLY_SERVED)
-        options = ("--prices", "1000", "0", "--cost-per-day", "15", "--json")
-        found = json.loads(self.judge(run, endpoint, traffic, *options).stdout)
+        keys = {"prices": [1000, 0], "cost-per-day": 15}
+        found = json.loads(self.judge(run, endpoint, traffic, "--json", **keys).stdout)
         # 300 tokens a call, at 0.3: about fifty calls, and one request more at most.
         assert 0 < len(endpoint.requests) <= 55
         assert found["outcomes"]["judged"] == len(endpoint.requests) / 5
@@ -384,10 +387,8 @@ class TestBadInput:
             (("--judge", "labels", "--switch-to-safe"), "give --profile"),
             (("--judge", "labels", "--audit", "0.1"), "give --index"),
             (("--judge", "labels", "--audit", "2"), "--audit"),
-            (("--judge", "labels", "--cost-per-day", "1"), "--prices"),
             (("--judge", "labels", "--labels", "gone.jsonl"), "gone.jsonl"),
             (("--judge", "labels", "--profile", "gone.json"), "gone.json"),
-            (("--judge", "llm", "--model", "m", "--base-url", "x", "--prices", "-1", "0"), "-1.0"),
         ],
     )
     def test_options_that_cannot_work_are_named(
@@ -399,13 +400,23 @@ class TestBadInput:
         assert said in result.stderr
         assert result.stdout == ""
 
-    @pytest.mark.parametrize("option", ["--calls-per-hour", "--calls-per-day"])
-    def test_a_budget_of_nothing_is_refused(
-        self, once: Callable[..., Result], tmp_path: Path, option: str
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"cost-per-day": 1}, "give prices"),
+            ({"base-url": "x", "prices": [-1, 0]}, "-1.0"),
+            ({"calls-per-hour": 0}, "calls_per_hour"),
+            ({"calls-per-day": 0}, "calls_per_day"),
+        ],
+    )
+    def test_keys_that_cannot_work_are_named(
+        self, run: Run, tmp_path: Path, keys: dict[str, object], said: str
     ) -> None:
-        result = once(serve(tmp_path, 1), option, "0")
+        url = serve(tmp_path, 1).url
+        judge = ("--judge", "llm", "--model", "m")
+        result = run("monitor", "--store", url, "--once", *judge, system={"monitor": keys})
         assert result.exit_code == 2
-        assert option.removeprefix("--").replace("-", "_") in result.stderr
+        assert said in result.stderr
 
     @pytest.mark.parametrize(
         ("url", "said"),

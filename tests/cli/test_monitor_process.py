@@ -66,8 +66,10 @@ def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path)
     profile.save(tmp_path / "p.json")
     traffic = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
     labels = traffic.write_labels(tmp_path / "labels.jsonl")
+    system = tmp_path / "system.toml"
+    system.write_text("[monitor]\nrefresh-seconds = 0.1", encoding="utf-8")
     options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "p.json")
-    with monitor(traffic, *options, "--refresh", "0.1") as process:
+    with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
         text = metrics(url, r'^ctxguard_judged_samples_total\{outcome="judged"\} 40\.0$')
         assert re.search(
@@ -85,7 +87,9 @@ def test_a_judge_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
     traffic = serve(tmp_path, 3, rates=ONLY_SERVED)
     with closing(ChatEndpoint()) as endpoint:
         endpoint.hanging_on = "tool"
-        options = ("--judge", "llm", "--model", "m", "--base-url", endpoint.url)
+        system = tmp_path / "system.toml"
+        system.write_text(f'[monitor]\nbase-url = "{endpoint.url}"', encoding="utf-8")
+        options = ("--judge", "llm", "--model", "m", "--system", str(system))
         end_while_hanging(traffic, endpoint, options)
     assert sum(states(traffic).values()) == 3
 

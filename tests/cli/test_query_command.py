@@ -100,13 +100,6 @@ def test_a_profile_of_another_index_is_a_finding_and_only_its_k_applies(
     assert "corpus: none of the 36 passages is here" in result.stderr
 
 
-def test_shadow_shows_the_decision_and_says_what_is_served(
-    run: Run, index: Path, profile: Path
-) -> None:
-    result = run("query", "--index", index, "--profile", profile, "--mode", "shadow", QUESTION)
-    assert "shadow: the model gets the retriever's first 5 instead" in result.stdout
-
-
 def test_one_route_can_be_asked_for(run: Run, index: Path) -> None:
     result = run("query", "--index", index, "--route", "dense", QUESTION, "--json")
     assert json.loads(result.stdout)["route"] == "dense"

@@ -34,9 +34,7 @@ def in_force(tmp_path: Path) -> Path:
 
 
 def recalibrate(run: Run, store: str, profile: Path, out: Path, *options: object) -> Result:
-    return run(
-        *("recalibrate", "--from-samples", store, "--profile", profile, "--out", out), *options
-    )
+    return run(*("recalibrate", "--store", store, "--profile", profile, "--out", out), *options)
 
 
 def test_a_better_policy_is_found_and_nothing_is_put_in_force(
@@ -131,7 +129,7 @@ def test_no_row_of_the_comparison_is_broken(
 
     from ctxguard.cli import app
 
-    arguments = ["recalibrate", "--from-samples", store, "--profile", str(in_force)]
+    arguments = ["recalibrate", "--store", store, "--profile", str(in_force)]
     result = CliRunner(env={"COLUMNS": columns}).invoke(
         app, [*arguments, "--out", str(tmp_path / "new.json")]
     )
@@ -232,10 +230,7 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--held-out", "1"), "held_out 1.0"),
-        (("--held-out", "0"), "no query would be held out"),
         (("--route", "magic"), "magic"),
-        (("--seed", "-1"), "--seed"),
         (("--judge", "nobody"), "the store has no judge 'nobody'"),
     ],
 )

@@ -51,10 +51,15 @@ def test_candidates_are_calibrated_compared_and_guarded(
 ) -> None:
     """From the file to the profile, the report, the tables and the decision on a served list."""
     profile, report = tmp_path / "p.json", tmp_path / "r.html"
-    named = ("--rerank-upstream", upstream.url, "--candidates", candidates, "--rerank-model", "m")
+    described = {
+        "rerank-upstream": upstream.url,
+        "candidates": str(candidates),
+        "rerank-model": "m",
+    }
     made = run(
-        *("calibrate", *named, "--data", collection, "--out", profile, "--report", report),
+        *("calibrate", "--data", collection, "--out", profile, "--report", report),
         *("--objective", "utility"),
+        system=described,
     )
     assert made.exit_code == 0, made.stderr
     assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}
@@ -66,12 +71,13 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert [each.score_kind.value for each in made_for.routes.values()] == ["probability"]
     assert "with a damp cloth" in report.read_text(encoding="utf-8")
 
-    compared = run("compare", *named, "--data", collection, "--profile", profile, "-k", "3")
+    compare = ("compare", "--data", collection, "--profile", profile, "-k", "3")
+    compared = run(*compare, system=described)
     assert compared.exit_code == 0, compared.stderr
-    assert "reranked" in compared.stdout
+    assert "system" in compared.stdout
 
     question = "what is the right way to clean my kettle"
-    shown = run("query", *named, "--profile", profile, question)
+    shown = run("query", "--profile", profile, question, system=described)
     assert shown.exit_code == 0, shown.stderr
     assert "clean-kettle" in shown.stdout
 
@@ -115,17 +121,18 @@ async def ask(settings: Settings, body: object) -> Any:
 def test_tei_gives_logits_and_a_profile_of_another_reranker_is_refused(
     run: Run, upstream: RerankEndpoint, candidates: Path, collection: Path, tmp_path: Path
 ) -> None:
-    named = ("--rerank-upstream", upstream.url, "--candidates", candidates)
+    described = {"rerank-upstream": upstream.url, "candidates": str(candidates)}
     data = ("--data", collection, "--profile", tmp_path / "p.json")
     made = run(
-        "calibrate", *named, "--rerank-protocol", "tei", "--data", collection, "--out", data[3]
+        *("calibrate", "--data", collection, "--out", data[3]),
+        system={**described, "rerank-protocol": "tei"},
     )
     assert made.exit_code == 0, made.stderr
     assert "texts" in upstream.requests[0]
     profile = Profile.load(tmp_path / "p.json")
     assert [each.score_kind.value for each in profile.routes.values()] == ["logit"]
 
-    refused = run("evaluate", *named, *data)
+    refused = run("evaluate", *data, system=described)
     assert refused.exit_code != 0
     assert "tei (default model)" in refused.stderr
     assert "cohere (default model)" in refused.stderr
@@ -144,8 +151,8 @@ def test_a_file_of_labels_may_hold_the_candidates_and_documents_need_no_id(
         for n in range(12)
     ]
     file = write_jsonl(tmp_path / "labelled.jsonl", rows)
-    named = ("--rerank-upstream", upstream.url, "--candidates", file)
-    result = run("evaluate", *named, "--data", file, "-k", "1", "--json")
+    described = {"rerank-upstream": upstream.url, "candidates": str(file)}
+    result = run("evaluate", "--data", file, "-k", "1", "--json", system=described)
     assert result.exit_code == 0, result.stderr
     metrics = json.loads(result.stdout)["metrics"]
     assert metrics["recall"]["value"] == 1.0
@@ -159,8 +166,8 @@ def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_no
         [row for row in map(json.loads, _lines(candidates)) if row["query_id"] != "q-none-test"],
     )
     upstream.script.append(Answer(status=500))
-    named = ("--rerank-upstream", upstream.url, "--candidates", some)
-    result = run("evaluate", *named, "--data", collection, columns="200")
+    described = {"rerank-upstream": upstream.url, "candidates": str(some)}
+    result = run("evaluate", "--data", collection, columns="200", system=described)
     assert result.exit_code == 0, result.stderr
     assert "the candidates have no such query" in result.stdout
     assert "127.0.0.1 answered 500" in result.stdout
@@ -225,8 +232,8 @@ def test_candidates_that_cannot_be_used_are_refused(
 ) -> None:
     file = tmp_path / "candidates.jsonl"
     file.write_text("\n".join(lines), encoding="utf-8")
-    named = ("--rerank-upstream", "http://127.0.0.1:9", "--candidates", file)
-    result = run("evaluate", *named, "--data", collection, columns="1000")
+    described = {"rerank-upstream": "http://127.0.0.1:9", "candidates": str(file)}
+    result = run("evaluate", "--data", collection, columns="1000", system=described)
     assert result.exit_code != 0
     assert says in result.stderr
 
@@ -236,47 +243,38 @@ def test_an_upstream_that_is_down_ends_the_command(
 ) -> None:
     gone = RerankEndpoint()
     gone.close()
-    named = ("--rerank-upstream", gone.url, "--candidates", candidates)
-    result = run("calibrate", *named, "--data", collection, "--out", tmp_path / "p.json")
+    described = {"rerank-upstream": gone.url, "candidates": str(candidates)}
+    out = tmp_path / "p.json"
+    result = run("calibrate", "--data", collection, "--out", out, system=described)
     assert result.exit_code != 0
     assert "none of 25 queries could be replayed" in result.stderr
     assert "127.0.0.1 cannot be reached" in " ".join(result.stderr.split())
     assert not (tmp_path / "p.json").exists()
 
 
+UPSTREAM = {"rerank-upstream": "http://h", "candidates": "c.jsonl"}
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("described", "says"),
     [
-        (("--rerank-upstream", "http://h"), "give both"),
-        (("--candidates", "c.jsonl"), "give both"),
-        (("--rerank-upstream", "h", "--candidates", "c.jsonl"), "the rerank URL is not"),
+        ({"rerank-upstream": "http://h"}, "name it as candidates"),
+        ({"candidates": "c.jsonl"}, "nothing says where candidates come from"),
+        (UPSTREAM | {"rerank-upstream": "h"}, "the rerank URL is not"),
+        (UPSTREAM, "there is no such file"),
+        (UPSTREAM | {"index": "i"}, "--index and rerank-upstream says where candidates come from"),
         (
-            ("--rerank-upstream", "http://h", "--candidates", "none.jsonl"),
-            "there is no such file",
+            UPSTREAM | {"fingerprint": {"a": "b"}},
+            "fingerprint has no effect with rerank-upstream",
         ),
-        (
-            ("--rerank-upstream", "http://h", "--candidates", "c", "--index", "i"),
-            "--index and --rerank-upstream says where candidates come from",
-        ),
-        (
-            ("--rerank-upstream", "http://h", "--candidates", "c", "--fingerprint", "a=b"),
-            "--fingerprint has no effect with --rerank-upstream",
-        ),
-        (
-            ("--rerank-upstream", "http://h", "--candidates", "c", "--reranker", "m"),
-            "--reranker has no effect with --rerank-upstream",
-        ),
-        (
-            ("--rerank-upstream", "http://h", "--candidates", "c", "--cache", "f"),
-            "goes with no --rerank-upstream",
-        ),
+        (UPSTREAM | {"reranker": "m"}, "reranker has no effect with rerank-upstream"),
+        (UPSTREAM | {"calibrate": {"cache": "f"}}, "cache goes with no rerank-upstream"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    run: Run, collection: Path, tmp_path: Path, options: tuple[str, ...], says: str
+def test_keys_that_do_not_go_together_are_refused(
+    run: Run, collection: Path, tmp_path: Path, described: dict[str, Any], says: str
 ) -> None:
-    result = run(
-        *("calibrate", *options, "--data", collection, "--out", tmp_path / "p.json"), columns="1000"
-    )
+    arguments = ("calibrate", "--data", collection, "--out", tmp_path / "p.json")
+    result = run(*arguments, columns="1000", system=described)
     assert result.exit_code != 0
     assert says in result.stderr

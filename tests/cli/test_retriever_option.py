@@ -4,6 +4,7 @@ import json
 import sys
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from household import write_collection
@@ -58,6 +59,7 @@ print("imported")
 '''
 
 _numbers = count()
+RATIO = {"score-kind": "ratio"}
 
 
 @pytest.fixture
@@ -75,10 +77,15 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     run: Run, engine: str, collection: Path
 ) -> None:
     """From the module's name to the tables, the profile, the report and the served context."""
-    named = ("--retriever", f"{engine}:search", "--score-kind", "ratio", "--fingerprint", "v=1")
+    described = {
+        "retriever": f"{engine}:search",
+        "score-kind": "ratio",
+        "fingerprint": {"v": "1"},
+    }
     made = run(
-        *("calibrate", *named, "--data", collection, "--out", "p.json", "--report", "r.html"),
+        *("calibrate", "--data", collection, "--out", "p.json", "--report", "r.html"),
         *("--objective", "utility"),
+        system=described,
     )
     assert made.exit_code == 0, made.stderr
     assert "route external" in made.stdout
@@ -87,19 +94,20 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     page = Path("r.html").read_text(encoding="utf-8")
     assert "with a damp cloth" in page or "in a dry room" in page or "test each joint" in page
 
-    measured = run("evaluate", *named, "--data", collection, "--profile", "p.json")
+    data = ("--data", collection, "--profile", "p.json")
+    measured = run("evaluate", *data, system=described)
     assert measured.exit_code == 0, measured.stderr
     assert "route        external, 100 candidates a query" in measured.stdout
     assert "recall" in measured.stdout
     assert "not in the index" not in measured.stdout
 
-    shown = run("query", *named, "--profile", "p.json", "how do I clean a kettle")
+    shown = run("query", "--profile", "p.json", "how do I clean a kettle", system=described)
     assert shown.exit_code == 0, shown.stderr
     assert "clean-kettle" in shown.stdout
 
-    compared = run("compare", *named, "--data", collection, "--profile", "p.json", "-k", "3")
+    compared = run("compare", *data, "-k", "3", system=described)
     assert compared.exit_code == 0, compared.stderr
-    assert "search" in compared.stdout
+    assert "system" in compared.stdout
 
     module = sys.modules[engine]
     guard = ContextGuard(
@@ -115,8 +123,8 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
     run: Run, engine: str, collection: Path, name: str
 ) -> None:
     def metrics(name: str) -> object:
-        named = ("--retriever", f"{engine}:{name}", "--score-kind", "ratio")
-        result = run("evaluate", *named, "--data", collection, "--json")
+        described = {"retriever": f"{engine}:{name}", "score-kind": "ratio"}
+        result = run("evaluate", "--data", collection, "--json", system=described)
         assert result.exit_code == 0, result.stderr
         return json.loads(result.stdout)["metrics"]
 
@@ -156,8 +164,8 @@ def test_a_profile_of_another_retriever_is_a_finding(
     assert other.exit_code == 1
     assert "engine is '1', was '2'" in other.stderr
     ranked = run(
-        *("evaluate", "--retriever", f"{engine}:unscored", "--fingerprint", "engine=2", *data),
-        *("--profile", "p.json"),
+        *("evaluate", *data, "--profile", "p.json"),
+        system={"retriever": f"{engine}:unscored", "fingerprint": {"engine": "2"}},
     )
     assert ranked.exit_code == 1
     assert "score_kind is 'rank', was 'ratio'" in ranked.stderr
@@ -173,7 +181,7 @@ def test_a_profile_of_another_retriever_is_a_finding(
         ("{engine}:Engine", "Engine is a class and no retriever"),
         ("{engine}:without_depth", "cannot be called with (query, depth=…)"),
         ("{engine}:texts", "make each item a ctxguard.Hit"),
-        ("{engine}:search", "plain hits need score_kind (--score-kind of a command)"),
+        ("{engine}:search", "plain hits need score_kind (score-kind in a file --system)"),
         ("{engine}:broken", "OSError: engine.example refused the connection"),
     ],
 )
@@ -197,19 +205,19 @@ def test_a_module_that_fails_while_it_is_imported_is_named(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("described", "message"),
     [
-        ((), "nothing says where candidates come from"),
-        (("--index", "i", "--retriever", "a:b"), "--index and --retriever says where"),
-        (("--index", "i", "--score-kind", "rank"), "--score-kind has no effect with --index"),
-        (("--retriever", "a:b", "--reranker", "m"), "--reranker has no effect with --retriever"),
-        (("--retriever", "a:b", "--fingerprint", "x"), "--fingerprint 'x' is not KEY=VALUE"),
+        ({}, "nothing says where candidates come from"),
+        ({"index": "i", "retriever": "a:b"}, "--index and --retriever says where"),
+        ({"index": "i", "score-kind": "rank"}, "score-kind has no effect with --index"),
+        ({"retriever": "a:b", "reranker": "m"}, "reranker has no effect with --retriever"),
+        ({"retriever": "a:b", "fingerprint": "x"}, "fingerprint 'x': should be a valid dict"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    run: Run, collection: Path, options: tuple[str, ...], message: str
+def test_settings_that_contradict_each_other_are_refused(
+    run: Run, collection: Path, described: dict[str, Any], message: str
 ) -> None:
-    result = run("evaluate", *options, "--data", collection)
+    result = run("evaluate", "--data", collection, system=described)
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -234,8 +242,8 @@ class TestRuns:
         for split in ("train", "test"):
             file = tmp_path / f"{split}.run"
             result = run(
-                *("evaluate", "--retriever", f"{engine}:newer", "--data", collection),
-                *("--split", split, "--write-run", file),
+                *("evaluate", "--retriever", f"{engine}:newer"),
+                *("--data", collection / f"qrels/{split}.tsv", "--write-run", file),
             )
             assert result.exit_code == 0, result.stderr
             assert f"{split}.run" in result.stdout
@@ -249,7 +257,7 @@ class TestRuns:
     ) -> None:
         data = ("--data", collection, "--json")
         live = json.loads(run("evaluate", "--retriever", f"{engine}:newer", *data).stdout)
-        read = json.loads(run("evaluate", "--run", trec, "--score-kind", "ratio", *data).stdout)
+        read = json.loads(run("evaluate", "--run", trec, *data, system=RATIO).stdout)
         assert live["metrics"].pop("tokens")["value"] > 0
         assert read["metrics"].pop("tokens")["value"] is None  # a run has no texts
         assert read["metrics"] == live["metrics"]
@@ -257,11 +265,12 @@ class TestRuns:
     def test_a_run_is_calibrated_with_rank_unless_its_scores_are_said(
         self, run: Run, collection: Path, trec: Path
     ) -> None:
-        data = ("--data", collection, "--out", "p.json", "--fingerprint", "engine=2")
-        assert run("calibrate", "--run", trec, *data).exit_code == 0
+        arguments = ("calibrate", "--run", trec, "--data", collection, "--out", "p.json")
+        identity = {"fingerprint": {"engine": "2"}}
+        assert run(*arguments, system=identity).exit_code == 0
         (route,) = Profile.load(Path("p.json")).routes.values()
         assert route.score_kind.value == "rank"
-        assert run("calibrate", "--run", trec, *data, "--score-kind", "ratio").exit_code == 0
+        assert run(*arguments, system=RATIO | identity).exit_code == 0
         profile = Profile.load(Path("p.json"))
         assert [each.score_kind.value for each in profile.routes.values()] == ["ratio"]
         assert profile.fingerprint == {"engine": "2"}
@@ -279,12 +288,13 @@ class TestRuns:
     def test_candidates_cut_a_run_by_k_and_ratio(
         self, run: Run, collection: Path, trec: Path
     ) -> None:
-        shared = ("--run", trec, "--score-kind", "ratio", "--data", collection)
-        result = run("compare", *shared, "--candidate", "near=k=8,min_ratio=0.7", "--json")
+        arguments = ("compare", "--data", collection, "--candidate")
+        described = {"run": str(trec), "score-kind": "ratio"}
+        result = run(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
         assert result.exit_code == 0, result.stderr
         names = [each["name"] for each in json.loads(result.stdout)["candidates"]]
-        assert names == ["near", "both"]
-        refused = run("compare", *shared, "--candidate", "x=dense")
+        assert names == ["near", "system"]
+        refused = run(*arguments, "x=dense", system=described)
         assert refused.exit_code == 2
         assert "have no stages to choose" in refused.stderr
 

@@ -59,7 +59,7 @@ def test_another_file_is_refused(tmp_path: Path, content: str | bytes, fault: st
     with pytest.raises(DataError, match=fault) as error:
         Ranker.load(file)
     assert error.value.path == file
-    assert "fit-ranker" in str(error.value)
+    assert "fit ranker" in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
