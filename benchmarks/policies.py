@@ -21,8 +21,8 @@ labels hold relevant passages only (the default ``Utilities``). Whatever is kept
 nothing answers is harm.
 
 With ``--labels N`` the calibration half is cut down to N answerable queries and a proportional
-number of others, and the family is that of ``policy = "auto"``. Repeats whose half has fewer are left
-out and counted.
+number of others, and the family is that of ``policy = "auto"``. Repeats whose half has fewer are
+left out and counted.
 
 With ``--equal-recall`` the default objective of ``calibrate`` stands beside the first 5 and the
 first 10 by reciprocal ranks, whose recall it is to keep, with 20, 50 and all answerable queries of

@@ -95,7 +95,7 @@ add_command(_golden, golden.coverage, "coverage")
 add_command(_golden, hard_negatives.hard_negatives, "hard-negatives")
 
 _fit = add_group(app, "fit", "Fit a ranker, or the utilities of a reader, to labels.")
-add_command(_fit, fit_ranker.fit_ranker, "ranker")
+add_command(_fit, fit_ranker.fit_ranker, "ranker", without=["reranker", "ranker"])
 add_command(_fit, utilities.fit_utilities, "utilities")
 
 

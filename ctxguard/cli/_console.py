@@ -60,9 +60,11 @@ class Command(TyperCommand):
 
     Attributes:
         keys: The keys of a settings file that it reads, with their help, by heading.
+        settings: The fields that its options and keys come from, by name.
     """
 
     keys: ClassVar[Mapping[str, Sequence[tuple[str, str]]]] = {}
+    settings: ClassVar[Mapping[str, Any]] = {}
 
     def invoke(self, ctx: Any) -> Any:
         for name, value in _QUIET.items():

@@ -14,6 +14,9 @@ LabelledQueries = Annotated[
         "PATH",
     ),
 ]
+ShowAll = Annotated[
+    bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
+]
 ProfileFile = Annotated[Path | None, setting("Profile that `ctxguard calibrate` wrote.", "FILE")]
 OneRoute = Annotated[
     Route | None,

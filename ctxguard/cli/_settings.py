@@ -82,7 +82,8 @@ def add_command(
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     call.__doc__ = run.__doc__
-    app.command(name, cls=type("Command", (Command,), {"keys": _sections(keys, name)}))(call)
+    about_command = {"keys": _sections(keys, name), "settings": fields}
+    app.command(name, cls=type("Command", (Command,), about_command))(call)
 
 
 def add_group(app: typer.Typer, name: str, text: str) -> typer.Typer:
@@ -207,6 +208,8 @@ def _named(table: Mapping[str, Any], fields: Fields, file: Path, where: str = ""
     Raises:
         DataError: a key is none of the fields'.
     """
+    if not isinstance(table, Mapping):
+        raise DataError(f"{where}is no table", path=file)
     names = {key_of(name, field): name for name, field in fields.items()}
     values = {}
     for key, value in table.items():

@@ -25,6 +25,7 @@ from ctxguard.cli._settings import system_in
 from ctxguard.cli._system import System, open_index
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.server.settings import IndexFolder
 
 if TYPE_CHECKING:
     from calibration.compare.candidates import Candidate
@@ -42,9 +43,7 @@ _LEXICAL = (Route.LEXICAL, Route.LEXICAL_RERANK)
 class Compare(SettingsModel):
     """Settings of ``ctxguard compare``."""
 
-    index: Annotated[
-        Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")
-    ] = None
+    index: IndexFolder = None
     retriever: Annotated[
         list[str],
         setting("Retriever of your own to compare as well. Repeatable.", "MODULE:OBJECT"),

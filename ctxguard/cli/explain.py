@@ -33,9 +33,7 @@ class Explain(SettingsModel):
             "FILE",
         ),
     ] = None
-    show_all: Annotated[
-        bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
-    ] = False
+    show_all: _options.ShowAll = False
     as_json: _options.AsJson = False
 
 

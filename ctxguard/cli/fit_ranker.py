@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import setting
 from ctxguard.cli import _options
 from ctxguard.cli._comparison import difference_in_words
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
@@ -30,10 +30,9 @@ _BEFORE = ("reciprocal_rank", "shipped")
 _SEED = 0
 
 
-class FitRanker(SettingsModel):
+class FitRanker(IndexSettings):
     """Settings of ``ctxguard fit ranker``."""
 
-    index: Annotated[Path, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
     data: _options.LabelledQueries
     out: Annotated[
         Path | None,
@@ -65,7 +64,7 @@ def fit_ranker(settings: FitRanker) -> None:
     output = Output(as_json=settings.as_json)
     labelled = read_labelled(settings.data, "train")
     with output.doing("opening the index"):
-        retriever = open_index(IndexSettings(index=settings.index))
+        retriever = open_index(settings)
     if not retriever.has_signals:
         raise ConfigurationError(
             f"the index {settings.index} has no signals, which the ranker reads: build it again "

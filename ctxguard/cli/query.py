@@ -51,9 +51,7 @@ class Query(System):
         ),
     ] = None
     route: _options.OneRoute = None
-    show_all: Annotated[
-        bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
-    ] = False
+    show_all: _options.ShowAll = False
     as_text: Annotated[
         bool, setting("Print only the context, as the model would get it.", None, "--text")
     ] = False

@@ -66,12 +66,13 @@ def variable_of(secret: str) -> str:
     return f"CTXGUARD_{secret.upper()}"
 
 
+IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
+
+
 class IndexSettings(SettingsModel):
     """An index with the models that order its candidates."""
 
-    index: Annotated[
-        Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")
-    ] = None
+    index: IndexFolder = None
     reranker: Annotated[
         str | None,
         setting(

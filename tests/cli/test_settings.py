@@ -1,0 +1,174 @@
+"""Settings: each is described once, and becomes an option or a key of the file of a system."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from running import as_toml
+from typer.testing import CliRunner
+
+from ctxguard._support.settings import SettingsModel, key_of, setting
+from ctxguard.cli import app
+from ctxguard.cli._settings import add_command
+from ctxguard.cli._system import System
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+def every_command(group: Any, *path: str) -> dict[str, Any]:
+    """The commands, without groups, by the words that name them."""
+    if not hasattr(group, "commands"):
+        return {" ".join(path): group}
+    return {
+        name: command
+        for word, each in group.commands.items()
+        for name, command in every_command(each, *path, word).items()
+    }
+
+
+COMMANDS = every_command(typer.main.get_command(app))
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    return {each.name: each for each in command.params if each.param_type_name == "option"}
+
+
+def test_there_are_at_most_150_options() -> None:
+    assert len(COMMANDS) == 21
+    assert sum(len(options_of(command)) for command in COMMANDS.values()) <= 150
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_argument_and_key_comes_from_a_field(name: str) -> None:
+    command = COMMANDS[name]
+    fields = command.settings
+    given = {each.name: each for each in command.params} | {"system": None}
+    keys = {key for records in command.keys.values() for key, _ in records}
+    for each, param in given.items():
+        if param is not None and each not in {"system", "help"}:
+            assert param.help == fields[each].description
+    for each, field in fields.items():
+        assert (each in given) is not (key_of(each, field) in keys), each
+
+
+def test_a_help_text_stands_once_in_the_source() -> None:
+    calls = (
+        node
+        for file in (ROOT / "ctxguard").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    )
+    helps = Counter(ast.unparse(call.args[0]) for call in calls if call.func.id == "setting")  # type: ignore[attr-defined]
+    assert len(helps) > 100
+    assert [text for text, n in helps.items() if n > 1] == []
+
+
+def test_no_option_is_declared_beside_the_settings() -> None:
+    files = {
+        file.name
+        for file in (ROOT / "ctxguard").rglob("*.py")
+        if re.search(r"typer\.(Option|Argument)\(", file.read_text(encoding="utf-8"))
+    }
+    assert files == {"__init__.py", "_settings.py"}  # --version, and what makes options of fields
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_documented_command_has_the_options_that_it_is_shown_with(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for words in re.findall(r"\bctxguard ([a-z-]+[^`#|;\n]*)", text):
+        first, *rest = words.split()
+        name = first if first in COMMANDS else " ".join([first, *rest[:1]])
+        if name not in COMMANDS:
+            continue
+        known = {flag for each in options_of(COMMANDS[name]).values() for flag in each.opts}
+        for option in re.findall(r"(?<!\S)--?[a-z][a-z-]*", " ".join(rest)):
+            assert option in known | {"--help"}, f"ctxguard {words}"
+
+
+class Shown(SettingsModel):
+    """Settings of the command below."""
+
+    n: Annotated[int, setting("A number.", "N", ge=0)] = 1
+    file: Annotated[Path | None, setting("A file.", "FILE", key=True)] = None
+    share: Annotated[float, setting("A share of something.", "SHARE", key=True, gt=0, lt=1)] = 0.5
+    index: Annotated[Path | None, setting("A folder.", "FOLDER")] = None
+
+
+def show(settings: Shown) -> None:
+    """Show the settings."""
+    typer.echo(settings.model_dump_json())
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Any:
+    """Runs the command with a file that holds a document."""
+    application = typer.Typer()
+    application.callback()(lambda: None)
+    add_command(application, show, "show")
+
+    def run(document: dict[str, Any], *options: str) -> Any:
+        file = tmp_path / "system.toml"
+        file.write_text(as_toml(document), encoding="utf-8")
+        return CliRunner().invoke(application, ["show", "--system", str(file), *options])
+
+    return run
+
+
+def test_a_key_replaces_a_default_and_an_option_replaces_a_key(shown: Any) -> None:
+    document = {"show": {"share": 0.25, "n": 2}}
+    assert '"n":2,' in shown(document).output
+    assert '"share":0.25' in shown(document).output
+    assert '"n":1,' in shown(document, "--n", "1").output
+
+
+def test_a_relative_path_starts_from_the_folder_of_the_file(shown: Any, tmp_path: Path) -> None:
+    output = shown({"index": "i", "show": {"file": "/a"}}).output
+    assert str(tmp_path / "i") in output
+    assert '"file":"/a"' in output
+
+
+def test_a_key_of_the_system_that_a_command_does_not_need_is_no_fault(shown: Any) -> None:
+    assert shown({"index": "i", "depth": 7, "score-kind": "rank"}).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"show": {"shares": 1}}, "[show] has no key 'shares'; its keys are n, file, share"),
+        ({"sho": {"share": 1}}, "has no key 'sho'"),
+        ({"score_kind": "rank"}, "has no key 'score_kind'"),
+        ({"retriever": "a:b"}, "`ctxguard show` does not take retriever"),
+        ({"show": {"share": 1}}, "share 1: should be less than 1"),
+        ({"show": {"share": "much"}}, "share 'much': should be a valid number"),
+        ({"show": 3}, "[show] is no table"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_named(
+    shown: Any, document: dict[str, Any], said: str
+) -> None:
+    result = shown(document)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "system.toml"
+    file.write_bytes(b"index = \xff")
+    result = CliRunner().invoke(app, ["query", "q", "--system", str(file)])
+    assert result.exit_code == 2
+    assert "system.toml: is no TOML" in " ".join(result.output.split())
+
+
+def test_the_docstring_of_settings_describes_each_field() -> None:
+    for name, field in System.model_fields.items():
+        assert f"{name}: {field.description}" in str(System.__doc__)
+
+
+def test_a_password_in_a_setting_is_neither_shown_nor_said() -> None:
+    system = System(engine="postgresql://u:secret@h/d#i")
+    assert "secret" not in repr(system)
