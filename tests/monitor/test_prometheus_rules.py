@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 from watching import Watching
 
-from ctxguard.cli import metrics as metrics_command
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
@@ -292,8 +291,8 @@ def test_no_two_panels_lie_over_each_other() -> None:
     ("what", "file"), [("rules", "rules.yml"), ("dashboard", "dashboard.json")]
 )
 def test_the_command_prints_the_file(what: str, file: str) -> None:
-    app = typer.Typer()
-    metrics_command.register(app)
-    result = CliRunner().invoke(app, [what])
+    from ctxguard.cli import app
+
+    result = CliRunner().invoke(app, ["metrics", what])
     assert result.exit_code == 0
     assert result.stdout == (FOLDER / file).read_text(encoding="utf-8")
