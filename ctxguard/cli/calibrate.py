@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+import typer
 from pydantic import Field, model_validator
 
 from ctxguard._support.cache_folder import cache_folder

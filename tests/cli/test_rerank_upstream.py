@@ -201,8 +201,9 @@ def test_a_reranker_that_changes_while_it_is_calibrated_ends_the_command(
         return (at_random if is_late else share_of_words)(query, documents)
 
     upstream.score = changing
-    named = ("--rerank-upstream", upstream.url, "--candidates", candidates)
-    result = run("calibrate", *named, "--data", collection, "--out", tmp_path / "p.json")
+    described = {"rerank-upstream": upstream.url, "candidates": str(candidates)}
+    out = tmp_path / "p.json"
+    result = run("calibrate", "--data", collection, "--out", out, system=described)
     assert result.exit_code != 0
     assert "the reranker changed while its scores were collected" in " ".join(result.stderr.split())
     assert not (tmp_path / "p.json").exists()
