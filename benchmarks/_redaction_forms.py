@@ -1,9 +1,9 @@
 # ruff: noqa: E501
 """The lines on which redaction is measured: secrets as people and vendors write them, and none.
 
-In a form ``⟦…⟧`` enclose what must be gone afterwards, and ``<20 alnum>`` is drawn by a seed. Each
-table is split by a seed, kind by kind: one half was read while the rules were written, the other
-was drawn before, and is only counted.
+In a form ``⟦…⟧`` enclose what must be gone afterwards, and ``<20 alnum>`` is drawn by a seed. The first
+table is split by a seed, kind by kind, into a half that was read while the rules were written, and
+one that was first counted.
 """
 
 import random
@@ -506,7 +506,7 @@ def _halves(rows: Sequence[_Row], name: str) -> tuple[list[_Row], list[_Row]]:
 
 
 def halves() -> tuple[Half, Half]:
-    """The half that was read while the rules were written, and the half that is only counted."""
+    """The half that was read while the rules were written, and the half that was first counted."""
     forms = [
         _halves([_form(template, kind, by_vendor) for template in text.splitlines()], kind)
         for table, by_vendor in ((VENDORS, True), (NATURAL, False))

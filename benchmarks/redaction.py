@@ -5,10 +5,12 @@
 
 A form is a line with secrets in it; it is caught if no six characters in a row of any of them are
 left. An ordinary line holds none, and must stay as it is. The tables were committed before the
-rules were widened, and split by a seed (``_redaction_forms``): what the rules miss is shown for the
-half that was read while they were written, and only counted for the other, whose figures therefore
-say what to expect of forms that nobody thought of. The bars, for each half: at least 90% of the
-forms caught, at most 3% of the ordinary lines changed. With ``--text`` the lines of files of your
+rules were widened, and split by a seed (``_redaction_forms``): one half was read while they were
+written, the other counted once, then read too, and a second table was committed and counted once.
+``FIRST_LOOK`` has what the rules of that day did to lines that they were not written by, which says
+what to expect of others; the counts of today say only that nothing was lost. One person wrote
+tables and rules: expect less of forms that neither thought of. The bars: at least 90% of the forms
+caught, at most 3% of the ordinary lines changed. With ``--text`` the lines of files of your
 own are counted as ordinary besides, in the first half.
 """
 
@@ -31,6 +33,23 @@ from ctxguard.redaction import redact
 
 LEAST_CAUGHT = 0.90
 MOST_CHANGED = 0.03
+FIRST_LOOK = {
+    name: {
+        "forms": forms,
+        "caught": caught,
+        "caught_share": caught / forms,
+        "ordinary": ordinary,
+        "changed": changed,
+        "changed_share": changed / ordinary,
+    }
+    for name, forms, caught, ordinary, changed in (
+        ("before", 281, 197, 199, 18),
+        ("counted", 281, 251, 199, 2),
+        ("later", 110, 103, 64, 4),
+    )
+}
+"""What was counted before the lines were read; ``before``: by the rules before they were widened,
+on the first of the two tables."""
 LONGEST_LEFT = 5
 """The characters of a secret that may be left in a row: a word that it shares with its line."""
 
@@ -128,18 +147,22 @@ def main() -> int:
     arguments = parser.parse_args()
     more = [line for file in arguments.text for line in file.read_text("utf-8").splitlines()]
     read, counted = halves()
-    read = replace(read, ordinary=(*read.ordinary, *more))
+    tables = {
+        "read": replace(read, ordinary=(*read.ordinary, *more)),
+        "counted": counted,
+        "later": later(),
+    }
     redactors: dict[str, tuple[Callable[[str], str], str]] = {"ctxguard": (redact, "")}
     if arguments.peers:
         for name, (make, packages) in PEERS.items():
             redactors[name] = (make(), versions(packages))
     console = Console()
     table = Table("redactor", "half", "forms", "by vendors", "by people", "ordinary", "µs per KB")
-    report: dict[str, Any] = {"seed": SEED, "redactors": {}}
+    report: dict[str, Any] = {"seed": SEED, "first_look": FIRST_LOOK, "redactors": {}}
     for name, (redactor, version) in redactors.items():
         cost = microseconds_per_kilobyte(redactor, read.ordinary)
         result: dict[str, Any] = {"version": version, "microseconds_per_kilobyte": cost}
-        for title, half in (("read", read), ("counted", counted), ("later", later())):
+        for title, half in tables.items():
             result[title] = part = measure(half, redactor).report()
             shares = (part, part["by_vendors"], part["by_people"])
             table.add_row(
@@ -152,17 +175,17 @@ def main() -> int:
                 f"{cost:.0f}",
             )
         report["redactors"][name] = result
-    ours = measure(read)
-    for form in ours.missed:
+    ours = [measure(half) for half in tables.values()]
+    for form in (form for counts in ours for form in counts.missed):
         console.print(
             f"missed  {form.kind}: {form.line!r}\n        {redact(form.line)!r}", markup=False
         )
-    for line, clean in ours.changed:
+    for line, clean in (pair for counts in ours for pair in counts.changed):
         console.print(f"changed {line!r}\n        {clean!r}", markup=False)
     console.print(table)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", "utf-8")
-    return int(arguments.check and not (ours.holds and measure(counted).holds))
+    return int(arguments.check and not all(counts.holds for counts in ours))
 
 
 if __name__ == "__main__":

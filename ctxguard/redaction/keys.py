@@ -106,7 +106,8 @@ _URL_PASSWORD = re.compile(
 _ASSIGN = (
     r"(?:\\?[\"'`]?\]?\s{0,4}(?::=|=>|={1,2}+|[:：＝])\s{0,4}(?:[|>]-?\n\s{1,12})?"
     # A tag's text, or another attribute.
-    r"|(?:\s[^<>\n]{0,120})?>(?=[^<\n]{1,400}</)|[\"'][^<>\n]{0,60}\svalue=)"
+    r"|(?:\s[^<>\n]{0,120})?>(?=[^<\n]{1,400}</)|[\"'][^<>\n]{0,60}"
+    r"(?:\svalue=|>(?=[^<\d\n]{0,64}\d[^<\n]{0,400}</)))"
 )
 # Ordinary prose after the word, a mask, or a program that takes the value from elsewhere.
 _WORDS = (
@@ -140,8 +141,10 @@ _PASSWORD_NAMES = (
     *("lozinka", "geslo", "slaptažodis", "parool", "kata sandi", "رمز عبور", "كلمة السر", "รหัสผ่าน"),
 )
 _PASSWORDS = "|".join(map(re.escape, _PASSWORD_NAMES))
+_FOR = r"(?: (?:for|of|to|für|pour|para|per|de|do|от|для)(?: [^\s:=]{1,24}){1,3})?"
 _NAMED = re.compile(
-    rf"(?i)(?P<name>(?:{_PASSWORDS}|(?:seed|recovery)[_ \-]?phrase|mnemonic|api[_\- ]?key|apikey"
+    rf"(?i)(?P<name>(?:(?:{_PASSWORDS}){_FOR}|(?:seed|recovery)[_ \-]?phrase|mnemonic"
+    r"|api[_\- ]?key"
     r"|(?:access|secret|private|signing|encryption|account|auth)[_\-]?key(?:[_\-](?:id|base))?"
     r"|(?:client|shared|app|aws|webhook|jwt)[_\-]?secret|connection[_\-]?string"
     r"|(?:auth|access|refresh|bearer|session|id|api|csrf|bot|server)[_\-]?token)"
@@ -165,8 +168,7 @@ _NAMED_LOOSELY = re.compile(
 _IS = r"(?:is|was|ist|war|lautet|est|es|é|è|e|jest|to|это|este|är|er|on|là|je|είναι|[-–—])"
 _SPOKEN = re.compile(
     rf"(?i)(?P<name>(?:{_PASSWORDS}|parola)(?:"
-    r"(?: (?:for|of|to|für|pour|para|per|de|do|для)(?: [^\s:]{1,24}){1,3})?"
-    rf"\s{{1,4}}(?:{_IS}\s{{1,4}})?[\"'`]?"
+    rf"{_FOR}\s{{1,4}}(?:{_IS}\s{{1,4}})?[\"'`]?"
     r"|[はがは是為为은는이]\s{0,2}(?=[!-~]{6}))"
     rf"|(?<![^\W_])(?:pw|pass|clave|key|token|secret)\s{{1,4}}{_IS}\s{{1,4}}"
     rf"){_STRONG}(?:(?<=[はが是為为은는이])[!-~]++|\S++)"

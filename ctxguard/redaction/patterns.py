@@ -144,7 +144,7 @@ _DIGIT_RUN = re.compile(rf"(?<![\d{_CARD_SEPARATORS}])[\d{_CARD_SEPARATORS}]{{13
 _DIGITS = re.compile(rf"\d[\d{_ZERO_WIDTH}]*+")
 _CARD = re.compile(
     r"220[0-4]\d{12}|4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}"
-    r"|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|6[0245]\d{14,17}|(?:50|5[6-9]|6[13679])\d{11,17}"
+    r"|3[47]\d{13}|3[0689]\d{12,17}|35\d{14,17}|6[0245]\d{14,17}|(?:50|5[6-9]|6[13679])\d{14,17}"
 )
 _LONGEST_GAP = 4
 _SHORTEST_GROUP = 3
@@ -258,7 +258,7 @@ _NATIONAL = re.compile(
     r")(?!\w|[.,/:\-]\d)"
 )
 _LABELLED = re.compile(
-    r"(?i)(?P<name>(?:(?<![^\W\d_])(?:tel(?:ephone|efon)?|phone|mobile?|cell|fax|whatsapp|handy"
+    r"(?i)(?P<name>(?:(?<![^\W\d_])(?<!\.)(?:tel(?:ephone|efon)?|phone|mobile?|cell|fax|whatsapp|handy"
     r"|тел(?:ефон)?|t[eé]l[eé]phone|tel[eé]fono)|手机|手機|电话|電話|전화)"
     r"(?:[ \-](?:no|number))?[\"']?\.?\s{0,2}(?:[:：=]|is)?\s{0,2}[\"']?)"
     rf"\(?\d(?:{_WIDE_GAP}{{0,3}}\d){{5,14}}(?!\d)"
@@ -284,7 +284,7 @@ _NOBODYS = {"0", "127", "255"}
 # A version has four numbers too; a word before it says so, or is a product's name.
 _VERSIONED = re.compile(
     r"(?i:(?<!\w)v|version|(?<!\w)(?:ver|release|firmware|section|chapter|clause|figure|fig\.|table"
-    r"|item|part|build|update|driver|oid|§|annex|article|rule|step))[\s(\"'=:]{0,3}\Z"
+    r"|item|part|build|update|driver|kernel|oid|§|annex|article|rule|step))[\s(\"'=:]{0,3}\Z"
     r"|(?<![\w/\-])(?!(?:IP|From|To|By|At|Host|Server|Client|Address|Peer|Source|Remote|Ping|Node)\s)"
     r"(?P<product>[\w/\-]*[A-Z][\w/\-]*)\s\Z"
 )
@@ -303,7 +303,9 @@ def _ip(match: re.Match[str]) -> str:
         return address if nobodys else Kind.IP.placeholder
     numbers = address.split(".")
     before = _VERSIONED.search(match.string[max(0, match.start() - _LONGEST_WORD) : match.start()])
-    if before and (not before["product"] or max(map(int, numbers)) <= _LARGEST_OF_VERSION):
+    product = before is not None and before["product"] is not None
+    versioned = numbers[3] == "0" or max(map(int, numbers)) <= _LARGEST_OF_VERSION
+    if before and (versioned or not product):
         return address
     return address if numbers[0] in _NOBODYS else Kind.IP.placeholder
 

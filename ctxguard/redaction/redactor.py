@@ -32,12 +32,15 @@ class PatternRedactor:
 
     This reduces the risk and guarantees nothing. It finds secrets by their form: digits of any
     script, also with zero-width characters between them; tokens with a known prefix; named values
-    (``password=…``); and long runs that look random, digests included. It does not find names,
-    addresses, spelled-out secrets ("joe at example dot com"), a short password in running text,
-    phone numbers of seven digits or of plain digits without a ``tel`` before them, a card number
-    inside a longer number, or letters of another script that look Latin. It errs towards
-    redacting: an article number may be taken for a phone number. Its time is linear in the length
-    of the text, whatever the text.
+    (``password=…``, ``--password …``, ``<password>…``), also in other languages; and runs of 16
+    characters or more that look random. It does not find names, addresses, spelled-out secrets
+    ("joe at example dot com"), a password of letters alone in running text, phone numbers of seven
+    digits or of plain digits without a ``tel`` before them, a card number inside a longer number,
+    letters of another script that look Latin, and what by itself looks like an id: a UUID, up to 63
+    hexadecimal digits (a digest of SHA-1 or MD5, but also some keys), and four numbers below 100
+    after a capitalised word (a version, but also some IP addresses). It errs towards redacting: an
+    article number may be taken for a phone number. Its time is linear in the length of the text,
+    whatever the text.
 
     Args:
         kinds: The kinds to replace; all by default.

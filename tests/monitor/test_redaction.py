@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks._redaction_forms import halves, later
-from benchmarks.redaction import is_left
+from benchmarks._redaction_forms import Half, halves, later
+from benchmarks.redaction import LEAST_CAUGHT, MOST_CHANGED, is_left, measure
 from ctxguard.errors import ConfigurationError, CtxguardError, RedactionError
 from ctxguard.redaction import (
     PatternRedactor,
@@ -246,6 +246,13 @@ def test_the_tables_are_large_half_by_vendors_and_free_of_repeats() -> None:
         for secret in form.secrets:
             rest = rest.replace(secret, "[key]")
         assert not any(is_left(secret, rest) for secret in form.secrets), form.line
+
+
+@pytest.mark.parametrize("half", [*halves(), later()], ids=["read", "counted", "later"])
+def test_every_table_holds_the_bars(half: Half) -> None:
+    counts = measure(half)
+    assert counts.caught_share >= LEAST_CAUGHT, counts.missed
+    assert counts.changed_share <= MOST_CHANGED, counts.changed
 
 
 @given(st.text(alphabet=st.characters(whitelist_categories=("L", "Zs", "Po"), max_codepoint=0x24F)))
