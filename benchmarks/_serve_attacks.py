@@ -7,8 +7,9 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import uvloop
 
@@ -55,7 +56,7 @@ async def _send_on(port: int, head: bytes, piece: bytes, n: int, seconds: float 
         await asyncio.sleep(0.0)
 
 
-def _colliding(port: int) -> list[Awaitable[None]]:
+def _colliding(port: int) -> list[Coroutine[Any, Any, None]]:
     """Filters of integers that Python hashes alike, 379 KB each."""
     values = [n * _COLLIDING for n in range(16_000)]
     search = {"type": "in", "key": "n", "value": values}
@@ -66,7 +67,7 @@ def _colliding(port: int) -> list[Awaitable[None]]:
     return [_ask_on(port, each) for each in requests]
 
 
-def _names(port: int) -> list[Awaitable[None]]:
+def _names(port: int) -> list[Coroutine[Any, Any, None]]:
     """Candidates with 20,000 names of signals, and of legs."""
     bodies = []
     for field in ("signals", "legs"):
@@ -78,11 +79,11 @@ def _names(port: int) -> list[Awaitable[None]]:
     return [_ask_on(port, request_of("/v1/filter", each)) for each in bodies]
 
 
-def _bodies(port: int) -> list[Awaitable[None]]:
+def _bodies(port: int) -> list[Coroutine[Any, Any, None]]:
     """Bodies of 16 MB where no token is needed, of which the end never comes."""
     length, piece = b"Content-Length: 16000000\r\n\r\n", b" " * 2**16
     chunked, chunk = b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + piece + b"\r\n"
-    calls: list[Awaitable[None]] = []
+    calls: list[Coroutine[Any, Any, None]] = []
     for path in ("/healthz", "/readyz", "/console/sign-in", "/console/"):
         head = head_of(path, "Content-Type: application/json\r\n")
         calls += [_send_on(port, head + length, piece, 243, 10.0) for _ in range(8)]
@@ -90,14 +91,14 @@ def _bodies(port: int) -> list[Awaitable[None]]:
     return calls
 
 
-def _pipelined(port: int) -> list[Awaitable[None]]:
+def _pipelined(port: int) -> list[Coroutine[Any, Any, None]]:
     """Requests without a token, thousands on a connection, of which no answer is read."""
     one = head_of("/v1/filter", "\r\n", "GET")
     endless = [_send_on(port, b"", one * 1_000, 1_000) for _ in range(300)]
     return endless + [_send_on(port, b"", one * 400, 1, 2.0) for _ in range(1_050)]
 
 
-def _slow(port: int) -> list[Awaitable[None]]:
+def _slow(port: int) -> list[Coroutine[Any, Any, None]]:
     """2,000 idle connections, 200 that send half a request, 8 that send bodies of 1 GB."""
     head = head_of("/v1/filter", _AUTHORISED)
     half = head + b"Content-Length: 1000000\r\n\r\n" + b" " * 900
@@ -108,12 +109,12 @@ def _slow(port: int) -> list[Awaitable[None]]:
     return calls + [_send_on(port, huge, chunk, 2**14) for _ in range(8)]
 
 
-FORMS: dict[str, Callable[[int], list[Awaitable[None]]]] = {
-    "colliding filters": _colliding,
-    "20,000 names": _names,
-    "bodies without a token": _bodies,
-    "pipelined, never read": _pipelined,
-    "slow, idle and endless": _slow,
+FORMS: dict[str, Callable[[int], list[Coroutine[Any, Any, None]]]] = {
+    "filters": _colliding,
+    "names": _names,
+    "bodies": _bodies,
+    "pipelines": _pipelined,
+    "slow": _slow,
 }
 
 
@@ -127,7 +128,7 @@ def main() -> None:
     os.sched_setaffinity(0, {int(core)})
     # The client that is measured runs on the same core, and must not wait for this.
     os.nice(10)
-    uvloop.run(_attack(int(port), forms.split(";")))
+    uvloop.run(_attack(int(port), forms.split(",")))
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def hostile(calls: int) -> dict[str, Attacked]:
     """
     attackers_core, service_core = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, {attackers_core})
-    rows = {"none": [], **{form: [form] for form in FORMS}, "all together": list(FORMS)}
+    rows = {"none": [], **{form: [form] for form in FORMS}, "all": list(FORMS)}
     return {
         name: _attacked(forms, attackers_core, service_core, calls) for name, forms in rows.items()
     }
@@ -240,7 +240,7 @@ def _attacked(forms: list[str], attackers_core: int, service_core: int, calls: i
         if forms:
             command = [sys.executable, "-m", "benchmarks._serve_attacks"]
             attackers = subprocess.Popen(  # noqa: S603 - this package's own
-                [*command, str(port), str(attackers_core), ";".join(forms)]
+                [*command, str(port), str(attackers_core), ",".join(forms)]
             )
             stack.callback(attackers.wait)
             stack.callback(attackers.kill)

@@ -70,7 +70,7 @@ _FIELDS = {
 _ONCE = frozenset({b"host", b"authorization"})
 
 
-class Accounts:
+class RequestAccounts:
     """Middleware that counts every request once, and answers each `Problem` with a document.
 
     Sets ``request_id``, ``endpoint`` and ``head`` in the scope's state.

@@ -29,8 +29,8 @@ from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
 from ctxguard.server import context, filtering, rerank
 from ctxguard.server.access import BearerToken, OwnHost
-from ctxguard.server.accounts import Accounts
-from ctxguard.server.limits import Limits
+from ctxguard.server.accounts import RequestAccounts
+from ctxguard.server.limits import RequestLimits
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
 from ctxguard.server.openapi import Operation, openapi
 from ctxguard.server.problems import ProblemKind, of_status
@@ -272,10 +272,10 @@ def create_app(
         lifespan=service.running,
         exception_handlers={HTTPException: _http_problem},
         middleware=[
-            Middleware(Accounts, metrics=http_metrics(registry), endpoint_of=endpoint_of),
+            Middleware(RequestAccounts, metrics=http_metrics(registry), endpoint_of=endpoint_of),
             Middleware(OwnHost, secrets=settings.secrets),
             Middleware(BearerToken, secrets=settings.secrets),
-            Middleware(Limits, settings=settings),
+            Middleware(RequestLimits, settings=settings),
         ],
     )
 

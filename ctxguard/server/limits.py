@@ -63,7 +63,7 @@ class Budget:
     buffered: int = 0
 
 
-class Limits:
+class RequestLimits:
     """Middleware that reads bodies within their limits, and bounds the requests under way.
 
     Requests without a token, those to the console, have a budget of their own.
