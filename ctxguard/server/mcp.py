@@ -4,6 +4,7 @@ Both answer in the shape that ChatGPT's connectors and deep research expect of t
 names; other clients of the Model Context Protocol read the same.
 """
 
+import logging
 from collections import OrderedDict
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -12,11 +13,14 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ctxguard import __version__
+from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
-from ctxguard.errors import CtxguardError
+from ctxguard.errors import CtxguardError, QueryError, StageError
 from ctxguard.guard import ContextGuard
+
+_log = logging.getLogger(__name__)
 
 _INSTRUCTIONS = (
     "Search finds passages and leaves out those that are not relevant enough; an empty result "
@@ -85,8 +89,12 @@ class GuardedIndex:
         """
         try:
             context = await self._guard.aretrieve(query, where=self._where)
-        except CtxguardError as error:
+        except (QueryError, StageError) as error:
             raise _tool_error(str(error)) from error
+        except CtxguardError as error:
+            # A damaged index names its files, of which an agent should not know.
+            _log.error("a search failed: %s", describe_error(error))
+            raise _tool_error("the index cannot be searched: the server's log says why") from error
         for passage in context.passages:
             self._kept[passage.passage_id] = passage
             self._kept.move_to_end(passage.passage_id)

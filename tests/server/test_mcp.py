@@ -12,6 +12,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
+from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.retrieval import HybridRetriever
@@ -169,11 +170,14 @@ def test_a_call_that_cannot_be_answered_is_an_error_of_the_tool(
     assert "Traceback" not in result.content[0].text
 
 
-def test_an_outage_is_an_error_of_the_tool() -> None:
+@pytest.mark.parametrize(
+    "error", [ConnectionError("password=hunter2"), IndexFolderError("/home/hunter2: damaged")]
+)
+def test_an_outage_is_an_error_of_the_tool_that_tells_nothing(error: Exception) -> None:
     from ctxguard.server.mcp import create_server
 
     def search(query: str, *, depth: int) -> list[Any]:
-        raise ConnectionError("password=hunter2")
+        raise error
 
     async def work(client: Any) -> Any:
         return await client.call_tool("search", {"query": QUERY})

@@ -252,6 +252,14 @@ def test_a_head_above_its_limit_is_not_answered_though_it_comes_in_one_piece(
                 assert answers(one, 1) == answered
 
 
+def test_what_is_no_http_is_refused_and_fills_no_log() -> None:
+    service = Process()
+    with connected(service.port) as one:
+        one.sendall(b"this is no request\r\n\r\n")
+        assert b" 400 " in one.recv(4096)
+    assert "Invalid HTTP" not in service.stop()
+
+
 def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MOST_UNREAD_SECONDS", 0.05)
     ended = threading.Event()
