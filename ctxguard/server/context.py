@@ -4,7 +4,7 @@ from asyncio import to_thread
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, TypeAdapter, with_config
+from pydantic import BeforeValidator, Field, TypeAdapter, with_config
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -17,10 +17,14 @@ from ctxguard.guard import ContextGuard
 from ctxguard.server.filtering import KeptIf, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import Problem, ProblemKind, guarded
-from ctxguard.server.wire import STRICT, answer, parse
+from ctxguard.server.wire import STRICT, answer, named, parse
 
 Scalar = str | int | bool
-Allowed = Scalar | Annotated[list[Scalar], Field(fail_fast=True)]
+Allowed = Annotated[
+    Scalar | Annotated[list[Scalar], Field(fail_fast=True)],
+    # Makes it an object of Python first: a list of JSON would be copied for each error in it.
+    BeforeValidator(lambda given: given),
+]
 DEFAULT_RESULTS = 10
 
 
@@ -31,7 +35,7 @@ class ContextRequest(TypedDict):
     query: str
     where: NotRequired[
         Annotated[
-            Annotated[dict[str, Allowed], Field(fail_fast=True)] | None,
+            Annotated[dict[str, Allowed], named(MOST_CONDITIONS)] | None,
             Field(
                 description="Fields of metadata with the value, or the values, they must have: "
                 f"at most {MOST_CONDITIONS} fields, and {MOST_VALUES:,} values in all."

@@ -25,7 +25,7 @@ from ctxguard.core.types import (
 from ctxguard.guard import ContextGuard
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
 from ctxguard.server.problems import Problem, ProblemKind, guarded
-from ctxguard.server.wire import STRICT, answer, parse
+from ctxguard.server.wire import STRICT, answer, named, parse
 
 Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 """A session id, or a segment's name."""
@@ -48,9 +48,8 @@ class Candidate(TypedDict):
     signals: NotRequired[
         Annotated[
             dict[str, float | None],
+            named(MOST_NAMES),
             Field(
-                fail_fast=True,
-                max_length=MOST_NAMES,
                 description=f"Named signals of the profile, at most {MOST_NAMES} in a request.",
             ),
         ]
@@ -58,9 +57,8 @@ class Candidate(TypedDict):
     legs: NotRequired[
         Annotated[
             dict[str, float | None],
+            named(MOST_NAMES),
             Field(
-                fail_fast=True,
-                max_length=MOST_NAMES,
                 description="Scores of each stage by its name; leg_kinds says what they mean. "
                 f"At most {MOST_NAMES} names in a request.",
             ),
@@ -80,9 +78,7 @@ class FilterRequest(TypedDict):
             Field(description="What the scores mean; the service's setting if it is absent."),
         ]
     ]
-    leg_kinds: NotRequired[
-        Annotated[dict[str, ScoreKindName], Field(fail_fast=True, max_length=MOST_NAMES)]
-    ]
+    leg_kinds: NotRequired[Annotated[dict[str, ScoreKindName], named(MOST_NAMES)]]
     segment: NotRequired[Name | None]
     session_id: NotRequired[Name | None]
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -13,6 +13,17 @@ _T = TypeVar("_T")
 
 STRICT = ConfigDict(strict=True)
 """A text that reads like a number is none: pydantic would turn it into one."""
+
+
+def named(most: int) -> BeforeValidator:
+    """Refuses an object of more names, before it lists an error for each of them."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > most:
+            raise ValueError(f"{len(given):,} names, the limit is {most}")
+        return given
+
+    return BeforeValidator(check)
 
 
 def parse(adapter: TypeAdapter[_T], body: bytes) -> _T:

@@ -143,7 +143,8 @@ def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
     body = {"query": "q", "where": where}
     response = client.post("/v1/context", json=body)
     assert response.status_code == 422
-    assert f"{MOST_CONDITIONS} and {MOST_VALUES:,}" in response.json()["detail"]
+    cap = f"{MOST_CONDITIONS} and {MOST_VALUES:,}" if len(where) < 3 else f"is {MOST_CONDITIONS}"
+    assert cap in response.json()["detail"]
     if len(where) == 1:
         filters = {"type": "in", "key": "n", "value": where["n"]}
         response = client.post(SEARCH, json={"query": "q", "filters": filters})

@@ -83,6 +83,9 @@ def test_only_the_columns_that_somebody_reads_are_made(monkeypatch: pytest.Monke
 def test_a_list_of_wrong_things_is_one_error(serve: Serve) -> None:
     body = {"query": "q", "candidates": [1] * 1_000}
     assert len(serve().post("/v1/filter", json=body).json()["errors"]) == 1
+    many = {f"name {at}": "x" for at in range(MOST_NAMES + 1)}
+    body = {"query": "q", "candidates": [{"id": "a", "signals": many}]}
+    assert len(serve().post("/v1/filter", json=body).json()["errors"]) == 1
     body = {"query": "q", "documents": [1] * 1_000}
     assert len(serve().post("/rerank", json=body).json()["errors"]) == 2  # a text, or an object
 
