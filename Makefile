@@ -139,6 +139,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin -p ctxguard -p calibration
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev

@@ -114,7 +114,9 @@ def has_bf16() -> bool:
 
 def processors() -> int:
     """How many threads to use: one a processor, or fewer where `OMP_NUM_THREADS` says so."""
-    available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    available = os.cpu_count() or 1
+    if sys.platform == "linux":
+        available = len(os.sched_getaffinity(0))
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(available, int(limit)) if limit.isdecimal() and int(limit) else available
 
