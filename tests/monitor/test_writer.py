@@ -26,7 +26,7 @@ from ctxguard.errors import ConfigurationError, DataError, StoreFullError, Store
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.sampling.record import SampleRecord
+from ctxguard.monitor.sampling.record import FORMAT, SampleRecord
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
 from ctxguard.monitor.service import Outcome
@@ -504,7 +504,8 @@ def test_sampling_is_set_up_in_one_call(tmp_path: Path, make_context: MakeContex
     assert sum(SampleStore.open(url).states().values()) == 1
 
 
-def kills(tmp_path: Path, context: Context, n: int, seed: int) -> None:
+def kills(tmp_path: Path, context: Context, n: int, seed: int) -> int:
+    """Kill n processes, and check the accounts of each; how many samples are unaccounted for."""
     rng = random.Random(seed)
     url = f"sqlite:///{tmp_path / 'samples.db'}"
     seen_unaccounted = 0
@@ -517,7 +518,7 @@ def kills(tmp_path: Path, context: Context, n: int, seed: int) -> None:
         assert (accounts.pending, min(accounts.lost.values())) == (0, 0)
         assert 0 <= accounts.unaccounted <= found.offered + 1 - accounts.stored
         seen_unaccounted += accounts.unaccounted
-    assert seen_unaccounted > 0
+    return seen_unaccounted
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -532,7 +533,7 @@ def test_what_sudden_deaths_cost_is_unaccounted_for(
 def test_what_five_hundred_sudden_deaths_cost_is_unaccounted_for(
     tmp_path: Path, make_context: MakeContext
 ) -> None:
-    kills(tmp_path, make_context(POOL, 2), 500, seed=2)
+    assert kills(tmp_path, make_context(POOL, 2), 500, seed=2) > 0
 
 
 def test_a_process_without_requests_is_heard_of(
@@ -562,7 +563,7 @@ def test_a_record_is_read_as_it_was_written(make_context: MakeContext) -> None:
     assert again == record
     assert (again.session_id, again.segment) == ("s", "de")
     assert again.scores.tolist() == record.scores.tolist() == [100.0 - i for i in range(10)]
-    assert json.loads(zlib.decompress(record.to_bytes()))["format"] == 1
+    assert json.loads(zlib.decompress(record.to_bytes()))["format"] == FORMAT
 
 
 FILTER = Where(tenant="a", groups=["staff", "board"], level=3, is_open=True, none=[])
@@ -584,18 +585,6 @@ def test_a_filter_that_names_a_person_is_withheld(
     live.serve(replace(make_context(POOL, 3), where=Where(tenant="a", user=["ann", secret])))
     (record,) = written(live)
     assert (record.where, record.where_withheld) == (None, True)
-
-
-def test_the_filter_of_a_record_of_an_older_release_is_not_known(
-    make_context: MakeContext,
-) -> None:
-    live = Watching(LabelJudge({}))
-    live.serve(make_context(POOL, 3))
-    (record,) = written(live)
-    document = json.loads(zlib.decompress(record.to_bytes()))
-    del document["where"], document["where_withheld"]
-    again = SampleRecord.from_bytes(zlib.compress(json.dumps(document).encode()))
-    assert (again.where, again.where_withheld) == (None, True)
 
 
 @pytest.mark.parametrize("where", [{}, {"tenant": [0.5]}, {"tenant": None}, [], "a"])

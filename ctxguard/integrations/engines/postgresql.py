@@ -36,10 +36,7 @@ psycopg: Any = require("psycopg", "postgres")
 psycopg_pool: Any = require("psycopg_pool", "postgres")
 
 VERSION = 1
-"""Of the tables. A step of `_MIGRATIONS` brings those of an older release to it."""
-
-_MIGRATIONS: dict[int, str] = {}
-"""The statements that bring the tables from the version before to each version."""
+"""Of the tables; those of another version are refused."""
 
 _ENGINE = "postgresql"
 _WRITE_SECONDS = 300.0
@@ -50,7 +47,7 @@ _MOST_DIMENSIONS = 2_000
 precision up to twice as many."""
 _MOST_INLINE = 1_000
 _LOCK = 7_243_119
-"""Any number: processes that migrate an index agree on it."""
+"""Any number: processes that create an index agree on it."""
 
 _TABLES = """
 CREATE TABLE about (version int NOT NULL, settings text NOT NULL);
@@ -167,12 +164,10 @@ class PostgresEngine:
 
     @classmethod
     def open(cls, address: EngineAddress, /) -> Self:
-        """Open an index, and bring its tables to this release's version."""
+        """Open an index."""
         database = _Database(address)
         try:
-            version, settings = _about(database, address)
-            if version < VERSION:
-                _migrate(database)
+            settings = _about(database, address)
         finally:
             database.close()
         return cls(address, settings)
@@ -497,27 +492,17 @@ def _limit(connection: Any, seconds: float) -> None:
     )
 
 
-def _about(database: _Database, address: EngineAddress) -> tuple[int, IndexSettings]:
+def _about(database: _Database, address: EngineAddress) -> IndexSettings:
     rows = database.read("SELECT version, settings FROM about", {})
     if len(rows) != 1:
         raise DataError(f"{address.shown}: the index is not whole; build it again")
     version, settings = rows[0]
-    if version > VERSION:
+    if version != VERSION:
         raise DataError(
-            f"{address.shown}: a newer release made the tables (version {version}, and this one "
-            f"reads {VERSION}): use that release"
+            f"{address.shown}: another release made the tables (version {version}, and this one "
+            f"reads {VERSION}): use that release, or index anew"
         )
-    return version, IndexSettings.from_json(settings)
-
-
-def _migrate(database: _Database) -> None:
-    """Bring the tables to this release's version, while no other process does."""
-    with database.transaction(_WRITE_SECONDS) as run:
-        run("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        found = run("SELECT version FROM about")[0][0]
-        for version in range(found + 1, VERSION + 1):
-            run(_MIGRATIONS[version])
-        run("UPDATE about SET version = %s WHERE version < %s", [VERSION, VERSION])
+    return IndexSettings.from_json(settings)
 
 
 def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:

@@ -31,7 +31,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.sampler import Sample
 
-FORMAT = 1
+FORMAT = 2
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage; judges and people read no more."""
@@ -73,7 +73,7 @@ class SampleRecord:
         profile_id: The profile that decided; None without one.
         signals: The named signals that a model may use, float32.
         where: The filter of the request; None without one, and where it is withheld.
-        where_withheld: Whether there was a filter that could not be stored, or that nobody kept.
+        where_withheld: Whether there was a filter that could not be stored.
     """
 
     request_id: str
@@ -148,7 +148,6 @@ class SampleRecord:
         Raises:
             DataError: it is larger than ``MOST_BYTES``.
         """
-        packed_signals = {name: _packed(values) for name, values in self.signals.items()}
         document = {
             **{name: getattr(self, name) for name in _plain_fields()},
             "format": FORMAT,
@@ -156,8 +155,7 @@ class SampleRecord:
             "legs": {
                 name: [leg.kind.value, _packed(leg.scores)] for name, leg in self.legs.items()
             },
-            # Left out where there are none, so that a release before named signals reads it.
-            **({"signals": packed_signals} if packed_signals else {}),
+            "signals": {name: _packed(values) for name, values in self.signals.items()},
             "rates": asdict(self.rates),
             "where": None if self.where is None else allowed_values(self.where),
             "passages": [
@@ -179,20 +177,18 @@ class SampleRecord:
         """The record of which ``to_bytes`` returned ``payload``.
 
         Raises:
-            DataError: ``payload`` is not a record, or has the format of a newer release.
+            DataError: ``payload`` is not a record, or has another format.
         """
         try:
             data = json.loads(_decompressed(payload))
             if (version := data.pop("format")) != FORMAT:
                 raise DataError(
-                    f"a sample has format {version!r}, and this release reads {FORMAT}: upgrade "
-                    "ctxguard where it is read"
+                    f"a sample has format {version!r}, and this release reads {FORMAT}: use the "
+                    "release that wrote it"
                 )
             sequences = ("passage_ids", "served", "dropped", "sampled", "flags")
             ids = data["passage_ids"]
-            # Older releases kept no filter, and any of their requests may have had one.
-            data.setdefault("where_withheld", "where" not in data)
-            where = data.get("where")
+            where = data["where"]
             converted = {
                 **{name: tuple(data[name]) for name in sequences},
                 "route": Route(data["route"]),
@@ -205,7 +201,7 @@ class SampleRecord:
                 },
                 "signals": {
                     name: _unpacked(values).astype(np.float64)
-                    for name, values in data.get("signals", {}).items()
+                    for name, values in data["signals"].items()
                 },
                 "rates": JudgingRates(**data["rates"]),
                 "where": None if where is None else Where(where),
