@@ -299,7 +299,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         "unaccounted": report.accounts.unaccounted,
         "lost": {reason.value: count for reason, count in report.accounts.lost.items()},
         "feedback": dict(report.feedback),
-        "alarms": [] if alarms is None else [alarm.to_json() for alarm in alarms.active],
+        "alarms": [] if alarms is None else [asdict(alarm) for alarm in alarms.active],
         "promises": [
             {
                 "route": monitor.route.value,

@@ -124,17 +124,6 @@ def test_alarms_outlive_the_monitor(make_context: MakeContext) -> None:
     assert again.monitor.alarms.active() == live.monitor.alarms.active() != ()
 
 
-def test_a_damaged_store_is_an_alarm_until_its_file_is_moved_away(tmp_path: Path) -> None:
-    live = watching(url=f"sqlite:///{tmp_path / 'samples.db'}")
-    damaged = tmp_path / "samples.db.corrupt-1"
-    damaged.touch()
-    live.monitor.maintain()
-    assert kinds(live) == [AlarmKind.STORE_QUARANTINED]
-    damaged.unlink()
-    live.monitor.maintain()
-    assert kinds(live) == []
-
-
 def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(

@@ -1,6 +1,5 @@
 """The state of the alarms: what is monitored, what raises an alarm, what stays active."""
 
-import json
 import math
 import os
 import random
@@ -10,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import RatioPolicy
@@ -49,6 +49,7 @@ def profile_of(**changes: object) -> Profile:
 
 
 PROFILE = profile_of()
+FORM = TypeAdapter(LossMonitor)
 PROMISE = Promise(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
 MONITOR = LossMonitor.of_exact_judge(PROMISE)
 
@@ -167,8 +168,8 @@ class TestLossMonitor:
         ):
             for loss in losses:
                 monitor = monitor.after(loss * bound)  # noqa: PLW2901
-            stored = json.loads(json.dumps(monitor.state()))
-            assert LossMonitor.resumed(promise, stored) == monitor
+            stored = FORM.dump_json(monitor)
+            assert FORM.validate_json(stored) == monitor
 
     def test_the_unit_of_the_loss_does_not_matter(self) -> None:
         small, large = (
@@ -443,6 +444,6 @@ class TestRestarting:
         assert resumed.active() == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
-        other = state_of().to_json().replace('"format": 3', '"format": 4')
-        with pytest.raises(DataError, match=r"format 4; this release reads 3"):
+        other = state_of().to_json().replace('"format": 4', '"format": 5')
+        with pytest.raises(DataError, match=r"format 5; this release reads 4"):
             state_of().restore(other)

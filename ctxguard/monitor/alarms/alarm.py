@@ -3,10 +3,8 @@
 Pure: no I/O, no clock, no logging.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from ctxguard.core.types import Route
 from ctxguard.monitor.alarms.reference import ReferenceKind
@@ -67,25 +65,3 @@ class Alarm:
     def key(self) -> tuple[AlarmKind, Route | None]:
         """What it is about; at most one alarm of a key is active."""
         return self.kind, self.route
-
-    def to_json(self) -> dict[str, Any]:
-        """The alarm as values that JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Alarm":
-        """The alarm of which ``to_json`` returned ``data``.
-
-        Raises:
-            KeyError, TypeError, ValueError: ``data`` has another form.
-        """
-        route, reference = data["route"], data["reference"]
-        return cls(
-            **{
-                **data,
-                "kind": AlarmKind(data["kind"]),
-                "severity": Severity(data["severity"]),
-                "route": None if route is None else Route(route),
-                "reference": None if reference is None else ReferenceKind(reference),
-            }
-        )

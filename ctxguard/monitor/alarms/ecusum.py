@@ -54,6 +54,9 @@ class ECusum:
             raise ConfigurationError(
                 f"suspected {self.suspected!r} must lie in (target = {self.target}, 1]"
             )
+        logs = self.log_e_values
+        if len(logs) not in (0, len(_MULTIPLES)) or not all(map(math.isfinite, logs)):
+            raise ConfigurationError(f"log_e_values {logs!r} must be a finite number for each bet")
 
     def after(self, loss: float) -> "ECusum":
         """The state after one more loss.

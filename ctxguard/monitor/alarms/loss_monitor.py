@@ -4,10 +4,8 @@ Pure: no I/O, no clock, no logging.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route
@@ -256,41 +254,6 @@ class LossMonitor:
         """After the end of its alarm."""
         return replace(self, recovery=None)
 
-    def state(self) -> dict[str, Any]:
-        """What it has seen, as values that JSON can hold."""
-        return {
-            "route": self.route.value,
-            "quantity": self.quantity.value,
-            "reference": self.reference.value,
-            "n": self.n,
-            "n_reference": self.n_reference,
-            "run_n": self.run_n,
-            "run_sum": self.run_sum,
-            "rise": _ecusum_state(self.ecusum),
-            "recovery": _ecusum_state(self.recovery),
-            "baseline": None if self.baseline is None else asdict(self.baseline),
-        }
-
-    @classmethod
-    def resumed(cls, promise: Promise, state: Mapping[str, Any]) -> "LossMonitor":
-        """The monitor of which ``state`` returned ``state``.
-
-        Raises:
-            ConfigurationError, KeyError, TypeError, ValueError: ``state`` has another form.
-        """
-        baseline = state["baseline"]
-        return cls(
-            promise,
-            ReferenceKind(state["reference"]),
-            n=int(state["n"]),
-            n_reference=int(state["n_reference"]),
-            ecusum=_resumed_ecusum(state["rise"]),
-            run_n=int(state["run_n"]),
-            run_sum=float(state["run_sum"]),
-            baseline=None if baseline is None else Baseline(**baseline),
-            recovery=_resumed_ecusum(state["recovery"]),
-        )
-
     def to_alarm(self, profile: Profile, profile_id: str, time_seconds: float) -> Alarm:
         """The alarm that this monitor raises; ``time_seconds`` is the time of the last loss."""
         calibrated = profile.routes[self.route]
@@ -361,20 +324,6 @@ def _betting(target: float, bet: float) -> ECusum:
 
 def _is_at_floor(ecusum: ECusum) -> bool:
     return not ecusum.log_e_values or ecusum.log_e_values[_MIDDLE_BET] <= 0.0
-
-
-def _ecusum_state(ecusum: ECusum | None) -> dict[str, Any] | None:
-    return None if ecusum is None else asdict(ecusum)
-
-
-def _resumed_ecusum(state: Mapping[str, Any] | None) -> ECusum | None:
-    if state is None:
-        return None
-    logs = tuple([float(log) for log in state["log_e_values"]])
-    ecusum = ECusum(float(state["target"]), float(state["suspected"]), int(state["n"]), logs)
-    if len(logs) not in (0, len(ecusum.bets)) or not all(map(math.isfinite, logs)):
-        raise ValueError(f"{len(logs)} log e-values, which must be 3 or none, and finite")
-    return ecusum
 
 
 def _baseline(calibrated: RouteProfile) -> str:

@@ -9,9 +9,12 @@ baseline. A loss monitor starts again without evidence when it raises an alarm. 
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
@@ -22,7 +25,7 @@ from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity,
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.profile.schema import Profile
 
-FORMAT = 3
+FORMAT = 4
 
 _Key = tuple[Route, Quantity, ReferenceKind]
 
@@ -56,6 +59,27 @@ class AlarmReport:
     active: tuple[Alarm, ...]
     losses: tuple[LossMonitor, ...]
     signals: tuple[SignalCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the next process goes on from."""
+
+    format: int
+    profile_id: str
+    safe_profile_id: str | None
+    raised: dict[AlarmKind, int]
+    active: tuple[Alarm, ...]
+    losses: tuple[LossMonitor, ...]
+
+
+@cache
+def _saved_form() -> TypeAdapter[_Saved]:
+    return TypeAdapter(_Saved)
+
+
+def _plain(saved: _Saved) -> Any:
+    return _saved_form().dump_python(saved, mode="json")
 
 
 class AlarmState:
@@ -202,14 +226,16 @@ class AlarmState:
         """Alarms and losses as JSON, for ``restore`` after a restart."""
         with self._lock:
             return json.dumps(
-                {
-                    "format": FORMAT,
-                    "profile_id": self.profile_id,
-                    "safe_profile_id": _safe_profile_id(self.profile),
-                    "raised": {kind.value: count for kind, count in self._raised.items()},
-                    "active": [alarm.to_json() for alarm in self._active.values()],
-                    "losses": [monitor.state() for monitor in self._losses.values()],
-                },
+                _plain(
+                    _Saved(
+                        FORMAT,
+                        self.profile_id,
+                        _safe_profile_id(self.profile),
+                        self._raised,
+                        tuple(self._active.values()),
+                        tuple(self._losses.values()),
+                    )
+                ),
                 allow_nan=False,
             )
 
@@ -228,8 +254,6 @@ class AlarmState:
         Raises:
             DataError: ``text`` is not such a state.
         """
-        restored = AlarmState(self.profile)
-        restored.set_judge(exact=self._is_exact)
         try:
             data = json.loads(text)
             if data["format"] != FORMAT:
@@ -237,40 +261,24 @@ class AlarmState:
                     f"the alarms' state has format {data['format']!r}; this release reads "
                     f"{FORMAT}: use the release that wrote it, or remove the state to start afresh"
                 )
-            if self.profile_id not in (data["profile_id"], data["safe_profile_id"]):
-                return False
-            restored._read_alarms(data)
-            if self.profile_id == data["profile_id"]:
-                restored._read_losses(data["losses"])
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as error:
+            saved = _saved_form().validate_python(data)
+            if _plain(saved) != data:
+                raise ValueError("a field is missing, unknown or of another type")
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise DataError(
                 f"the alarms' state cannot be read ({type(error).__name__}: {error}); remove it "
                 "to start afresh"
             ) from error
+        if self.profile_id not in (saved.profile_id, saved.safe_profile_id):
+            return False
         with self._lock:
-            self._raised, self._active = restored._raised, restored._active
-            self._losses = restored._losses
+            self._raised = dict.fromkeys(AlarmKind, 0) | saved.raised
+            self._active = {alarm.key: alarm for alarm in saved.active}
+            self._losses = self._new_monitors()
+            for monitor in saved.losses if self.profile_id == saved.profile_id else ():
+                if self._is_exact is (monitor.reference is ReferenceKind.PROMISE):
+                    self._losses[monitor.key] = monitor
         return True
-
-    def _read_alarms(self, data: Mapping[str, Any]) -> None:
-        self._raised.update({AlarmKind(kind): int(count) for kind, count in data["raised"].items()})
-        alarms = [Alarm.from_json(entry) for entry in data["active"]]
-        self._active = {alarm.key: alarm for alarm in alarms}
-
-    def _read_losses(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        by_name = {(promise.route, promise.quantity): promise for promise in self.promises}
-        for entry in entries:
-            promise = by_name[Route(entry["route"]), Quantity(entry["quantity"])]
-            monitor = LossMonitor.resumed(promise, entry)
-            if self._is_exact is (monitor.reference is ReferenceKind.PROMISE):
-                self._losses[monitor.key] = monitor
 
     def _end(self, monitor: LossMonitor) -> list[Alarm]:
         """End the alarm that a monitor raised; empty where it is no longer active."""
