@@ -51,7 +51,7 @@ class MetricComparison(_Frozen):
         first_k: The passages served today: the retriever's first ``serving_k``.
         seed_rule: At most 3 passages with at least 70% of the best score.
         chosen: The chosen policy.
-        against_first_k: chosen − first_k, paired by query.
+        against_first_k: chosen − first_k, paired by query; without a value on queries that chose.
         against_seed_rule: chosen − seed_rule, paired by query.
     """
 
@@ -69,7 +69,8 @@ class SummaryRow(_Frozen):
     """One metric of what is served today and of the choice, on the same queries.
 
     Attributes:
-        difference: chosen − today, paired by query.
+        difference: chosen − today, paired by query; without a value on queries that chose, where
+            a gain is the luck of the choice.
     """
 
     metric: str
@@ -90,6 +91,7 @@ class Summary(_Frozen):
     """What a person should see first.
 
     Attributes:
+        verdict: Whether the choice may be served, in words.
         serving_k: How many passages are served today.
         queries: Number of queries measured on.
         held_out: Whether they took no part in the choice.
@@ -98,6 +100,7 @@ class Summary(_Frozen):
         warnings: What to beware of, one line each.
     """
 
+    verdict: str
     serving_k: int
     queries: Count
     held_out: bool

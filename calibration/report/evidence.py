@@ -44,14 +44,14 @@ from calibration.report.reliability import (
     ratio_interval,
     reliability_bins,
 )
-from calibration.report.summary import summarise
+from calibration.report.summary import summarise, unproven
 from calibration.report.tradeoffs import by_k, frontier, price, settings_of
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_relative
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.profile.schema import RouteProfile
+from ctxguard.profile.schema import Interval, RouteProfile
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
 SMALLEST_SEGMENT = 5
@@ -183,7 +183,9 @@ def _route(
     reliability, no_reliability = _reliability(
         chosen, pools, labels, held_out=calibration.held_out is not None, seed=seed
     )
-    segments, no_segments = _segments(measured, chosen, column, segment_of, seed=seed)
+    segments, no_segments = _segments(
+        measured, chosen, column, segment_of, seed=seed, held_out=calibration.held_out is not None
+    )
     irrelevant, relevant = dropped_passages(
         pools, labels, part, measured.policies, passages, bare_k=settings.serving_k, seed=seed
     )
@@ -201,7 +203,7 @@ def _route(
         held_out=calibration.held_out is not None,
         queries=len(pools),
         answerable=labels.n_answerable,
-        comparison=_comparison(measured, seed),
+        comparison=_comparison(measured, seed, held_out=calibration.held_out is not None),
         by_k=by_k(pools, labels, chosen.policy, seed=seed),
         frontier=frontier(outcome, seed=seed),
         reliability=reliability,
@@ -245,7 +247,11 @@ def _measured(calibration: Calibration, route: Route, segment_of: Mapping[str, s
     )
 
 
-def _comparison(measured: _Measured, seed: int) -> tuple[MetricComparison, ...]:
+def _comparison(measured: _Measured, seed: int, *, held_out: bool) -> tuple[MetricComparison, ...]:
+    def gain(chosen: FloatArray, other: FloatArray) -> Interval:
+        difference = bootstrap_interval(chosen - other, seed=seed)
+        return difference if held_out else unproven(difference)
+
     first_k, seed_rule = measured.first_k.values, measured.seed_rule.values
     chosen = measured.chosen.values
     return tuple(
@@ -256,8 +262,8 @@ def _comparison(measured: _Measured, seed: int) -> tuple[MetricComparison, ...]:
             first_k=bootstrap_interval(first_k[name], seed=seed),
             seed_rule=bootstrap_interval(seed_rule[name], seed=seed),
             chosen=bootstrap_interval(chosen[name], seed=seed),
-            against_first_k=bootstrap_interval(chosen[name] - first_k[name], seed=seed),
-            against_seed_rule=bootstrap_interval(chosen[name] - seed_rule[name], seed=seed),
+            against_first_k=gain(chosen[name], first_k[name]),
+            against_seed_rule=gain(chosen[name], seed_rule[name]),
         )
         for name in _COMPARED
     )
@@ -334,6 +340,7 @@ def _segments(
     segment_of: Mapping[str, str],
     *,
     seed: int,
+    held_out: bool,
 ) -> tuple[Segments | None, str | None]:
     if column is None:
         return None, (
@@ -345,28 +352,35 @@ def _segments(
     large = {name: own for name, own in rows.items() if len(own) >= SMALLEST_SEGMENT}
     small = sorted(rows.keys() - large.keys())
     table = [
-        _segment_row(name, large[name], measured, own=name in chosen.segments, seed=seed)
+        _segment_row(
+            name,
+            large[name],
+            measured,
+            own=name in chosen.segments,
+            seed=seed,
+            held_out=held_out,
+        )
         for name in sorted(large, key=lambda name: (-len(large[name]), name))
     ]
     if small:
         rest = sorted(row for name in small for row in rows[name])
         own = any(name in chosen.segments for name in small)
         name = f"{len(small)} with fewer than {SMALLEST_SEGMENT} queries each"
-        table.append(_segment_row(name, rest, measured, own=own, seed=seed))
+        table.append(_segment_row(name, rest, measured, own=own, seed=seed, held_out=held_out))
     return Segments(column=column, rows=tuple(table), gathered=len(small)), None
 
 
 def _segment_row(
-    name: str, rows: list[int], measured: _Measured, *, own: bool, seed: int
+    name: str, rows: list[int], measured: _Measured, *, own: bool, seed: int, held_out: bool
 ) -> SegmentRow:
     chosen, first_k = measured.chosen.values, measured.first_k.values
-    gain: FloatArray = chosen["udcg_strict"] - first_k["udcg_strict"]
+    gain = bootstrap_interval((chosen["udcg_strict"] - first_k["udcg_strict"])[rows], seed=seed)
     return SegmentRow(
         segment=name,
         queries=len(rows),
         own_policy=own,
         udcg_strict=bootstrap_interval(chosen["udcg_strict"][rows], seed=seed),
-        against_first_k=bootstrap_interval(gain[rows], seed=seed),
+        against_first_k=gain if held_out else unproven(gain),
         recall=bootstrap_interval(chosen["recall"][rows], seed=seed),
         kept=bootstrap_interval(chosen["kept"][rows], seed=seed),
     )

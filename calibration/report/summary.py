@@ -12,7 +12,6 @@ from calibration.calibrate_route import (
     RouteOutcome,
     Settings,
 )
-from calibration.compare.paired_differences import paired_difference
 from calibration.evaluate import bootstrap_interval
 from calibration.report.data import OptionRow, Summary, SummaryRow
 from calibration.verdict import FEWEST_HELD_OUT
@@ -38,24 +37,22 @@ def summarise(outcome: RouteOutcome, settings: Settings, *, held_out: bool) -> S
         held_out: Whether the options were measured on queries that took no part in the choice.
     """
     today, chosen, seed = outcome.today.metrics.values, outcome.chosen.metrics.values, settings.seed
-    rows = []
-    for name in SUMMARY_METRICS:
-        difference = paired_difference(name, chosen[name], today[name], seed=seed)
-        rows.append(
-            SummaryRow(
-                metric=name,
-                today=bootstrap_interval(today[name], seed=seed),
-                chosen=bootstrap_interval(chosen[name], seed=seed),
-                difference=Interval(
-                    value=difference.value,
-                    lower=difference.lower,
-                    upper=difference.upper,
-                    n=difference.n,
-                ),
-            )
+    differences = {
+        name: bootstrap_interval(chosen[name] - today[name], seed=seed) for name in SUMMARY_METRICS
+    }
+    rows = [
+        SummaryRow(
+            metric=name,
+            today=bootstrap_interval(today[name], seed=seed),
+            chosen=bootstrap_interval(chosen[name], seed=seed),
+            difference=difference if held_out else unproven(difference),
         )
+        for name, difference in differences.items()
+    ]
     judged = bootstrap_interval(today["judged"], seed=seed)
+    verdict = outcome.profile.verdict
     return Summary(
+        verdict="" if verdict is None else verdict.statement,
         serving_k=settings.serving_k,
         queries=len(outcome.today.metrics.query_ids),
         held_out=held_out,
@@ -69,8 +66,15 @@ def summarise(outcome: RouteOutcome, settings: Settings, *, held_out: bool) -> S
             for option in outcome.options
         ),
         judged=judged,
-        warnings=tuple(_warnings(outcome, rows[0].difference, judged, settings, held_out=held_out)),
+        warnings=tuple(
+            _warnings(outcome, differences["recall"], judged, settings, held_out=held_out)
+        ),
     )
+
+
+def unproven(difference: Interval) -> Interval:
+    """A difference on the queries that chose, which is no evidence of a gain: without its value."""
+    return Interval(value=None, lower=None, upper=None, n=difference.n)
 
 
 def _mean(values: FloatArray) -> float | None:

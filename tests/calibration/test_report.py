@@ -415,6 +415,19 @@ class TestSummary:
     def test_the_page_begins_with_today_beside_the_choice(self, asked: dict[str, Any]) -> None:
         self.check_page(calibrated(60, **asked))
 
+    def test_figures_of_the_queries_that_chose_are_never_shown_as_gains(self) -> None:
+        pytest.importorskip("plotly")
+        chosen_only = report(calibrated(60, objective="utility", held_out=0.0))
+        held_out = report(calibrated(200, objective="utility"))
+        for data, shown in ((chosen_only, False), (held_out, True)):
+            for route in data.routes:
+                rows: list[Any] = [*route.summary.rows, *route.comparison]
+                for row in rows:
+                    difference = getattr(row, "difference", None) or row.against_first_k
+                    if row.metric != "tokens" and difference.n:
+                        assert (difference.value is not None) == shown
+            assert ('class="good"' in page(data)) == shown
+
     def test_so_it_does_where_today_is_kept(self) -> None:
         self.check_page(calibrate(*indistinct(60), Settings(depth=DEPTH)))
 
@@ -423,6 +436,7 @@ class TestSummary:
         written = page(report(found))
         start = written.index("<h1")
         table = written[start : written.index("<nav")]
+        assert html.escape(self.of(found).verdict) in table[: table.index("Route")]
         assert f"first {found.settings.serving_k}, as today" in table
         for words in ("chosen", "difference", "recall", "harm", "kept", "judged", "highest"):
             assert words in table
