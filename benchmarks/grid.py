@@ -180,7 +180,7 @@ def largest_difference(first: Means, second: Means) -> float:
 def environment() -> dict[str, Any]:
     """What the figures depend on."""
     versions = {}
-    for name in ("ctxguard", "numpy", "ranx", "numba"):
+    for name in ("ctxguard-rag", "numpy", "ranx", "numba"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

@@ -588,7 +588,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def environment() -> dict[str, Any]:
     """What the figures depend on."""
-    names = ("ctxguard", "numpy", "scikit-learn", "sentence-transformers", "bm25s", "faiss-cpu")
+    names = ("ctxguard-rag", "numpy", "scikit-learn", "sentence-transformers", "bm25s", "faiss-cpu")
     return {
         "python": platform.python_version(),
         "versions": {name: version(name) for name in names},

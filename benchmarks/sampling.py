@@ -38,7 +38,7 @@ from ctxguard.request.telemetry import Telemetry
 SUMMARY = "What being sampled costs a request."
 CANDIDATES = 100
 BAR_MICROSECONDS = 10.0
-PACKAGES = ("ctxguard", "numpy", "sqlalchemy", "prometheus-client")
+PACKAGES = ("ctxguard-rag", "numpy", "sqlalchemy", "prometheus-client")
 
 
 class SlowJudge:

