@@ -107,7 +107,7 @@ def redacted_once(text: str, redactor: Redactor) -> str:
     Raises:
         RedactionError: the redactor failed.
     """
-    # Redaction takes a third of a millisecond for a thousand characters, a hash a microsecond. Only
+    # Redaction takes half a millisecond for a thousand characters, a hash a microsecond. Only
     # changed texts are kept, so that a hundred thousand passages take a few MB.
     key = redactor, blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     try:
