@@ -44,22 +44,11 @@ _PUTTY_KEY = re.compile(
 
 _PREFIXES = (
     *("AGE-SECRET-KEY-1", "AIza", "APP_USR-", "GOCSPX-", "LTAI", "SG.", "ak-", "api_org_"),
-    *(
-        "dop_v1_",
-        "dp.pt.",
-        "dp.st.",
-        "dt0c01.",
-        "eyJ",
-        "github_pat_",
-        "gho_",
-        "ghp_",
-        "ghr_",
-        "ghs_",
-    ),
-    *("ghu_", "glagent-", "glcbt-", "gldt-", "glffct-", "glft-", "glimt-", "gloas-", "glpat-"),
-    *("glptt-", "glrt-", "glsoat-", "hf_", "npm_", "ntn_", "oauth:", "pypi-", "sk-", "sq0atp-"),
-    *("sq0csp-", "whsec_", "xapp-", "xoxa-", "xoxb-", "xoxc-", "xoxd-", "xoxe-", "xoxe."),
-    *("xoxo-", "xoxp-", "xoxr-", "xoxs-", "ya29."),
+    *("dop_v1_", "dp.pt.", "dp.st.", "dt0c01.", "eyJ", "github_pat_", "gho_", "ghp_", "ghr_"),
+    *("ghs_", "ghu_", "glagent-", "glcbt-", "gldt-", "glffct-", "glft-", "glimt-", "gloas-"),
+    *("glpat-", "glptt-", "glrt-", "glsoat-", "hf_", "npm_", "ntn_", "oauth:", "pypi-", "sk-"),
+    *("sq0atp-", "sq0csp-", "whsec_", "xapp-", "xoxa-", "xoxb-", "xoxc-", "xoxd-", "xoxe-"),
+    *("xoxe.", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "ya29."),
 )
 _MODES = ("_live_", "_test_")
 _PREFIXED = re.compile(
@@ -137,8 +126,18 @@ _PASSWORD_NAMES = (
     *("clave de acceso", "senha", "palavra-passe", "palavra passe", "parola d'ordine"),
     *("parolă", "hasło", "haslo", "heslo", "jelszó", "jelszo", "şifre", "sifre", "пароль"),
     *("парола", "wachtwoord", "lösenord", "adgangskode", "salasana", "κωδικός", "סיסמה"),
-    *("كلمة المرور", "पासवर्ड", "mật khẩu", "密码", "密碼", "口令", "パスワード", "비밀번호"),
-    *("lozinka", "geslo", "slaptažodis", "parool", "kata sandi", "رمز عبور", "كلمة السر", "รหัสผ่าน"),
+    *(
+        "كلمة المرور",
+        "पासवर्ड",
+        "mật khẩu",
+        "密码",
+        "密碼",
+        "口令",
+        "パスワード",
+        "비밀번호",
+        "lozinka",
+    ),
+    *("geslo", "slaptažodis", "parool", "kata sandi", "رمز عبور", "كلمة السر", "รหัสผ่าน"),
 )
 _PASSWORDS = "|".join(map(re.escape, _PASSWORD_NAMES))
 _FOR = r"(?: (?:for|of|to|für|pour|para|per|de|do|от|для)(?: [^\s:=]{1,24}){1,3})?"
@@ -227,8 +226,8 @@ _RUN = re.compile(
     r"(?P<run>[A-Za-z0-9+/_\-]{16,}+)={0,2}"
 )
 _PIECE = re.compile(r"[A-Za-z0-9]{16,}")
-# A UUID, or hexadecimal digits of which each group has a decimal one.
 _SHA = re.compile(r"sha\d{3}-")
+# A UUID, or hexadecimal digits of which each group has a decimal one.
 _ID = re.compile(rf"{_HEX_ID}|(?:(?=[a-f]{{0,62}}\d)[0-9a-f]{{1,63}}+(?:-|\Z))++")
 # A digest that says so, or an id but of a session or a key.
 _CALLED = re.compile(
@@ -264,18 +263,8 @@ def _random_run(match: re.Match[str]) -> str:
 _LOOSE_HINTS = ("secret", "token", "cred", "auth", "pass", "pw", "parola", "clave", "login", "key")
 _COMMAND_HINTS = (
     *("sshpass", "login", "upload", "mysql", "mariadb", "7z", "zip", "redis-cli", "ldap"),
-    *(
-        "openssl",
-        "curl",
-        "net use",
-        "identified by",
-        "with password",
-        "with encrypted",
-        "snmp-server",
-        "securestring",
-        "username ",
-        "enable ",
-    ),
+    *("openssl", "curl", "net use", "identified by", "with password", "with encrypted"),
+    *("snmp-server", "securestring", "username ", "enable "),
 )
 _SHAPED_HINTS = (
     *("akia", "asia", "agpa", "aida", "aroa", "anpa", "anva", "aipa", "abia", "acca"),
@@ -294,7 +283,7 @@ KEY_RULES = tuple(
         (_NAMED, _named_key, _NAMED_HINTS, _LONGEST_BEFORE_HINT),
         (_NAMED_LOOSELY, _named_key, [*_LOOSE_HINTS, "session", "pat"], 0),
         (_SPOKEN, _named_key, [*_PASSWORD_NAMES, *_LOOSE_HINTS], 0),
-        (_OPTION, _named_key, ["pass", "pwd", "token", "secret", "key"], 30),
+        (_OPTION, _named_key, ["pass", "pwd", "token", "secret", "key"], 32),
         (_COMMAND, _named_key, _COMMAND_HINTS, 0),
         (_CODE, _named_key, ["pin", "otp", "cvv", "cvc", "ssn", "code", "social", *_PERSONS], 13),
         (_BEARER, _named_key, ["bearer"], 0),

@@ -151,6 +151,7 @@ def test_a_named_secret_is_redacted_and_its_name_stays(text: str, clean: str) ->
     ("text", "clean"),
     [
         ("mongo --username joe --password m0ngoPass", "mongo --username joe --password [key]"),
+        ("--abcdefghijkl-mnopqrstuvwx-api-key a1b2", "--abcdefghijkl-mnopqrstuvwx-api-key [key]"),
         ("mysql -u root -pS3cretRoot shop", "mysql -u root -p[key] shop"),
         ("curl -u joe:Adm1nPass https://x.org", "curl -u joe:[key] https://x.org"),
         ("sshpass -p 'two words9' scp a b", "sshpass -p '[key]' scp a b"),
