@@ -117,68 +117,119 @@ def calibrate(
     """
     settings = Settings() if settings is None else settings
     chosen_on, held_out = dealt(dataset, settings)
-    passes = _silent if passes is None else passes
-    single = not hasattr(retriever, "on_route")
-    views: Mapping[str, Replayable | WrappedRetriever]
+    passes = silent if passes is None else passes
+
+    def fitted(several: MultiRoute, vectors: Mapping[str, Any]) -> Fusion:
+        return _fit_fusion(
+            several,
+            dataset,
+            chosen_on,
+            settings,
+            vectors=vectors,
+            passes=passes,
+            cache=cache,
+        )
+
+    system = replay_system(
+        retriever,
+        dataset,
+        settings.depth,
+        fusion=fitted if fusion == "fit" else fusion,
+        score_kind=score_kind,
+        fingerprint=fingerprint,
+        passes=passes,
+        cache=cache,
+    )
+    if isinstance(system.source, WrappedRetriever):
+        for pools in system.pools.values():
+            check_labels_are_found(pools, dataset)
+    outcomes = {
+        route: calibrate_route(pools, dataset, chosen_on, held_out, settings)
+        for route, pools in system.pools.items()
+    }
+    # Asked last: a reranker that is another by now refuses.
+    identity = system.source.fingerprint()
+    profile = Profile(
+        routes={route: outcome.profile for route, outcome in outcomes.items()},
+        fusion=system.fusion,
+        utilities=settings.utilities,
+        fingerprint=dict(identity),
+        corpus=sketch_of(retriever) if corpus_sketch is None else corpus_sketch,
+        segment_by=settings.segment_by,
+        provenance=provenance(dataset, settings, system.pools, identity),
+    )
+    return Calibration(profile, system.pools, outcomes, dataset, chosen_on, held_out, settings)
+
+
+@dataclass(frozen=True)
+class ReplayedSystem:
+    """Every route of a retriever over the same queries.
+
+    Attributes:
+        source: Has the fingerprint.
+        fusion: How the legs are fused.
+        pools: The replay of each route.
+    """
+
+    source: WrappedRetriever | MultiRoute
+    fusion: Fusion
+    pools: Mapping[Route, Pools]
+
+
+def replay_system(
+    retriever: "AnyRetriever | MultiRoute | WrappedRetriever",
+    dataset: Dataset,
+    depth: int,
+    *,
+    fusion: Fusion | Callable[[MultiRoute, Mapping[str, Any]], Fusion],
+    score_kind: ScoreKind | ScoreKindName | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+    passes: Passes | None = None,
+    cache: Path | None = None,
+) -> ReplayedSystem:
+    """Send every query through every route of a retriever; arguments as of `calibrate`.
+
+    Args:
+        fusion: How the legs are fused, or a function that chooses by the retriever and the queries'
+            vectors; a retriever without routes needs none.
+    """
+    passes = silent if passes is None else passes
     vectors = None
     source: WrappedRetriever | MultiRoute
-    if single:
-        external = wrapped(
-            cast("AnyRetriever", retriever), score_kind=score_kind, fingerprint=fingerprint
-        )
-        views = {"retriever": external}
-        used = Fusion() if fusion == "fit" else fusion
-        source = external
-    else:
+    views: Mapping[str, Replayable | WrappedRetriever]
+    if hasattr(retriever, "on_route"):
         several = cast(MultiRoute, retriever)
         progress = passes("encoding queries", len(dataset))
         vectors = encode_queries(several, dataset.queries, progress)
-        used = (
-            _fit_fusion(
-                several,
-                dataset,
-                chosen_on,
-                settings,
-                vectors=vectors,
-                passes=passes,
-                cache=cache,
-            )
-            if fusion == "fit"
-            else fusion
-        )
-        fused = several.with_fusion(used)
-        views = {route.value: fused.on_route(route) for route in fused.routes}
-        source = fused
-    pools: dict[Route, Pools] = {}
-    outcomes: dict[Route, RouteOutcome] = {}
-    for name, view in views.items():
-        replayed = replay(
+        used = fusion if isinstance(fusion, Fusion) else fusion(several, vectors)
+        source = several.with_fusion(used)
+        views = {route.value: source.on_route(route) for route in source.routes}
+    else:
+        source = wrapped(retriever, score_kind=score_kind, fingerprint=fingerprint)
+        used = fusion if isinstance(fusion, Fusion) else Fusion()
+        views = {"retriever": source}
+    replayed = [
+        replay(
             view,
             dataset.queries,
-            depth=settings.depth,
+            depth=depth,
             vectors=vectors,
             progress=passes(f"replaying {name}", len(dataset)),
             cache=cache,
         )
-        if single:
-            check_labels_are_found(replayed, dataset)
-        pools[replayed.route] = replayed
-        outcomes[replayed.route] = calibrate_route(replayed, dataset, chosen_on, held_out, settings)
-    # Asked last: a reranker that is another by now refuses.
-    identity = source.fingerprint()
-    profile = Profile(
-        routes={route: outcome.profile for route, outcome in outcomes.items()},
-        fusion=used,
-        utilities=settings.utilities,
-        fingerprint=dict(identity),
-        corpus=_corpus_sketch(retriever) if corpus_sketch is None else corpus_sketch,
-        segment_by=settings.segment_by,
-        provenance=_provenance(dataset, settings, pools, identity),
-    )
-    return Calibration(profile, pools, outcomes, dataset, chosen_on, held_out, settings)
+        for name, view in views.items()
+    ]
+    return ReplayedSystem(source, used, {pools.route: pools for pools in replayed})
 
 
-def _corpus_sketch(retriever: object) -> CorpusSketch | None:
+def default_fusion(retriever: MultiRoute) -> Fusion:
+    """The fusion that needs no labels: the pooled ranker where the index has signals."""
+    has_signals = Route.HYBRID in retriever.routes and getattr(retriever, "has_signals", False)
+    return Fusion("ranker") if has_signals else Fusion()
+
+
+def sketch_of(retriever: object) -> CorpusSketch | None:
+    """The retriever's own sketch of its corpus; None if it gives none."""
     own = getattr(retriever, "corpus_sketch", None)
     return cast(CorpusSketch, own()) if callable(own) else None
 
@@ -216,10 +267,9 @@ def _fit_fusion(
     all the choosing queries, or with a promise the part of them that orders the candidates: the
     other part certifies, so nothing may be fitted to it.
     """
-    if Route.HYBRID not in retriever.routes:
-        return Fusion()
-    if getattr(retriever, "has_signals", False):
-        return Fusion("ranker")
+    given = default_fusion(retriever)
+    if Route.HYBRID not in retriever.routes or given != Fusion():
+        return given
     fit_on = chosen_on
     if settings.promise is not None:
         fit_on, _ = ordering_and_test_parts(chosen_on, settings.seed)
@@ -234,12 +284,14 @@ def _fit_fusion(
     return fit_fusion(pools, label(pools, dataset, settings.utilities))
 
 
-def _provenance(
+def provenance(
     dataset: Dataset,
     settings: Settings,
     pools: Mapping[Route, Pools],
     identity: Mapping[str, str],
+    notes: Sequence[str] = (),
 ) -> Provenance:
+    """How a profile was made, with the notes of the data and of each route."""
     versions = {}
     for name in VERSIONED:
         try:
@@ -261,10 +313,12 @@ def _provenance(
             *dataset.notes,
             unlabelled_note(dataset, settings.utilities),
             *skipped,
+            *notes,
             *(() if identity else (_UNVERIFIED,)),
         ),
     )
 
 
-def _silent(_name: str, _total: int) -> Progress:
+def silent(_name: str, _total: int) -> Progress:
+    """Report no progress."""
     return lambda _done: None

@@ -307,7 +307,7 @@ def calibrate_route(
         segments=segments,
         chosen_on=_evidence(per_query(*chosen_part, policy, settings.utilities), settings),
         held_out=None if held_out is None else _evidence(chosen.metrics, settings),
-        reference=_reference(*chosen_part, policy),
+        reference=reference_deciles(chosen_part[0], chosen_part[1].weights, policy),
         safe_policy=today,
         sufficiency=calibrate_sufficiency(
             policy,
@@ -574,7 +574,9 @@ def _segments(
     return certified
 
 
-def _reference(pools: Pools, labels: PoolLabels, policy: Policy) -> dict[str, tuple[float, ...]]:
+def reference_deciles(
+    pools: Pools, weights: FloatArray, policy: Policy
+) -> dict[str, tuple[float, ...]]:
     """Deciles of what needs no label, for drift: top score, its gap to the second, kept count."""
     signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
     if pools.scores.shape[1] > 1:
@@ -583,7 +585,7 @@ def _reference(pools: Pools, labels: PoolLabels, policy: Policy) -> dict[str, tu
         [decide(ranking, policy).n_kept for ranking in pools.rankings()], dtype=np.float64
     )
     return {
-        name: tuple(_rounded(value) for value in deciles(values, labels.weights).tolist())
+        name: tuple(_rounded(value) for value in deciles(values, weights).tolist())
         for name, values in signals.items()
         if not np.isnan(values).all()
     }
