@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.pool_labels import IntArray, PoolLabels, discounts
 from calibration.replay import Pools
@@ -99,7 +100,7 @@ FOLDS = 5
 _DIGITS = 8
 """Significant digits of a coefficient in a profile: more than the labels support."""
 
-_REGULARISATION = 0.03
+REGULARISATION = 0.03
 """C of the regression. In nested cross-validation on five collections 0.03 and 0.1 were equal, and
 better than 1 by 0.004 to 0.009 mean strict UDCG."""
 
@@ -159,18 +160,37 @@ def fit_relevance(
             f"of {relevant.size} candidates of {len(rows)} queries {int(relevant.sum())} are "
             "relevant; a model needs both kinds. Use policy = ratio, or label more queries"
         )
-    means, scales = inputs.mean(axis=0), inputs.std(axis=0)
-    scales[scales < 1e-12] = 1.0
-    standardised = ((inputs - means) / scales).clip(-_CLIP, _CLIP)
+    # By all labels, so that models of folds are of the same kind as the one they stand for.
+    with_trees = labels.n_answerable >= FEWEST_FOR_TREES
+    return fit_model(pools, inputs, relevant, weights, with_trees=with_trees)
+
+
+def fit_model(
+    pools: Pools,
+    inputs: FloatArray,
+    relevant: NDArray[np.bool_],
+    weights: FloatArray,
+    *,
+    with_trees: bool,
+) -> RelevanceModel:
+    """The regression, and the trees if wanted, of weighted candidates.
+
+    Args:
+        pools: Names the legs and signals.
+        inputs: Shape (n, n_features), finite.
+        relevant: Shape (n,), of both kinds.
+        weights: Shape (n,), ≥ 0.
+        with_trees: Whether boosted trees are averaged with the regression.
+    """
+    x, means, scales = standardised(inputs)
     linear_model = require("sklearn.linear_model", "calibrate")
-    regression = linear_model.LogisticRegression(C=_REGULARISATION, max_iter=_MAX_ITERATIONS)
+    regression = linear_model.LogisticRegression(C=REGULARISATION, max_iter=_MAX_ITERATIONS)
     # The number of threads changes the order of sums, and so the last digits of a coefficient.
     with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        regression.fit(standardised, relevant, sample_weight=weights)
-        # By all labels, so that models of folds are of the same kind as the one they stand for.
+        regression.fit(x, relevant, sample_weight=weights)
         trees = (
             fit_trees(inputs, relevant, None if (weights == 1.0).all() else weights)
-            if labels.n_answerable >= FEWEST_FOR_TREES
+            if with_trees
             else None
         )
     return RelevanceModel(
@@ -183,6 +203,13 @@ def fit_relevance(
         clip=_CLIP,
         trees=trees,
     )
+
+
+def standardised(inputs: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Features at mean 0 and deviation 1, clipped, with the means and deviations."""
+    means, scales = inputs.mean(axis=0), inputs.std(axis=0)
+    scales[scales < 1e-12] = 1.0
+    return ((inputs - means) / scales).clip(-_CLIP, _CLIP), means, scales
 
 
 def probabilities(model: RelevanceModel, pools: Pools, table: FloatArray) -> FloatArray:

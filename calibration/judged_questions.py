@@ -1,0 +1,199 @@
+"""A judge's verdicts on the first candidates of questions, in a file that a run can go on with."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from calibration.data.dataset import Dataset, Query
+from calibration.data.text_files import read_records, write_lines
+from calibration.judged_route import JUDGED_DEPTH
+from calibration.replay import Progress
+from ctxguard.core.types import Passage, Ranking
+from ctxguard.errors import DataError, QueryError
+
+if TYPE_CHECKING:
+    from ctxguard.monitor.judges.protocol import Judge
+
+TO_GRADE = 20
+"""Questions that people grade whole."""
+
+_CHARACTERS_PER_TOKEN = 4
+
+
+class Searching(Protocol):
+    """Finds candidates with their texts."""
+
+    def retrieve(self, query: str, *, depth: int = ...) -> Ranking: ...
+
+
+@dataclass(frozen=True)
+class ToJudge:
+    """One question, and its first candidates."""
+
+    query: Query
+    passages: Sequence[Passage]
+
+
+def questions_to_judge(
+    retriever: Searching, queries: Iterable[Query], *, first: int = JUDGED_DEPTH
+) -> list[ToJudge]:
+    """The first candidates of each question, as they are served; none of a question without any."""
+    found = []
+    for query in queries:
+        try:
+            ranking = retriever.retrieve(query.text, depth=first)
+        except QueryError:
+            continue
+        passages = [ranking.passages[position] for position in range(min(first, len(ranking)))]
+        if passages:
+            found.append(ToJudge(query, passages))
+    return found
+
+
+def tokens_of(questions: Iterable[ToJudge]) -> int:
+    """About how many tokens a judge reads that is asked about one passage at a time."""
+    characters = sum(
+        len(each.query.text) + len(passage.title or "") + len(passage.text)
+        for each in questions
+        for passage in each.passages
+    )
+    return characters // _CHARACTERS_PER_TOKEN
+
+
+def read_verdicts(file: Path, judge: str) -> dict[str, dict[str, bool]]:
+    """The verdicts of a file that `judge_questions` wrote; none if there is no such file.
+
+    Raises:
+        DataError: the file is of another judge or another version, or cannot be read.
+    """
+    found: dict[str, dict[str, bool]] = {}
+    if not file.exists():
+        return found
+    for record in read_records(file, Counter()):
+        own = record.text("judge")
+        if own != judge:
+            raise DataError(
+                f"the verdicts are of {own!r}, and the judge is {judge!r}: one file, one judge",
+                path=file,
+                line=record.line,
+            )
+        grades = record.fields.get("grades")
+        if not isinstance(grades, Mapping) or not all(
+            grade is None or isinstance(grade, int) for grade in grades.values()
+        ):
+            raise record.error("grades must be numbers, or null, by passage id")
+        found[record.identifier("query_id")] = {
+            passage_id: grade > 0 for passage_id, grade in grades.items() if grade is not None
+        }
+    return found
+
+
+def judge_questions(
+    questions: Sequence[ToJudge], judge: "Judge", file: Path, progress: Progress | None = None
+) -> dict[str, dict[str, bool]]:
+    """Ask the judge about every question that the file lacks, and add its verdicts to the file.
+
+    Each question is written when it is judged, so that an interrupted run loses one question.
+
+    Returns:
+        Whether each passage is relevant (a grade above 0), by question and passage; passages on
+        which the judge gave no valid verdict are absent.
+
+    Raises:
+        DataError: the file is of another judge.
+        Exception: as ``judge``, if it could not be called at all.
+    """
+    name = f"{judge.name} {judge.version}"
+    _leave_out_half_a_line(file)
+    found = read_verdicts(file, name)
+    with file.open("a", encoding="utf-8") as stream:
+        for each in questions:
+            if each.query.query_id not in found:
+                given = judge.judge(each.query.text, each.passages)
+                grades = {
+                    passage.passage_id: None if verdict is None else verdict.grade
+                    for passage, verdict in zip(each.passages, given, strict=True)
+                }
+                row = {"query_id": each.query.query_id, "judge": name, "grades": grades}
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                stream.flush()
+                found[each.query.query_id] = {
+                    passage_id: grade > 0
+                    for passage_id, grade in grades.items()
+                    if grade is not None
+                }
+            if progress is not None:
+                progress(1)
+    return found
+
+
+def write_to_grade(
+    questions: Sequence[ToJudge], file: Path, *, n: int = TO_GRADE, seed: int = 0
+) -> list[str]:
+    """Write whole questions for people to grade, as CSV that the readers of labels read.
+
+    The questions are drawn by a hash of their ids, whatever their verdicts; the passages of each
+    stand in random order, so that a list graded halfway favours none.
+
+    Returns:
+        The ids of the questions.
+    """
+
+    def place(each: ToJudge) -> bytes:
+        return hashlib.sha256(f"{seed} {each.query.query_id}".encode()).digest()
+
+    chosen = sorted(questions, key=place)[:n]
+    lines = [_csv_line(["query_id", "question", "passage_id", "title", "text", "source", "grade"])]
+    for each in chosen:
+        passages = list(each.passages)
+        random.Random(f"{seed} {each.query.query_id}").shuffle(passages)  # noqa: S311
+        for passage in passages:
+            cells = [
+                each.query.query_id,
+                _shown_as_text(each.query.text),
+                passage.passage_id,
+                _shown_as_text(passage.title or ""),
+                _shown_as_text(passage.text),
+                "human",
+                "",
+            ]
+            lines.append(_csv_line(cells))
+    write_lines(file, lines)
+    return [each.query.query_id for each in chosen]
+
+
+def graded_whole(
+    dataset: Dataset, verdicts: Mapping[str, Mapping[str, bool]]
+) -> dict[str, dict[str, bool]]:
+    """The questions of which people graded every passage that the judge was asked about."""
+    whole = {}
+    for query_id, said in verdicts.items():
+        grades = dataset.qrels.get(query_id, {})
+        if said and said.keys() <= grades.keys():
+            whole[query_id] = {passage_id: grades[passage_id] > 0 for passage_id in said}
+    return whole
+
+
+def _shown_as_text(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula; nobody reads it back."""
+    return f"'{cell}" if cell.lstrip()[:1] in ("=", "+", "-", "@") else cell
+
+
+def _leave_out_half_a_line(file: Path) -> None:
+    """Cut what a killed run began to write."""
+    if file.exists() and (content := file.read_bytes()) and not content.endswith(b"\n"):
+        os.truncate(file, content.rfind(b"\n") + 1)
+
+
+def _csv_line(cells: Sequence[str]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="").writerow(cells)
+    return stream.getvalue()

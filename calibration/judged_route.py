@@ -1,0 +1,315 @@
+"""One route's policy from a judge's verdicts and the questions that people graded.
+
+The regression of P(relevant) is fitted by `calibration.judge_mixture`; passages are kept while they
+are worth it by the utilities, P ≥ c / (c + g), and no deeper than was judged. No threshold is tuned
+on verdicts: that would tune it to the judge's errors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features, probabilities
+from calibration.judge_mixture import JudgeRates, Mixture, fit_mixture
+from calibration.pool_labels import discounts
+from calibration.replay import Pools
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.types import FloatArray
+from ctxguard.errors import CalibrationError
+from ctxguard.monitor.estimation.ratio import t_quantile
+from ctxguard.profile.schema import Interval
+
+JUDGED_DEPTH = 20
+"""Passages of each question that are judged. Five are too few, and 30 bring nothing."""
+
+ByQuestion = Mapping[str, Mapping[str, bool]]
+"""Whether a passage is relevant, by question and passage id."""
+
+
+@dataclass(frozen=True)
+class JudgedRoute:
+    """A route's policy, and what is known of it.
+
+    Attributes:
+        policy: What the guard applies.
+        rates: How the judge errs, learned from graded questions where there are any.
+        gain: Strict UDCG of the policy less that of the first ``serving_k``, a mean over all
+            questions: the mixture's expectation, corrected by the graded ones
+            (prediction-powered inference; Angelopoulos et al. 2023). None without graded questions.
+        expected_gain: The mixture's expectation alone, which is as good as the rates are.
+        cost_if_less_specific: What another policy would gain more, if the judge said yes to
+            irrelevant passages more often by 0.10 than is believed.
+        n_questions: Questions with a verdict.
+        n_graded: Of these, questions that people graded whole.
+    """
+
+    policy: ExpectedUtilityPolicy
+    rates: JudgeRates
+    gain: Interval | None
+    expected_gain: float
+    cost_if_less_specific: float
+    n_questions: int
+    n_graded: int
+
+    @property
+    def in_words(self) -> str:
+        """Where the policy comes from, in one line."""
+        rates = (
+            f"it finds {self.rates.sensitivity:.2f} of the relevant passages and says yes to "
+            f"{self.rates.false_yes:.2f} of the others"
+        )
+        if self.n_graded == 0:
+            return (
+                f"from a judge's verdicts on {self.n_questions} questions, none graded by people: "
+                f"assumed is that {rates}; were it 0.10 more of the others, this policy would be "
+                f"{self.cost_if_less_specific:.2f} UDCG below the best"
+            )
+        gain = (
+            ""
+            if self.gain is None or self.gain.value is None
+            else (
+                f"; strict UDCG {self.gain.value:+.2f} [{self.gain.lower:+.2f}, "
+                f"{self.gain.upper:+.2f}] against what is served today"
+            )
+        )
+        return (
+            f"from a judge's verdicts on {self.n_questions} questions, {self.n_graded} graded by "
+            f"people: {rates}{gain}"
+        )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The judged candidates of a route, flat.
+
+    Attributes:
+        rows: Shape (n,), the query of each, an index into the pools.
+        columns: Shape (n,), its rank less one.
+        inputs: Shape (n, n_features).
+        verdicts: Shape (n,).
+        grades: Shape (n,): 1, 0, or −1 where nobody graded it.
+    """
+
+    pools: Pools
+    table: FloatArray
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    inputs: FloatArray
+    verdicts: NDArray[np.bool_]
+    grades: NDArray[np.int8]
+
+    @property
+    def query_ids(self) -> list[str]:
+        return [self.pools.query_ids[row] for row in self.rows]
+
+    def taken(self, chosen: NDArray[np.bool_]) -> "_Judged":
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            columns=self.columns[chosen],
+            inputs=self.inputs[chosen],
+            verdicts=self.verdicts[chosen],
+            grades=self.grades[chosen],
+        )
+
+
+def judged_route(
+    pools: Pools,
+    verdicts: ByQuestion,
+    grades: ByQuestion,
+    *,
+    serving_k: int,
+    gain: float = 1.0,
+    cost: float = 0.5,
+    min_keep: int = 1,
+    rates: JudgeRates | None = None,
+) -> JudgedRoute:
+    """Fit a route's policy, and say what it gains.
+
+    Args:
+        pools: The replay of the route.
+        verdicts: The judge's, of the first candidates of each question; a missing one is left out.
+        grades: People's, of whole questions.
+        serving_k: How many passages are served today.
+        gain: What a relevant passage is worth, > 0.
+        cost: What another one costs, ≥ 0.
+        min_keep: The fewest passages kept.
+        rates: What is assumed of the judge; by default 0.85 and 0.10.
+
+    Raises:
+        CalibrationError: no candidate was judged, or all of them alike.
+    """
+    judged = _judged(pools, verdicts, grades)
+    policy, believed = _fitted(judged, gain=gain, cost=cost, min_keep=min_keep, rates=rates)
+    expected, corrections = _gains(judged, policy, serving_k, fitted=believed, true=believed)
+    less_specific = replace(
+        believed, false_yes=min(believed.false_yes + 0.1, believed.sensitivity - 0.1)
+    )
+    then, _ = _gains(judged, policy, serving_k, fitted=believed, true=less_specific)
+    best_then, _ = _gains(judged, policy, serving_k, fitted=less_specific, true=less_specific)
+    graded = ~np.isnan(corrections)
+    return JudgedRoute(
+        policy,
+        believed,
+        _powered(expected, corrections[graded]) if graded.sum() > 1 else None,
+        float(expected.mean()),
+        float((best_then - then).mean()),
+        int(expected.size),
+        int(graded.sum()),
+    )
+
+
+def judged_policy(
+    pools: Pools,
+    verdicts: ByQuestion,
+    grades: ByQuestion,
+    *,
+    gain: float = 1.0,
+    cost: float = 0.5,
+    min_keep: int = 1,
+    rates: JudgeRates | None = None,
+) -> ExpectedUtilityPolicy:
+    """The policy of `judged_route` alone, without what is known of it."""
+    judged = _judged(pools, verdicts, grades)
+    return _fitted(judged, gain=gain, cost=cost, min_keep=min_keep, rates=rates)[0]
+
+
+def _fitted(
+    judged: _Judged, *, gain: float, cost: float, min_keep: int, rates: JudgeRates | None
+) -> tuple[ExpectedUtilityPolicy, JudgeRates]:
+    mixture = _mixture(judged, rates)
+    k = min(JUDGED_DEPTH, int(judged.columns.max()) + 1)
+    model = _model(judged, mixture.relevance)
+    policy = ExpectedUtilityPolicy(model, k=k, cost=cost, gain=gain, min_keep=min_keep)
+    return policy, mixture.rates
+
+
+def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _Judged:
+    table = pool_features(pools)
+    usable: NDArray[np.bool_] = np.logical_not(np.isnan(table).any(axis=2))
+    rows, columns, said, graded = [], [], [], []
+    for row, query_id in enumerate(pools.query_ids):
+        own, by_people = verdicts.get(query_id, {}), grades.get(query_id, {})
+        ids = pools.labelled_ids(row, own.keys())
+        for column, passage_id in enumerate(ids[:JUDGED_DEPTH]):
+            if passage_id in own and usable[row, column]:
+                rows.append(row)
+                columns.append(column)
+                said.append(own[passage_id])
+                graded.append(int(by_people[passage_id]) if passage_id in by_people else -1)
+    if len(set(said)) < 2:
+        raise CalibrationError(
+            f"the judge gave {len(said)} verdicts on the candidates of {len(pools)} questions, and "
+            "not both yes and no: ask it about more questions, or check that it can be reached"
+        )
+    at = (np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64))
+    return _Judged(pools, table, *at, table[at], np.array(said), np.array(graded, dtype=np.int8))
+
+
+def _mixture(judged: _Judged, rates: JudgeRates | None) -> Mixture:
+    return fit_mixture(judged.inputs, judged.verdicts, judged.grades, judged.query_ids, rates)
+
+
+def _model(judged: _Judged, relevance: FloatArray) -> RelevanceModel:
+    """The model of P(relevant): every candidate counts as relevant and as not, by its posterior."""
+    n = relevance.size
+    answerable = np.zeros(len(judged.pools))
+    np.maximum.at(answerable, judged.rows, relevance)
+    return fit_model(
+        judged.pools,
+        np.concatenate([judged.inputs, judged.inputs]),
+        np.arange(2 * n) < n,
+        np.concatenate([relevance, 1.0 - relevance]),
+        with_trees=bool(answerable.sum() >= FEWEST_FOR_TREES),
+    )
+
+
+def _gains(
+    judged: _Judged,
+    policy: ExpectedUtilityPolicy,
+    serving_k: int,
+    *,
+    fitted: JudgeRates,
+    true: JudgeRates,
+) -> tuple[FloatArray, FloatArray]:
+    """Gain of each question in strict UDCG over the first k, by models of other questions.
+
+    Args:
+        judged: The judged candidates.
+        policy: Its threshold and its k.
+        serving_k: How many passages are served today.
+        fitted: The rates under which the model that decides is fitted.
+        true: The rates under which the gain is expected.
+
+    Returns:
+        Shape (n_questions,) each: the gain expected by the mixture; the graded gain less that, NaN
+        where people did not grade every judged candidate of the question.
+    """
+    fold = np.array([fold_of(name) for name in judged.query_ids])
+    expected, corrections = [], []
+    for number in np.unique(fold).tolist():
+        own_fold: NDArray[np.bool_] = fold == number
+        inside, outside = judged.taken(own_fold), judged.taken(~own_fold)
+        if len(set(outside.verdicts.tolist())) < 2:
+            inside = outside = judged
+        decided = _predicted(inside, outside, fitted)
+        prior = decided if true == fitted else _predicted(inside, outside, true)
+        believed = _given_verdicts(prior, inside.verdicts, true)
+        for row in np.unique(inside.rows).tolist():
+            own = inside.rows == row
+            graded = inside.grades[own]
+            difference = _utility_difference(decided[own], inside.columns[own], policy, serving_k)
+            gain = float(difference @ _worth(believed[own], policy))
+            true_gain = float(difference @ _worth((graded == 1).astype(np.float64), policy))
+            expected.append(gain)
+            corrections.append(true_gain - gain if (graded >= 0).all() else np.nan)
+    return np.array(expected), np.array(corrections)
+
+
+def _predicted(inside: _Judged, outside: _Judged, rates: JudgeRates) -> FloatArray:
+    """P(relevant) of some candidates, by a model of others."""
+    model = _model(outside, _mixture(outside, rates).relevance)
+    return probabilities(model, inside.pools, inside.table)[inside.rows, inside.columns]
+
+
+def _given_verdicts(
+    prior: FloatArray, verdicts: NDArray[np.bool_], rates: JudgeRates
+) -> FloatArray:
+    """P(relevant) of candidates given their verdicts too, by Bayes' rule."""
+    log_odds = np.log(prior / (1.0 - prior))
+    spread = log_odds.std()
+    nearness = (log_odds - log_odds.mean()) / (spread if spread > 1e-12 else 1.0)
+    false_yes = rates.of_irrelevant(nearness)
+    of_relevant = np.where(verdicts, rates.sensitivity, 1.0 - rates.sensitivity)
+    of_others = np.where(verdicts, false_yes, 1.0 - false_yes)
+    posterior: FloatArray = prior * of_relevant / (prior * of_relevant + (1 - prior) * of_others)
+    return posterior
+
+
+def _worth(relevance: FloatArray, policy: ExpectedUtilityPolicy) -> FloatArray:
+    return relevance * policy.gain - (1.0 - relevance) * policy.cost
+
+
+def _utility_difference(
+    decided: FloatArray, columns: NDArray[np.int64], policy: ExpectedUtilityPolicy, serving_k: int
+) -> FloatArray:
+    """Discount of each candidate of a question under the policy less that under the first k."""
+    discount = discounts(JUDGED_DEPTH)
+    order = np.argsort(-decided, kind="stable")
+    n_kept = int((decided[order] >= policy.min_probability).sum())
+    n_kept = min(max(n_kept, policy.min_keep), policy.k, decided.size)
+    weights = np.zeros(decided.size)
+    weights[order[:n_kept]] += discount[:n_kept]
+    today = columns < serving_k
+    weights[today] -= discount[columns[today]]
+    return weights
+
+
+def _powered(expected: FloatArray, corrections: FloatArray, confidence: float = 0.95) -> Interval:
+    mean = float(expected.mean() + corrections.mean())
+    variance = expected.var(ddof=1) / expected.size + corrections.var(ddof=1) / corrections.size
+    half = t_quantile(0.5 + confidence / 2, corrections.size - 1.0) * float(np.sqrt(variance))
+    return Interval(value=mean, lower=mean - half, upper=mean + half, n=int(expected.size))

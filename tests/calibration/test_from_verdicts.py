@@ -1,0 +1,232 @@
+"""Calibrating from a judge's verdicts: the mixture, the files, and the profile at the end."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated_pools import Recorded, ranking_of
+
+from calibration.calibrate_route import Settings
+from calibration.data.dataset import Dataset, Query
+from calibration.data.golden_sources import read_sources
+from calibration.from_verdicts import calibrate_from_verdicts
+from calibration.judge_mixture import JudgeRates, fit_mixture
+from calibration.judged_questions import (
+    graded_whole,
+    judge_questions,
+    questions_to_judge,
+    read_verdicts,
+    tokens_of,
+    write_to_grade,
+)
+from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.types import Hit, Mode, Passage, Ranking, ScoreKind
+from ctxguard.errors import CalibrationError, DataError
+from ctxguard.guard import ContextGuard
+from ctxguard.monitor.judges import Judgment
+from ctxguard.profile.schema import Profile
+
+SENSITIVITY, FALSE_YES = 0.85, 0.10
+N_QUESTIONS, N_CANDIDATES = 80, 15
+
+
+def simulated(seed: int = 0, n: int = N_QUESTIONS) -> tuple[np.ndarray, np.ndarray]:
+    """Features and relevance of candidates whose log-odds of relevance are 2·feature − 2."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n * N_CANDIDATES, 1))
+    relevant = rng.random(len(features)) < 1 / (1 + np.exp(2 - 2 * features[:, 0]))
+    return features, relevant
+
+
+def verdicts_on(relevant: np.ndarray, sensitivity: float, false_yes: float) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return rng.random(relevant.size) < np.where(relevant, sensitivity, false_yes)
+
+
+IDS = [f"q{row // N_CANDIDATES}" for row in range(N_QUESTIONS * N_CANDIDATES)]
+UNGRADED = np.full(len(IDS), -1, dtype=np.int8)
+
+
+def test_the_mixture_says_how_many_are_relevant_where_the_verdicts_say_too_many() -> None:
+    features, relevant = simulated()
+    said = verdicts_on(relevant, SENSITIVITY, FALSE_YES)
+    found = fit_mixture(features, said, UNGRADED, IDS)
+    assert abs(found.relevance.mean() - relevant.mean()) < 0.03
+    said_too_often = verdicts_on(relevant, 0.92, 0.30)
+    mistaken = fit_mixture(features, said_too_often, UNGRADED, IDS)
+    assert mistaken.relevance.mean() > relevant.mean() + 0.1, "nothing shows that the rates differ"
+
+
+def test_graded_questions_teach_how_the_judge_errs() -> None:
+    features, relevant = simulated()
+    said = verdicts_on(relevant, 0.92, 0.30)
+    grades = UNGRADED.copy()
+    grades[: 20 * N_CANDIDATES] = relevant[: 20 * N_CANDIDATES]
+    found = fit_mixture(features, said, grades, IDS)
+    assert found.rates.n_relevant + found.rates.n_irrelevant == 20 * N_CANDIDATES
+    assert found.rates.false_yes == pytest.approx(0.30, abs=0.07)
+    assert abs(found.relevance.mean() - relevant.mean()) < 0.04
+    np.testing.assert_array_equal(found.relevance[grades >= 0], relevant[grades >= 0])
+
+
+def test_a_judge_that_errs_on_near_misses_has_a_slope() -> None:
+    features, relevant = simulated()
+    rng = np.random.default_rng(2)
+    false_yes = 1 / (1 + np.exp(3 - 2 * features[:, 0]))
+    said = rng.random(relevant.size) < np.where(relevant, SENSITIVITY, false_yes)
+    grades = UNGRADED.copy()
+    grades[: 40 * N_CANDIDATES] = relevant[: 40 * N_CANDIDATES]
+    assert fit_mixture(features, said, grades, IDS).rates.slope > 0.5
+
+
+def test_a_false_yes_is_always_rarer_than_a_right_one() -> None:
+    rates = JudgeRates(sensitivity=0.6, false_yes=0.4, slope=5.0)
+    assert rates.of_irrelevant(np.array([-3.0, 0.0, 3.0])).max() == pytest.approx(0.5)
+
+
+class CountingJudge:
+    """Knows the truth of `world`, and counts the questions that it is asked."""
+
+    name, version, max_grade = "counting", "1", 3
+
+    def __init__(self, fails_after: int = 1_000) -> None:
+        self.asked: list[str] = []
+        self._fails_after = fails_after
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        if len(self.asked) == self._fails_after:
+            raise ConnectionError("the endpoint is gone")
+        self.asked.append(query)
+        return [
+            None
+            if each.text == "unreadable"
+            else Judgment(each.passage_id, 2 * ("right" in each.text))
+            for each in passages
+        ]
+
+
+def world(n: int = 60) -> tuple[Recorded, tuple[Query, ...]]:
+    """Questions whose relevant passages mostly have the higher scores."""
+    rng = np.random.default_rng(3)
+    queries, rankings = [], {}
+    for row in range(n):
+        relevant = rng.random(10) < 0.3
+        scores = np.sort(rng.normal(size=10) + 2.0 * relevant)[::-1]
+        order = np.argsort(-(rng.normal(size=10) + 2.0 * relevant))
+        hits = [
+            Hit(f"p{row}-{place}", float(scores[place]) + 5.0, "right" if relevant[at] else "wrong")
+            for place, at in enumerate(order)
+        ]
+        queries.append(Query(f"q{row}", f"question {row}"))
+        rankings[f"question {row}"] = Ranking.from_hits(hits, ScoreKind.COSINE)
+    return Recorded(rankings, {"engine": "recorded"}), tuple(queries)
+
+
+def test_judging_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    retriever, queries = world(6)
+    questions = questions_to_judge(retriever, queries, first=4)
+    file = tmp_path / "verdicts.jsonl"
+    with pytest.raises(ConnectionError):
+        judge_questions(questions, CountingJudge(fails_after=3), file)
+    with file.open("a") as stream:
+        stream.write('{"query_id": "q3", "jud')
+    again = CountingJudge()
+    found = judge_questions(questions, again, file)
+    assert again.asked == ["question 3", "question 4", "question 5"]
+    assert found.keys() == {query.query_id for query in queries}
+    assert found == read_verdicts(file, "counting 1")
+    assert all(len(said) == 4 for said in found.values())
+
+
+def test_verdicts_of_another_judge_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    file.write_text(json.dumps({"query_id": "q", "judge": "llm 1", "grades": {"a": 1}}) + "\n")
+    with pytest.raises(DataError, match=r"'llm 1'.*'counting 1'.*one judge"):
+        read_verdicts(file, "counting 1")
+
+
+def test_a_refused_passage_has_no_verdict(tmp_path: Path) -> None:
+    hits = [Hit("a", 0.9, "right"), Hit("b", 0.8, "unreadable")]
+    retriever = Recorded({"one": Ranking.from_hits(hits, ScoreKind.COSINE)})
+    questions = questions_to_judge(retriever, [Query("q", "one"), Query("r", "unknown")])
+    assert tokens_of(questions) > 0
+    assert judge_questions(questions, CountingJudge(), tmp_path / "v.jsonl") == {"q": {"a": True}}
+
+
+def test_what_people_grade_is_read_as_labels_are(tmp_path: Path) -> None:
+    retriever, queries = world(8)
+    questions = questions_to_judge(retriever, queries, first=5)
+    file = tmp_path / "todo.csv"
+    chosen = write_to_grade(questions, file, n=3)
+    assert len(chosen) == 3
+    assert write_to_grade(questions[::-1], file, n=3) == chosen, "whatever the order of the file"
+    lines = file.read_text().splitlines()
+    assert len(lines) == 1 + 3 * 5
+    file.write_text("\n".join([lines[0], *(line + "1" for line in lines[1:-1]), lines[-1]]) + "\n")
+    asked = tmp_path / "queries.jsonl"
+    rows = [{"query_id": q.query_id, "query": q.text, "source": "traffic"} for q in queries]
+    asked.write_text("\n".join(map(json.dumps, rows)))
+    graded = read_sources([asked, file]).dataset()
+    verdicts = {
+        query.query_id: {f"p{row}-{at}": True for at in range(5)}
+        for row, query in enumerate(queries)
+    }
+    whole = graded_whole(graded, verdicts)
+    assert len(whole) == 2, "one passage of the third has no grade"
+
+
+def test_a_formula_in_a_passage_stays_text(tmp_path: Path) -> None:
+    hits = [Hit("a", 0.9, '=HYPERLINK("http://x")')]
+    retriever = Recorded({"+1": Ranking.from_hits(hits, ScoreKind.COSINE)})
+    file = tmp_path / "todo.csv"
+    write_to_grade(questions_to_judge(retriever, [Query("q", "+1")]), file)
+    assert "'=HYPERLINK" in file.read_text()
+    assert "'+1" in file.read_text()
+
+
+def test_from_questions_to_a_guard_in_shadow(tmp_path: Path) -> None:
+    retriever, queries = world()
+    questions = questions_to_judge(retriever, queries)
+    verdicts = judge_questions(questions, CountingJudge(), tmp_path / "verdicts.jsonl")
+    graded = {each.query.query_id: verdicts[each.query.query_id] for each in questions[:20]}
+    dataset = Dataset("asked", queries, {q: dict(said) for q, said in graded.items()})
+    made = calibrate_from_verdicts(retriever, dataset, verdicts, Settings(serving_k=5, depth=10))
+    (result,) = made.routes.values()
+    assert (result.n_questions, result.n_graded) == (60, 20)
+    assert result.gain is not None
+    assert result.gain.value is not None
+    assert result.gain.value > 0.0
+    assert "20 graded by people" in result.in_words
+    made.profile.save(tmp_path / "profile.json")
+    profile = Profile.load(tmp_path / "profile.json")
+    assert profile.verdict is not None
+    assert profile.verdict.decision == "shadow"
+    guard = ContextGuard(retriever, profile=profile)
+    context = guard.retrieve("question 0")
+    assert context.mode is Mode.SHADOW
+    assert isinstance(context.decision.policy, ExpectedUtilityPolicy)
+
+
+def test_without_grades_the_profile_says_what_is_assumed() -> None:
+    retriever, queries = world()
+    verdicts = {
+        query.query_id: {
+            passage.passage_id: "right" in passage.text
+            for passage in retriever.retrieve(query.text).passages
+        }
+        for query in queries
+    }
+    made = calibrate_from_verdicts(retriever, Dataset("asked", queries, {}), verdicts)
+    (result,) = made.routes.values()
+    assert result.gain is None
+    assert "assumed is that it finds 0.85" in result.in_words
+    assert any("none graded by people" in note for note in made.profile.provenance.notes)
+
+
+def test_a_judge_that_always_says_yes_teaches_nothing() -> None:
+    rankings = {"one": ranking_of([3.0, 2.0, 1.0])}
+    dataset = Dataset("asked", (Query("q", "one"),), {})
+    with pytest.raises(CalibrationError, match="not both yes and no"):
+        calibrate_from_verdicts(Recorded(rankings), dataset, {"q": {"p0": True, "p1": True}})
