@@ -92,7 +92,7 @@ def load_utilities(path: Path | str) -> SavedUtilities:
     if saved.utilities is None:
         raise CalibrationError(
             f"{path}: the answers of {reader} identified no cost, so there are no utilities; leave "
-            "--utilities out to use the preset"
+            "utilities out to use the preset"
         )
     if saved.utilities.relevant != DEFAULT_UTILITIES.relevant:
         raise DataError(

@@ -6,14 +6,13 @@ from typing import Annotated
 from ctxguard._support.settings import setting
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 
-LabelledQueries = Annotated[
-    Path,
-    setting(
-        "Labelled queries: a BEIR folder, the file of one of its splits (FOLDER/qrels/test.tsv), "
-        "or a JSONL file.",
-        "PATH",
-    ),
-]
+_LABELLED = setting(
+    "Labelled queries: a BEIR folder, the file of one of its splits (FOLDER/qrels/test.tsv), or a "
+    "JSONL file.",
+    "PATH",
+)
+LabelledQueries = Annotated[Path, _LABELLED]
+LabelledQueriesIfAny = Annotated[Path | None, _LABELLED]
 ShowAll = Annotated[
     bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
 ]

@@ -28,21 +28,9 @@ IN_WORDS = {
 }
 
 
-class JudgeSettings(SettingsModel):
-    """The judge of sampled requests."""
+class JudgeModel(SettingsModel):
+    """The model that judges."""
 
-    judge: Annotated[
-        Literal["labels", "llm", "cross-encoder"],
-        setting("Grades passages: labels, llm (a language model) or cross-encoder.", "JUDGE"),
-    ]
-    labels: Annotated[
-        Path | None,
-        setting(
-            "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
-            "a JSONL file.",
-            "PATH",
-        ),
-    ] = None
     model: Annotated[
         str | None,
         setting("Dated name of the language model, or folder of the cross-encoder.", "MODEL"),
@@ -64,26 +52,22 @@ class JudgeSettings(SettingsModel):
         setting("Most calls of --judge llm a second, retries included.", "N", key=True, gt=0),
     ] = None
 
-    def make_judge(self, reranker: str | None, output: Output) -> "Judge":
-        """The judge that the settings describe.
+    def model_judge(self, kind: str, reranker: str | None) -> "Judge":
+        """The language model, or the cross-encoder, that the settings describe.
 
         Args:
+            kind: ``llm`` or ``cross-encoder``.
             reranker: The guard's, which a cross-encoder that judges must not be.
-            output: Told what was repaired in labels.
 
         Raises:
-            ConfigurationError: a setting that this kind of judge needs is missing.
+            ConfigurationError: no model is named.
         """
-        if self.judge == "labels":
-            if self.labels is None:
-                raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
-            return _label_judge(self.labels, output)
         if self.model is None:
             raise ConfigurationError(
-                f"--judge {self.judge} needs --model: "
-                + ("as the endpoint names it" if self.judge == "llm" else "a folder or a hub name")
+                f"--judge {kind} needs --model: "
+                + ("as the endpoint names it" if kind == "llm" else "a folder or a hub name")
             )
-        if self.judge == "cross-encoder":
+        if kind == "cross-encoder":
             from ctxguard.monitor.judges import CrossEncoderJudge
             from ctxguard.retrieval.models.reranker import CrossEncoderReranker
 
@@ -100,6 +84,39 @@ class JudgeSettings(SettingsModel):
             max_calls_per_second=self.calls_per_second,
             prices=None if self.prices is None else TokenPrices(*self.prices),
         )
+
+
+class JudgeSettings(JudgeModel):
+    """The judge of sampled requests."""
+
+    judge: Annotated[
+        Literal["labels", "llm", "cross-encoder"],
+        setting("Grades passages: labels, llm (a language model) or cross-encoder.", "JUDGE"),
+    ]
+    labels: Annotated[
+        Path | None,
+        setting(
+            "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
+            "a JSONL file.",
+            "PATH",
+        ),
+    ] = None
+
+    def make_judge(self, reranker: str | None, output: Output) -> "Judge":
+        """The judge that the settings describe.
+
+        Args:
+            reranker: The guard's, which a cross-encoder that judges must not be.
+            output: Told what was repaired in labels.
+
+        Raises:
+            ConfigurationError: a setting that this kind of judge needs is missing.
+        """
+        if self.judge != "labels":
+            return self.model_judge(self.judge, reranker)
+        if self.labels is None:
+            raise ConfigurationError("--judge labels needs --labels: a BEIR folder, or JSONL")
+        return _label_judge(self.labels, output)
 
 
 def open_store(url: str, limits: "Limits | None" = None) -> "SampleStore":

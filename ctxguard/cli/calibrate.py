@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 
 import typer
 from pydantic import Field, model_validator
@@ -18,8 +18,10 @@ from ctxguard.cli._console import (
     check_writable,
     print_json,
 )
+from ctxguard.cli._from_questions import calibrate_from_questions
 from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
 from ctxguard.cli._pools import notes_on_pools
+from ctxguard.cli._store import JudgeModel
 from ctxguard.cli._summary import print_summary
 from ctxguard.cli._system import System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
@@ -37,10 +39,25 @@ _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
 
 
-class Calibrate(System):
+class Calibrate(System, JudgeModel):
     """Settings of ``ctxguard calibrate``."""
 
-    data: _options.LabelledQueries
+    data: _options.LabelledQueriesIfAny = None
+    queries: Annotated[
+        Path | None,
+        setting(
+            "Questions without labels, in place of --data: JSONL or CSV with query_id and query, "
+            "such as a log. Without --judge, the command says what judging them would take.",
+            "FILE",
+        ),
+    ] = None
+    judge: Annotated[
+        Literal["llm", "cross-encoder"] | None,
+        setting(
+            "Grades the first 20 passages of --queries: llm (a language model) or cross-encoder.",
+            "JUDGE",
+        ),
+    ] = None
     out: Annotated[Path, setting("Profile to write, as JSON.", "FILE")]
     report: Annotated[
         list[Path],
@@ -63,7 +80,7 @@ class Calibrate(System):
         ),
     ] = "keep-recall"
     tolerance: Annotated[
-        float, setting("Most mean recall that keep-recall may lose, in [0, 1).", "LOSS")
+        float, setting("Most mean recall that keep-recall may lose, in [0, 1).", "LOSS", key=True)
     ] = 0.01
     max_loss: Annotated[
         float,
@@ -93,6 +110,7 @@ class Calibrate(System):
             "Utilities that `ctxguard fit utilities --out FILE` fitted to a reader.",
             "FILE",
             default="the preset",
+            key=True,
         ),
     ] = None
     as_json: _options.AsJson = False
@@ -169,6 +187,12 @@ class Calibrate(System):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (self.data is None) is (self.queries is None):
+            raise ConfigurationError(
+                "give either --data, labelled queries, or --queries, questions without labels"
+            )
+        if self.judge is not None and self.queries is None:
+            raise ConfigurationError("--judge needs --queries: labels need no judge")
         for name in ("segment_by", "beta"):
             if getattr(self, name) is not None and self.alpha is None:
                 raise ConfigurationError(f"{name.replace('_', '-')} needs --alpha")
@@ -182,7 +206,8 @@ def calibrate(settings: Calibrate) -> None:
     """Choose and certify a policy for each route, and measure it on held-out queries.
 
     What you serve today, the first --serving-k passages, is shown beside the choice. It is kept
-    on a route where the labels show nothing better, or where no promise can be certified.
+    on a route where the labels show nothing better, or where no promise can be certified. With
+    --queries a judge stands in for labels, and people may grade 20 of the questions.
     """
     from calibration.calibrate import calibrate as calibrate_all
 
@@ -196,7 +221,10 @@ def calibrate(settings: Calibrate) -> None:
             require(library, "report")
     output = Output(as_json=settings.as_json)
     chosen = _chosen(settings)
-    labelled = read_labelled(settings.data, "train")
+    if settings.queries is not None:
+        calibrate_from_questions(settings, settings.queries, chosen)
+        return
+    labelled = read_labelled(cast(Path, settings.data), "train")
     with output.doing("opening the retriever"):
         opened = settings.open(labelled.dataset.queries)
     labelled, counts = labelled.against(opened)

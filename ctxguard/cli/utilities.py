@@ -36,7 +36,9 @@ class FitUtilities(SettingsModel):
     ] = None
     out: Annotated[
         Path | None,
-        setting("Write the utilities as JSON, for `ctxguard calibrate --utilities`.", "FILE"),
+        setting(
+            "Write the utilities as JSON, for the key utilities of `ctxguard calibrate`.", "FILE"
+        ),
     ] = None
     as_json: _options.AsJson = False
 

@@ -533,7 +533,7 @@ class TestSavedUtilities:
         file = self.saved(folder)
         document = json.loads(file.read_text())
         file.write_text(json.dumps(document | {"utilities": None}))
-        with pytest.raises(CalibrationError, match="leave --utilities out"):
+        with pytest.raises(CalibrationError, match="leave utilities out"):
             load_utilities(file)
 
 

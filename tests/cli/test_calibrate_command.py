@@ -293,7 +293,7 @@ def test_segments_come_from_a_metadata_column(
     [
         (("--alpha", "1.5"), {}, "alpha 1.5"),
         (("--serving-k", "0"), {}, "--serving-k"),
-        (("--tolerance", "1"), {}, "tolerance 1.0"),
+        ((), {"calibrate": {"tolerance": 1.0}}, "tolerance 1.0"),
         (("--objective", "recall"), {}, "--objective"),
         ((), {"calibrate": {"held-out": 1}}, "held_out 1"),
         ((), {"calibrate": {"segment-by": "task"}}, "--alpha"),
@@ -387,8 +387,7 @@ class TestUtilities:
         out = fitted.with_name("p.json")
         result = run(
             *("calibrate", "--index", index, "--data", collection, "--out", out),
-            *("--utilities", fitted),
-            system={**keys(cache=cache), "utility": {"distractor": -0.9}},
+            system={**keys(cache=cache, utilities=fitted), "utility": {"distractor": -0.9}},
         )
         assert result.exit_code == 0, result.stderr
         profile, found = Profile.load(out), json.loads(fitted.read_text())["utilities"]
@@ -406,7 +405,7 @@ class TestUtilities:
     ) -> None:
         result = run(
             *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
-            *("--utilities", profile),
+            system=keys(utilities=profile),
         )
         assert result.exit_code == 2
         assert "is not what `ctxguard fit utilities --out` writes" in " ".join(
