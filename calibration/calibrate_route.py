@@ -117,6 +117,8 @@ class Settings:
                 raise ConfigurationError(
                     f"{name} {getattr(self, name)!r} must lie strictly between 0 and 1"
                 )
+        if self.seed < 0:
+            raise ConfigurationError(f"seed {self.seed!r} must be at least 0")
         if self.depth < 1:
             raise ConfigurationError(f"depth {self.depth!r} must be at least 1")
         if self.max_tokens is not None and self.max_tokens < 1:

@@ -14,6 +14,9 @@ from ctxguard.errors import ConfigurationError
 UNDISCOUNTED_PENALTY = 0.5
 """What one distractor counts in ``harm_undiscounted``."""
 
+_MOST = 1e6
+"""Utilities are no larger, so that no sum of them overflows."""
+
 REFERENCE_PENALTY = 0.333
 """Weight of an irrelevant passage in the UDCG paper's published figures; not 1/3."""
 
@@ -57,23 +60,26 @@ class Utilities:
 
     def __post_init__(self) -> None:
         for name in ("relevant", "partial"):
-            if not 0.0 <= getattr(self, name) < math.inf:
+            if not 0.0 <= getattr(self, name) <= _MOST:
                 raise ConfigurationError(
-                    f"utility {name} {getattr(self, name)!r} must be ≥ 0 and finite: it is a gain"
+                    f"utility {name} {getattr(self, name)!r} must be ≥ 0, at most {_MOST:g}: it is "
+                    "a gain"
                 )
         for name in ("hard_negative", "distractor", "irrelevant", "unjudged"):
-            if not -math.inf < getattr(self, name) <= 0.0:
+            if not -_MOST <= getattr(self, name) <= 0.0:
                 raise ConfigurationError(
-                    f"utility {name} {getattr(self, name)!r} must be ≤ 0 and finite: it is a "
-                    "penalty, written as a negative number"
+                    f"utility {name} {getattr(self, name)!r} must be ≤ 0, at least {-_MOST:g}: it "
+                    "is a penalty, written as a negative number"
                 )
         if not 0.0 <= self.score_ratio <= 1.0:
             raise ConfigurationError(f"score_ratio {self.score_ratio!r} must lie in [0, 1]")
         if self.rank_limit < 0:
             raise ConfigurationError(f"rank_limit {self.rank_limit!r} must be at least 0")
         for grade, worth in (self.by_grade or {}).items():
-            if not math.isfinite(worth):
-                raise ConfigurationError(f"utility {worth!r} of grade {grade} must be finite")
+            if not abs(worth) <= _MOST:
+                raise ConfigurationError(
+                    f"utility {worth!r} of grade {grade} must lie in [{-_MOST:g}, {_MOST:g}]"
+                )
 
     @property
     def worst(self) -> float:

@@ -1,0 +1,21 @@
+"""Whatever a surface is given, it returns or raises an error of ctxguard's own.
+
+A few inputs, the same everywhere and without measuring; `make fuzz` tries many more.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.measured_run import run
+from tests.fuzz.surfaces import SURFACES
+
+INPUTS = 60
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_a_surface_returns_or_raises_an_error_of_its_own(name: str, tmp_path: Path) -> None:
+    n_inputs = INPUTS // 4 if SURFACES[name].is_slow else INPUTS
+    report = run(name, n_inputs, tmp_path, measure=False)
+    assert report.failures == []
+    assert report.inputs == n_inputs
