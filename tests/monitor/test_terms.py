@@ -1,6 +1,7 @@
 """Judged requests as rows: their terms are those of the definitions, and add up in any parts."""
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import astuple
 
@@ -145,6 +146,15 @@ def test_a_row_has_one_size_and_tells_none_from_zero() -> None:
 def test_bytes_of_another_size_are_refused() -> None:
     with pytest.raises(DataError, match="another release"):
         table_of(b"abc")
+
+
+@pytest.mark.parametrize(("number", "value"), [(3, 1e200), (4, float("-inf")), (0, 1e-200)])
+def test_a_number_that_no_request_has_is_refused_by_its_name(number: int, value: float) -> None:
+    """Its square would overflow the sums of all requests."""
+    row = bytearray(JudgedRequest(1.0, (1,), (1.0,), 1.0, 0.0, None, 0.0, 0.0).to_row())
+    struct.pack_into("<d", row, 8 * number, value)
+    with pytest.raises(DataError, match=f"impossible {ROW.names[number]}"):
+        table_of(bytes(row))
 
 
 def test_a_session_is_never_mistaken_for_none() -> None:

@@ -136,6 +136,8 @@ ROW = np.dtype([*((name, "<f8") for name in _NUMBERS), ("session", "<i8")])
 
 _PACKED = struct.Struct(f"<{len(_NUMBERS)}dq")
 _NAN = float("nan")
+_MOST = 1e9
+"""No number of a request is larger, and no probability so small; sums of squares stay finite."""
 
 Table = NDArray[np.void]
 """Judged requests as rows of ``ROW``, shape (n,)."""
@@ -157,7 +159,8 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
         n: How many there must be; None for any number.
 
     Raises:
-        DataError: their length is no multiple of a row's, or there are more or fewer than ``n``.
+        DataError: their length is no multiple of a row's, there are more or fewer than ``n``, or a
+            number is none that a request can have.
     """
     joined = rows if isinstance(rows, bytes) else b"".join(rows)
     if len(joined) % ROW.itemsize:
@@ -168,6 +171,12 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     table = np.frombuffer(joined, ROW)
     if n is not None and len(table) != n:
         raise DataError(f"there are {len(table)} rows of {n} judged requests: the store is damaged")
+    for name in _NUMBERS:
+        column = np.abs(table[name])
+        if (column > _MOST).any() or (
+            "probability" in name and (column < 1.0 / _MOST)[column > 0.0].any()
+        ):
+            raise DataError(f"a judged request has an impossible {name}: the store is damaged")
     return table
 
 

@@ -12,7 +12,6 @@ from ctxguard.retrieval.protocols import Analyser
 WARN_FROM = 0.01
 """Share of letters from which a corpus is said not to fit its analyser."""
 
-_CODE_POINTS = 0x110000
 _BLOCK = 1_000
 
 
@@ -65,13 +64,15 @@ def letters_by_script(texts: Sequence[str]) -> Counter[str]:
     Args:
         texts: Without lone surrogates.
     """
-    counts = np.zeros(_CODE_POINTS, np.int64)
+    counts: Counter[int] = Counter()
     for start in range(0, len(texts), _BLOCK):
         block = "".join(texts[start : start + _BLOCK]).encode("utf-32-le")
-        counts += np.bincount(np.frombuffer(block, np.uint32), minlength=_CODE_POINTS)
+        found = np.bincount(np.frombuffer(block, np.uint32))
+        there = np.flatnonzero(found)
+        counts.update(dict(zip(there.tolist(), found[there].tolist(), strict=True)))
     by_script: Counter[str] = Counter()
-    for code_point in np.flatnonzero(counts).tolist():
+    for code_point, n in sorted(counts.items()):
         character = chr(code_point)
         if character.isalpha():
-            by_script[script_of(character)] += int(counts[code_point])
+            by_script[script_of(character)] += n
     return by_script
