@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from ctxguard._support.regular_file import read_regular
 from ctxguard._support.settings import SettingsModel, about, flags_of, key_of
 from ctxguard.cli._console import Command, Group
 from ctxguard.cli._system import SOURCES, System
@@ -28,6 +29,7 @@ _FILE = (
     "folder. An option wins over a key."
 )
 _TABLES: set[str] = set()
+_MAX_TOML_BYTES = 2**20
 
 
 def add_command(
@@ -197,8 +199,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
         DataError: it cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_regular(file, _MAX_TOML_BYTES).decode("utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=file) from None
+    except (ValueError, RecursionError) as error:
         raise DataError(f"is no TOML: {error}", path=file) from None
 
 

@@ -1,6 +1,7 @@
 """Settings: each is described once, and becomes an option or a key of the file of a system."""
 
 import ast
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -156,12 +157,21 @@ def test_a_key_that_cannot_be_used_is_named(
     assert said in " ".join(result.output.split())
 
 
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"index = \xff", b"index = " + 3_000 * b"["])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "system.toml"
-    file.write_bytes(b"index = \xff")
+    file.write_bytes(content)
     result = CliRunner().invoke(app, ["query", "q", "--system", str(file)])
     assert result.exit_code == 2
     assert "system.toml: is no TOML" in " ".join(result.output.split())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+def test_a_pipe_is_no_file_of_settings(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "system.toml")
+    result = CliRunner().invoke(app, ["query", "q", "--system", str(tmp_path / "system.toml")])
+    assert result.exit_code == 2
+    assert "system.toml: cannot be read" in " ".join(result.output.split())
 
 
 def test_the_docstring_of_settings_describes_each_field() -> None:

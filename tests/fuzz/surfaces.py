@@ -138,7 +138,7 @@ ALARMS = AlarmState(WATCHED)
 GOLDEN = (
     b'{"query_id": "q", "query": "how?", "passage_id": "a", "grade": 2, "annotator": "m"}\n'
     b'{"query": "why?", "count": 3, "date": "2026-01-31", "note": "n", "metadata": {"a": [1]}}\n'
-    b'{"query": "why?", "passage_id": "b", "distractor": "hard", "source": "human"}\n'
+    b'{"query": "why?", "passage_id": "b", "distractor": "hard_negative", "source": "human"}\n'
 )
 RANKER = {
     "format": FORMAT,
@@ -876,7 +876,12 @@ ENDPOINTS: Mapping[str, tuple[str, object]] = {
     "/v1/score": ("/v1/score", {"model": "m", "text_1": "red fox", "text_2": ["a", "b"]}),
     "/v1/filter": (
         "/v1/filter",
-        {"query": "q", "candidates": _CANDIDATES, "score_kind": "probability", "segment": "s"},
+        {
+            "query": "q",
+            "candidates": _CANDIDATES,
+            "score_kind": "probability",
+            "leg_kinds": {"dense": "cosine"},
+        },
     ),
     "/v1/context": (
         "/v1/context",
@@ -978,23 +983,27 @@ _COMMANDS = (
     "index {corpus.jsonl} --out {index} --update",
     "query red --index {index} --profile {profile.json}",
     "query red --index {index} --json",
+    "query red --system {system.toml}",
     "evaluate --index {index} --data {data.jsonl} --json",
-    "evaluate --run {run.txt} --data {data.jsonl} --score-kind ratio",
+    "evaluate --run {run.txt} --data {data.jsonl} --system {run.toml}",
     "calibrate --index {index} --data {data.jsonl} --out {new.json}",
-    "calibrate --run {run.txt} --data {data.jsonl} --score-kind ratio --out {new.json}",
+    "calibrate --run {run.txt} --data {data.jsonl} --system {run.toml} --out {new.json}",
+    "compare --index {index} --data {data.jsonl}",
     "compare --index {index} --data {data.jsonl} --against {comparison.json}",
-    "fit-utilities --answers {answers.jsonl} --data {data.jsonl}",
+    "fit utilities --answers {answers.jsonl} --data {data.jsonl}",
     "explain r0 --store {store}",
     "explain r0 --store {store} --profile {profile.json} --json",
     "label export --store {store} --out {new.csv}",
     "label import {labels.jsonl} --store {store} --annotator me",
     "label import {labels.csv} --store {store} --annotator me",
-    "monitor --store {store} --once --json",
-    "monitor --store {store} --judge labels --labels {data.jsonl} --once",
+    "label feedback {feedback.jsonl} --store {store}",
+    "monitor --store {store} --judge labels --labels {data.jsonl} --once --json",
     "recalibrate --store {store} --profile {profile.json} --out {new.json}",
     "golden check {golden.jsonl}",
-    "golden freeze {golden.jsonl} --out {new}",
-    "hard-negatives --index {index} --data {data.jsonl} --out {new.jsonl}",
+    "golden coverage --index {index} --data {data.jsonl}",
+    "golden freeze {golden.jsonl} --source human --out {new}",
+    "golden hard-negatives --index {index} --data {data.jsonl} --out {new.jsonl}",
+    "metrics rules",
     "serve --index {index} --port 99999",
     "serve --profile {profile.json} --index {absent}",
 )
@@ -1007,7 +1016,11 @@ _CONTENTS = {
     "run.txt": b"q1 Q0 p1 1 2.5 tag\nq1 Q0 p2 2 1.5 tag\nq2 Q0 p3 1 1 tag\n",
     "profile.json": PROFILE.to_json().encode(),
     "comparison.json": READERS["comparison"][1],
-    "answers.jsonl": READERS["answers"][1],
+    "answers.jsonl": b'{"query_id": "q1", "passage_ids": ["p1", "p2"], "correct": true}\n'
+    b'{"query_id": "q2", "passage_ids": ["p4"], "correct": false}\n',
+    "system.toml": b'index = "index"\n[query]\nk = 3\n',
+    "run.toml": b'score-kind = "ratio"\n[fingerprint]\nmodel = "m"\n',
+    "feedback.jsonl": READERS["feedback file"][1],
     "labels.jsonl": READERS["label file"][1],
     "labels.csv": READERS["label file as CSV"][1],
     "golden.jsonl": GOLDEN,
@@ -1075,12 +1088,14 @@ def _command_line(folder: Path, closing: ExitStack) -> Make:
     def make(random: Random) -> Input:
         words = random.choice(_COMMANDS).split()
         size = 0
+        touched = [word[1:-1] for word in words if word[1:-1] in _CONTENTS]
         for name, content in _CONTENTS.items():
-            new = changed(content, random) if random.random() < 0.5 else content
+            is_odd = name in touched and random.random() < 0.6
+            new = changed(content, random) if is_odd else content
             size += len(new)
             (folder / name).write_bytes(new)
         arguments = [paths(word) for word in words]
-        for _ in range(random.choice((0, 0, 1, 2))):
+        for _ in range(random.choice((0, 0, 0, 0, 1, 2))):
             odd = random.choice(_OPTIONS), random.choice(("0", "-1", "1e999", "x", text(random, 5)))
             arguments[1:1] = odd[: random.randint(1, 2)]
         if random.random() < 0.1:
