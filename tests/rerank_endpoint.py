@@ -1,4 +1,4 @@
-"""A local stand-in for a rerank server: both forms of the real protocol, and every misbehaviour.
+"""A local stand-in for a rerank server: each form of the real protocol, and every misbehaviour.
 
 It scores a document by the words that it shares with the query, or as a test says.
 """
@@ -77,6 +77,12 @@ class RerankEndpoint:
                 self._released.wait()
             return answer
         tei = "texts" in request
+        if "text_1" in request:
+            scores = self.score(request["text_1"], request["text_2"])
+            data = [
+                {"index": at, "object": "score", "score": each} for at, each in enumerate(scores)
+            ]
+            return Answer(json.dumps({"object": "list", "data": data}).encode())
         given = request["texts"] if tei else request["documents"]
         documents = [each if isinstance(each, str) else each["text"] for each in given]
         scores = self.score(request["query"], documents)
@@ -86,6 +92,8 @@ class RerankEndpoint:
         if self.sends_documents or request.get("return_documents"):
             for result in results:
                 result["document"] = {"text": documents[result["index"]]}  # type: ignore[index]
+        if "top_k" in request:
+            return Answer(json.dumps({"object": "list", "data": results}).encode())
         if tei:
             return Answer(json.dumps(results).encode())
         content = {

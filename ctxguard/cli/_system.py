@@ -20,6 +20,7 @@ from ctxguard._support.settings import about, key_of, setting
 from ctxguard.cli._options import Depth, Utility
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.retrieval.rerank_forms import FORMS
 from ctxguard.server.settings import IndexSettings, ServedSystem
 
 if TYPE_CHECKING:
@@ -152,8 +153,7 @@ class System(ServedSystem):
                 f"{queries[0].text!r}; queries must have the text of the labels",
                 path=self.candidates,
             )
-        logits = self.rerank_protocol == "tei"
-        kind = self.score_kind or (ScoreKind.LOGIT if logits else ScoreKind.PROBABILITY)
+        kind = self.score_kind or FORMS[self.rerank_protocol].kind
         return WrappedRetriever(RerankedCandidates(candidates, client, kind), keep_passages=True)
 
     def _own(self) -> "WrappedRetriever":

@@ -1,9 +1,4 @@
-"""The client of the rerank protocol: scores of passages from a server that has a reranker.
-
-Two forms are in use. Cohere, Jina, vLLM and others take ``{model, query, documents, top_n}`` and
-answer ``{"results": [{"index", "relevance_score"}]}``; Text Embeddings Inference (TEI) takes
-``{query, texts, raw_scores}`` and answers ``[{"index", "score"}]``.
-"""
+"""The client of the rerank protocol: scores of passages from a server that has a reranker."""
 
 import asyncio
 import math
@@ -11,7 +6,7 @@ import threading
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -25,9 +20,7 @@ from ctxguard.errors import ConfigurationError, OverloadedError, StageError, Sta
 from ctxguard.resilience import UnansweredError
 from ctxguard.retrieval.hybrid.search import RERANK
 from ctxguard.retrieval.index.passages import without_surrogates
-
-Protocol = Literal["cohere", "tei"]
-"""The form of requests and answers."""
+from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm
 
 _OK = 200
 _REDIRECTS = range(300, 400)
@@ -62,9 +55,9 @@ class RerankClient:
 
     Args:
         url: The server's base, such as ``http://localhost:8080`` or ``https://api.jina.ai/v1``, or
-            the whole URL of its endpoint, which ends in ``/rerank``.
-        protocol: ``cohere`` for the form of Cohere, Jina and vLLM; ``tei`` for that of Text
-            Embeddings Inference, which is asked for logits.
+            the whole URL of its endpoint, which ends in ``/rerank`` or ``/score``.
+        protocol: The form of requests and answers; see ``ctxguard.retrieval.rerank_forms``. TEI is
+            asked for logits.
         key: Sent as ``Authorization: Bearer`` in the header, and nowhere else; None for none.
         model: Name of the model at the server; None for the server's own choice.
         timeout_seconds: For a whole call, from connecting to the last byte, > 0.
@@ -86,14 +79,16 @@ class RerankClient:
         model: str | None = None,
         timeout_seconds: float = 10.0,
     ) -> None:
-        if protocol not in ("cohere", "tei"):
-            raise ConfigurationError(f"rerank protocol {protocol!r} is neither cohere nor tei")
+        if protocol not in FORMS:
+            names = ", ".join(FORMS)
+            raise ConfigurationError(f"rerank protocol {protocol!r} is unknown; use one of {names}")
         if not 0.0 < timeout_seconds < math.inf:
             raise ConfigurationError(
                 f"rerank timeout_seconds {timeout_seconds!r} must be finite and > 0"
             )
         self._library = require("httpx2", "rerank")
-        self._url = _endpoint(self._library, url)
+        self._form = FORMS[protocol]
+        self._url = _endpoint(self._library, url, self._form)
         self._headers = _headers(key)
         self._protocol = protocol
         self._model = model
@@ -127,8 +122,8 @@ class RerankClient:
         Args:
             query: The query.
             documents: The documents; none gives shape (0,) without a call.
-            model: Name of the model for this call; None for the client's. TEI has only one.
-            max_tokens_per_doc: Passed on; None leaves it to the server. TEI has no such setting.
+            model: Name of the model for this call; None for the client's.
+            max_tokens_per_doc: Passed on where the protocol has it; None leaves it to the server.
 
         Raises:
             UnansweredError: no whole answer in time.
@@ -229,11 +224,15 @@ class RerankClient:
     def _request(
         self, query: str, documents: Sequence[str], model: str | None, max_tokens: int | None
     ) -> dict[str, object]:
-        if self._protocol == "tei":
-            return {"query": query, "texts": list(documents), "raw_scores": True, "truncate": True}
-        request = {"query": query, "documents": list(documents), "top_n": len(documents)}
+        form = self._form
+        request = {form.query: query, form.documents: list(documents), **form.always}
+        if form.most is not None:
+            request[form.most] = len(documents)
         options = {"model": model, "max_tokens_per_doc": max_tokens}
-        return request | {name: value for name, value in options.items() if value is not None}
+        for name in form.options:
+            if options[name] is not None:
+                request[name] = options[name]
+        return request
 
 
 class _Background(NamedTuple):
@@ -285,10 +284,13 @@ def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArr
         content = from_json(answer)
     except ValueError:
         raise _garbage("is not JSON") from None
-    results = content.get("results") if isinstance(content, dict) else content
-    if isinstance(content, dict) is (protocol == "tei") or not isinstance(results, list):
+    form = FORMS[protocol]
+    results = content
+    if form.results is not None:
+        results = content.get(form.results) if isinstance(content, dict) else None
+    if not isinstance(results, list):
         raise _garbage(f"is not of the {protocol} form: check the protocol")
-    name = "score" if protocol == "tei" else "relevance_score"
+    name = form.score
     scores = np.full(n_documents, np.nan)
     seen = set()
     for result in results:
@@ -320,7 +322,7 @@ def _garbage(what: str) -> StageError:
     return StageError(RERANK, f"the server's answer {what}")
 
 
-def _endpoint(library: Any, url: str) -> Any:
+def _endpoint(library: Any, url: str, form: RerankForm) -> Any:
     """The URL of the endpoint, from it or from the server's base.
 
     Raises:
@@ -337,8 +339,8 @@ def _endpoint(library: Any, url: str) -> Any:
     if parsed.userinfo:
         raise ConfigurationError("the rerank URL holds a user name or password; pass a key instead")
     path = parsed.path.rstrip("/")
-    if not path.endswith("/rerank"):
-        path += "/rerank"
+    if not path.endswith(form.paths[0]):
+        path += form.paths[0]
     return parsed.copy_with(path=path, fragment=None)
 
 

@@ -36,6 +36,7 @@ class Head:
     host: bytes = b""
     authorization: bytes = b""
     content_type: bytes = b""
+    origin: bytes = b""
     content_length: bytes = b""
     transfer_encoding: bytes = b""
     x_request_id: bytes = b""
@@ -63,6 +64,7 @@ _FIELDS = {
     b"host": "host",
     b"authorization": "authorization",
     b"content-type": "content_type",
+    b"origin": "origin",
     b"content-length": "content_length",
     b"transfer-encoding": "transfer_encoding",
     b"x-request-id": "x_request_id",

@@ -27,7 +27,8 @@ from ctxguard.profile.schema import Profile
 from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
-from ctxguard.server import context, filtering, rerank
+from ctxguard.retrieval.rerank_forms import PATHS
+from ctxguard.server import clients, context, filtering, rerank
 from ctxguard.server.access import BearerToken, OwnHost
 from ctxguard.server.accounts import RequestAccounts
 from ctxguard.server.limits import RequestLimits
@@ -38,8 +39,6 @@ from ctxguard.server.reranker_check import RerankerCheck, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
 from ctxguard.server.settings import Settings, is_loopback
 from ctxguard.server.wire import answer
-
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 _SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
 _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
@@ -172,26 +171,30 @@ class Service:
             )
         ]
         if self.scorer is not None:
-            endpoint = rerank.RerankEndpoint(
-                self.guard,
-                self.scorer,
-                settings.kind,
-                settings.rerank_model,
-                settings.max_documents,
-            )
-            answers: TypeAdapter[Any] = TypeAdapter(rerank.RerankAnswer | list[rerank.TeiResult])
+            fields = (self.guard, self.scorer, settings.kind, settings.rerank_model)
+            bodies = {
+                "/rerank": (rerank.REQUEST, rerank.ANSWER),
+                "/score": (rerank.SCORE_REQUEST, rerank.SCORE_ANSWER),
+            }
+            endpoints = {
+                path: rerank.RerankEndpoint(
+                    *fields, max_documents=settings.max_documents, request=asks
+                )
+                for path, (asks, _) in bodies.items()
+            }
             operations += [
                 Operation(
                     path,
                     "POST",
-                    endpoint.__call__,
+                    endpoints[form.paths[0]].__call__,
                     Endpoint.RERANK,
                     "Rerank documents; what the decision drops has a score of 0.0",
-                    answers,
-                    rerank.REQUEST,
+                    bodies[form.paths[0]][1],
+                    bodies[form.paths[0]][0],
                 )
-                for path in RERANK_PATHS
+                for path, form in PATHS.items()
             ]
+            operations += clients.operations(settings)
         if self._retriever is not None:
             operations += self._index_operations()
         return operations
@@ -304,6 +307,7 @@ def _own_operations(service: Service, registry: CollectorRegistry) -> list[Opera
             for path, summary in (
                 ("/healthz", "Whether the process lives"),
                 ("/readyz", "Whether the process answers requests"),
+                ("/health", "The same, as TEI and vLLM name it"),
             )
         ],
     ]
@@ -324,12 +328,13 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 _ENDPOINTS = {
-    **dict.fromkeys(RERANK_PATHS, Endpoint.RERANK),
+    **dict.fromkeys(PATHS, Endpoint.RERANK),
     "/v1/filter": Endpoint.FILTER,
     "/v1/context": Endpoint.CONTEXT,
     "/metrics": Endpoint.METRICS,
     "/healthz": Endpoint.HEALTH,
     "/readyz": Endpoint.HEALTH,
+    "/health": Endpoint.HEALTH,
     "/console": Endpoint.CONSOLE,
 }
 

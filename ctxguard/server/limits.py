@@ -174,8 +174,10 @@ def _check_body(head: Head, endpoint: Endpoint, most: int) -> None:
     if most == 0 or (head.content_length.isdigit() and int(head.content_length) > most):
         raise _too_large(most)
     media_type = head.content_type.partition(b";")[0].strip().lower()
-    # A page of another site may send a form or plain text without asking first, JSON never.
+    # A page of another site may send a form or plain text without asking first, JSON never; a
+    # browser then sends an Origin, and a script that posts JSON as text sends none.
     is_json = media_type == b"application/json" or media_type.endswith(b"+json")
+    is_json |= media_type in (b"", b"text/plain") and not head.origin
     if not is_json and endpoint not in _FORMS:
         raise Problem(ProblemKind.NOT_JSON, "send the header Content-Type: application/json")
 

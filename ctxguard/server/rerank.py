@@ -6,7 +6,7 @@ fails leaves the documents in their order: its outage neither fails a query nor 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NotRequired, cast
+from typing import Annotated, Any, Literal, NotRequired, cast
 
 from pydantic import Field, TypeAdapter
 from starlette.requests import Request
@@ -21,11 +21,13 @@ from ctxguard.core.scores import relative_scores
 from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure
 from ctxguard.guard import ContextGuard
 from ctxguard.resilience import StageClock, failure_of
+from ctxguard.retrieval.rerank_forms import FORMS, RerankForm, form_of
 from ctxguard.server.problems import Problem, ProblemKind, guarded
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.wire import answer, parse
 
 ALIAS = "ctxguard:"
+DEFAULT_MODEL = "ctxguard"
 OMIT, FULL = "ctxguard:omit", "ctxguard:full"
 
 LEAST_KEPT = 1e-6
@@ -82,9 +84,22 @@ class RerankRequest(TypedDict):
             ),
         ]
     ]
+    top_k: NotRequired[Annotated[int | None, Field(ge=0, description="``top_n`` of Voyage.")]]
+    truncation: NotRequired[Annotated[bool | None, Field(description="Of Voyage; not used.")]]
     return_documents: NotRequired[bool | None]
     return_text: NotRequired[bool | None]
     max_tokens_per_doc: NotRequired[Annotated[int | None, Field(ge=1)]]
+
+
+_Few = Annotated[list[str], Field(min_length=1, max_length=1)]
+
+
+class ScoreRequest(TypedDict):
+    """Texts to score against one, as vLLM names them."""
+
+    text_1: str | _Few
+    text_2: str | Annotated[list[str], Field(fail_fast=True)]
+    model: NotRequired[str | None]
 
 
 class RerankResult(TypedDict):
@@ -145,7 +160,49 @@ class RerankAnswer(TypedDict):
     usage: Usage
 
 
-REQUEST: TypeAdapter[RerankRequest] = TypeAdapter(RerankRequest)
+class VoyageResult(TypedDict):
+    """One document's score, as in ``RerankResult``."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[str]
+
+
+class VoyageAnswer(TypedDict):
+    """The results, best first, as Voyage writes them."""
+
+    object: Literal["list"]
+    id: str
+    model: str
+    data: list[VoyageResult]
+    meta: RerankMeta
+    usage: Usage
+
+
+class ScoreResult(TypedDict):
+    """One text's score, as in ``RerankResult``."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(TypedDict):
+    """The scores in the order of the texts, as vLLM writes them."""
+
+    object: Literal["list"]
+    id: str
+    created: int
+    model: str
+    data: list[ScoreResult]
+    meta: RerankMeta
+    usage: Usage
+
+
+REQUEST: TypeAdapter[Any] = TypeAdapter(RerankRequest)
+ANSWER: TypeAdapter[Any] = TypeAdapter(RerankAnswer | VoyageAnswer | list[TeiResult])
+SCORE_REQUEST: TypeAdapter[Any] = TypeAdapter(ScoreRequest)
+SCORE_ANSWER: TypeAdapter[Any] = TypeAdapter(ScoreAnswer)
 _USAGE: Usage = {"total_tokens": 0, "prompt_tokens": 0}
 
 
@@ -185,6 +242,7 @@ class RerankEndpoint:
         kind: What the scores mean.
         model: The scorer's own model, which requests cannot change; None if they may name one.
         max_documents: The most documents of a request.
+        request: The fields of a request.
     """
 
     def __init__(
@@ -193,13 +251,16 @@ class RerankEndpoint:
         scorer: BoundedScorer,
         kind: ScoreKind,
         model: str | None,
+        *,
         max_documents: int,
+        request: TypeAdapter[Any] = REQUEST,
     ) -> None:
         self._guard = guard
         self._scorer = scorer
         self._kind = kind
         self._model = model
         self._max_documents = max_documents
+        self._request = request
         self._ids = tuple(map(str, range(max_documents)))
         # Of equal scores the first in the request is the better.
         self._ranks = tuple(range(1, max_documents + 1))
@@ -210,15 +271,16 @@ class RerankEndpoint:
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(REQUEST, await request.body())
-        texts = self._texts_of(given)
+        given = parse(self._request, await request.body())
+        form = form_of(given)
+        query, texts = self._asked_of(given, form)
         asked = given.get("model")
         if asked is not None and asked.startswith(ALIAS) and asked not in (OMIT, FULL):
             raise Problem(
                 ProblemKind.UNKNOWN_ALIAS,
                 f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
             )
-        query, state = given["query"], request.scope["state"]
+        state = request.scope["state"]
         context = await self._decided(query, texts, given, state["request_id"])
         ranked = ranked_of(context)
         failure = next(iter(context.decision.ranking.failures), None)
@@ -226,39 +288,47 @@ class RerankEndpoint:
         if failure is not None:
             state["degraded"] = True
             headers = {"x-ctxguard-degraded": failure.kind.value}
-        pairs = _shown(ranked, context.decision.ranking.copies, given.get("top_n"), asked)
-        if "texts" in given:
-            if given.get("return_text"):
-                return answer(
-                    [{"index": at, "score": score, "text": texts[at]} for at, score in pairs],
-                    headers,
-                )
-            return answer([{"index": at, "score": score} for at, score in pairs], headers)
-        results = (
-            [
-                {"index": at, "relevance_score": score, "document": {"text": texts[at]}}
-                for at, score in pairs
-            ]
-            if given.get("return_documents")
-            else [{"index": at, "relevance_score": score} for at, score in pairs]
-        )
+        most = None if form.most is None else given.get(form.most)
+        pairs = _shown(ranked, context.decision.ranking.copies, most, asked)
+        if form.in_order:
+            pairs.sort()
+        results: list[dict[str, object]] = [
+            {"index": at, form.score: score, **form.each} for at, score in pairs
+        ]
+        if form.echo is not None and given.get(form.echo):
+            for result, (at, _) in zip(results, pairs, strict=True):
+                result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
+        if form.results is None:
+            return answer(results, headers)
         return answer(
             {
+                **form.envelope,
                 "id": context.request_id,
-                "model": asked or self._model or "ctxguard",
-                "results": results,
+                "model": asked or self._model or DEFAULT_MODEL,
+                form.results: results,
                 "meta": {"ctxguard": _meta(context, ranked, failure)},
                 "usage": _USAGE,
             },
             headers,
         )
 
-    def _texts_of(self, given: RerankRequest) -> list[str]:
-        if ("texts" in given) is ("documents" in given):
+    def _asked_of(self, given: Mapping[str, Any], form: RerankForm) -> tuple[str, list[str]]:
+        """The query and the texts of a request.
+
+        Raises:
+            Problem: not one of the fields for documents is there, or something is too long.
+        """
+        names = sorted({each.documents for each in FORMS.values()} & given.keys())
+        if names != [form.documents]:
             raise Problem(
                 ProblemKind.INVALID_REQUEST, "give the documents as `documents`, or as `texts`"
             )
-        texts = given["texts"] if "texts" in given else _as_texts(given["documents"])
+        query, documents = given[form.query], given[form.documents]
+        if not isinstance(query, str):
+            (query,) = query
+        if isinstance(documents, str):
+            documents = [documents]
+        texts = [each if isinstance(each, str) else each["text"] for each in documents]
         if len(texts) > self._max_documents:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
@@ -266,15 +336,15 @@ class RerankEndpoint:
                 "start the service with a larger max-documents",
             )
         most = self._guard.max_query_chars
-        if len(given["query"]) > most:
+        if len(query) > most:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
-                f"the query has {len(given['query']):,} characters, the limit is {most:,}",
+                f"the query has {len(query):,} characters, the limit is {most:,}",
             )
-        return texts
+        return query, texts
 
     async def _decided(
-        self, query: str, texts: list[str], given: RerankRequest, request_id: str
+        self, query: str, texts: list[str], given: Mapping[str, Any], request_id: str
     ) -> Context:
         asked = given.get("model")
         # A profile is of one model, whatever a request names.
@@ -372,10 +442,6 @@ def _shown(
         extra = set(sorted(copies)[: max(room, 0)])
         pairs = [pair for pair in pairs if pair[0] not in copies or pair[0] in extra]
     return pairs[:most]
-
-
-def _as_texts(documents: _Documents) -> list[str]:
-    return [each if isinstance(each, str) else each["text"] for each in documents]
 
 
 def _meta(context: Context, ranked: Ranked, failure: StageFailure | None) -> GuardMeta:

@@ -5,13 +5,14 @@ import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.core.types import Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 
 ENVIRONMENT = "CTXGUARD_SERVE"
 """The settings but for the secrets, as JSON, for worker processes."""
@@ -116,10 +117,10 @@ class ServedSystem(IndexSettings):
         ),
     ] = None
     rerank_protocol: Annotated[
-        Literal["cohere", "tei"],
+        Protocol,
         setting(
-            "Protocol of the server: cohere (Cohere, Jina, vLLM and others), or tei (Text "
-            "Embeddings Inference).",
+            "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
+            "Embeddings Inference), or score (vLLM's scores of pairs).",
             "PROTOCOL",
             key=True,
         ),
@@ -139,8 +140,8 @@ class ServedSystem(IndexSettings):
             "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
             "distance, probability or rank.",
             "KIND",
-            default="logit of a cross-encoder and tei, probability of cohere and of candidates to "
-            "filter, else rank or what the retriever says",
+            default="logit of a cross-encoder and tei, probability of other servers and of "
+            "candidates to filter, else rank or what the retriever says",
             key=True,
         ),
     ] = None
@@ -314,8 +315,9 @@ class Settings(ServedSystem):
         """What scores mean."""
         if self.score_kind is not None:
             return self.score_kind
-        is_logit = self.rerank_protocol == "tei" or self.reranker is not None
-        return ScoreKind.LOGIT if is_logit else ScoreKind.PROBABILITY
+        if self.reranker is not None:
+            return ScoreKind.LOGIT
+        return FORMS[self.rerank_protocol].kind
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable that tells a worker process these settings, but for secrets."""

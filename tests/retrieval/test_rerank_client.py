@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from ctxguard.core.types import FailureKind
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import Stage, failure_of
-from ctxguard.retrieval.rerank_client import Protocol, RerankClient, read_scores
+from ctxguard.retrieval.rerank_client import RerankClient, read_scores
+from ctxguard.retrieval.rerank_forms import FORMS, Protocol
 from tests.rerank_endpoint import Answer, RerankEndpoint
 from tests.timing import NEVER, SOON, until
 
@@ -92,6 +93,25 @@ def test_tei_is_asked_for_logits(endpoint: RerankEndpoint, make: Make) -> None:
         {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True, "truncate": True}
     ]
     assert endpoint.headers[0]["Authorization"] is None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "request_body", "path"),
+    [
+        (
+            "voyage",
+            {"query": QUERY, "documents": DOCUMENTS, "top_k": 3, "model": "m"},
+            "/v1/rerank",
+        ),
+        ("score", {"text_1": QUERY, "text_2": DOCUMENTS, "model": "m"}, "/v1/score"),
+    ],
+)
+def test_each_protocol_has_its_own_fields(
+    endpoint: RerankEndpoint, make: Make, protocol: Protocol, request_body: object, path: str
+) -> None:
+    client = make(f"{endpoint.url}/v1", protocol=protocol, model="m")
+    assert client.score(QUERY, DOCUMENTS).tolist() == EXPECTED
+    assert (endpoint.requests, endpoint.paths) == ([request_body], [path])
 
 
 @pytest.mark.parametrize(
@@ -182,16 +202,16 @@ def test_a_server_may_send_the_documents_back(
 @given(
     scores=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1),
     data=st.data(),
-    protocol=st.sampled_from(["cohere", "tei"]),
+    protocol=st.sampled_from(list(FORMS)),
 )
 def test_a_score_belongs_to_the_document_of_its_index(
     scores: list[float], data: st.DataObject, protocol: Protocol
 ) -> None:
     order = data.draw(st.permutations(range(len(scores))))
     n_given = data.draw(st.integers(1, len(scores)))
-    name = "score" if protocol == "tei" else "relevance_score"
-    rows = [{"index": place, name: scores[place]} for place in order[:n_given]]
-    answer = json.dumps(rows if protocol == "tei" else {"results": rows, "meta": None})
+    form = FORMS[protocol]
+    rows = [{"index": place, form.score: scores[place]} for place in order[:n_given]]
+    answer = json.dumps(rows if form.results is None else {form.results: rows, "meta": None})
     read = read_scores(answer.encode(), len(scores), protocol)
     expected = [
         scores[place] if place in order[:n_given] else np.nan for place in range(len(scores))
@@ -386,7 +406,7 @@ def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     ("settings", "says"),
     [
         ({"url": f"http://user:{KEY}@host"}, "holds a user name or password"),
-        ({"protocol": "grpc"}, "'grpc' is neither cohere nor tei"),
+        ({"protocol": "grpc"}, "'grpc' is unknown; use one of cohere, voyage, tei, score"),
         ({"timeout_seconds": 0.0}, "must be finite and > 0"),
         ({"timeout_seconds": float("inf")}, "must be finite and > 0"),
         ({"key": f"{KEY}\r\nX: y"}, "printable ASCII"),

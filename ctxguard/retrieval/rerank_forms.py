@@ -1,0 +1,114 @@
+"""The forms in which rerankers are asked and answer, one row each, for the client and the service.
+
+=========== ======================================================================================
+form        spoken by
+=========== ======================================================================================
+cohere      Cohere v1 and v2, Jina, vLLM, Infinity, LiteLLM, Together, SiliconFlow, llama.cpp
+voyage      Voyage: docs.voyageai.com/reference/reranker-api
+tei         Text Embeddings Inference: its openapi.json, also llama.cpp
+score       vLLM's scores of pairs: docs.vllm.ai, Score API
+=========== ======================================================================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ctxguard.core.types import ScoreKind
+
+Protocol = Literal["cohere", "voyage", "tei", "score"]
+"""The name of a form."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankForm:
+    """How requests and answers of one form are written.
+
+    Attributes:
+        paths: Where it is asked; the first is the last part of the others.
+        query: Field of the request with the query.
+        documents: Field of the request with the documents.
+        most: Field of the request with how many results are wanted; None without one.
+        always: What every request says besides.
+        options: Options that a request may have; others are left out.
+        marks: Fields of a request that tell it from the other forms.
+        results: Field of the answer with the results; None where the answer is the list of them.
+        score: Field of a result with its score.
+        echo: Field of the request that asks for the documents back; None without one.
+        echoed: Field of a result with its document.
+        echoes_object: Whether that is an object with ``text``, instead of the text.
+        each: What every result says besides.
+        envelope: What the answer says besides.
+        in_order: Whether results stand in the order of the documents, instead of best first.
+        kind: What the scores mean.
+    """
+
+    paths: tuple[str, ...] = ("/rerank", "/v1/rerank", "/v2/rerank")
+    query: str = "query"
+    documents: str = "documents"
+    most: str | None = None
+    always: Mapping[str, object] = field(default_factory=dict)
+    options: frozenset[str] = frozenset({"model"})
+    marks: frozenset[str] = frozenset()
+    results: str | None = "data"
+    score: str = "score"
+    echo: str | None = None
+    echoed: str = "document"
+    echoes_object: bool = False
+    each: Mapping[str, object] = field(default_factory=dict)
+    envelope: Mapping[str, object] = field(default_factory=dict)
+    in_order: bool = False
+    kind: ScoreKind = ScoreKind.PROBABILITY
+
+
+FORMS: Mapping[Protocol, RerankForm] = {
+    "cohere": RerankForm(
+        most="top_n",
+        options=frozenset({"model", "max_tokens_per_doc"}),
+        results="results",
+        score="relevance_score",
+        echo="return_documents",
+        echoes_object=True,
+    ),
+    "voyage": RerankForm(
+        most="top_k",
+        marks=frozenset({"top_k", "truncation"}),
+        score="relevance_score",
+        echo="return_documents",
+        envelope={"object": "list"},
+    ),
+    "tei": RerankForm(
+        documents="texts",
+        always={"raw_scores": True, "truncate": True},
+        options=frozenset(),
+        marks=frozenset({"texts"}),
+        results=None,
+        echo="return_text",
+        echoed="text",
+        kind=ScoreKind.LOGIT,
+    ),
+    "score": RerankForm(
+        paths=("/score", "/v1/score"),
+        query="text_1",
+        documents="text_2",
+        marks=frozenset({"text_1", "text_2"}),
+        each={"object": "score"},
+        envelope={"object": "list", "created": 0},
+        in_order=True,
+    ),
+}
+
+PATHS = {path: form for form in FORMS.values() for path in form.paths}
+"""Where a service is asked, with a form that is asked there."""
+
+
+def form_of(fields: Mapping[str, object]) -> RerankForm:
+    """The form of a request with these fields; that of Cohere where no other one shows.
+
+    >>> form_of({"query": "q", "texts": []}) is FORMS["tei"]
+    True
+    """
+    return next(
+        (form for form in FORMS.values() if not form.marks.isdisjoint(fields)),
+        FORMS["cohere"],
+    )
