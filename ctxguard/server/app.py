@@ -216,6 +216,7 @@ class Service:
     def _index_operations(self) -> list[Operation]:
         failures = (ProblemKind.UNAVAILABLE, ProblemKind.FILTER_VIOLATED)
         name = self.settings.index_name
+        store = context.SearchEndpoint(self.guard, name)
         return [
             Operation(
                 "/v1/context",
@@ -230,12 +231,30 @@ class Service:
             Operation(
                 _SEARCH_PATH,
                 "POST",
-                context.SearchEndpoint(self.guard, name).__call__,
+                store.__call__,
                 Endpoint.VECTOR_STORE_SEARCH,
                 f"Search the index as OpenAI's vector store {name}",
                 TypeAdapter(context.SearchAnswer),
                 context.SEARCH_REQUEST,
                 (*failures, ProblemKind.NOT_FOUND),
+            ),
+            Operation(
+                "/v1/vector_stores",
+                "GET",
+                store.list_all,
+                Endpoint.VECTOR_STORE_SEARCH,
+                "List the vector stores: there is one",
+                TypeAdapter(context.VectorStores),
+            ),
+            Operation(
+                "/v1/vector_stores/{vector_store_id}",
+                "GET",
+                store.retrieve,
+                Endpoint.VECTOR_STORE_SEARCH,
+                "Describe the index as a vector store",
+                TypeAdapter(context.VectorStore),
+                None,
+                (ProblemKind.NOT_FOUND,),
             ),
         ]
 
@@ -322,7 +341,7 @@ def endpoint_of(path: str) -> Endpoint:
     known = _ENDPOINTS.get(path)
     if known is not None:
         return known
-    if path.startswith("/v1/vector_stores/"):
+    if path.startswith("/v1/vector_stores"):
         return Endpoint.VECTOR_STORE_SEARCH
     return Endpoint.CONSOLE if path.startswith("/console/") else Endpoint.OTHER
 

@@ -1,7 +1,8 @@
 """The guarded index over HTTP: a context of our own, and OpenAI's search of a vector store."""
 
 from asyncio import to_thread
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from time import time
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import BeforeValidator, Field, TypeAdapter, with_config
@@ -10,10 +11,11 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from ctxguard.core.context import Context
-from ctxguard.core.metadata_filter import Where
+from ctxguard.core.metadata_filter import Token, Where, values_of
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
+from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
 from ctxguard.server.filtering import KeptIf, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import Problem, ProblemKind, guarded
@@ -100,25 +102,6 @@ class ContextAnswer(TypedDict):
 
 
 @with_config(STRICT)
-class Comparison(TypedDict):
-    """A condition on one attribute."""
-
-    type: Literal["eq", "in"]
-    key: str
-    value: Allowed
-
-
-@with_config(STRICT)
-class Conjunction(TypedDict):
-    """Conditions on different attributes, all of which must hold."""
-
-    type: Literal["and"]
-    filters: Annotated[
-        list[Comparison], Field(min_length=1, max_length=MOST_CONDITIONS, fail_fast=True)
-    ]
-
-
-@with_config(STRICT)
 class RankingOptions(TypedDict):
     """The least score of a result; a ranker is accepted and not used."""
 
@@ -130,9 +113,9 @@ class RankingOptions(TypedDict):
 class SearchRequest(TypedDict):
     """A search of a vector store, as OpenAI names its fields."""
 
-    query: str | Annotated[list[str], Field(min_length=1, max_length=1)]
+    query: str | Annotated[list[str], Field(min_length=1, max_length=MOST_SEARCHES)]
     max_num_results: NotRequired[Annotated[int, Field(ge=1, le=50)]]
-    filters: NotRequired[Comparison | Conjunction | None]
+    filters: NotRequired[Filter | None]
     ranking_options: NotRequired[RankingOptions | None]
     rewrite_query: NotRequired[bool | None]
 
@@ -152,6 +135,30 @@ class SearchResult(TypedDict):
     score: float
     attributes: dict[str, str | float | bool] | None
     content: list[TextContent]
+
+
+class VectorStore(TypedDict):
+    """An index, as OpenAI describes a vector store; its passages count as files."""
+
+    id: str
+    object: Literal["vector_store"]
+    created_at: int
+    name: str
+    usage_bytes: int
+    file_counts: dict[str, int]
+    status: Literal["completed"]
+    last_active_at: int
+    metadata: dict[str, str]
+
+
+class VectorStores(TypedDict):
+    """All vector stores: there is one."""
+
+    object: Literal["list"]
+    data: list[VectorStore]
+    first_id: str
+    last_id: str
+    has_more: Literal[False]
 
 
 class SearchAnswer(TypedDict):
@@ -207,6 +214,7 @@ class SearchEndpoint:
     def __init__(self, guard: ContextGuard, store_id: str) -> None:
         self._guard = guard
         self._store_id = store_id
+        self._opened = int(time())
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request.
@@ -214,46 +222,99 @@ class SearchEndpoint:
         Raises:
             Problem: it cannot be answered.
         """
+        self._check_store(request)
+        given = parse(SEARCH_REQUEST, await request.body())
+        queries = [given["query"]] if isinstance(given["query"], str) else given["query"]
+        filters = given.get("filters")
+        alternatives: Sequence[dict[str, Allowed] | None] = [None]
+        if filters is not None:
+            found = await to_thread(alternatives_of, filters, self._known)
+            alternatives = [
+                {key: values_of(values) for key, values in each.items()} for each in found
+            ]
+        searches = [(query, conditions) for query in queries for conditions in alternatives]
+        if len(searches) > MOST_SEARCHES:
+            raise Problem(
+                ProblemKind.INVALID_REQUEST,
+                f"{len(queries)} queries times {len(alternatives)} alternatives of the filter are "
+                f"more than {MOST_SEARCHES} searches",
+            )
+        best: dict[str, SearchResult] = {}
+        headers = None
+        for nth, (query, conditions) in enumerate(searches):
+            context = await _retrieved(self._guard, request, query, conditions, nth=nth)
+            headers = headers or _degraded(context)
+            for passage, each in zip(context.passages, results_of(context), strict=True):
+                former = best.get(each["file_id"])
+                is_better = former is None or former["score"] < each["score"]
+                if is_better and (filters is None or holds(filters, passage.metadata)):
+                    best[each["file_id"]] = each
+        request.scope["state"]["degraded"] = headers is not None
+        least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
+        # Stable: what one search found stays in its order where scores are equal.
+        results = sorted(best.values(), key=lambda each: -each["score"])
+        page: SearchAnswer = {
+            "object": "vector_store.search_results.page",
+            "search_query": queries,
+            "data": [each for each in results if each["score"] >= least][
+                : given.get("max_num_results", DEFAULT_RESULTS)
+            ],
+            "has_more": False,
+            "next_page": None,
+        }
+        return answer(page, headers)
+
+    async def retrieve(self, request: Request) -> Response:
+        """Describe the store.
+
+        Raises:
+            Problem: it is another.
+        """
+        self._check_store(request)
+        return answer(self._store())
+
+    async def list_all(self, _: Request) -> Response:
+        """Describe all stores, that is this one."""
+        page: VectorStores = {
+            "object": "list",
+            "data": [self._store()],
+            "first_id": self._store_id,
+            "last_id": self._store_id,
+            "has_more": False,
+        }
+        return answer(page)
+
+    def _store(self) -> VectorStore:
+        retriever = self._guard.retriever
+        n = len(retriever) if hasattr(retriever, "__len__") else 0
+        nothing = {"in_progress": 0, "failed": 0, "cancelled": 0}
+        return {
+            "id": self._store_id,
+            "object": "vector_store",
+            "created_at": self._opened,
+            "name": self._store_id,
+            "usage_bytes": 0,
+            "file_counts": {**nothing, "completed": n, "total": n},
+            "status": "completed",
+            "last_active_at": self._opened,
+            "metadata": {},
+        }
+
+    def _check_store(self, request: Request) -> None:
         if request.path_params["vector_store_id"] != self._store_id:
             raise Problem(
                 ProblemKind.NOT_FOUND, f"the only vector store here is {self._store_id!r}"
             )
-        given = parse(SEARCH_REQUEST, await request.body())
-        query = given["query"] if isinstance(given["query"], str) else given["query"][0]
-        context = await _retrieved(self._guard, request, query, conditions_of(given.get("filters")))
-        least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
-        results = [each for each in results_of(context) if each["score"] >= least]
-        page: SearchAnswer = {
-            "object": "vector_store.search_results.page",
-            "search_query": [query],
-            "data": results[: given.get("max_num_results", DEFAULT_RESULTS)],
-            "has_more": False,
-            "next_page": None,
-        }
-        return answer(page, _degraded(context))
 
-
-def conditions_of(
-    filters: Comparison | Conjunction | None,
-) -> dict[str, Allowed] | None:
-    """Conditions on fields of metadata; None for none.
-
-    Raises:
-        Problem: two conditions on one field, or a list with ``eq``.
-    """
-    if filters is None:
-        return None
-    comparisons = [filters] if filters["type"] != "and" else filters["filters"]
-    conditions: dict[str, Allowed] = {}
-    for each in comparisons:
-        if each["key"] in conditions:
-            raise Problem(ProblemKind.INVALID_REQUEST, "two filters compare one key")
-        if (each["type"] == "in") is not isinstance(each["value"], list):
+    def _known(self, field: str) -> Collection[Token]:
+        values = getattr(self._guard.retriever, "metadata_values", None)
+        if values is None:
             raise Problem(
-                ProblemKind.INVALID_REQUEST, "a filter `in` takes a list, and `eq` one value"
+                ProblemKind.INVALID_REQUEST,
+                "this index filters for equality alone: use `eq`, `in`, `and` and `or`",
             )
-        conditions[each["key"]] = each["value"]
-    return conditions
+        known: Collection[Token] = values(field)
+        return known
 
 
 def results_of(context: Context) -> list[SearchResult]:
@@ -313,13 +374,15 @@ async def _retrieved(
     *,
     segment: str | None = None,
     session_id: str | None = None,
+    nth: int = 0,
 ) -> Context:
     state = request.scope["state"]
+    request_id = state["request_id"] if nth == 0 else f"{state['request_id']}-{nth}"
     where = None if conditions is None else await where_of(conditions)
     with guarded():
         context = await guard.aretrieve(
             query,
-            request_id=state["request_id"],
+            request_id=request_id,
             segment=segment,
             session_id=session_id,
             where=where,

@@ -5,7 +5,7 @@ the index's changes, the thread pools and the circuit breakers.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,7 +15,7 @@ import numpy as np
 
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metadata_filter import Where
+from ctxguard.core.metadata_filter import Token, Where
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
 from ctxguard.errors import ConfigurationError, FilterViolationError, QueryError
 from ctxguard.resilience import Deadlines, StageClock, Watcher
@@ -434,6 +434,10 @@ class HybridRetriever:
     def corpus_sketch(self) -> CorpusSketch:
         """A sketch of all passages, by which a profile tells how much of them has changed."""
         return self.generation.passages.sketch
+
+    def metadata_values(self, field: str) -> Collection[Token]:
+        """All values that passages have of a field of metadata, as filters compare them."""
+        return self.generation.passages.metadata_rows.values(field)
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
         """Load the models and compile the loops, so that the first query does not wait.

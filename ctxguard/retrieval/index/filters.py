@@ -7,7 +7,7 @@ generation of an index and stay in memory with it.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -118,6 +118,10 @@ class FilteredRows(Protocol):
         """The rows that a filter allows."""
         ...
 
+    def values(self, field: str) -> Collection[Token]:
+        """All values that passages have of a field."""
+        ...
+
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields in memory, which a new generation should read before it answers."""
@@ -149,6 +153,10 @@ class EditedMetadataRows:
             )
         )
         return AllowedRows(np.sort(rows[rows >= 0], kind="stable"), self._row_map.stored.size)
+
+    def values(self, field: str) -> Collection[Token]:
+        """All values of a field, deleted passages' among them."""
+        return {*self._base.values(field), *self._tail.values(field)}
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -209,6 +217,11 @@ class MetadataRows:
                 _, oldest = self._cached.popitem(last=False)
                 self._cached_rows -= oldest.rows.size + ROWS_OF_A_FILTER
         return allowed
+
+    def values(self, field: str) -> Collection[Token]:
+        """All values that passages have of a field."""
+        read = self._load_fields((field,)).get(field)
+        return () if read is None else read.numbers.keys()
 
     @property
     def fields(self) -> tuple[str, ...]:
