@@ -17,11 +17,11 @@ from ctxguard.core.types import FloatArray
 FINGERPRINT_KEY = "reranker_scores"
 """The entry of a fingerprint that holds the scores."""
 
-MOST_DIFFERENCE = 0.05
+MOST_DIFFERENCE = 0.1
 """How far a score may move, as a share of the scores' standard deviation.
 
-In ``benchmarks.reranker_probe`` 100 restarts of the same rerankers stay below, and the nearest of
-the others is beyond.
+In ``benchmarks.reranker_probe`` bfloat16 moves one by 0.05 at most, other batches and threads by
+nothing that shows, and the nearest of twenty other rerankers, cut at 192 tokens for 256, by 0.19.
 """
 
 _DIGITS = 7

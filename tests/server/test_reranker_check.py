@@ -105,7 +105,7 @@ def test_the_log_speaks_of_no_former_profile_where_there_was_none(
     serve: Serve, probed: Path, scorer: Reranker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    scorer.scale = 1.5
+    scorer.fingerprint = "another"
     client = serve(profile=probed)
     deadline = time.monotonic() + 60
     while "is mismatched" not in caplog.text:
