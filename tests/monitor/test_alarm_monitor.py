@@ -10,12 +10,12 @@ from watching import Watching
 from ctxguard.core.context import Context
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Flag, Mode, Route, ScoreKind
+from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
-from tests.profiles import CERTIFICATE, profile_with, sufficiency_with
+from tests.profiles import CERTIFICATE, profile_with
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
@@ -152,20 +152,3 @@ def test_a_judge_that_is_down_warns_until_it_is_back(make_context: MakeContext) 
     del judge.judge
     live.watch()
     assert kinds(live) == []
-
-
-def test_the_flag_of_insufficient_contexts_is_watched_in_every_sample(
-    make_context: MakeContext,
-) -> None:
-    calibrated = RouteProfile(
-        policy=RatioPolicy(k=3),
-        score_kind=ScoreKind.RATIO,
-        sufficiency=sufficiency_with(threshold=0.2),
-    )
-    profile = profile_with({Route.EXTERNAL: calibrated})
-    live = Watching(LabelJudge(LOST), alarms=AlarmState(profile))
-    contexts = served(make_context, 600, profile.profile_id)
-    insufficient = [replace(each, flags=(Flag.INSUFFICIENT,)) for each in contexts[300:]]
-    live.watch(*contexts[:300], *insufficient)
-    signals = [alarm.signal for alarm in live.monitor.alarms.active()]
-    assert "insufficient" in signals
