@@ -5,19 +5,16 @@ sensitivity and specificity have not changed. What people would say of these req
 Pure: no I/O, no clock, no logging.
 """
 
-import math
-
 import numpy as np
 
 from ctxguard.core.types import FloatArray
-from ctxguard.monitor.estimation.ppi import LabelledClusters, interval_of
+from ctxguard.monitor.estimation.ppi import LabelledClusters
 from ctxguard.monitor.estimation.ratio import (
     BORROWED,
-    IN_UNIT_INTERVAL,
     Estimate,
     Precision,
     no_estimate,
-    t_quantile,
+    shown,
 )
 from ctxguard.monitor.estimation.sums import TermSums, numerator_column
 from ctxguard.monitor.estimation.terms import Metric
@@ -87,14 +84,18 @@ def borrowed_estimate(
     covariance = covariance + scores.T @ scores * n / (n - 2)
     direction = np.array(contrast) @ back
     value = float(np.array(contrast) @ result)
-    t = t_quantile((1.0 + precision.confidence) / 2.0, effective - 2.0)
-    half_width = t * math.sqrt(max(float(direction @ covariance @ direction), 0.0))
-    if half_width <= 0.0:
+    variance = max(float(direction @ covariance @ direction), 0.0)
+    if variance <= 0.0:
         return Estimate(None, None, None, n, "none", n_effective=effective)
-    lower, upper = interval_of(metric, value, half_width)
-    value = min(max(value, 0.0), 1.0) if metric in IN_UNIT_INTERVAL else value
-    return precision.checked(
-        metric, Estimate(value, lower, upper, n, BORROWED, n_effective=effective)
+    return shown(
+        metric,
+        value,
+        variance,
+        df=effective - 2.0,
+        n=n,
+        effective=effective,
+        method=BORROWED,
+        precision=precision,
     )
 
 

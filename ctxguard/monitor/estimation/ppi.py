@@ -14,13 +14,10 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.ratio import (
     DEFAULT_PRECISION,
-    IN_UNIT_INTERVAL,
     Estimate,
     Precision,
-    logistic,
     no_estimate,
-    t_quantile,
-    unseen_share,
+    shown,
 )
 from ctxguard.monitor.estimation.sums import (
     NO_TERMS,
@@ -41,10 +38,6 @@ TOLD_LESS_WEIGHT = 2.0
 
 _HIGHEST_LEVERAGE = 0.5
 """A control that would give one cluster more than this is left out: it would only fit that one."""
-
-
-_LEAST_DF = 4.0
-"""Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +225,20 @@ def estimate_from_clusters(
     if variance <= 1e-12 * np.sum(shares**2 * (human @ np.abs(linear)) ** 2):
         return Estimate(None, None, None, n, "none", n_effective=effective)
     df = min(effective - 1.0, degrees_of_freedom(shares * residuals)) - len(chosen)
-    t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, _LEAST_DF))
-    half_width = t * math.sqrt(variance) / float(corrected[1])
-    unseen = 0.0
+    n_observable = math.inf
     if inclusion is not None and inclusion[counted].min() < 1.0:
         # Of what is observed by chance, a few labels may have seen nothing.
         n_observable = float(inclusion[counted].sum()) * effective / n
-        unseen = unseen_share(n_observable, precision.confidence)
-    lower, upper = interval_of(metric, value, half_width, unseen)
-    value = min(max(value, 0.0), 1.0) if metric in IN_UNIT_INTERVAL else value
-    return precision.checked(
-        metric, Estimate(value, lower, upper, n, "ppi++", n_effective=effective)
+    return shown(
+        metric,
+        value,
+        float(variance) / float(corrected[1]) ** 2,
+        df=df,
+        n=n,
+        effective=effective,
+        n_observable=n_observable,
+        method="ppi++",
+        precision=precision,
     )
 
 
@@ -287,26 +283,3 @@ def _independent(columns: FloatArray, constant: FloatArray, most: int) -> list[i
             chosen.append(index)
             basis = wider
     return chosen
-
-
-def interval_of(
-    metric: Metric, value: float, half: float, unseen: float = 0.0
-) -> tuple[float, float]:
-    """Both ends of an interval; for metrics in [0, 1] on the logit scale.
-
-    Args:
-        metric: What is estimated.
-        value: The estimate.
-        half: Half the width on the metric's own scale.
-        unseen: Share of the traffic that may be of a kind that was never seen.
-    """
-    if metric not in IN_UNIT_INTERVAL:
-        return value - half, value + half
-    if not 0.0 < value < 1.0:
-        # The correction may carry a share near an end of its range beyond it.
-        lower, upper = (min(max(end, 0.0), 1.0) for end in (value - half, value + half))
-        value = min(max(value, 0.0), 1.0)
-    else:
-        logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-        lower, upper = logistic(logit - spread), logistic(logit + spread)
-    return min(lower, value * (1.0 - unseen)), max(upper, value + (1.0 - value) * unseen)

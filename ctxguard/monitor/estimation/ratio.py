@@ -108,6 +108,9 @@ DEFAULT_PRECISION = Precision()
 IN_UNIT_INTERVAL = frozenset(Metric) - {Metric.UDCG, Metric.GAIN, Metric.HARM}
 """Metrics that are a share or a mean of shares."""
 
+_LEAST_DF = 4.0
+"""Below this the expansion of Student's t is wrong; an interval is so wide then that it says so."""
+
 
 def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRECISION) -> Estimate:
     """A metric with a confidence interval, for a window that is looked at once.
@@ -143,10 +146,62 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
     if effective < precision.min_n:
         return no_estimate(n, effective, precision)
     value = sums.a / sums.b
-    interval = _interval(metric, sums, value, effective, (1.0 - precision.confidence) / 2.0)
-    if interval is None:
+    squares = sums.aa - 2.0 * value * sums.ab + value * value * sums.bb
+    # Up to this it is rounding: all clusters are alike.
+    alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
+    bounded = metric in IN_UNIT_INTERVAL
+    if sums.n_observable <= 0.0 if bounded else alike:
         return Estimate(None, None, None, n, "none", n_effective=effective)
-    lower, upper, method = interval
+    return shown(
+        metric,
+        value,
+        0.0 if alike else n / (n - 1) * squares / sums.b**2,
+        df=effective - 1.0,
+        n=n,
+        effective=effective,
+        # Unequal weights leave as many requests out as a smaller sample would.
+        n_observable=sums.n_observable * effective / n,
+        method="unseen" if alike else "normal-logit" if bounded else "normal",
+        precision=precision,
+    )
+
+
+def shown(
+    metric: Metric,
+    value: float,
+    variance: float,
+    *,
+    df: float,
+    n: int,
+    effective: float,
+    method: str,
+    precision: Precision,
+    n_observable: float = math.inf,
+) -> Estimate:
+    """An estimate with its interval, if that is narrow enough.
+
+    Args:
+        metric: What is estimated; in [0, 1] it has its interval on the logit scale.
+        value: The estimate; a correction may carry a share beyond its range.
+        variance: Its variance, ≥ 0.
+        df: Degrees of freedom of the variance.
+        n: Clusters.
+        effective: Their effective number.
+        method: How the interval was computed.
+        precision: What the estimate needs.
+        n_observable: As ``RatioSums.n_observable``; infinite where nothing can have been missed.
+    """
+    t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, _LEAST_DF))
+    half = t * math.sqrt(variance)
+    lower, upper = value - half, value + half
+    if metric in IN_UNIT_INTERVAL:
+        if 0.0 < value < 1.0:
+            logit, spread = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
+            lower, upper = logistic(logit - spread), logistic(logit + spread)
+        value, lower, upper = (min(max(each, 0.0), 1.0) for each in (value, lower, upper))
+        unseen = unseen_share(n_observable, precision.confidence)
+        lower = min(lower, value * (1.0 - unseen))
+        upper = max(upper, value + (1.0 - value) * unseen)
     return precision.checked(
         metric, Estimate(value, lower, upper, n, method, n_effective=effective)
     )
@@ -168,30 +223,6 @@ def unseen_share(n_observable: float, confidence: float) -> float:
         return 1.0
     share: float = 1.0 - ((1.0 - confidence) / 2.0) ** (1.0 / n_observable)
     return share
-
-
-def _interval(
-    metric: Metric, sums: RatioSums, value: float, effective: float, tail: float
-) -> tuple[float, float, str] | None:
-    n, bounded = sums.n, metric in IN_UNIT_INTERVAL
-    squares = sums.aa - 2.0 * value * sums.ab + value * value * sums.bb
-    # Up to this it is rounding: all clusters are alike.
-    alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
-    if not bounded:
-        if alike:
-            return None
-        half = t_quantile(1.0 - tail, effective - 1.0) * math.sqrt(n / (n - 1) * squares) / sums.b
-        return value - half, value + half, "normal"
-    if sums.n_observable <= 0.0:
-        return None
-    # Unequal weights leave as many requests out as a smaller sample would.
-    unseen = unseen_share(sums.n_observable * effective / n, 1.0 - 2.0 * tail)
-    lower, upper = value * (1.0 - unseen), value + (1.0 - value) * unseen
-    if alike:
-        return lower, upper, "unseen"
-    half = t_quantile(1.0 - tail, effective - 1.0) * math.sqrt(n / (n - 1) * squares) / sums.b
-    logit, half = math.log(value / (1.0 - value)), half / (value * (1.0 - value))
-    return min(lower, logistic(logit - half)), max(upper, logistic(logit + half)), "normal-logit"
 
 
 def logistic(x: float) -> float:
