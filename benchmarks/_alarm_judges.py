@@ -19,7 +19,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Route, ScoreKind
 from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, ECusum
-from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, Promise, Quantity
+from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, PromisedLoss, Quantity
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     LONGEST_BASELINE,
@@ -111,7 +111,7 @@ def of_baseline(found: FloatArray) -> IntArray:
 def _first_alarms(found: FloatArray, ecusums: Sequence[ECusum | None] | None) -> IntArray:
     """The 1-based request of each stream's first alarm, as ``LossMonitor`` raises it."""
     n_streams = len(found)
-    promise = Promise(Route.HYBRID, Quantity.RECALL_LOSS, 0.5)
+    promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.5)
     logs = np.zeros((3, n_streams))
     bets, targets = np.zeros((3, n_streams)), np.zeros(n_streams)
     due = np.full(n_streams, FIRST_BASELINE if ecusums is None else LONGEST_BASELINE + 1)
@@ -227,7 +227,7 @@ def compare(
         SIMULATIONS[quantity](mean, *judge)
         for mean in (setting.in_control, setting.promised, setting.raised)
     )
-    promised = Promise(Route.HYBRID, quantity, float(np.nanmean(at_promise.true)))
+    promised = PromisedLoss(Route.HYBRID, quantity, float(np.nanmean(at_promise.true)))
     in_control = streams(quiet.judged, rng, (repeats, setting.quiet))
     changing = np.concatenate(
         [

@@ -31,7 +31,7 @@ from benchmarks._live_traffic import DAY_SECONDS, Shape
 from benchmarks.alarms import IN_CONTROL, TARGET
 from benchmarks.live import Cell, simulate
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 
@@ -246,7 +246,7 @@ def _of_judge(
     simulate: Callable[..., Any] = SIMULATIONS[quantity]
     losses = partial(simulate, sensitivity=judge[0], specificity=judge[1])
     in_control, rng = losses(IN_CONTROL).judged, np.random.default_rng(0)
-    promise = Promise(Route.HYBRID, quantity, float(np.nanmean(losses(TARGET).true)))
+    promise = PromisedLoss(Route.HYBRID, quantity, float(np.nanmean(losses(TARGET).true)))
     detect: Callable[[FloatArray], IntArray] = of_baseline
     if judge == EXACT:
         detect = partial(of_promise, monitors=[LossMonitor.of_exact_judge(promise)] * repeats)

@@ -37,7 +37,7 @@ from benchmarks._alarm_judges import (
 )
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
 from ctxguard.monitor.alarms.reference import ReferenceKind
 
 SUMMARY = "How soon are alarms raised, and how often falsely?"
@@ -50,7 +50,7 @@ LONGEST_MEDIAN_DELAY = 350
 
 BoolArray = NDArray[np.bool_]
 
-PROMISE = Promise(Route.HYBRID, Quantity.RECALL_LOSS, TARGET)
+PROMISE = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, TARGET)
 _MONITOR = LossMonitor.of_exact_judge(PROMISE)
 GRADED = 400
 """Requests that people graded too, of each judge that errs."""

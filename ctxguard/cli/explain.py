@@ -13,7 +13,7 @@ from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.explanation import Candidate, Explanation
+    from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
     from ctxguard.profile.schema import Profile
 
 _DROPPED_SHOWN = 10
@@ -130,7 +130,9 @@ def _print(explanation: "Explanation", output: Output, *, show_all: bool) -> Non
         output.out.print(rows)
 
 
-def _print_candidates(title: str, candidates: "Sequence[Candidate]", output: Output) -> None:
+def _print_candidates(
+    title: str, candidates: "Sequence[ExplainedCandidate]", output: Output
+) -> None:
     from ctxguard.monitor.explanation import labels_in_words, verdict_in_words
 
     if not candidates:
@@ -155,6 +157,6 @@ def _legs(legs: Mapping[str, float | None]) -> str:
     return ", ".join(f"{name} {score:.4g}" for name, score in legs.items() if score is not None)
 
 
-def _why(candidate: "Candidate") -> list[str]:
+def _why(candidate: "ExplainedCandidate") -> list[str]:
     kept_if = " and ".join(candidate.kept_if)
     return [text for text in (candidate.reason, kept_if) if text]

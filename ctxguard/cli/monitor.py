@@ -213,7 +213,7 @@ def _close(running: "Monitor") -> None:
 
 def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
     from ctxguard.monitor.alarms import Severity
-    from ctxguard.monitor.service import Outcome
+    from ctxguard.monitor.service import JudgedAs
     from ctxguard.monitor.store import State
 
     with output.passes() as begin:
@@ -223,7 +223,7 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
             step(done)
     report = running.maintain()
     alarms = None if running.alarms is None else running.alarms.report()
-    judge_failed = report.outcomes[Outcome.JUDGE_FAILED] > 0
+    judge_failed = report.outcomes[JudgedAs.JUDGE_FAILED] > 0
     notes = []
     if judge_failed:
         notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")

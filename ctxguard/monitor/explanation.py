@@ -29,7 +29,7 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ExplainedCandidate:
     """A candidate and all that is known of it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Explanation:
 
     stored: StoredSample
     record: SampleRecord | None
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[ExplainedCandidate, ...] = ()
     rejected: tuple[tuple[str, str, str], ...] = ()
     picked: Mapping[str, float] = field(default_factory=dict)
     alarm: str | None = None
@@ -256,7 +256,7 @@ def _candidates(
     decision: Decision | None,
     judge: Mapping[str, Judgment],
     labels: Sequence[LabelRow],
-) -> list[Candidate]:
+) -> list[ExplainedCandidate]:
     verdicts = {} if decision is None else _by_position(decision)
     served, pool = set(record.served), {*record.served, *record.dropped}
     unusable = [place for place in range(len(record.passage_ids)) if place not in pool]
@@ -267,7 +267,7 @@ def _candidates(
         reason, kept_if = (None, ()) if is_served else _reason(verdicts.get(place))
         outcome = "served" if is_served else "dropped" if place in pool else "unusable"
         found.append(
-            Candidate(
+            ExplainedCandidate(
                 passage_id=name,
                 title=record.passage(place).title,
                 rank=place + 1,

@@ -27,13 +27,13 @@ from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judge
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
-from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
+from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
 from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
 from ctxguard.monitor.store import Accounts, SampleStore, State
 from ctxguard.redaction import Redactor, redact
 
-__all__ = ["DEFAULT_WINDOW_SECONDS", "Monitor", "Outcome", "Report"]
+__all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Report:
     judge: str
     live: LiveEstimates
     sums: Mapping[Metric, RatioSums]
-    outcomes: Mapping[Outcome, int]
+    outcomes: Mapping[JudgedAs, int]
     waiting: int
     oldest_waiting_seconds: float | None
     verdicts: int

@@ -20,7 +20,7 @@ from ctxguard.monitor.alarms import (
     AlarmKind,
     AlarmState,
     LossMonitor,
-    Promise,
+    PromisedLoss,
     Quantity,
     ReferenceKind,
     Severity,
@@ -50,7 +50,7 @@ def profile_of(**changes: object) -> Profile:
 
 PROFILE = profile_of()
 FORM = TypeAdapter(LossMonitor)
-PROMISE = Promise(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
+PROMISE = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
 MONITOR = LossMonitor.of_exact_judge(PROMISE)
 
 
@@ -87,7 +87,7 @@ def monitor_of(state: AlarmState, reference: ReferenceKind) -> LossMonitor:
     return found
 
 
-def promises_of(profile: Profile) -> dict[Quantity, Promise]:
+def promises_of(profile: Profile) -> dict[Quantity, PromisedLoss]:
     return {promise.quantity: promise for promise in promises(profile)}
 
 
@@ -146,7 +146,7 @@ class TestWhatIsMonitored:
     )
     def test_a_promise_outside_its_bound_is_refused(self, at_most: float, bound: float) -> None:
         with pytest.raises(ConfigurationError, match=r"harm"):
-            Promise(Route.HYBRID, Quantity.HARM, at_most, bound)
+            PromisedLoss(Route.HYBRID, Quantity.HARM, at_most, bound)
 
 
 class TestLossMonitor:
@@ -159,7 +159,7 @@ class TestLossMonitor:
     def test_it_goes_on_from_its_state_as_if_nothing_had_happened(
         self, quantity: Quantity, share: float, bound: float, losses: list[float]
     ) -> None:
-        promise = Promise(Route.HYBRID, quantity, share * bound, bound)
+        promise = PromisedLoss(Route.HYBRID, quantity, share * bound, bound)
         for monitor in (
             LossMonitor.of_exact_judge(promise),
             LossMonitor.of_exact_judge(promise).alarmed(),
@@ -173,7 +173,9 @@ class TestLossMonitor:
 
     def test_the_unit_of_the_loss_does_not_matter(self) -> None:
         small, large = (
-            LossMonitor.of_exact_judge(Promise(Route.HYBRID, Quantity.HARM, 0.25 * bound, bound))
+            LossMonitor.of_exact_judge(
+                PromisedLoss(Route.HYBRID, Quantity.HARM, 0.25 * bound, bound)
+            )
             for bound in (1.0, 4.0)
         )
         for loss in (0.5, 0.0, 1.0):
@@ -182,7 +184,7 @@ class TestLossMonitor:
         assert large.run_mean == pytest.approx(4.0 * small.run_mean)
 
     def test_a_loss_above_its_bound_counts_as_the_bound(self) -> None:
-        monitor = LossMonitor.of_exact_judge(Promise(Route.HYBRID, Quantity.HARM, 0.5, 2.0))
+        monitor = LossMonitor.of_exact_judge(PromisedLoss(Route.HYBRID, Quantity.HARM, 0.5, 2.0))
         assert monitor.after(7.0).ecusum == monitor.after(2.0).ecusum
 
     def test_the_mean_is_taken_since_about_when_the_losses_rose(self) -> None:

@@ -10,8 +10,8 @@ from ctxguard.core.context import Context
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
-from ctxguard.monitor.judges import Judgment, LabelJudge, Unjudged
-from ctxguard.monitor.service import Outcome
+from ctxguard.monitor.judges import Judgment, LabelJudge, UnjudgedAs
+from ctxguard.monitor.service import JudgedAs
 from ctxguard.redaction import hash_text, redact
 from ctxguard.testing import JudgeContract
 
@@ -57,8 +57,8 @@ def test_with_partial_labels_what_is_not_labelled_has_no_verdict() -> None:
     ]
 
 
-@pytest.mark.parametrize("unjudged", list(Unjudged))
-def test_an_unknown_query_has_no_verdicts(unjudged: Unjudged) -> None:
+@pytest.mark.parametrize("unjudged", list(UnjudgedAs))
+def test_an_unknown_query_has_no_verdicts(unjudged: UnjudgedAs) -> None:
     assert LabelJudge(QRELS, unjudged=unjudged).judge("why?", PASSAGES) == [None] * 5
 
 
@@ -138,4 +138,4 @@ class TestRedactedQuestions:
     ) -> None:
         live = Watching(LabelJudge({self.ASKED: {"p0": 1}}))
         live.watch(make_context(["p0", "p1"], 1, query=self.ASKED))
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 1
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 1

@@ -21,7 +21,7 @@ from ctxguard.monitor.judging import lease, result_buffer, worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
-from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.service import JudgedAs, Monitor
 from ctxguard.monitor.store import Finished, FinishResult, SampleStore, State, schema
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
@@ -87,7 +87,7 @@ class TestQuickJudge:
         live = watching(make_context, 30)
         assert live.monitor.step() == 30
         assert writes == [30]
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 30
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 30
 
     def test_not_more_than_a_hundred_wait_for_one_transaction(
         self, make_context: MakeContext, writes: list[int]
@@ -102,8 +102,8 @@ class TestQuickJudge:
         live = watching(make_context, 40, budget=BudgetLimits(calls_per_hour=20))
         live.monitor.step()
         outcomes = live.monitor.report().outcomes
-        assert min(outcomes[Outcome.JUDGED], outcomes[Outcome.SKIPPED]) > 0
-        assert writes == [outcomes[Outcome.JUDGED] + outcomes[Outcome.SKIPPED]]
+        assert min(outcomes[JudgedAs.JUDGED], outcomes[JudgedAs.SKIPPED]) > 0
+        assert writes == [outcomes[JudgedAs.JUDGED] + outcomes[JudgedAs.SKIPPED]]
 
     def test_the_budget_holds_within_a_batch_and_what_was_spent_is_kept_with_it(
         self, make_context: MakeContext
@@ -157,7 +157,7 @@ class TestQuickJudge:
         with pytest.raises(KeyboardInterrupt):
             live.monitor.step()
         assert live.store.states()[State.JUDGED] == 3
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 3
 
     def test_while_the_store_is_locked_nothing_counts_as_judged(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
@@ -167,7 +167,7 @@ class TestQuickJudge:
             patch.setattr(SampleStore, "finish", locked)
             with pytest.raises(StoreLockedError):
                 live.monitor.step()
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 0
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 0
         assert live.store.states()[State.CLAIMED] == 5
 
     def test_after_an_outage_no_verdict_is_paid_for_again_and_no_sample_waits_for_a_lease(
@@ -185,7 +185,7 @@ class TestQuickJudge:
         live.monitor.step()
         assert judge.n == 5
         assert live.store.states()[State.JUDGED] == 5
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 5
 
     def test_what_another_monitor_has_claimed_since_stays_with_it(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
@@ -222,7 +222,7 @@ class TestQuickJudge:
                 live.monitor.step()
         states = live.store.states()
         assert (states[State.JUDGED], states[State.FAILED], states[State.CLAIMED]) == (5, 1, 0)
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 5
         assert live.monitor.errors == 5
         assert "the result of sample 3 could not be stored" in caplog.text
 
@@ -379,7 +379,7 @@ class TestSlowJudge:
         assert judging.is_alive()
         released.set()
         judging.join(PATIENCE_SECONDS)
-        assert live.monitor.report().outcomes[Outcome.JUDGED] == 5
+        assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 5
 
     def test_what_it_has_not_come_to_in_time_waits_for_others(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch

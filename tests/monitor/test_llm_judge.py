@@ -22,7 +22,7 @@ from ctxguard.monitor.judges.llm import Pacer
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages
 from ctxguard.monitor.judges.reply import read_reply
 from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.service import Outcome
+from ctxguard.monitor.service import JudgedAs
 from ctxguard.redaction import Text
 from ctxguard.testing import JudgeContract
 
@@ -470,9 +470,9 @@ def test_a_monitor_tells_an_outage_from_a_bad_reply_and_goes_on(
         live.monitor.step(1)
     live.monitor.step(1)
     outcomes = live.monitor.report().outcomes
-    assert outcomes[Outcome.JUDGE_FAILED] == 1
-    assert outcomes[Outcome.INCOMPLETE] == 1
-    assert outcomes[Outcome.JUDGED] >= 1
+    assert outcomes[JudgedAs.JUDGE_FAILED] == 1
+    assert outcomes[JudgedAs.INCOMPLETE] == 1
+    assert outcomes[JudgedAs.JUDGED] >= 1
 
 
 def test_a_raw_reply_that_was_no_verdict_is_kept_in_the_store(

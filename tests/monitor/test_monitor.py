@@ -21,7 +21,7 @@ from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
-from ctxguard.monitor.service import Monitor, Outcome
+from ctxguard.monitor.service import JudgedAs, Monitor
 from ctxguard.monitor.store import Entry, State, WorkerCounts
 from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
@@ -208,7 +208,7 @@ def test_an_invalid_verdict_is_counted_and_never_imputed(
     live = Watching(ScriptedJudge(answer), rates=EVERYTHING)
     live.watch(*[make_context(POOL, 2)] * 3)
     report = live.monitor.report()
-    assert report.outcomes[Outcome.INCOMPLETE] == 3
+    assert report.outcomes[JudgedAs.INCOMPLETE] == 3
     assert report.verdicts == report.invalid_verdicts == 6
     assert report.sums[Metric.UDCG].n == 0
 
@@ -240,7 +240,7 @@ def test_a_dropped_passage_that_cannot_be_read_is_without_a_verdict(
     live = Watching(ScriptedJudge(), rates=EVERYTHING)
     live.watch(torn)
     report = live.monitor.report()
-    assert report.outcomes[Outcome.JUDGED] == 1
+    assert report.outcomes[JudgedAs.JUDGED] == 1
     assert (report.verdicts, report.invalid_verdicts) == (10, 1)
 
 
@@ -255,7 +255,7 @@ def test_while_the_judge_is_down_samples_wait_and_it_is_logged_once(
     with caplog.at_level(logging.WARNING):
         live.serve(*[make_context(POOL, 2)] * 3)
         assert [live.monitor.step() for _ in range(2)] == [0, 0]
-    assert live.monitor.report().outcomes[Outcome.JUDGE_FAILED] == 4
+    assert live.monitor.report().outcomes[JudgedAs.JUDGE_FAILED] == 4
     assert live.monitor.report().waiting == 3
     assert len(caplog.records) == 1
     assert "the judge is down" not in caplog.text
@@ -286,7 +286,7 @@ def test_an_outage_of_the_judge_costs_no_sample(make_context: MakeContext) -> No
         assert live.monitor.step() == 0
     judge.answer = None
     live.watch()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
+    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
 
 
 def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -> None:
@@ -295,7 +295,7 @@ def test_a_judge_that_comes_back_judges_what_waited(make_context: MakeContext) -
     live.watch(*[make_context(POOL, 2)] * 3)
     judge.answer = None
     live.watch()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 3
+    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 3
 
 
 def test_what_was_stored_is_judged_or_left_out_for_a_stated_reason(
@@ -325,7 +325,7 @@ def test_two_monitors_of_one_store_judge_every_sample_once(make_context: MakeCon
     live.serve(*[make_context(POOL, 2, request_id=f"r{i}") for i in range(40)])
     while live.monitor.step(3) + other.step(3):
         pass
-    judged = [one.report().outcomes[Outcome.JUDGED] for one in (live.monitor, other)]
+    judged = [one.report().outcomes[JudgedAs.JUDGED] for one in (live.monitor, other)]
     assert sum(judged) == 40
     assert min(judged) > 0
     assert (
@@ -342,7 +342,7 @@ def test_a_sample_of_a_newer_release_is_left_out(make_context: MakeContext) -> N
         WorkerCounts(1, {}),
     )
     live.watch()
-    assert live.monitor.report().outcomes[Outcome.UNREADABLE] == 1
+    assert live.monitor.report().outcomes[JudgedAs.UNREADABLE] == 1
 
 
 def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
@@ -353,7 +353,10 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
     while live.monitor.step(20):
         pass
     report = live.monitor.report()
-    judged, skipped = report.outcomes[Outcome.JUDGED], report.outcomes[Outcome.SKIPPED]
+    judged, skipped = (
+        report.outcomes[JudgedAs.JUDGED],
+        report.outcomes[JudgedAs.SKIPPED],
+    )
     assert report.verdicts <= 300
     assert judged == pytest.approx(150, abs=30)
     assert judged + skipped == pytest.approx(1_000, abs=60)
@@ -444,7 +447,7 @@ def test_without_texts_a_judge_that_reads_is_not_asked(make_context: MakeContext
     live = Watching(judge, privacy=Privacy(passages=Text.OMITTED))
     live.watch(make_context(POOL, 2))
     assert judge.asked == []
-    assert live.monitor.report().outcomes[Outcome.INCOMPLETE] == 1
+    assert live.monitor.report().outcomes[JudgedAs.INCOMPLETE] == 1
 
 
 def test_an_audit_estimates_what_lies_beyond_the_pool(make_context: MakeContext) -> None:
@@ -468,12 +471,12 @@ def test_the_background_thread_judges_and_ends_when_told(make_context: MakeConte
 
     def all_are_judged() -> bool:
         latest = live.monitor.latest
-        return latest is not None and latest.outcomes[Outcome.JUDGED] == 20
+        return latest is not None and latest.outcomes[JudgedAs.JUDGED] == 20
 
     until(all_are_judged)
     assert live.monitor.stop()
     assert live.monitor.stop()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 20
+    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 20
 
 
 def test_a_judge_that_hangs_holds_up_neither_requests_nor_the_end(
@@ -505,7 +508,7 @@ def test_a_clock_that_steps_a_day_loses_nothing_and_judges_nothing_twice(
         live.now += step_seconds
         live.watch(*[make_context(POOL, 2)] * 5)
         live.monitor.maintain()
-    assert live.monitor.report().outcomes[Outcome.JUDGED] == 15
+    assert live.monitor.report().outcomes[JudgedAs.JUDGED] == 15
     assert len(judge.asked) == 30
 
 

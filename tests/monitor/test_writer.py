@@ -29,7 +29,7 @@ from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
-from ctxguard.monitor.service import Outcome
+from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, State, WorkerCounts
 from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
@@ -130,7 +130,10 @@ def test_a_judge_never_reads_a_hash(
     live = Watching(judge, privacy=privacy, lookup=lookup if is_found else None)
     live.watch(make_context(POOL, 2, query="how?"))
     outcomes = live.monitor.report().outcomes
-    assert (outcomes[Outcome.JUDGED], outcomes[Outcome.INCOMPLETE]) == (is_judged, not is_judged)
+    assert (outcomes[JudgedAs.JUDGED], outcomes[JudgedAs.INCOMPLETE]) == (
+        is_judged,
+        not is_judged,
+    )
     assert not [text for text in judge.read if "hash:" in text]
     assert any("of the index" in text for text in judge.read) == is_judged
 

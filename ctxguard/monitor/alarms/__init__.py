@@ -8,7 +8,7 @@ a monitor judges, and ``actions`` logs an alarm and switches to the safe policy.
 from ctxguard.monitor.alarms.actions import act_on, switch_to_safe
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
 from ctxguard.monitor.alarms.drift import Signal, SignalCounts, Signals
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
 from ctxguard.monitor.alarms.reference import ReferenceKind
 from ctxguard.monitor.alarms.state import AlarmReport, AlarmState
 
@@ -18,7 +18,7 @@ __all__ = [
     "AlarmReport",
     "AlarmState",
     "LossMonitor",
-    "Promise",
+    "PromisedLoss",
     "Quantity",
     "ReferenceKind",
     "Severity",

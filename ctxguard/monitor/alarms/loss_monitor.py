@@ -46,7 +46,7 @@ class Quantity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PromisedLoss:
     """The mean loss that a profile promises of one route.
 
     Attributes:
@@ -101,7 +101,7 @@ class LossMonitor:
         recovery: The evidence that the mean is below the target again; None unless an alarm was
             raised.
 
-    >>> promise = Promise(Route.HYBRID, Quantity.RECALL_LOSS, at_most=0.12)
+    >>> promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, at_most=0.12)
     >>> monitor = LossMonitor.of_exact_judge(promise)
     >>> for _ in range(60):
     ...     monitor = monitor.after(0.5)
@@ -109,7 +109,7 @@ class LossMonitor:
     (True, 0.5)
     """
 
-    promise: Promise
+    promise: PromisedLoss
     reference: ReferenceKind
     n: int = 0
     n_reference: int = 0
@@ -120,14 +120,14 @@ class LossMonitor:
     recovery: ECusum | None = None
 
     @classmethod
-    def of_exact_judge(cls, promise: Promise) -> "LossMonitor":
+    def of_exact_judge(cls, promise: PromisedLoss) -> "LossMonitor":
         """Compares with the promise, and is tuned to a loss of twice the promised."""
         target = _within(promise.at_most / promise.bound)
         suspected = min(2.0 * target, (1.0 + target) / 2.0)
         return cls(promise, ReferenceKind.PROMISE, ecusum=ECusum(target, suspected))
 
     @classmethod
-    def of_corrected(cls, promise: Promise, correction: Correction) -> "LossMonitor":
+    def of_corrected(cls, promise: PromisedLoss, correction: Correction) -> "LossMonitor":
         """Compares with the promise on the judge's scale; ``correction`` is of losses in [0, 1]."""
         return cls(
             promise,
@@ -137,7 +137,7 @@ class LossMonitor:
         )
 
     @classmethod
-    def of_baseline(cls, promise: Promise) -> "LossMonitor":
+    def of_baseline(cls, promise: PromisedLoss) -> "LossMonitor":
         """Compares with the judge's own mean over the first requests, which it learns first."""
         return cls(promise, ReferenceKind.BASELINE, baseline=Baseline())
 
@@ -344,7 +344,7 @@ def _recall_advice(calibrated: RouteProfile) -> str:
     )
 
 
-def promises(profile: Profile) -> tuple[Promise, ...]:
+def promises(profile: Profile) -> tuple[PromisedLoss, ...]:
     """What a profile promises that can be monitored.
 
     Of recall loss it is the certificate's alpha. Of harm it is the certificate's beta or, without
@@ -355,11 +355,11 @@ def promises(profile: Profile) -> tuple[Promise, ...]:
     for route, calibrated in sorted(profile.routes.items()):
         certificate = calibrated.certificate
         if certificate is not None and certificate.alpha < 1.0:
-            found.append(Promise(route, Quantity.RECALL_LOSS, max(certificate.alpha, 0.0)))
+            found.append(PromisedLoss(route, Quantity.RECALL_LOSS, max(certificate.alpha, 0.0)))
         at_most, source = _harm_target(calibrated)
         bound = _harm_bound(calibrated, profile.utilities)
         if at_most is not None and 0.0 <= at_most < bound:
-            found.append(Promise(route, Quantity.HARM, at_most, bound, source))
+            found.append(PromisedLoss(route, Quantity.HARM, at_most, bound, source))
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError, DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.drift import SignalCounter, SignalCounts, Signals
-from ctxguard.monitor.alarms.loss_monitor import LossMonitor, Promise, Quantity, promises
+from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity, promises
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
 from ctxguard.profile.schema import Profile
 
@@ -124,7 +124,7 @@ class AlarmState:
             self._is_exact = exact
             self._losses = self._new_monitors()
 
-    def correct(self, promise: Promise, correction: Correction) -> None:
+    def correct(self, promise: PromisedLoss, correction: Correction) -> None:
         """Compare a judge that errs with a promise on its own scale too, from now on.
 
         The evidence starts again where the target is not about the same as before. An exact judge

@@ -180,7 +180,7 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     return table
 
 
-class Term(NamedTuple):
+class RatioTerm(NamedTuple):
     """What requests add to one metric before weighting by 1/π, one number a request.
 
     Attributes:
@@ -195,7 +195,7 @@ class Term(NamedTuple):
     inclusion: FloatArray
 
 
-def term(metric: Metric, table: Table) -> Term:
+def term(metric: Metric, table: Table) -> RatioTerm:
     """The numerators and denominators that requests add to a metric.
 
     >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0, 0.5)
@@ -204,7 +204,7 @@ def term(metric: Metric, table: Table) -> Term:
     [[1.0], [6.0], [0.2]]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return Term(*_TERMS[metric](table))
+        return RatioTerm(*_TERMS[metric](table))
 
 
 _Columns = tuple[FloatArray, FloatArray, FloatArray]

@@ -6,7 +6,7 @@ loads no optional library: the client library (extra ``judge``) and the cross-en
 """
 
 from ctxguard.monitor.judges.cross_encoder import CrossEncoderJudge
-from ctxguard.monitor.judges.known_labels import LabelJudge, Unjudged
+from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
 from ctxguard.monitor.judges.llm import LLMJudge, TokenPrices
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, RejectedReply
@@ -21,5 +21,5 @@ __all__ = [
     "LabelJudge",
     "RejectedReply",
     "TokenPrices",
-    "Unjudged",
+    "UnjudgedAs",
 ]

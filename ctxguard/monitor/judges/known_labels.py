@@ -12,7 +12,7 @@ from ctxguard.redaction import Redactor, redact, redacted
 _log = logging.getLogger(__name__)
 
 
-class Unjudged(StrEnum):
+class UnjudgedAs(StrEnum):
     """What a missing label means."""
 
     IRRELEVANT = "irrelevant"
@@ -56,7 +56,7 @@ class LabelJudge:
         qrels: Mapping[str, Mapping[str, int]],
         distractors: Mapping[str, Collection[str]] | None = None,
         *,
-        unjudged: Unjudged | str = Unjudged.IRRELEVANT,
+        unjudged: UnjudgedAs | str = UnjudgedAs.IRRELEVANT,
         version: str = "1",
         redactor: Redactor | None = redact,
     ) -> None:
@@ -64,7 +64,7 @@ class LabelJudge:
         self.max_grade = max([max(grades.values(), default=1) for grades in qrels.values()] + [1])
         self._qrels = qrels
         self._distractors = {} if distractors is None else distractors
-        self._complete = Unjudged(unjudged) is Unjudged.IRRELEVANT
+        self._complete = UnjudgedAs(unjudged) is UnjudgedAs.IRRELEVANT
         self._positives_only = all(
             grade > 0 for grades in qrels.values() for grade in grades.values()
         )

@@ -9,7 +9,7 @@ from ctxguard.monitor.estimation.sums import NO_TERMS, RatioSums, TermSums, requ
 from ctxguard.monitor.estimation.terms import Metric, Table
 
 
-class Outcome(StrEnum):
+class JudgedAs(StrEnum):
     """How the judging of a claimed sample ended. A closed set: it labels a metric."""
 
     JUDGED = "judged"
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Counted:
     """The counters at one moment, consistent with each other.
 
     Attributes:
@@ -35,7 +35,7 @@ class Snapshot:
     """
 
     sums: Mapping[Metric, RatioSums]
-    outcomes: Mapping[Outcome, int]
+    outcomes: Mapping[JudgedAs, int]
     verdicts: int
     invalid_verdicts: int
 
@@ -45,11 +45,11 @@ class MonitorCounters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outcomes = dict.fromkeys(Outcome, 0)
+        self._outcomes = dict.fromkeys(JudgedAs, 0)
         self._verdicts = self._invalid = self._errors = 0
         self._sums = NO_TERMS
 
-    def add_outcome(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: JudgedAs) -> None:
         """Count one claimed sample."""
         with self._lock:
             self._outcomes[outcome] += 1
@@ -77,10 +77,10 @@ class MonitorCounters:
         """Steps that failed as a whole, and results that the store refused."""
         return self._errors
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Counted:
         """All counters now."""
         with self._lock:
-            return Snapshot(
+            return Counted(
                 sums={metric: self._sums.ratio(metric) for metric in Metric},
                 outcomes=dict(self._outcomes),
                 verdicts=self._verdicts,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.monitor.estimation.terms import JudgedRequest
-from ctxguard.monitor.judging.counters import Outcome
+from ctxguard.monitor.judging.counters import JudgedAs
 from ctxguard.monitor.judging.sample_judge import SampleVerdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Finished, SampleStore
@@ -39,7 +39,7 @@ class Result:
         verdicts: None where it was not judged.
     """
 
-    outcome: Outcome
+    outcome: JudgedAs
     finished: Finished
     record: SampleRecord | None = None
     verdicts: SampleVerdicts | None = None

@@ -17,7 +17,7 @@ from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
-from ctxguard.monitor.judging.counters import MonitorCounters, Outcome
+from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
 from ctxguard.monitor.judging.lease import LEASE_SECONDS, renewed
 from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
 from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
@@ -36,10 +36,10 @@ _ALONE_SECONDS = 3600.0
 hours costs no sample, and one on which the judge always fails is not tried for ever."""
 
 _STATES = {
-    Outcome.JUDGED: State.JUDGED,
-    Outcome.INCOMPLETE: State.INCOMPLETE,
-    Outcome.SKIPPED: State.SKIPPED,
-    Outcome.UNREADABLE: State.FAILED,
+    JudgedAs.JUDGED: State.JUDGED,
+    JudgedAs.INCOMPLETE: State.INCOMPLETE,
+    JudgedAs.SKIPPED: State.SKIPPED,
+    JudgedAs.UNREADABLE: State.FAILED,
 }
 
 
@@ -125,7 +125,7 @@ class JudgingWorker:
                 outcome = self._process(sample)
                 if outcome is None:
                     break
-                if outcome is Outcome.JUDGE_FAILED:
+                if outcome is JudgedAs.JUDGE_FAILED:
                     failed.append(sample.sample_id)
                     if len(failed) == _FAILURES_OF_AN_OUTAGE:
                         break
@@ -171,7 +171,7 @@ class JudgingWorker:
             self._store.give_back(sorted(self._in_hand), max_attempts=None, claimant=self._claimant)
             self._in_hand = set()
 
-    def _process(self, sample: Claimed) -> Outcome | None:
+    def _process(self, sample: Claimed) -> JudgedAs | None:
         """Judge or skip one sample; None where the budget has no room for it at present."""
         probability = self._budget.refresh()
         if probability <= 0.0:
@@ -181,11 +181,14 @@ class JudgingWorker:
             record = _readable(sample)
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample.sample_id, error)
-            why = (("", Outcome.UNREADABLE.value, str(error)),)
-            result = Result(Outcome.UNREADABLE, _finished(sample, Outcome.UNREADABLE, rejected=why))
+            why = (("", JudgedAs.UNREADABLE.value, str(error)),)
+            result = Result(
+                JudgedAs.UNREADABLE,
+                _finished(sample, JudgedAs.UNREADABLE, rejected=why),
+            )
         else:
             if not self._sampler.selects(sample.request_id, probability):
-                result = Result(Outcome.SKIPPED, _finished(sample, Outcome.SKIPPED), record)
+                result = Result(JudgedAs.SKIPPED, _finished(sample, JudgedAs.SKIPPED), record)
             else:
                 judged = self._judged_within_budget(sample, record, probability)
                 if not isinstance(judged, Result):
@@ -197,7 +200,7 @@ class JudgingWorker:
 
     def _judged_within_budget(
         self, sample: Claimed, record: SampleRecord, probability: float
-    ) -> Result | Outcome | None:
+    ) -> Result | JudgedAs | None:
         """The result; None where the budget has no room, ``JUDGE_FAILED`` where the judge failed.
 
         Raises:
@@ -221,7 +224,7 @@ class JudgingWorker:
 
     def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)
-        outcome = Outcome.INCOMPLETE if verdicts.request is None else Outcome.JUDGED
+        outcome = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
         finished = _finished(sample, outcome, verdicts, self._rejected(record))
         if self._alarms is not None:
             # Also where it was another process, before a restart, that saw the judge fail.
@@ -237,8 +240,8 @@ class JudgingWorker:
         self._cost = (None if accounts_of is None else accounts_of().cost) or 0.0
         return self._cost - before
 
-    def _judge_failed(self, error: Exception) -> Outcome:
-        self._counters.add_outcome(Outcome.JUDGE_FAILED)
+    def _judge_failed(self, error: Exception) -> JudgedAs:
+        self._counters.add_outcome(JudgedAs.JUDGE_FAILED)
         self._why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -252,7 +255,7 @@ class JudgingWorker:
                     Severity.WARNING,
                 )
         self.failing = True
-        return Outcome.JUDGE_FAILED
+        return JudgedAs.JUDGE_FAILED
 
     def _count_attempts(self, sample_ids: Sequence[int]) -> None:
         """Give samples back that failed by themselves; those that failed too often are left out."""
@@ -345,7 +348,7 @@ def _show(alarms: AlarmMonitor, result: Result) -> None:
 
 def _finished(
     sample: Claimed,
-    outcome: Outcome,
+    outcome: JudgedAs,
     verdicts: SampleVerdicts | None = None,
     rejected: tuple[tuple[str, str, str], ...] = (),
 ) -> Finished:
