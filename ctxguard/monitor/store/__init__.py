@@ -3,8 +3,7 @@
     types         the values that go in and come out
     schema        the tables
     database      connections and transactions      errors     database errors as the store's
-    sqlite        how SQLite is set up
-    forking       no connection crosses a fork      part       methods that are transactions
+    sqlite        how SQLite is set up              part       methods that are transactions
     accounts      what writers report               queue      samples claimed and finished
     judgments     judged requests, by time          labelling  labels and feedback of people
     picks         samples picked for labels         graded     what people have graded

@@ -19,11 +19,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import StaticPool
 
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import ClosedAtForks, reset_in_children
 from ctxguard.errors import ConfigurationError, StoreLockedError
 from ctxguard.monitor.store import errors as faults
 from ctxguard.monitor.store import sqlite as lite
-from ctxguard.monitor.store.forking import ClosedAtForks
 from ctxguard.monitor.store.schema import SCHEMA_VERSION, metadata, samples, schema_version
 
 _log = logging.getLogger(__name__)
