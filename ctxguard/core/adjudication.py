@@ -14,7 +14,7 @@ RULES = (
     "of several annotators' grades, the lower median",
     "a passage of grade 0 misleads as the latest label says that says how",
 )
-"""How labels become one."""
+"""The rules that make one label of several."""
 
 
 class Vote(NamedTuple):
@@ -24,7 +24,7 @@ class Vote(NamedTuple):
         grade: 0 for not relevant, higher for more relevant.
         negative: How a passage of grade 0 misleads; None if it does not.
         annotator: Name; None is an annotator of its own.
-        time_seconds: When; of equal times the later in order counts as later.
+        time_seconds: Time of the label; among equal times the later in order counts as later.
     """
 
     grade: int
@@ -34,7 +34,7 @@ class Vote(NamedTuple):
 
 
 class Adjudicated(NamedTuple):
-    """The label that several come to.
+    """The label that results from several.
 
     Attributes:
         grade: The passage's grade.
@@ -48,7 +48,7 @@ class Adjudicated(NamedTuple):
 
 
 def adjudicate(votes: Iterable[Vote]) -> Adjudicated:
-    """Apply ``RULES`` to the labels of one passage, of which there is at least one.
+    """Apply ``RULES`` to the labels of one passage; there must be at least one.
 
     >>> ann, ben = Vote(3, None, "ann", 1.0), Vote(0, None, "ben", 2.0)
     >>> adjudicate([ann, ben])

@@ -1,4 +1,4 @@
-"""Assembly: from the passages that the decision kept to those that are served, in their order.
+"""Assembly: chooses which kept passages are served, and in which order.
 
 Passages that cannot be read or exceed the token budget are left out, and the others are put in
 presentation order (DESIGN.md §7). This runs on every request: texts are neither
@@ -38,7 +38,7 @@ _SENTENCE_END = re.compile(r"""(?:(?<=\w{3})\.|[!?…])["'”’»)\]]*(?=\s)|[�
 
 
 def estimate_tokens(text: str) -> int:
-    """An estimate of a text's tokens without a tokenizer: one for every four characters.
+    """Estimate a text's tokens without a tokenizer: one for every four characters.
 
     About right for English prose, too low for code and for scripts other than Latin. If the budget
     is tight, give ``Assembly`` the model's own tokenizer.
@@ -51,31 +51,30 @@ def estimate_tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class Assembly:
-    """How kept passages become a context.
+    """Settings that turn kept passages into a context.
 
     Attributes:
         order: ``rank`` is best first; ``edges`` puts the best at both ends and the worst in the
             middle (1, 3, 5, …, 6, 4, 2), where models read least.
-        max_tokens: The most tokens of the rendered text, separators included; None for no limit.
+        max_tokens: Limit of the rendered text in tokens, separators included; None disables it.
             With a limit, passages are rendered on the request path.
         count_tokens: Counts the tokens of a text. If it raises, `estimate_tokens` is used for that
             text. Passages are counted one by one and added up, which is never fewer than the
             whole for `estimate_tokens`, nor in practice for a model's tokenizer.
         max_passage_chars: A passage whose title and text are longer is left out, whatever the
             budget: it is a file that slipped into the corpus, or an attack.
-        truncate: Where no passage is within the limits, cut the best one at the end of a sentence
-            (else at white space) and flag the answer ``truncated``. Otherwise the context is then
+        truncate: If no passage is within the limits, cut the best one at the end of a sentence
+            (else at white space) and flag the answer ``truncated``. Without it the context is then
             empty, and flagged ``over_budget``.
-        drop_duplicates: Of passages whose texts are equal but for Unicode form, case and white
-            space, keep the best one; the others take no place among the k. Passages without text
+        drop_duplicates: Keep only the best of the passages whose texts are equal but for Unicode
+            form, case and white space; the others take no place among the k. Passages without text
             are never duplicates.
         sanitise: Remove hidden characters and escape delimiters when rendering.
         template: The text of one passage, with fields; see ``ctxguard.core.render.Template``.
         separator: The text between two rendered passages.
-        insufficient_text: What the model reads first where ``Context.sufficient`` is False or
-            no passage is served, word for word; None for nothing. ``max_tokens`` does not count
-            it.
-        abstain: Serve no passage where ``Context.sufficient`` is False.
+        insufficient_text: Text that comes first, word for word, if ``Context.sufficient`` is False
+            or no passage is served; None disables it. ``max_tokens`` does not count it.
+        abstain: Serve no passage if ``Context.sufficient`` is False.
 
     Raises:
         ConfigurationError: at construction, for a setting that cannot work.
@@ -113,7 +112,7 @@ class Assembly:
         object.__setattr__(self, "compiled", Template(self.template, self.separator))
 
     def render(self, passages: Sequence[Passage], *, insufficient: bool = False) -> str:
-        """The text of these passages, in the order given.
+        """Render these passages as text, in the order given.
 
         Args:
             passages: In presentation order.
@@ -132,7 +131,7 @@ class AssemblyDrop(NamedTuple):
     """A candidate that the decision kept and assembly left out.
 
     Attributes:
-        position: In the ranking, from 0.
+        position: Position in the ranking, from 0.
         reason: ``over_budget``, ``unreadable`` or ``insufficient``.
         kept_if: The setting and value that would have kept it; empty if none would, or if it was
             too long to be counted for a budget that was full.
@@ -147,11 +146,11 @@ class Assembled(NamedTuple):
     """The result of assembly.
 
     Attributes:
-        passages: Those that are served, in presentation order.
+        passages: The served passages, in presentation order.
         dropped: Candidates that the decision kept and assembly left out, best first within a
             reason.
-        failures: What went wrong while passages were read or counted, stage ``assembly``.
-        flags: ``truncated``, ``over_budget``, or none.
+        failures: Failures to read or count passages, stage ``assembly``.
+        flags: ``truncated``, ``over_budget``, or empty.
     """
 
     passages: tuple[Passage, ...] = ()
@@ -161,14 +160,14 @@ class Assembled(NamedTuple):
 
 
 class ReadPassages(NamedTuple):
-    """Passages that were read, as far as they can be and are not too large.
+    """The result of reading passages, without those that are unreadable or too large.
 
     Attributes:
-        positions: In the ranking, as given.
-        passages: At each position.
-        texts: Of each passage.
-        dropped: The others.
-        failures: Why those that cannot be read cannot.
+        positions: Positions in the ranking, as given.
+        passages: The passage at each position.
+        texts: The text of each passage.
+        dropped: The passages that were left out.
+        failures: Why passages cannot be read.
     """
 
     positions: list[int]
@@ -181,7 +180,7 @@ class ReadPassages(NamedTuple):
 def read_passages(
     source: PassageSource, positions: Sequence[int], max_chars: float = math.inf
 ) -> ReadPassages:
-    """Read the passages at these positions, each alone.
+    """Read the passages at these positions, each on its own.
 
     Args:
         source: The ranking's passages; it may be anyone's code, and hold anything.
@@ -223,18 +222,18 @@ def assemble(
 ) -> Assembled:
     """Choose and order the passages that are served.
 
-    Passages that cannot be read or are too large are left out; then passages are taken best first,
-    and one that does not fit the rest of the budget is passed over for the next that does. Nothing
-    that the decision dropped takes the place of what is left out.
+    Leaves out passages that cannot be read or are too large. Takes the others best first; one that
+    does not fit the rest of the budget gives way to the next that does. No passage that the
+    decision dropped takes a free place.
 
-    If no passage fits the whole budget, the best is cut where ``truncate`` is set. Otherwise, or
-    where the template alone exceeds the budget, nothing is served and the answer is flagged.
+    If no passage fits the whole budget, the best is cut if ``truncate`` is set. Otherwise, or if
+    the template alone exceeds the budget, nothing is served and the answer is flagged.
 
     Args:
         decision: Its kept prefix is assembled.
         assembly: The settings.
-        insufficient: Whether what is kept was called insufficient: with ``abstain`` every passage
-            is left out then.
+        insufficient: Whether the kept passages were called insufficient; ``abstain`` then leaves
+            out every passage.
         read: The passages that the decision kept; None to read them.
 
     >>> from ctxguard.core.decision import decide
@@ -273,13 +272,13 @@ def assemble(
 
 
 def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
-    """The retriever's first k passages in its own order, for the modes that serve them.
+    """Return the retriever's first k passages in its own order, for the modes that serve them.
 
-    A passage that cannot be read is left out; where none of the first k can be, the next is served
-    that can.
+    Passages that cannot be read are left out; if none of the first k can be read, the next
+    readable one is served.
 
     Raises:
-        StageUnavailableError: there are candidates, and none can be read.
+        StageUnavailableError: there are candidates, but none can be read.
     """
     n = len(ranking)
     read = read_passages(ranking.passages, range(min(k, n)))
@@ -293,7 +292,7 @@ def bare_passages(ranking: Ranking, k: int) -> tuple[Passage, ...]:
 
 
 def first_readable(ranking: Ranking, positions: Iterable[int]) -> int | None:
-    """The first of these positions whose passage can be read; None if none can be."""
+    """Return the first of these positions whose passage can be read; None if none can be."""
     for position in positions:
         if read_passages(ranking.passages, [position]).passages:
             return position
@@ -301,14 +300,14 @@ def first_readable(ranking: Ranking, positions: Iterable[int]) -> int | None:
 
 
 def nothing_readable(failures: Sequence[StageFailure]) -> StageUnavailableError:
-    """The error where there are candidates and none can be read, which must not look empty."""
+    """Build the error for candidates of which none can be read: that must not look empty."""
     return StageUnavailableError(STAGE, f"no candidate can be read; the first: {failures[0].cause}")
 
 
 def _cut_too_large(
     source: PassageSource, assembly: Assembly, dropped: list[AssemblyDrop], flags: list[Flag]
 ) -> tuple[list[int], list[Passage]]:
-    """The best of those that are too large, cut, where nothing else was kept that can be read."""
+    """Cut the best passage that is too large, if no other kept passage can be read."""
     too_large = [drop for drop in dropped if drop.reason is DropReason.OVER_BUDGET]
     if not too_large:
         return [], []
@@ -329,7 +328,7 @@ def _within_budget(
     max_tokens: int,
     failures: list[StageFailure],
 ) -> tuple[list[Passage], list[AssemblyDrop]]:
-    """The candidates that fit the budget, taken best first, and those that do not.
+    """Split the candidates into those that fit the budget, taken best first, and the others.
 
     Once nothing more can fit, a passage that is longer than the whole budget is left out uncounted.
 
@@ -337,7 +336,7 @@ def _within_budget(
         candidates: Position and passage, best first.
         assembly: The settings.
         max_tokens: The budget.
-        failures: Gets what went wrong.
+        failures: Receives the failures.
     """
     counter = _Counter(assembly, failures)
     between = counter.count(assembly.separator) if assembly.separator else 0
@@ -345,7 +344,7 @@ def _within_budget(
     kept: list[Passage] = []
     over: list[AssemblyDrop] = []
     total = 0
-    # Of this and all better passages: the budget that would surely have kept it.
+    # The budget that would surely have kept this passage and all better ones.
     needed: int | None = 0
     for rank, (position, passage) in enumerate(candidates, start=1):
         is_long = len(passage.text) > max_tokens * _CHARACTERS_PER_TOKEN
@@ -373,7 +372,7 @@ def _cut_to_budget(
     over: list[AssemblyDrop],
     flags: list[Flag],
 ) -> list[Passage]:
-    """The best passage of which some text fits the budget, cut; none if no text does."""
+    """Cut the best passage of which some text fits the budget; empty if no text does."""
     counter = _Counter(assembly, [])
     for index, (_, passage) in enumerate(candidates if assembly.truncate else ()):
         if text := _whole_sentences(passage.text, _fitting(passage, max_tokens, counter)):
@@ -396,7 +395,7 @@ class _Counter:
     def count(self, text: str) -> int:
         try:
             tokens = self._assembly.count_tokens(text)
-            if tokens >= 0:  # not of NaN; what is no number raises
+            if tokens >= 0:  # false for NaN; a value that is no number raises
                 return tokens
             cause = "no number of tokens"
         except Exception as error:
@@ -412,7 +411,7 @@ class _Counter:
 
 
 def _fitting(passage: Passage, budget: int, counter: _Counter) -> int:
-    """How many characters of a passage's text fit the budget as the only passage."""
+    """Return how many characters of a passage's text fit the budget as the only passage."""
 
     def fits(size: int) -> bool:
         return counter.count_passage(replace(passage, text=passage.text[:size]), 1) <= budget
@@ -421,7 +420,7 @@ def _fitting(passage: Passage, budget: int, counter: _Counter) -> int:
     longest, too_long = 0, min(budget, len(passage.text))
     while too_long < len(passage.text) and fits(too_long):
         longest, too_long = too_long, min(2 * too_long, len(passage.text))
-    # To 1 in 64, which is finer than sentences are: each step counts all of it again.
+    # To 1 in 64, which is finer than sentences: each step counts the whole text again.
     while too_long - longest > 1 + longest // _CUT_STEPS:
         middle = (longest + too_long) // 2
         longest, too_long = (middle, too_long) if fits(middle) else (longest, middle)
@@ -429,9 +428,9 @@ def _fitting(passage: Passage, budget: int, counter: _Counter) -> int:
 
 
 def _whole_sentences(text: str, size: int) -> str:
-    """The first ``size`` characters of a text, up to the last end of a sentence in them.
+    """Return the first ``size`` characters of a text, up to the last end of a sentence in them.
 
-    Up to the last white space if no sentence ends there, and all of them if there is none.
+    If no sentence ends there, cut at the last white space; if there is none, keep all of them.
 
     >>> _whole_sentences("Take one a day. Do not take two. Ask Dr. Low.", 40)
     'Take one a day. Do not take two.'

@@ -1,6 +1,6 @@
-"""The context: the guard's answer to one query, and the record of what it left out.
+"""The context: the guard's answer to one query, with a record of the passages left out.
 
-``ctxguard.core.assembly`` chooses what is served and ``ctxguard.core.render`` how it reads.
+``ctxguard.core.assembly`` chooses the passages and ``ctxguard.core.render`` renders them.
 """
 
 import math
@@ -46,30 +46,30 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Context:
-    """The guard's answer to one query. Each equals itself only.
+    """The guard's answer to one query. Instances compare by identity.
 
-    In mode ``enforce`` the passages are what the decision and assembly kept. In ``shadow`` they are
-    the bare retriever's top k, and the verdicts are those that ``enforce`` would give. In ``off``
-    they are the bare top k too, and nothing is decided.
+    Mode ``enforce`` serves the passages that the decision and assembly kept. ``shadow`` serves the
+    bare retriever's top k, with the verdicts that ``enforce`` would give. ``off`` serves the bare
+    top k too, and decides nothing.
 
     Attributes:
-        passages: In presentation order, their texts as the retriever gave them (but for one
-            that ``truncate`` cut): only ``text`` is sanitised.
+        passages: The passages in presentation order, with their texts as the retriever gave them
+            (except one that ``truncate`` cut): only ``text`` is sanitised.
         decision: The decision on the whole ranking.
         dropped_in_assembly: Candidates that the decision kept and assembly did not.
-        flags: What was unusual about the answer.
-        failures: Stages that were left out, and what went wrong in assembly.
-        assembly: How ``text`` is rendered.
+        flags: Flags of the answer.
+        failures: Stages that were left out, and failures during assembly.
+        assembly: The settings that render ``text``.
         segment: The segment of the query; None if the request named none.
         session_id: The session of the request; None if it named none.
-        profile_id: Of the profile that decided; None without a profile.
+        profile_id: The profile that decided; None without a profile.
         differences: How the system that answered differs from the one that the profile was
             calibrated on, one readable line each.
-        p_sufficient: The calibrated probability that what the decision kept holds at least one
-            relevant passage; 0.0 if it kept none. None if this was not calibrated for the policy
-            that decided, or could not be computed.
+        p_sufficient: Calibrated probability that the decision kept at least one relevant passage;
+            0.0 if it kept none. None if this was not calibrated for the policy that decided, or
+            could not be computed.
         sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.
-        where: The filter of the request; None without one.
+        where: The request's filter; None without one.
     """
 
     request_id: str
@@ -95,7 +95,7 @@ class Context:
 
     def __repr__(self) -> str:
         dropped = {str(reason): count for reason, count in self.dropped_by_reason.items()}
-        # Neither the query nor a text: what is printed ends in logs and error trackers.
+        # Neither the query nor a text: printed objects end in logs and error trackers.
         return (
             f"Context(request_id={self.request_id!r}, route={self.route.value!r}, "
             f"mode={self.mode.value!r}, "
@@ -112,7 +112,7 @@ class Context:
 
     @cached_property
     def text(self) -> str:
-        """What to give the model: rendered, sanitised, delimiters escaped."""
+        """The text to give to the model: rendered, sanitised, delimiters escaped."""
         insufficient = self.mode is Mode.ENFORCE and (self.sufficient is False or self.empty)
         return self.assembly.render(self.passages, insufficient=insufficient)
 
@@ -138,7 +138,7 @@ class Context:
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The decision's verdicts, with what assembly dropped marked as dropped."""
+        """The decision's verdicts, with the passages that assembly dropped marked as dropped."""
         verdicts = self.decision.verdicts
         if not self.dropped_in_assembly:
             return verdicts
@@ -150,11 +150,11 @@ class Context:
         return tuple(overlaid)
 
     def to_dict(self) -> dict[str, object]:
-        """The answer and its record, ready for JSON.
+        """Return the answer and its record, ready for JSON.
 
         The text as rendered, the served passages, the verdict on every candidate, the counts, and
-        what the request named. A number that JSON cannot carry is None. The columns of the
-        ranking (legs, texts of what was not served) are left out: read them from ``decision``.
+        the names in the request. A number that JSON cannot carry is None. The ranking's columns
+        (legs, texts of passages not served) are left out: read them from ``decision``.
         """
         return {
             "request_id": _json_ready(self.request_id),
@@ -210,7 +210,7 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, object]:
 
 
 def _readable(metadata: object) -> object:
-    """Metadata as JSON carries it; None if it cannot be read."""
+    """Convert metadata for JSON; None if it cannot be read."""
     try:
         return _json_ready(metadata)
     except Exception:
@@ -218,7 +218,7 @@ def _readable(metadata: object) -> object:
 
 
 def _json_ready(value: object) -> object:
-    """A value as JSON carries it everywhere: no NaN, no lone surrogate, no foreign type."""
+    """Convert a value to portable JSON: no NaN, no lone surrogate, no foreign type."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

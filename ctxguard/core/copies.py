@@ -1,8 +1,8 @@
-"""Which texts are copies of an earlier one: equal but for Unicode form, case and white space.
+"""Finds texts that copy an earlier one: equal but for Unicode form, case and white space.
 
-The one rule for every place that meets copies. A text is compared whole only where its end equals
-that of another, and at most once, so that the time grows with the length of the texts. Pure: no
-I/O, no clock, no logging.
+Every place that handles copies uses this rule. A text is compared in full only if its end equals
+that of another, and at most once, so the time grows with the length of the texts. Pure: no I/O, no
+clock, no logging.
 """
 
 import re
@@ -14,10 +14,10 @@ _END_WINDOW = 40
 _END = 16
 
 _MOST_CHARS = 100_000
-"""A longer text is a copy of exactly the same one only."""
+"""A longer text counts as a copy only of exactly the same text."""
 
 _MOST_LETTERS = 4
-"""A few characters stand for up to 18 letters, and would make a text many times as long."""
+"""A character that stands for more letters (up to 18 occur) would make a text much longer."""
 
 _MOST_CACHED = 20_000
 
@@ -26,7 +26,7 @@ _MARKS = re.compile(r"[^\w\s\x00-\x7f]{2,}")
 
 
 def copies_of(texts: Sequence[str]) -> dict[int, int]:
-    """The position of each copy, with the position of the first text that it repeats.
+    """Map the position of each copy to the position of the first text that it repeats.
 
     Texts are compared in Unicode's compatibility form (as by NFKC), without case, and with any
     white space as one space. A text without a word is no copy.
@@ -34,7 +34,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     >>> copies_of(["One  two", "three", "ONE\\ntwo", "", "", "ｏｎｅ two"])
     {2: 0, 5: 0}
     """
-    # Nearly always all texts end differently; a call for each would take as long again.
+    # Nearly always all texts end differently; a call for each would double the time.
     ends, shortest = set(), _END_WINDOW
     for text in texts:
         end = text[-_END_WINDOW:]
@@ -64,7 +64,7 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
 
 
 def _end(text: str) -> str:
-    """The last letters of a text, which all equal texts share; empty if it has none."""
+    """Return the last letters of a text, which all equal texts share; empty if it has none."""
     letters = "".join(_folded(text[-_END_WINDOW:]).split())
     if len(letters) <= _END and len(text) > _END_WINDOW:
         letters = "".join(_folded(text).split())
@@ -72,20 +72,20 @@ def _end(text: str) -> str:
 
 
 def _key(text: str) -> bytes:
-    """A digest of a text's words, for memory's sake."""
+    """Return a digest of a text's words, to save memory."""
     words = " ".join(_folded(text).split())
     return blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _folded(text: str) -> str:
-    """A text without case, decomposed letter by letter, the marks of a letter in their order."""
+    """Fold case and decompose a text letter by letter, with each letter's marks in order."""
     if text.isascii():
         return text.casefold()
     return _MARKS.sub(_in_order, text.translate(_LETTERS))
 
 
 class _Letters(dict[int, str]):
-    """What each character stands for, filled as characters are met."""
+    """A cache of the letters for each character, filled on demand."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -101,7 +101,7 @@ _LETTERS = _Letters()
 
 
 def _in_order(run: re.Match[str]) -> str:
-    """Marks in the canonical order of their classes; one of class 0 stays where it is."""
+    """Sort marks in the canonical order of their classes; one of class 0 stays in place."""
     ordered: list[str] = []
     marks: list[str] = []
     for mark in run.group():

@@ -30,7 +30,7 @@ _LARGEST = np.uint64(2**64 - 1)
 
 
 def passage_digest(passage: Passage) -> int:
-    """64 bits that identify the content of a passage: its id, title and text.
+    """Hash the content of a passage (its id, title and text) to 64 bits.
 
     >>> passage_digest(Passage("a", "text")) == passage_digest(Passage("a", "text", title="T"))
     False
@@ -41,7 +41,7 @@ def passage_digest(passage: Passage) -> int:
 
 @dataclass(frozen=True)
 class CorpusSketch:
-    """The smallest digests of a corpus' passages; two sketches say how far two corpora differ.
+    """The smallest digests of a corpus's passages; comparing two estimates how far corpora differ.
 
     Attributes:
         passages: Passages in the corpus.
@@ -49,7 +49,7 @@ class CorpusSketch:
             base64 of unsigned integers of 64 bits, least byte first.
 
     Raises:
-        ValueError: ``digests`` are not so many, or not so written.
+        ValueError: ``digests`` has another number of digests, or is not written this way.
     """
 
     passages: int
@@ -64,7 +64,7 @@ class CorpusSketch:
 
     @classmethod
     def of(cls, digests: "Iterable[int] | DigestArray") -> "CorpusSketch":
-        """The sketch of a corpus, in any order.
+        """Build the sketch of a corpus from digests in any order.
 
         Args:
             digests: The `passage_digest` of every passage; an array of shape (n,), or any
@@ -83,17 +83,17 @@ class CorpusSketch:
         return cls(values.size, base64.b64encode(stored).decode())
 
     def changed_share(self, other: "CorpusSketch") -> float:
-        """The estimated share of the larger corpus that the smaller one does not hold, in [0, 1].
+        """Estimate the share of the larger corpus that the smaller one does not hold, in [0, 1].
 
-        That is c = 1 − |A ∩ B| / max(|A|, |B|): the share of the present corpus that is new, or
-        the share of the former one that is gone, whichever is more. An edited passage is another
-        passage. The same in both directions.
+        This is c = 1 − |A ∩ B| / max(|A|, |B|): the share of the present corpus that is new, or the
+        share of the former one that is gone, whichever is larger. An edited passage counts as
+        another passage. The result is the same in both directions.
 
-        Up to the smaller of the two sketches' largest digests, both corpora are known: a and b
+        Both corpora are known up to the smaller of the two sketches' largest digests: a and b
         digests, i of them common. |A ∩ B| is estimated by i (|A| + |B|) / (a + b), and never as
         more than the smaller corpus. With J = i / (a + b − i), the standard error of c is
         (|A| + |B|) / max(|A|, |B|) / (1 + J)² · √(J (1 − J) / (a + b − i)), at most 0.014: two
-        corpora are compared to within 0.03. Where both have at most `SKETCH_SIZE` passages it is
+        corpora are compared to within 0.03. If both have at most `SKETCH_SIZE` passages, it is
         exact.
 
         >>> half = CorpusSketch.of(range(500))
@@ -119,5 +119,5 @@ class CorpusSketch:
 
     @property
     def _limit(self) -> np.uint64:
-        """The digest up to which the sketch holds all of its corpus."""
+        """The digest up to which the sketch holds the whole corpus."""
         return _LARGEST if self.passages <= SKETCH_SIZE else self._values[-1]

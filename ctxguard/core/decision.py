@@ -1,9 +1,9 @@
-"""The decision: which candidates of a ranking are kept. This is where a passage is dropped.
+"""The decision: chooses which candidates of a ranking are kept. Passages are dropped here.
 
 Both policies keep a prefix of one order, of at most k and at least min(min_keep, n) candidates.
 ``ratio`` orders by score and compares with the top; ``expected_utility`` orders by a calibrated
-P(relevant) and compares with what a passage is worth (DESIGN.md §4 and §5). Pure: no I/O, no clock,
-no logging. It runs on every request, so verdicts are built only when they are read.
+P(relevant) and compares with a passage's utility (DESIGN.md §4 and §5). Pure: no I/O, no clock, no
+logging. It runs on every request, so verdicts are built only when they are read.
 """
 
 from bisect import bisect_right
@@ -41,24 +41,24 @@ from ctxguard.errors import ConfigurationError
 _UNKNOWN_RANK = 2**62
 _FAISS_PADDING_IDS = ("-1", -1)
 
-# A third of the time of the class's own call, which is in Python.
+# Takes a third of the time of the class's own call, which is in Python.
 _verdict = partial(tuple.__new__, Verdict)
 _threshold = partial(tuple.__new__, Threshold)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Decision:
-    """Which candidates of a ranking a policy keeps, with the verdict on every candidate.
+    """The candidates that a policy keeps, with a verdict on every candidate of the ranking.
 
     Attributes:
         ranking: The ranking that was decided on.
         policy: The policy that decided.
         order: Positions in the ranking of the usable candidates, best first.
-        n_kept: How many of ``order`` are kept, from the first on.
-        flags: What was unusual.
+        n_kept: Number of kept candidates: the first ``n_kept`` of ``order``.
+        flags: Flags of the decision.
         set_aside: Positions of candidates without a usable score, or with the id or the text of a
             better one, with the reason.
-        probabilities: Shape as ``order``, P(relevant) of each; None if no model applied.
+        probabilities: P(relevant) of each candidate, aligned with ``order``; None without a model.
     """
 
     ranking: Ranking
@@ -90,7 +90,7 @@ class Decision:
 
     @cached_property
     def dropped_by_reason(self) -> dict[DropReason, int]:
-        """How many candidates each reason dropped; with ``n_kept`` it adds up to all of them."""
+        """The number of candidates that each reason dropped; with ``n_kept`` it adds up to all."""
         counts: dict[DropReason, int] = {}
         for _, reason in self.set_aside:
             counts[reason] = counts.get(reason, 0) + 1
@@ -116,7 +116,7 @@ class Decision:
         order, n = self.order, len(self.order)
         relative = self._relative_scores() or (None,) * n
         probabilities = self.probabilities or (None,) * n
-        # A prefix is kept, what follows up to k is below the threshold, and the rest beyond k.
+        # A prefix is kept, the rest up to k is below the threshold, and the others are beyond k.
         kept, within = self.n_kept, max(self.n_kept, min(policy.k, n))
         kept_if = [
             () if value is None or value >= least else (_threshold((setting, value)),)
@@ -176,18 +176,17 @@ class Decision:
 def decide(ranking: Ranking, policy: Policy) -> Decision:
     """Apply a policy to one ranking.
 
-    Candidates without a usable score are set aside, and so are all but the best of those with one
-    text (``Ranking.copies``). The others are sorted as `candidate_order` says, and under
-    ``expected_utility`` by probability before that. If a score is impossible for
-    its kind, no score is usable, or a signal is missing, the threshold is skipped, the top k is
-    kept, and a flag says so.
+    Sets aside candidates without a usable score, and all but the best of those with the same text
+    (``Ranking.copies``). Sorts the others as `candidate_order` does, after sorting by probability
+    under ``expected_utility``. If a score is impossible for its kind, no score is usable, or a
+    signal is missing, the threshold is skipped, the top k is kept, and a flag says so.
 
     Args:
         ranking: Candidates in any order.
         policy: The policy for the route that answered.
 
     Raises:
-        ConfigurationError: the policy compares scores and these carry rank only, or the ranking
+        ConfigurationError: the policy compares scores but these carry rank only, or the ranking
             lacks a score or a passage id.
 
     >>> from ctxguard.core.types import Hit
@@ -215,7 +214,7 @@ def decide(ranking: Ranking, policy: Policy) -> Decision:
 def _score_flags(
     set_aside: tuple[tuple[int, DropReason], ...], problem: Flag | None
 ) -> tuple[Flag, ...]:
-    """What was unusual about the scores; a candidate with a repeated id has a usable one."""
+    """Return the flags of the scores; a candidate with a repeated id has a usable one."""
     flags = [] if problem is None else [problem]
     if any(reason is DropReason.INVALID_SCORE for _, reason in set_aside):
         flags.insert(0, Flag.INVALID_SCORES)
@@ -223,19 +222,19 @@ def _score_flags(
 
 
 def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decision:
-    """`decide` for a policy with a model; the top k by score if the model lacks a signal."""
+    """Apply a policy with a model; keep the top k by score if the model lacks a signal."""
     order, set_aside, problem = candidate_order(ranking)
     if ranking.copies:
         order, set_aside = _without_copies(order, set_aside, ranking.copies)
     n = len(order)
-    # A score that is impossible for its kind is no signal of the model, and matters without one.
+    # A score that is impossible for its kind is no signal of the model; it matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
     probabilities = _probabilities(ranking, order, policy.model) if n else None
     if probabilities is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
-        if problem is not None and problem not in flags:  # only these scores are left to order by
+        if problem is not None and problem not in flags:  # only the scores can order them now
             flags += (problem,)
         return Decision(ranking, policy, order, min(policy.k, n), flags, set_aside)
     # Stable, so that equal probabilities keep the order of the scores.
@@ -247,7 +246,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     return Decision(
         ranking,
         policy,
-        # Positions in the order of the scores are the candidates' own where that is as given.
+        # Positions in the score order are the candidates' own if that order is as given.
         best_first if isinstance(order, range) else [order[index] for index in best_first],
         n_kept,
         flags,
@@ -259,7 +258,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
 def _probabilities(
     ranking: Ranking, order: Sequence[int], model: RelevanceModel
 ) -> FloatArray | None:
-    """P(relevant) of the candidates in this order; None if the model lacks a signal."""
+    """Compute P(relevant) of the candidates in this order; None if the model lacks a signal."""
     signals = ranking.signals
     if model.signals and not isinstance(order, range):
         rows = list(order)
@@ -273,7 +272,7 @@ def _probabilities(
 def _relative_prefix(
     kind: ScoreKind, scores: Sequence[float], order: Sequence[int], policy: RatioPolicy
 ) -> int:
-    """Length of the longest prefix of ``order`` whose relative scores are at least min_ratio."""
+    """Return the length of the longest prefix whose relative scores are at least min_ratio."""
     top, min_ratio, temperature = scores[order[0]], policy.min_ratio, policy.temperature
     for length, position in enumerate(order):
         if relative_score(kind, top, scores[position], temperature) < min_ratio:
@@ -284,7 +283,7 @@ def _relative_prefix(
 def _without_copies(
     order: Sequence[int], set_aside: tuple[tuple[int, DropReason], ...], copies: Mapping[int, int]
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """The order and what is set aside, with all but the best of each text among the latter."""
+    """Move all but the best candidate of each text from the order to those set aside."""
     best: dict[int, int] = {}
     repeated = [at for at in order if best.setdefault(copies.get(at, at), at) != at]
     return list(best.values()), (
@@ -296,20 +295,20 @@ def _without_copies(
 def candidate_order(
     ranking: Ranking,
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...], Flag | None]:
-    """The usable candidates of a ranking, best first, before a policy is applied.
+    """Order the usable candidates of a ranking, best first, before a policy is applied.
 
-    Sorted by (score, upstream rank, passage id), so that ties never depend on input order. Of
-    candidates with one id the best is kept. The upstream order is kept (by upstream rank, else as
-    given) where scores cannot order: where none is usable, and where distances above zero were
-    not turned round.
+    Sorts by (score, upstream rank, passage id), so that ties never depend on input order. Keeps the
+    best of the candidates with the same id. Keeps the upstream order (by upstream rank, else as
+    given) if scores cannot order: if none is usable, or if distances above zero were not turned
+    round.
 
     Returns:
         Positions of the usable candidates; positions of the others, with the reason; why the
         scores cannot be compared: ``domain_violation`` if one is impossible for the ranking's
-        kind, ``invalid_scores`` if none is usable, None if they can. Kind ``rank`` needs none.
+        kind, ``invalid_scores`` if none is usable, None if they can. Kind ``rank`` needs no score.
 
     Raises:
-        ConfigurationError: there is not one score for each passage id, or an id is None or cannot
+        ConfigurationError: the numbers of scores and passage ids differ, or an id is None or cannot
             be compared with the others.
     """
     scores, ids = ranking.scores, ranking.passage_ids
@@ -346,9 +345,9 @@ def candidate_order(
 
 
 def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
-    """Positions by score if it is strictly descending, as given or once sorted; else none.
+    """Return positions by score if strictly descending, as given or once sorted; else empty.
 
-    Nearly every ranking is, and then it holds neither garbage nor ties; a pass in C tells.
+    Nearly every ranking is, and then it holds neither garbage nor ties; a pass in C checks this.
     """
     n = len(scores)
     try:
@@ -363,7 +362,7 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
 
 
 def _bad_id(ids: Sequence[object]) -> ConfigurationError:
-    """The error of a ranking whose ids are not all texts, naming the first that is not."""
+    """Build the error for ids that are not all texts; it names the first that is not."""
     rank, bad = next(
         (rank, passage_id)
         for rank, passage_id in enumerate(ids, start=1)
@@ -376,7 +375,7 @@ def _bad_id(ids: Sequence[object]) -> ConfigurationError:
 
 
 def _strictly_descending(scores: Sequence[float | None]) -> bool:
-    """Whether each score is valid and below the one before it.
+    """Tell whether each score is valid and below the one before it.
 
     Raises:
         TypeError: some are not numbers.
@@ -392,9 +391,9 @@ def _strictly_descending(scores: Sequence[float | None]) -> bool:
 def _sorted_candidates(
     ranking: Ranking, *, by_score: bool = True
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Those with a usable score, sorted as `candidate_order` says, and the others.
+    """Sort candidates with a usable score as `candidate_order` does; return the others too.
 
-    By upstream rank alone without ``by_score``.
+    Sorts by upstream rank alone without ``by_score``.
     """
     scores, ids = ranking.scores, ranking.passage_ids
     order: Sequence[int] = range(len(ids))
@@ -415,7 +414,7 @@ def _sorted_candidates(
 def _upstream_order(
     ranking: Ranking,
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """Every candidate with an id by upstream rank, whatever its score, and the others."""
+    """Order every candidate with an id by upstream rank, whatever its score; return the others."""
     ids = ranking.passage_ids
     order = [at for at in range(len(ids)) if ids[at] not in _FAISS_PADDING_IDS]
     return _distinct(_by_upstream_rank(order, ranking), ids)
@@ -433,7 +432,7 @@ def _by_upstream_rank(order: Sequence[int], ranking: Ranking) -> Sequence[int]:
 def _distinct(
     order: Sequence[int], ids: Sequence[str]
 ) -> tuple[Sequence[int], tuple[tuple[int, DropReason], ...]]:
-    """The first candidate of each id in this order; the others with why they are set aside."""
+    """Keep the first candidate of each id in this order; return the others with the reason."""
     if len(order) == len(ids) == len(set(ids)):
         return order, ()
     first: dict[str, int] = {}

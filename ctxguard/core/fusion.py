@@ -1,4 +1,4 @@
-"""Fusion: one order from the scores of several legs.
+"""Fusion: combines the scores of several legs into one order.
 
 ``reciprocal_rank`` (Cormack, Clarke and Büttcher, SIGIR 2009) keeps rank only. ``convex`` is
 w·dense + (1−w)·lexical after theoretical min-max (Bruch, Gai and Ingber, TOIS 2023, §4): each
@@ -27,7 +27,7 @@ _THEORETICAL_MINIMUM = {
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How the legs' scores become one.
+    """The method that combines the legs' scores.
 
     Attributes:
         method: ``reciprocal_rank`` (rank only), ``convex``, or ``ranker``: the candidates that
@@ -53,14 +53,14 @@ class Fusion:
 
     @property
     def kind(self) -> ScoreKind:
-        """What the fused scores mean."""
+        """The kind of the fused scores."""
         if self.method == "ranker":
             return ScoreKind.LOGIT
         return ScoreKind.RATIO if self.method == "convex" else ScoreKind.RANK
 
     @property
     def fingerprint(self) -> str:
-        """Method and parameter in words; of ``ranker``, how its candidates are found.
+        """Method and parameter in words; for ``ranker``, those that find its candidates.
 
         >>> Fusion("convex", weight=0.25).fingerprint, Fusion().fingerprint
         ('convex w=0.25', 'reciprocal_rank c=60')
@@ -71,7 +71,7 @@ class Fusion:
 
 
 def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
-    """One score per candidate from the lexical and the dense leg.
+    """Compute one score per candidate from the lexical and the dense leg.
 
     Args:
         legs: ``lexical`` and ``dense``, shape (n,) each, NaN where a leg has no score. A
@@ -83,7 +83,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
         Shape (n,): in [0, 1] for ``convex``; a sum of reciprocal ranks otherwise.
 
     Raises:
-        ConfigurationError: ``convex``, and the scores of a leg have no theoretical minimum.
+        ConfigurationError: ``convex``, but the scores of a leg have no theoretical minimum.
 
     >>> legs = {
     ...     "lexical": Leg(np.array([4.0, 2.0]), ScoreKind.RATIO),
@@ -100,7 +100,7 @@ def fuse(legs: Mapping[str, Leg], fusion: Fusion) -> FloatArray:
 
 
 def _ranked(leg: Leg, constant: int) -> FloatArray:
-    """A BM25 score of zero is no hit, so it has no rank; nor has garbage."""
+    """Rank a leg's scores. A BM25 score of zero is no hit and has no rank; nor has garbage."""
     least = 0.0 if leg.kind is ScoreKind.RATIO else -INVALID_MAGNITUDE
     return reciprocal_rank(leg.scores, constant, above=least)
 
@@ -127,14 +127,14 @@ def reciprocal_rank(
     *,
     above: float = -INVALID_MAGNITUDE,
 ) -> FloatArray:
-    """1 / (constant + rank) for each score's 1-based rank; 0 where a score is NaN or garbage.
+    """Compute 1 / (constant + rank) from each score's 1-based rank; 0 for NaN or garbage.
 
-    Equal scores share the better rank, so that the result does not depend on input order.
+    Equal scores share the better rank, so the result does not depend on input order.
 
     Args:
         scores: Shape (n,).
         constant: > 0.
-        above: A score must exceed this to have a rank.
+        above: Scores up to this have no rank.
 
     >>> reciprocal_rank(np.array([3.0, np.nan, 5.0]), 60).round(5).tolist()
     [0.01613, 0.0, 0.01639]

@@ -1,7 +1,7 @@
-"""Which passages a request may see: conditions on their metadata, all of which must hold.
+"""Limits the passages that a request may see by conditions on metadata, which must all hold.
 
-It fails closed: what lacks a field, or holds something in it that cannot be compared, is not
-allowed. Pure: no I/O, no clock, no logging.
+It fails closed: a passage that lacks a field, or whose value cannot be compared, is not allowed.
+Pure: no I/O, no clock, no logging.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,21 +23,21 @@ Token = tuple[str, str | bool]
 class Where:
     """A filter on metadata: tenant, access list, language.
 
-    Each condition names a field and the value, or the values any of which will do. A passage
-    whose field holds a list (its groups) satisfies a condition by any member. Values are texts,
-    whole numbers or bools and are compared exactly, type included: ``"1"`` is not ``1``, and no
-    case is folded. A condition with no value at all allows nothing, which is right for a reader
-    in no group.
+    Each condition names a field and one or more allowed values. If a passage's field holds a list
+    (its groups), any member may satisfy the condition. Values are texts, whole numbers or bools and
+    are compared exactly, type included: ``"1"`` is not ``1``, and case is not folded. A condition
+    with an empty list of values allows nothing, which is right for a reader who belongs to no
+    group.
 
     Args:
-        conditions: Fields whose names are no Python names.
-        fields: The others.
+        conditions: Conditions on fields whose names are not Python names.
+        fields: Conditions on the others.
 
     Attributes:
         conditions: Field and allowed values, in the order of the fields' names.
 
     Raises:
-        ConfigurationError: no condition, or a value that is None, a fraction or a nested thing:
+        ConfigurationError: no condition, or a value that is None, a fraction or a nested object:
             a filter that was not understood must not become no filter.
 
     >>> where = Where(tenant="a", groups=["staff", "board"])
@@ -62,23 +62,23 @@ class Where:
         )
 
     def __repr__(self) -> str:
-        # Names only: the values say which tenant or person asked.
+        # Names only: the values tell which tenant or person asked.
         return f"Where({', '.join(f'{name}=…' for name in self.fields)})"
 
     @property
     def digest(self) -> bytes:
-        """Identifies what the filter allows; nobody can find two filters of one digest."""
-        # Quoted, so that no two filters are written alike.
+        """Identifies the allowed values; two filters with the same digest cannot be constructed."""
+        # Quoted, so that different filters are always written differently.
         written = repr([(name, sorted(allowed)) for name, allowed in self.conditions])
         return blake2b(written.encode(), digest_size=32).digest()
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that are compared, ascending."""
+        """Names of the compared fields, ascending."""
         return tuple([name for name, _ in self.conditions])
 
     def allows(self, metadata: object) -> bool:
-        """Whether a passage with this metadata may be seen; False where it cannot be told."""
+        """Tell whether a passage with this metadata may be seen; False if undecidable."""
         try:
             if not isinstance(metadata, Mapping):
                 return False
@@ -93,7 +93,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """Passages that were read and checked, so that what is served is what was checked."""
+    """Passages that were read and checked once, so that exactly these are served."""
 
     passages: Sequence[Passage | None]
 
@@ -105,9 +105,9 @@ class _Checked:
 
 
 def verified(ranking: Ranking, where: Where) -> Ranking:
-    """A ranking with every passage read once and checked against the filter.
+    """Read every passage once and check it against the filter.
 
-    A passage that cannot be read stays a candidate and cannot be served.
+    A passage that cannot be read stays a candidate but cannot be served.
 
     Raises:
         FilterViolationError: a candidate that the filter does not allow.
@@ -139,7 +139,7 @@ def verified(ranking: Ranking, where: Where) -> Ranking:
 
 
 def tokens(value: object) -> tuple[Token, ...]:
-    """What a field of a passage can match: itself, or each member of a list.
+    """Return the tokens that a field matches: its value's, or those of a list's members.
 
     >>> tokens(["a", 10, None])
     (('str', 'a'), ('int', 'a'))
@@ -149,7 +149,7 @@ def tokens(value: object) -> tuple[Token, ...]:
 
 
 def values_of(allowed: Iterable[Token]) -> list[Scalar]:
-    """The values of tokens, by type and in ascending order.
+    """Return the values of tokens, by type and in ascending order.
 
     >>> values_of(tokens(["b", 10, 9, "a"]))
     [9, 10, 'a', 'b']

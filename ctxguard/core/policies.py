@@ -1,4 +1,4 @@
-"""The policies: the settings by which ``ctxguard.core.decision`` keeps and drops candidates.
+"""The policies: settings with which ``ctxguard.core.decision`` keeps and drops candidates.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -16,11 +16,11 @@ class RatioPolicy:
     """Keep at most ``k`` passages whose score is at least ``min_ratio`` of the best one's.
 
     Attributes:
-        k: The most passages that a context may hold, ≥ 1.
-        min_ratio: The least relative score that is kept, in [0, 1]; 0 switches the relative
-            filter off.
+        k: Maximum number of passages in a context, ≥ 1.
+        min_ratio: Minimum relative score of a kept passage, in [0, 1]; 0 disables the relative
+            filter.
         temperature: T of the relative score, > 0.
-        min_keep: The fewest passages kept where that many valid candidates exist, in [0, k].
+        min_keep: Minimum number of kept passages, given as many valid candidates, in [0, k].
     """
 
     k: int = DEFAULT_K
@@ -40,7 +40,7 @@ class RatioPolicy:
 
     @property
     def compares_scores(self) -> bool:
-        """Whether it needs scores that say more than an order."""
+        """Whether it needs scores that carry more than an order."""
         return self.min_ratio > 0.0
 
 
@@ -52,11 +52,11 @@ class ExpectedUtilityPolicy:
     while P ≥ cost / (cost + gain).
 
     Attributes:
-        model: P(relevant) from the legs' scores.
-        k: The most passages that a context may hold, ≥ 1.
-        cost: What a passage that is not relevant costs the reader, ≥ 0.
-        gain: What a relevant passage is worth, > 0.
-        min_keep: The fewest passages kept where that many valid candidates exist, in [0, k].
+        model: The model of P(relevant), from the legs' scores.
+        k: Maximum number of passages in a context, ≥ 1.
+        cost: Cost to the reader of a passage that is not relevant, ≥ 0.
+        gain: Utility of a relevant passage, > 0.
+        min_keep: Minimum number of kept passages, given as many valid candidates, in [0, k].
     """
 
     model: RelevanceModel
@@ -75,12 +75,12 @@ class ExpectedUtilityPolicy:
 
     @property
     def compares_scores(self) -> bool:
-        """False: it decides on the legs' scores, and needs only an order of the ranking's."""
+        """False: it decides on the legs' scores and needs only an order from the ranking's."""
         return False
 
     @property
     def min_probability(self) -> float:
-        """The least P(relevant) at which a passage is worth its place."""
+        """The minimum P(relevant) at which a passage earns its place."""
         return self.cost / (self.cost + self.gain)
 
 

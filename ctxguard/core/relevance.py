@@ -14,25 +14,25 @@ from ctxguard.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class RelevanceModel:
-    """Logistic regression over the features of candidates, and boosted trees, as plain numbers.
+    """Logistic regression over candidates' features, optionally with boosted trees, as numbers.
 
     P(relevant) = 1 / (1 + exp(−l)), with l = intercept + Σ coefficient · (feature − mean) / scale,
-    or where there are trees the mean of that and of their log-odds.
+    or, with trees, the mean of that and of their log-odds.
 
     Attributes:
-        legs: The legs that it was fitted on, sorted: it serves no other set. ``ranking`` alone
+        legs: The legs that it was fitted on, sorted; it serves no other set. ``ranking`` alone
             stands for the scores of a ranking without legs.
         coefficients: One per feature, in the order of ``feature_names(legs, features)``.
-        means: The mean of each feature in the data that it was fitted on.
-        scales: The scale of each feature in that data, > 0.
+        means: The mean of each feature in the training data.
+        scales: The scale of each feature in the training data, > 0.
         intercept: Log-odds of a candidate with average features.
         features: The features of named signals, as ``named_features`` names them.
-        clip: The largest magnitude of a standardised feature in the regression, > 0: what is
-            farther out counts as that. None for no limit.
-        trees: Over the same features, not standardised; None for the regression alone.
+        clip: Maximum magnitude of a standardised feature in the regression, > 0: larger values
+            are clipped to it. None disables it.
+        trees: Trees over the same features, not standardised; None uses the regression alone.
 
     Raises:
-        ConfigurationError: at construction, for numbers that are not of one model.
+        ConfigurationError: at construction, for numbers that do not form one model.
     """
 
     legs: tuple[str, ...]
@@ -95,11 +95,11 @@ class RelevanceModel:
     def probabilities(
         self, legs: Mapping[str, Leg], signals: Mapping[str, FloatArray] = NO_SIGNALS
     ) -> FloatArray | None:
-        """P(relevant) of every candidate, shape (n,).
+        """Compute P(relevant) of every candidate, shape (n,).
 
         Args:
             legs: Each stage's scores, shape (n,) each.
-            signals: Named signals, shape (n,) each; more than the model needs may be there.
+            signals: Named signals, shape (n,) each; the model ignores those that it does not use.
 
         Returns:
             None if the legs are not those that the model was fitted on, carry rank only, or lack a
@@ -118,7 +118,7 @@ class RelevanceModel:
         return self.from_features(features(legs, signals, self.features))
 
     def from_features(self, values: FloatArray) -> FloatArray | None:
-        """P(relevant) of every candidate, shape (n,), from features of shape (n_features, n).
+        """Compute P(relevant) of every candidate, shape (n,), from features (n_features, n).
 
         Returns:
             None if a feature is not finite.

@@ -1,4 +1,4 @@
-"""What the model reads: passages cleaned of hidden characters, each inside its own block.
+"""Renders passages for the model: free of hidden characters, each inside its own block.
 
 Nothing here runs on the request path unless a token budget is set: ``Context.text`` renders when
 it is read. Pure: no I/O, no clock, no logging.
@@ -23,13 +23,13 @@ FIELDS: tuple[FieldName, ...] = ("rank", "passage_id", "title", "text")
 _SHORTEST_FENCE = 3
 """A shorter closing literal, such as a bracket, is too common in text to be a delimiter."""
 
-# What Unicode calls Default_Ignorable_Code_Point, in two parts: what no script needs, which is
-# removed wherever it stands (with the annotation marks, which are ignorable but in name) …
+# Unicode's Default_Ignorable_Code_Point in two parts: characters that no script needs, which are
+# removed everywhere (with the annotation marks, which are ignorable but in name) …
 _NEVER_SHOWN = (
     "\u00ad\u061c\u17b4\u17b5\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff"
 )
-# … and what some writing needs: joiners, selectors, fillers, and the tags of flags.
+# … and characters that some writing needs: joiners, selectors, fillers, tags of flags.
 _SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
 _JOINERS = "\u200c\u200d"
 _HIDDEN = (
@@ -55,7 +55,7 @@ _JAMO, _COMPATIBLE, _HALF_WIDTH = "\u1100-\u115e", "\u3131-\u3163\u3165-\u318e",
 _VOWELS, _FINALS = "\u1161-\u11a7\ud7b0-\ud7c6", "\u11a8-\u11ff\ud7cb-\ud7fb"
 _HEBREW = "\u0591-\u05f4"
 # The three subdivision flags that Unicode recommends (England, Scotland, Wales) are spelled in
-# tag characters; any other use of them is text that a person cannot see.
+# tag characters; any other use of them is invisible text.
 _FLAGS = [
     "\U0001f3f4" + "".join(chr(0xE0000 + ord(letter)) for letter in flag) + "\U000e007f"
     for flag in ("gbeng", "gbsct", "gbwls")
@@ -84,8 +84,8 @@ _UNNEEDED = re.compile(f"{_HIDDEN}(?!{'|'.join(_NEEDED)})")
 
 _UNNEEDED_RUN = re.compile(f"(?:{_UNNEEDED.pattern})+")
 
-# A model reads "< /passage" as it reads "</passage": what may stand between and still close, and
-# what may stand inside a name, where a space would end it.
+# A model reads "< /passage" like "</passage": characters that may stand between and still close,
+# and those that may stand inside a name, where a space would end it.
 _BLANK = "\u2800"
 _GAP = rf"(?:[\s{_BLANK}]|{_HIDDEN})*+"
 _INSIDE = rf"(?:[\n\t{_BLANK}]|{_HIDDEN})*+"
@@ -94,7 +94,7 @@ _OPEN_TAG = re.compile(r"</?[A-Za-z][^<>]*\Z")
 
 
 def sanitise(text: str) -> str:
-    """Text without the characters that a person cannot see and a model can.
+    """Remove the characters that a person cannot see but a model can.
 
     Removed: control characters but newline and tab, and all that Unicode calls Default_Ignorable
     (bidirectional marks, zero-width and filling characters, joiners, variation selectors, tag
@@ -119,7 +119,7 @@ def sanitise(text: str) -> str:
 
 
 def reveal(text: str) -> str:
-    """Text for a person to inspect: a mark stands for what ``sanitise`` removes.
+    """Mark the characters that ``sanitise`` removes, for a person to inspect.
 
     >>> reveal("ab\\u202ec"), reveal("d\\U000e0061\\U000e0062")
     ('ab⟨U+202E⟩c', 'd⟨2 hidden characters⟩')
@@ -135,7 +135,7 @@ def _mark(run: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A field of the template, to be filled in."""
+    """A template field to be filled in."""
 
     name: FieldName
     in_tag: bool
@@ -148,12 +148,12 @@ _Span = tuple["str | _Value", ...]
 
 @dataclass(frozen=True)
 class Template:
-    """How a passage is rendered: literal text with named fields.
+    """The rendering of a passage: literal text with named fields.
 
-    The fields are ``{rank}``, ``{passage_id}``, ``{title}`` and ``{text}``, written so and not
-    otherwise: no attributes, indices, conversions or formats. ``{rank}`` is the 1-based place in
+    The fields are ``{rank}``, ``{passage_id}``, ``{title}`` and ``{text}``, in exactly this form:
+    no attributes, indices, conversions or formats. ``{rank}`` is the 1-based place in
     the context as presented, so that a citation of passage 3 is ``context.passages[2]``. ``{{``
-    and ``}}`` stand for braces. A line whose only field is ``{title}`` is left out where a
+    and ``}}`` stand for braces. A line whose only field is ``{title}`` is left out if a
     passage has no title.
 
     The delimiters are the template's markup tags (``<passage``, ``</passage``). In a template
@@ -165,10 +165,10 @@ class Template:
 
     Attributes:
         template: The text with fields; ``{text}`` must be among them.
-        separator: What stands between two passages.
+        separator: The text between two passages.
 
     Raises:
-        ConfigurationError: at construction, for a template that cannot work, saying what in it.
+        ConfigurationError: at construction, for a template that cannot work; it says why.
 
     >>> Template("[{rank}] {text}").render([Passage("a", "one"), Passage("b", "two")])
     '[1] one\\n[2] two'
@@ -227,11 +227,11 @@ class Template:
         )
 
     def render(self, passages: Iterable[Passage], *, clean: bool = True) -> str:
-        """All passages in the order given, with the separator between them.
+        """Render all passages in the order given, with the separator between them.
 
         Args:
             passages: In presentation order.
-            clean: Sanitise the values and escape delimiters; only trusted text can go without.
+            clean: Sanitise the values and escape delimiters; disable it for trusted text only.
         """
         return self.separator.join(
             [
@@ -241,7 +241,7 @@ class Template:
         )
 
     def render_one(self, passage: Passage, rank: int, *, clean: bool = True) -> str:
-        """One passage as it stands at 1-based place ``rank``, without separator."""
+        """Render one passage at 1-based place ``rank``, without separator."""
         # str(): an id or a title of another type must not cost the reader the passage.
         values = {
             "rank": str(rank),
@@ -278,7 +278,7 @@ class Template:
 
 
 def _parse(template: str) -> list[str | _Value]:
-    """Literals and fields of a template, checked."""
+    """Parse a template into checked literals and fields."""
     if not isinstance(template, str):
         raise ConfigurationError(f"the template {template!r} must be text with fields")
     try:
@@ -316,7 +316,7 @@ def _literals(parts: Sequence[str | _Value]) -> str:
 
 
 def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
-    """Literals that close or open a block in a template without tags; none if nothing closes."""
+    """Return the literals that close or open a block without tags; empty if nothing closes."""
     opening = parts[0].strip() if isinstance(parts[0], str) else ""
     closing = parts[-1].strip() if isinstance(parts[-1], str) else ""
     between = separator.strip()
@@ -326,12 +326,12 @@ def _fences(parts: Sequence[str | _Value], separator: str) -> list[str]:
 
 
 def _spelled(delimiter: str) -> str:
-    """A pattern of a delimiter with or without characters inside that cannot be seen."""
+    """Return a pattern of a delimiter that allows invisible characters inside."""
     return _INSIDE.join(map(re.escape, re.sub(f"[\n\t{_BLANK}]", "", delimiter)))
 
 
 def _spans(parts: Sequence[str | _Value], delimiter: re.Pattern[str]) -> tuple[str | _Span, ...]:
-    """The template as delimiters (text) and what stands between them (spans)."""
+    """Split the template into delimiters (text) and the spans between them."""
     spans: list[str | _Span] = []
     current: list[str | _Value] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""Score kinds: what a score may be, and how one is compared with the best of its ranking.
+"""Score kinds: the range of each, and the comparison of a score with the best of its ranking.
 
 The relative score is r_i = exp(−(φ(s_top) − φ(s_i)) / T), where φ depends on the kind of score
 (DESIGN.md §4). Pure: no I/O, no clock, no logging.
@@ -15,7 +15,7 @@ INVALID_MAGNITUDE = 1e37
 """Scores at or beyond this are padding, not scores: faiss pads with −3.4e38."""
 
 _ROUNDING = 1e-4
-"""How far single-precision arithmetic may carry a cosine or probability out of its range."""
+"""Distance by which single-precision rounding may leave the range of cosine or probability."""
 
 _PROBABILITY_EDGE = 1e-9
 """Probabilities are clipped this far from 0 and 1, whose log-odds are infinite."""
@@ -32,7 +32,7 @@ _DOMAIN: dict[ScoreKind, tuple[float, float]] = {
 
 
 def is_valid(score: object) -> bool:
-    """Whether a value is a usable score: a finite number of sane magnitude.
+    """Tell whether a value is a usable score: a finite number of sane magnitude.
 
     >>> is_valid(0.3), is_valid(float("nan")), is_valid(None), is_valid(-3.4e38)
     (True, False, False, False)
@@ -46,7 +46,7 @@ def is_valid(score: object) -> bool:
 
 
 def all_valid(scores: Sequence[object]) -> bool:
-    """Whether every value is a usable score; for plain numbers, three passes in C.
+    """Tell whether every value is a usable score; for plain numbers, three passes in C.
 
     >>> all_valid([0.3, 7]), all_valid([0.3, float("nan")]), all_valid([])
     (True, False, True)
@@ -66,7 +66,7 @@ def all_valid(scores: Sequence[object]) -> bool:
 
 
 def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
-    """Whether a ranking whose scores span [lowest, highest] can be of this kind.
+    """Tell whether a ranking whose scores span [lowest, highest] can be of this kind.
 
     >>> within_domain(ScoreKind.RATIO, -0.2, 3.0)
     False
@@ -76,18 +76,18 @@ def within_domain(kind: ScoreKind, lowest: float, highest: float) -> bool:
 
 
 def is_relative(kind: ScoreKind) -> bool:
-    """Whether scores of this kind can be compared with the top by more than rank."""
+    """Tell whether scores of this kind can be compared with the top by more than rank."""
     return kind is not ScoreKind.RANK
 
 
 def relative_score(kind: ScoreKind, top: float, score: float, temperature: float = 1.0) -> float:
-    """The relative score r in [0, 1] of a passage against the top of its own ranking.
+    """Compute the relative score r in [0, 1] of a passage against the top of its own ranking.
 
     On ``ratio`` scores with temperature 1 it is exactly ``score / top``. An all-zero ranking
     has r = 1 throughout: no passage is worse than the top.
 
     Args:
-        kind: What the scores mean.
+        kind: The kind of the scores.
         top: The best valid score of the ranking.
         score: This passage's score, at most ``top``.
         temperature: T > 0; larger is more forgiving.
@@ -128,7 +128,7 @@ def _logit(probability: float) -> float:
 def relative_scores(
     kind: ScoreKind, scores: Sequence[float], temperature: float = 1.0
 ) -> list[float]:
-    """``relative_score`` of each valid score against the highest of them, in the order given."""
+    """Compute ``relative_score`` of each valid score against their highest, in the order given."""
     if not scores:
         return []
     if kind is ScoreKind.RANK:
@@ -140,6 +140,6 @@ def relative_scores(
         return ratios if temperature == 1.0 else [ratio ** (1.0 / temperature) for ratio in ratios]
     if kind is ScoreKind.PROBABILITY:
         scores = [_logit(score) for score in scores]
-    # Written out: a call for each of a hundred scores takes four times as long.
+    # Inlined: a call for each of a hundred scores takes four times as long.
     top, exp = max(scores), math.exp
     return [1.0 if score >= top else exp((score - top) / temperature) for score in scores]

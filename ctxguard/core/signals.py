@@ -1,8 +1,8 @@
-"""The features of a candidate: what a model sees of its scores and of its named signals.
+"""The features of a candidate: the model's inputs, from its scores and named signals.
 
 For each leg that scored the candidates: its value, the gap to the leg's best, its z-score in
-the list, the logarithm of its rank, and the leg's best value; where there are several, the sum
-of reciprocal ranks and whether every leg matched; and of each named signal the transforms that
+the list, the logarithm of its rank, and the leg's best value; with several legs, the sum of
+reciprocal ranks and whether every leg matched; and for each named signal the transforms that
 ``TRANSFORMS`` lists (DESIGN.md §5). Pure; numpy alone.
 """
 
@@ -23,7 +23,7 @@ PER_LEG = ("value", "gap", "z", "log_rank", "top")
 ACROSS_LEGS = ("reciprocal_ranks", "in_all_legs")
 
 RANKING = "ranking"
-"""In place of a leg's name: the scores of a ranking that has no legs."""
+"""Stands for a leg's name: the scores of a ranking without legs."""
 
 TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -51,10 +51,10 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "term_redundancy": ("raw",),
     }
 )
-"""What a model may use of each signal of `ctxguard.signals`; none of an input of the ranker."""
+"""Transforms of each signal of `ctxguard.signals` that a model may use; none for the ranker's."""
 
 OTHER_TRANSFORMS = ("raw", "z", "gap")
-"""What it may use of any other signal, such as a wrapped retriever's own."""
+"""Transforms of any other signal, such as a wrapped retriever's own."""
 
 _SUFFIXES = ("z", "gap", "log_rank")
 _BLOCKS = {"raw": 0, "value": 0, "gap": 1, "z": 2, "log_rank": 3, "top": 4}
@@ -63,10 +63,10 @@ NO_SIGNALS: Mapping[str, FloatArray] = MappingProxyType({})
 
 
 def named_features(signals: Iterable[str]) -> tuple[str, ...]:
-    """The names of the features of named signals, sorted by signal.
+    """Return the names of the features of named signals, sorted by signal.
 
-    A feature has its signal's name, and after a full stop its transform, unless it is the raw
-    value: ``z`` is the z-score in the list, ``gap`` the value less the list's highest, and
+    A feature's name is that of its signal, followed by a full stop and the transform unless it is
+    the raw value: ``z`` is the z-score in the list, ``gap`` the value minus the list's highest, and
     ``log_rank`` the logarithm of the rank.
 
     >>> named_features(["lead_coverage", "freshness", "redundancy"])
@@ -80,7 +80,7 @@ def named_features(signals: Iterable[str]) -> tuple[str, ...]:
 
 
 def signal_of(feature: str) -> str:
-    """The signal that a named feature is made from.
+    """Return the signal that a named feature is made from.
 
     >>> signal_of("ranker.log_rank"), signal_of("ranker")
     ('ranker', 'ranker')
@@ -89,10 +89,10 @@ def signal_of(feature: str) -> str:
 
 
 def _parsed(feature: str) -> tuple[str, str]:
-    """The signal and the transform of a named feature.
+    """Split a named feature into signal and transform.
 
     Raises:
-        ConfigurationError: it is the name of no feature.
+        ConfigurationError: it is not the name of a feature.
     """
     name, dot, suffix = feature.partition(".")
     if not name or (dot and suffix not in _SUFFIXES):
@@ -104,7 +104,7 @@ def _parsed(feature: str) -> tuple[str, str]:
 
 
 def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names of the features of a set of legs, in the order of ``features``' rows.
+    """Return the names of the features of a set of legs, in the order of ``features``' rows.
 
     Args:
         legs: Names of legs.
@@ -119,7 +119,7 @@ def feature_names(legs: Iterable[str], named: Sequence[str] = ()) -> tuple[str, 
 
 
 class _Plan(NamedTuple):
-    """Where each feature is in the block of all transforms of all values.
+    """The position of each feature in the block of all transforms of all values.
 
     Attributes:
         signals: The named signals, which follow the legs as values.
@@ -158,21 +158,21 @@ def features(
     signals: Mapping[str, FloatArray] = NO_SIGNALS,
     named: Sequence[str] = (),
 ) -> FloatArray:
-    """The features of every candidate of one ranking.
+    """Compute the features of every candidate of one ranking.
 
     Args:
-        legs: Each stage's scores, shape (n,) each. One that is missing or garbage makes its
-            leg's gap and top NaN for every candidate, since the leg's best is then unknown: a
-            missing score is another set of features, with its own model.
+        legs: Each stage's scores, shape (n,) each. A missing or garbage score makes its leg's gap
+            and top NaN for every candidate, since the leg's best is then unknown: a missing score
+            is another set of features, with its own model.
         signals: Named signals, shape (n,) each, with the same rule.
-        named: The features of named signals that are wanted, as ``named_features`` names them.
+        named: The features of named signals to compute, as ``named_features`` names them.
 
     Returns:
         Shape (n_features, n), rows in the order of ``feature_names``.
 
     Raises:
-        ConfigurationError: a leg whose scores carry rank only, or a name of no feature.
-        KeyError: a signal that is wanted is not there.
+        ConfigurationError: a leg's scores carry rank only, or a name is not that of a feature.
+        KeyError: a named signal is missing.
 
     >>> legs = {"dense": Leg(np.array([0.9, 0.5]), ScoreKind.COSINE)}
     >>> features(legs).round(2).tolist()
@@ -199,7 +199,7 @@ def features(
     np.subtract(values, top, out=gaps)
     centred = values - np.add.reduce(values, axis=1, keepdims=True) / n
     spread = np.sqrt(np.add.reduce(centred * centred, axis=1, keepdims=True) / n)
-    # Of equal values, rounding alone would make a spread.
+    # Rounding alone would spread equal values.
     lowest = np.minimum.reduce(values, axis=1, keepdims=True)
     spread[(lowest == top) | (spread == 0.0)] = np.inf
     np.divide(centred, spread, out=z)
@@ -221,7 +221,7 @@ def features(
 
 
 def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
-    """Put scores on a scale where differences mean the same everywhere."""
+    """Put scores on a scale where equal differences have equal meaning."""
     if kind is ScoreKind.RATIO:
         np.log1p(np.maximum(scores, 0.0), out=scores)
     elif kind is ScoreKind.PROBABILITY:
@@ -234,13 +234,13 @@ def _make_additive(scores: FloatArray, kind: ScoreKind) -> None:
 
 
 def legs_in_order(ranking: Ranking, order: Sequence[int]) -> Mapping[str, Leg]:
-    """The legs of a ranking, or the leg ``RANKING`` of its own scores where it has none.
+    """Return the legs of a ranking, or its own scores as the leg ``RANKING`` if it has none.
 
-    Of scores that carry order only, the leg is minus the logarithm of the rank.
+    If the scores carry order only, the leg is minus the logarithm of the rank.
 
     Args:
         ranking: The ranking.
-        order: Positions of the candidates that are wanted, best first.
+        order: Positions of the candidates to return, best first.
 
     Returns:
         Legs whose scores have the shape of ``order``.

@@ -1,8 +1,8 @@
-"""Sufficiency: the probability that what was kept holds at least one relevant passage.
+"""Sufficiency: the probability that at least one kept passage is relevant.
 
-From signals of the whole list, by a logistic model of plain coefficients (DESIGN.md §5). They are
-not the passages' own probabilities: those judge each passage against its list, where the best of a
-bad list looks as good as the best of a good one. Pure: no I/O, no clock, no logging; a few
+A logistic model of plain coefficients reads signals of the whole list (DESIGN.md §5). The signals
+are not the passages' own probabilities: those judge each passage against its list, where the best
+of a bad list looks as good as the best of a good one. Pure: no I/O, no clock, no logging; a few
 microseconds a request.
 """
 
@@ -27,7 +27,7 @@ _NOT_AS_CALIBRATED = frozenset({Flag.DOMAIN_VIOLATION, Flag.MISSING_SIGNALS})
 
 
 def list_signal_names(legs: Sequence[str]) -> tuple[str, ...]:
-    """The names of the signals of a list, in the order of ``list_signals``.
+    """Return the names of a list's signals, in the order of ``list_signals``.
 
     >>> list_signal_names(["dense"])
     ('kept', 'dense.top', 'dense.gap', 'dense.first')
@@ -36,10 +36,10 @@ def list_signal_names(legs: Sequence[str]) -> tuple[str, ...]:
 
 
 def legs_of(ranking: Ranking) -> tuple[str, ...]:
-    """The legs whose scores are signals of this ranking's list, sorted.
+    """Return the legs whose scores are signals of this ranking's list, sorted.
 
-    ``RANKING`` alone where the ranking has no legs. Scores that carry rank only say nothing of a
-    whole list and are left out.
+    Returns ``RANKING`` alone if the ranking has no legs. Scores that carry rank only say nothing
+    about a whole list and are left out.
     """
     if ranking.legs:
         legs = ranking.legs.items()
@@ -48,20 +48,20 @@ def legs_of(ranking: Ranking) -> tuple[str, ...]:
 
 
 def list_signals(decision: Decision, legs: Sequence[str]) -> list[float] | None:
-    """The signals of one decision's list.
+    """Compute the signals of one decision's list.
 
-    They are the logarithm of how many passages were kept, and for each leg its best score over all
-    candidates, the gap from that to its fifth best (or its worst of fewer), and its score of the
-    best passage. Scores count as their logarithm (``ratio``), their log-odds (``probability``) or
+    They are the logarithm of the number of kept passages, and for each leg its best score over all
+    candidates, the gap from that to its fifth best (or its worst, if fewer), and its score of the
+    best passage. Scores enter as their logarithm (``ratio``), their log-odds (``probability``) or
     themselves.
 
     Args:
         decision: At least one passage must be kept.
-        legs: From ``legs_of``.
+        legs: The legs, from ``legs_of``.
 
     Returns:
-        In the order of ``list_signal_names``. None if the ranking lacks one of the legs, or one
-        has no valid best score or none for the best passage.
+        Signals in the order of ``list_signal_names``. None if the ranking lacks one of the legs,
+        or a leg lacks a valid best score or a score of the best passage.
     """
     ranking, first = decision.ranking, decision.order[0]
     values = [math.log(decision.n_kept)]
@@ -86,7 +86,7 @@ def list_signals(decision: Decision, legs: Sequence[str]) -> list[float] | None:
 
 
 def _top_and_fifth(scores: FloatArray) -> tuple[float, float]:
-    """The best score and the fifth best, or the worst of fewer; NaN is passed over."""
+    """Return the best and the fifth best score, or the worst of fewer; ignores NaN."""
     n = min(_GAP_RANK, scores.shape[0])
     best: list[float] = np.partition(scores, -n)[-n:].tolist()
     if math.isnan(sum(best)):  # NaN counts as the largest: candidates that this leg did not score
@@ -96,7 +96,7 @@ def _top_and_fifth(scores: FloatArray) -> tuple[float, float]:
 
 
 def _additive(score: float | None, kind: ScoreKind) -> float | None:
-    """A score on a scale where differences mean the same everywhere; None for garbage."""
+    """Put a score on a scale where equal differences have equal meaning; None for garbage."""
     if score is None or not abs(score) < INVALID_MAGNITUDE or kind is ScoreKind.RANK:
         return None
     if kind is ScoreKind.RATIO:
@@ -116,11 +116,11 @@ class SufficiencyModel:
     Attributes:
         legs: The legs whose scores it reads, sorted.
         coefficients: One per signal, in the order of ``list_signal_names``.
-        means: The mean of each signal in the data that it was fitted on.
-        scales: The scale of each signal in that data, > 0.
+        means: The mean of each signal in the training data.
+        scales: The scale of each signal in the training data, > 0.
         intercept: Log-odds of a list with average signals.
-        threshold: What is kept is called insufficient below this P; None if no threshold could
-            be certified.
+        threshold: Kept passages are called insufficient below this probability; None if no
+            threshold could be certified.
     """
 
     legs: tuple[str, ...]
@@ -170,9 +170,9 @@ class SufficiencyModel:
         return 1.0 / (1.0 + math.exp(-min(max(log_odds, -700.0), 700.0)))
 
     def suffices(self, probability: float | None) -> bool | None:
-        """Whether this probability reaches the threshold; None without either.
+        """Tell whether this probability reaches the threshold; None without either.
 
-        False where nothing is kept, whatever the threshold.
+        Returns False if nothing is kept, whatever the threshold.
         """
         if probability is None or self.threshold is None:
             return None

@@ -15,23 +15,23 @@ _N_MASKS = 1 << MAX_LEAVES
 
 @dataclass(frozen=True)
 class Trees:
-    """Gradient-boosted trees: log-odds are the intercept plus one leaf's value of each tree.
+    """Gradient-boosted trees: log-odds are the intercept plus one leaf's value from each tree.
 
-    Leaves are numbered from left to right, and an inner node sends a candidate to the right where
-    its feature exceeds the threshold. It is kept as the mask of the leaves that are then ruled
-    out, those of its left part; of the leaves that no node rules out the first is the
-    candidate's (Lucchese et al., QuickScorer: A fast algorithm to rank documents with additive
+    Leaves are numbered from left to right, and an inner node sends a candidate to the right if
+    its feature exceeds the threshold. Each node is stored as the mask of the leaves that this
+    rules out, those of its left part; the candidate's leaf is the first that no node rules out
+    (Lucchese et al., QuickScorer: A fast algorithm to rank documents with additive
     ensembles of regression trees, SIGIR 2015).
 
     Attributes:
         intercept: Log-odds before the first tree.
-        features: For each inner node of each tree, the row of the feature that it compares.
+        features: The row of the feature that each inner node of each tree compares.
         thresholds: Shaped as ``features``.
-        masks: Shaped as ``features``: bit i is set where the node rules out leaf i.
-        values: For each leaf of each tree, what it adds; at most ``MAX_LEAVES`` a tree.
+        masks: Shaped as ``features``: bit i is set if the node rules out leaf i.
+        values: The contribution of each leaf of each tree; at most ``MAX_LEAVES`` per tree.
 
     Raises:
-        ConfigurationError: at construction, where a tree is none.
+        ConfigurationError: at construction, for a malformed tree.
     """
 
     intercept: float
@@ -84,7 +84,7 @@ class Trees:
                 raise ConfigurationError(f"tree {tree} has a number that is not finite")
             if min(features, default=0) < 0:
                 raise ConfigurationError(f"tree {tree} compares feature {min(features)}")
-            # The last leaf is right of every node, so that none rules it out.
+            # The last leaf is right of every node, so no node rules it out.
             if not all(0 < mask < 1 << (n - 1) for mask in masks):
                 raise ConfigurationError(
                     f"tree {tree} has masks {masks}: each must rule out some of its first "
@@ -93,11 +93,11 @@ class Trees:
 
     @property
     def n_features(self) -> int:
-        """How many features there must be at least."""
+        """Minimum number of features."""
         return 1 + max((max(own, default=-1) for own in self.features), default=-1)
 
     def log_odds(self, features: FloatArray) -> FloatArray:
-        """The log-odds of every candidate, shape (n,), from features of shape (n_features, n)."""
+        """Compute candidates' log-odds, shape (n,), from features of shape (n_features, n)."""
         own: dict[str, np.ndarray] = self.__dict__
         n = features.shape[1]
         exceeds = features.take(own["_features"], axis=0) > own["_thresholds"]
@@ -111,5 +111,5 @@ class Trees:
 
 
 def _first_left(ruled_out: int) -> int:
-    """The number of the lowest bit that is not set."""
+    """Return the number of the lowest bit that is not set."""
     return (~ruled_out & (ruled_out + 1)).bit_length() - 1

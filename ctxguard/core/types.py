@@ -1,4 +1,4 @@
-"""The data types that every other module shares: passages, hits, rankings, routes, verdicts.
+"""Data types that every other module shares: passages, hits, rankings, routes, verdicts.
 
 Frozen data without behaviour. Pure: imports nothing from the package but errors.
 """
@@ -36,11 +36,11 @@ class Route(StrEnum):
 RouteName = Literal[
     "hybrid+rerank", "hybrid", "lexical+rerank", "lexical", "dense+rerank", "dense", "external"
 ]
-"""The name of a ``Route``, wherever one may be given as text."""
+"""The name of a ``Route``, accepted wherever a route is."""
 
 
 class ScoreKind(StrEnum):
-    """What a score means, and so how two scores may be compared (DESIGN.md §4)."""
+    """The kind of a score, which decides how two scores may be compared (DESIGN.md §4)."""
 
     RATIO = "ratio"
     """Non-negative with a true zero: BM25, convex fusion in [0, 1]."""
@@ -57,11 +57,11 @@ class ScoreKind(StrEnum):
 ScoreKindName = Literal[
     "ratio", "cosine", "inner_product", "logit", "distance", "probability", "rank"
 ]
-"""The name of a ``ScoreKind``, wherever one may be given as text."""
+"""The name of a ``ScoreKind``, accepted wherever a kind is."""
 
 
 class Mode(StrEnum):
-    """What the guard does with its decision."""
+    """How the guard applies its decision."""
 
     ENFORCE = "enforce"
     SHADOW = "shadow"
@@ -70,22 +70,22 @@ class Mode(StrEnum):
 
 
 ModeName = Literal["enforce", "shadow", "off"]
-"""The name of a ``Mode``, wherever one may be given as text."""
+"""The name of a ``Mode``, accepted wherever a mode is."""
 
 
 _Member = TypeVar("_Member", bound=StrEnum)
 
 
 def member_of(enumeration: type[_Member], value: str, name: str) -> _Member:
-    """The member that ``value`` is or names.
+    """Return the member that ``value`` is or names.
 
     Args:
-        enumeration: Such as ``ScoreKind``.
+        enumeration: The enumeration, such as ``ScoreKind``.
         value: One of its members, or the name of one.
-        name: What the value sets, for the error.
+        name: The setting that takes the value, for the error.
 
     Raises:
-        ConfigurationError: it names no member; the message lists those there are.
+        ConfigurationError: it names no member; the message lists them all.
 
     >>> member_of(Mode, "shadow", "mode")
     <Mode.SHADOW: 'shadow'>
@@ -110,18 +110,18 @@ class DropReason(StrEnum):
     UNREADABLE = "unreadable"
     """Its text could not be read; the others are served without it."""
     INSUFFICIENT = "insufficient"
-    """The whole context was called insufficient, and assembly was asked to abstain then."""
+    """The whole context was called insufficient, and assembly is set to abstain then."""
 
 
 class Flag(StrEnum):
-    """What was unusual about an answer. A closed set: it labels a metric."""
+    """A flag of an answer. A closed set: it labels a metric."""
 
     UNCALIBRATED = "uncalibrated"
     """No profile is in force."""
     PROFILE_MISMATCH = "profile_mismatch"
     """The profile was made for another system, or another kind of score; only its k applied."""
     CORPUS_CHANGED = "corpus_changed"
-    """More of the corpus has changed since calibration than the profile holds for; it applied."""
+    """More of the corpus has changed since calibration than the profile allows; it applied."""
     UNVERIFIED = "unverified"
     """Nothing shows whether the profile was made for this system and corpus; it applied."""
     ROUTE_UNCALIBRATED = "route_uncalibrated"
@@ -129,9 +129,9 @@ class Flag(StrEnum):
     DOMAIN_VIOLATION = "domain_violation"
     """A score is impossible for the ranking's kind of score; only k applied."""
     INVALID_SCORES = "invalid_scores"
-    """Some candidates had no usable score, and were dropped; if none had, only k applied."""
+    """Some candidates had no usable score and were dropped; if all had none, only k applied."""
     RANK_ONLY = "rank_only"
-    """The policy compares scores, and these carry rank only; only k applied."""
+    """The policy compares scores, but these carry rank only; only k applied."""
     MISSING_SIGNALS = "missing_signals"
     """The policy's model lacks a leg or a score that it was fitted on; only k applied."""
     DEGRADED = "degraded"
@@ -139,13 +139,13 @@ class Flag(StrEnum):
     EMPTY_RETRIEVAL = "empty_retrieval"
     """The retriever returned no candidate."""
     TRUNCATED = "truncated"
-    """No passage that was kept is within the limits of assembly; the best was cut."""
+    """No kept passage is within the limits of assembly; the best was cut."""
     OVER_BUDGET = "over_budget"
-    """No passage that was kept is within the limits of assembly, and none was cut: it is empty."""
+    """No kept passage is within the limits of assembly and none was cut: the context is empty."""
     UNREADABLE = "unreadable"
-    """No passage that was kept could be read; the next that could be was served."""
+    """No kept passage could be read; the next readable one was served."""
     INSUFFICIENT = "insufficient"
-    """Probably nothing that was kept is relevant; see ``Context.sufficient``."""
+    """Probably no kept passage is relevant; see ``Context.sufficient``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ class Passage:
 
     Attributes:
         passage_id: Identifies it in the corpus.
-        text: What the model reads.
-        title: What the model reads above the text; empty for none.
-        metadata: What filters compare, such as its tenant; None for none.
+        text: Text for the model.
+        title: Title, which the model reads above the text; empty if it has none.
+        metadata: Fields that filters compare, such as its tenant; None without metadata.
     """
 
     passage_id: str
@@ -171,16 +171,16 @@ class Hit:
 
     Attributes:
         passage_id: Identifies the passage in the corpus.
-        score: Higher is better. None if there are no scores, which makes the order of the hits
-            their rank (``score_kind`` ``rank``). Among hits with scores, one whose score is None,
-            NaN or infinite is dropped.
+        score: Higher is better. None if there are no scores: the hits' order is then their rank
+            (``score_kind`` ``rank``). Among hits with scores, one whose score is None, NaN or
+            infinite is dropped.
         text: The passage's text.
-        title: Its title; empty for none.
-        rank: The 1-based rank that the engine gave it, which breaks ties of score. None if
-            unknown; ties are then broken by ``passage_id``.
-        metadata: What filters compare; None for none.
+        title: Its title; empty if it has none.
+        rank: The engine's 1-based rank, which breaks ties of score. None if unknown; ties are
+            then broken by ``passage_id``.
+        metadata: Fields that filters compare; None without metadata.
         signals: Named numbers that a calibrated model may use beside the score, such as
-            ``freshness`` or another reranker's score, higher or lower is better; None for none.
+            ``freshness`` or another reranker's score, higher or lower is better; None without any.
     """
 
     passage_id: str
@@ -209,7 +209,7 @@ class HitPassages:
         return Passage(hit.passage_id, hit.text, hit.title, hit.metadata)
 
 
-# A leg or a ranking equals itself only: arrays neither compare to one bool nor hash.
+# A leg or a ranking compares by identity: arrays neither compare to one bool nor hash.
 @dataclass(frozen=True, slots=True, eq=False)
 class Leg:
     """One stage's own scores for the candidates of a ranking.
@@ -217,10 +217,10 @@ class Leg:
     Attributes:
         scores: Shape (n,), in the ranking's order, higher is better; NaN where this stage has
             no score for a candidate.
-        kind: What the scores mean; the name of a kind becomes the kind.
+        kind: The kind of the scores; the name of a kind becomes the kind.
 
     Raises:
-        ConfigurationError: at construction, for a kind that does not exist.
+        ConfigurationError: at construction, for an unknown kind.
     """
 
     scores: FloatArray
@@ -242,7 +242,7 @@ class FailureKind(StrEnum):
     SATURATED = "saturated"
     """No thread of its pool was free in time."""
     CIRCUIT_OPEN = "circuit_open"
-    """It was not called, because it had failed repeatedly just before."""
+    """It was not called because it had failed repeatedly just before."""
     OUT_OF_MEMORY = "out_of_memory"
 
 
@@ -266,8 +266,8 @@ class StageTiming(NamedTuple):
 
     Attributes:
         stage: Its name, such as ``rerank``.
-        start_seconds: When it began, in seconds since the epoch.
-        seconds: How long it took.
+        start_seconds: Start time, in seconds since the epoch.
+        seconds: Duration.
     """
 
     stage: str
@@ -277,7 +277,7 @@ class StageTiming(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Ranking:
-    """What a retriever returns: the columns of its candidates, best first.
+    """A retriever's result: the columns of its candidates, best first.
 
     Columns rather than objects, because a request compares a hundred candidates and keeps five:
     only those five are read from ``passages``.
@@ -286,21 +286,21 @@ class Ranking:
         passage_ids: Shape (n,).
         scores: Shape (n,), higher is better. None, NaN and infinities are allowed here;
             ``decide`` sets them aside.
-        kind: What the scores mean.
+        kind: The kind of the scores.
         passages: The passage at each position.
         route: The stages that answered.
         ranks: Shape (n,), the engine's 1-based ranks, which break ties of score. None if there
             are none; ties are then broken by passage id, never by the order of the columns.
         legs: Each stage's own scores, by the stage's name (``lexical``, ``dense``, ``rerank``).
         failures: Stages that were left out of this answer.
-        signals: What else is known of the candidates, by the signal's name (DESIGN.md §5), shape
-            (n,) each, in the ranking's order; NaN where it is unknown for a candidate.
-        timings: When stages ran, for traces; empty where nothing was timed.
+        signals: Further values of the candidates, by the signal's name (DESIGN.md §5), shape
+            (n,) each, in the ranking's order; NaN if unknown for a candidate.
+        timings: Times at which stages ran, for traces; empty if nothing was timed.
         copies: Positions of candidates whose text repeats another's, with that one's position
-            (``ctxguard.core.copies``); empty where there is none, or texts were not compared.
+            (``ctxguard.core.copies``); empty without copies, or if texts were not compared.
 
     Raises:
-        ConfigurationError: at construction, for a kind or a route that does not exist. Names of
+        ConfigurationError: at construction, for an unknown kind or route. Names of
             kinds and routes become members.
     """
 
@@ -334,7 +334,7 @@ class Ranking:
         return len(self.passage_ids)
 
     def __repr__(self) -> str:
-        # No texts: what is printed ends in logs and error trackers.
+        # No texts: printed objects end in logs and error trackers.
         return (
             f"Ranking(passage_ids={listed(self.passage_ids)}, kind={self.kind.value!r}, "
             f"route={self.route.value!r}, legs=[{', '.join(self.legs)}], "
@@ -348,10 +348,10 @@ class Ranking:
         kind: ScoreKind | ScoreKindName,
         route: Route | RouteName = Route.EXTERNAL,
     ) -> "Ranking":
-        """The ranking of these hits, in the order given.
+        """Build a ranking from these hits, in the order given.
 
         Raises:
-            ConfigurationError: a kind or a route that does not exist.
+            ConfigurationError: an unknown kind or route.
 
         >>> ranking = Ranking.from_hits([Hit("a", 2.0), Hit("b", 1.0)], ScoreKind.RATIO)
         >>> ranking.passage_ids, ranking.scores
@@ -375,7 +375,7 @@ class Ranking:
 
 
 def _number(value: object) -> float:
-    """As a float; NaN for what is none: adapters hand over what their engine said."""
+    """Convert to float; NaN if it is no number: adapters pass on their engine's values."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -383,7 +383,7 @@ def _number(value: object) -> float:
 
 
 def listed(passage_ids: Sequence[str], limit: int = 10) -> str:
-    """The first ids and how many more there are, for a representation.
+    """List the first ids and the number of the others, for a representation.
 
     >>> listed(("a", "b", "c"), limit=2)
     "['a', 'b', 1 more]"
@@ -395,7 +395,7 @@ def listed(passage_ids: Sequence[str], limit: int = 10) -> str:
 
 
 class Threshold(NamedTuple):
-    """A setting and the value of it that would have kept a dropped passage."""
+    """A setting and the value that would have kept a dropped passage."""
 
     setting: str
     value: float
@@ -404,19 +404,19 @@ class Threshold(NamedTuple):
 class Verdict(NamedTuple):
     """Whether one candidate was kept, and why.
 
-    A tuple, as ``Threshold`` is: a request has a hundred of them, and a tuple is built in a
+    A tuple, as ``Threshold`` is: a request has a hundred of them, and building a tuple takes a
     quarter of a frozen data class's time.
 
     Attributes:
-        passage_id: The candidate's.
+        passage_id: The candidate's id.
         rank: 1-based in the decision's order; None for a candidate that was set aside.
-        score: As the ranking gave it.
+        score: The score in the ranking.
         relative_score: In (0, 1], against the top of its ranking; None if these scores cannot be
             compared.
         probability: Calibrated P(relevant); None if no model applied.
         reason: Why it was dropped; None for a kept passage.
-        kept_if: Every setting that would have to change to keep it, with the value that would do;
-            empty for a kept passage, and if no setting would help.
+        kept_if: Every setting that would have to change to keep it, with the value that suffices;
+            empty for a kept passage, or if no setting would help.
     """
 
     passage_id: str

@@ -1,6 +1,6 @@
-"""What a ranking or a context is worth, one query at a time: RR, recall, AP, nDCG, UDCG.
+"""Measures of a ranking or a context, one query at a time: RR, recall, AP, nDCG, UDCG.
 
-Undefined is None, never 0; ``mean`` averages the defined values and says how many they were.
+Undefined is None, never 0; ``mean`` averages the defined values and reports their number.
 Pure: no I/O, no clock, no logging.
 """
 

@@ -1,4 +1,4 @@
-"""What the measures share: means of defined values, shares, and the logarithmic discount.
+"""Arithmetic shared by the measures: means of defined values, shares, logarithmic discount.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -15,8 +15,8 @@ class Mean:
     """A mean over queries.
 
     Attributes:
-        value: The mean of the defined values; None where there are none.
-        n: How many were defined.
+        value: The mean of the defined values; None if there are none.
+        n: Number of defined values.
     """
 
     value: float | None
@@ -24,7 +24,7 @@ class Mean:
 
 
 def mean(values: Iterable[float | None]) -> Mean:
-    """The mean of the defined values, with their number.
+    """Average the defined values and count them.
 
     >>> mean([1.0, None, 0.5])
     Mean(value=0.75, n=2)
@@ -38,7 +38,7 @@ def mean(values: Iterable[float | None]) -> Mean:
 
 
 def share(part: float, whole: int) -> float | None:
-    """part / whole; None of nothing."""
+    """part / whole; None if ``whole`` is 0."""
     return part / whole if whole else None
 
 
@@ -48,6 +48,6 @@ def discounted_sum(values: Sequence[float]) -> float:
 
 
 def check_k(k: int) -> None:
-    """A cut-off must leave a rank to look at."""
+    """Check that a cut-off leaves at least one rank."""
     if k < 1:
         raise ConfigurationError(f"k {k!r} must be at least 1: ranks start at 1")

@@ -1,4 +1,4 @@
-"""Keyword relevance: how early the words that an answer needs turn up, where no labels exist.
+"""Keyword relevance without labels: how early the words that an answer needs turn up.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -11,9 +11,9 @@ from ctxguard.errors import ConfigurationError
 
 
 def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[int | None]:
-    """The 1-based rank of the first text that holds each keyword; None where none does.
+    """Return the 1-based rank of the first text that holds each keyword; None if none does.
 
-    Whole words, without regard to case; the words of a phrase may be any white space apart.
+    Matches whole words, ignoring case; any white space may separate the words of a phrase.
 
     Raises:
         ConfigurationError: a keyword is empty.
@@ -35,7 +35,7 @@ def keyword_first_ranks(keywords: Sequence[str], texts: Sequence[str]) -> list[i
 
 
 def keyword_reciprocal_rank(first_ranks: Sequence[int | None]) -> float | None:
-    """Mean over the keywords of 1 / first rank, 0 for one not found; None without keywords.
+    """Mean over the keywords of 1 / first rank, 0 if not found; None without keywords.
 
     >>> keyword_reciprocal_rank([1, 2, None, None])
     0.375

@@ -1,6 +1,6 @@
 """Measures of relevance for one query: recall, precision, hit rate, RR, AP, DCG and nDCG.
 
-``ranked_grades`` are the grades of what was retrieved, in rank order, 0 where a passage is not
+``ranked_grades`` are the grades of the retrieved passages in rank order, 0 if a passage is not
 relevant or was not judged; ``judged_grades`` are those of all passages judged for the query, in
 any order. A grade of at least ``min_grade`` counts as relevant. Pure: no I/O, no clock, no
 logging.
@@ -28,7 +28,7 @@ def recall_at_k(
         min_grade: The least grade that counts as relevant.
 
     Returns:
-        In [0, 1]; None where no passage is relevant.
+        A share in [0, 1]; None if no passage is relevant.
 
     Raises:
         ConfigurationError: k < 1, or more relevant passages ranked than judged (repeated ids).
@@ -48,7 +48,7 @@ def context_recall(
     """Share of the relevant passages that the context holds, whatever its size.
 
     Returns:
-        In [0, 1]; None where no passage is relevant; 0 for an empty context otherwise.
+        A share in [0, 1]; None if no passage is relevant; otherwise 0 for an empty context.
 
     >>> context_recall([2, 0], [2, 1, 0])
     0.5
@@ -69,7 +69,7 @@ def precision_at_k(
         min_grade: The least grade that counts as relevant.
 
     Returns:
-        In [0, 1]; None for an empty context when k is None.
+        A share in [0, 1]; None for an empty context if k is None.
 
     >>> precision_at_k([1, 0], k=4), precision_at_k([1, 0]), precision_at_k([])
     (0.25, 0.5, None)
@@ -81,9 +81,9 @@ def precision_at_k(
 def judged_precision(
     ranked_grades: Sequence[int], judged: Sequence[bool], *, min_grade: int = 1
 ) -> float | None:
-    """Share of the context's judged passages that is relevant, as ``trec_eval -J`` has it.
+    """Share of the context's judged passages that is relevant, as in ``trec_eval -J``.
 
-    ``precision_at_k`` counts a passage that was not judged as not relevant. The two are equal where
+    ``precision_at_k`` counts a passage that was not judged as not relevant. The two are equal if
     all passages are judged. Sakai, "Alternatives to Bpref", SIGIR 2007, on such condensed lists.
 
     Args:
@@ -92,7 +92,7 @@ def judged_precision(
         min_grade: The least grade that counts as relevant.
 
     Returns:
-        In [0, 1]; None for a context without a judged passage.
+        A share in [0, 1]; None if the context has no judged passage.
 
     Raises:
         ConfigurationError: lengths differ.
@@ -111,7 +111,7 @@ def judged_precision(
 def hit_rate_at_k(
     ranked_grades: Sequence[int], judged_grades: Sequence[int], k: int, *, min_grade: int = 1
 ) -> float | None:
-    """1.0 where the top k holds a relevant passage, 0.0 where not, None where none is relevant.
+    """1.0 if the top k holds a relevant passage, else 0.0; None if no passage is relevant.
 
     >>> hit_rate_at_k([0, 1], [1], k=2), hit_rate_at_k([0, 1], [1], k=1)
     (1.0, 0.0)
@@ -132,11 +132,11 @@ def reciprocal_rank(
     Args:
         ranked_grades: Grades in rank order.
         judged_grades: Grades of all passages judged for the query, in any order.
-        k: Cut-off, ≥ 1, beyond which a passage is not found; None for no cut-off.
+        k: Cut-off, ≥ 1; passages beyond it count as not found. None disables it.
         min_grade: The least grade that counts as relevant.
 
     Returns:
-        In [0, 1]: 0 where relevant passages exist and none was found; None where none exists.
+        A value in [0, 1]; 0 if relevant passages exist but none was found; None if none exists.
 
     >>> reciprocal_rank([0, 0, 1], [1]), reciprocal_rank([0, 0, 1], [1], k=2)
     (0.3333333333333333, 0.0)
@@ -159,7 +159,7 @@ def average_precision(
     """Sum of precision@i over the ranks i of relevant passages, divided by all relevant ones.
 
     Returns:
-        In [0, 1]; None where no passage is relevant.
+        A value in [0, 1]; None if no passage is relevant.
 
     >>> average_precision([1, 0, 1], [1, 1])
     0.8333333333333333
@@ -171,11 +171,11 @@ def average_precision(
 def context_precision(ranked_grades: Sequence[int], *, min_grade: int = 1) -> float | None:
     """Mean of precision@i over the ranks i of the context's own relevant passages.
 
-    Sensitive to order and blind to what the context misses, as tools that judge RAG contexts
-    define it; ``average_precision`` divides by all relevant passages instead.
+    Depends on the order and ignores relevant passages outside the context, as defined by tools
+    that judge RAG contexts; ``average_precision`` divides by all relevant passages instead.
 
     Returns:
-        In [0, 1]: 0 where the context holds no relevant passage; None for an empty context.
+        A value in [0, 1]; 0 if the context holds no relevant passage; None if it is empty.
 
     >>> context_precision([1, 0, 1]), context_precision([0, 1, 1])
     (0.8333333333333333, 0.5833333333333333)
@@ -210,11 +210,11 @@ def ndcg(
     Args:
         ranked_grades: Grades in rank order.
         judged_grades: Grades of all passages judged for the query, in any order.
-        k: Cut-off of both, ≥ 1; None for none.
+        k: Cut-off of both, ≥ 1; None disables it.
         gain: ``linear`` or ``exponential``.
 
     Returns:
-        In [0, 1]; None where no judged passage has a positive grade.
+        A value in [0, 1]; None if no judged passage has a positive grade.
 
     >>> round(ndcg([0, 1, 0, 1, 1], [1, 1, 1]), 4)
     0.6797

@@ -1,4 +1,4 @@
-"""Measures of use and harm for one query: what a passage is worth to the reader, and UDCG.
+"""Measures of use and harm for one query: the utility of a passage to the reader, and UDCG.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -12,7 +12,7 @@ from ctxguard.core.metrics.arithmetic import discounted_sum, share
 from ctxguard.errors import ConfigurationError
 
 UNDISCOUNTED_PENALTY = 0.5
-"""What one distractor counts in ``harm_undiscounted``."""
+"""Harm of one distractor in ``harm_undiscounted``."""
 
 _MOST = 1e6
 """Utilities are no larger, so that no sum of them overflows."""
@@ -22,7 +22,7 @@ REFERENCE_PENALTY = 0.333
 
 
 class Negative(StrEnum):
-    """What a passage is labelled as, where it is known to mislead."""
+    """The label of a passage that is known to mislead."""
 
     HARD_NEGATIVE = "hard_negative"
     DISTRACTOR = "distractor"
@@ -30,22 +30,22 @@ class Negative(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Utilities:
-    """What a passage is worth to the reader, and when an unlabelled one is taken to mislead.
+    """Utilities of passages to the reader, and when an unlabelled one is taken to mislead.
 
     Attributes:
-        relevant: Of the collection's highest grade, ≥ 0.
-        partial: Of a lower positive grade, ≥ 0.
-        hard_negative: Of a labelled hard negative, ≤ 0.
-        distractor: Of a known distractor, ≤ 0.
-        irrelevant: Of a passage that is not relevant, ≤ 0: in the strict form of every one, in
-            the heuristic form of those that the heuristics suspect.
-        unjudged: Of a passage that nobody judged, ≤ 0, where labels also say what is not
-            relevant; in the heuristic form if the heuristics suspect it. Where labels hold
-            relevant passages only, an unlabelled one is worth ``irrelevant``.
-        score_ratio: The heuristics suspect a relative score above this, in [0, 1].
-        rank_limit: The heuristics suspect a rank up to this, ≥ 0.
-        by_grade: Worth by grade, which replaces ``relevant`` and ``partial`` for the grades it
-            names, and ``irrelevant`` where it names 0 (judged not relevant).
+        relevant: Utility of a passage of the collection's highest grade, ≥ 0.
+        partial: Utility at a lower positive grade, ≥ 0.
+        hard_negative: Utility of a labelled hard negative, ≤ 0.
+        distractor: Utility of a known distractor, ≤ 0.
+        irrelevant: Utility of a passage that is not relevant, ≤ 0: any such passage in the strict
+            form, only those that the heuristics suspect in the heuristic form.
+        unjudged: Utility of a passage that was not judged, ≤ 0, if the labels also include
+            passages that are not relevant; in the heuristic form only if the heuristics suspect
+            it. If only relevant passages are labelled, an unlabelled one has ``irrelevant``.
+        score_ratio: The heuristics suspect relative scores above this, in [0, 1].
+        rank_limit: The heuristics suspect ranks up to this, ≥ 0.
+        by_grade: Utility by grade: replaces ``relevant`` and ``partial`` for the grades that it
+            names, and ``irrelevant`` if it names 0 (judged not relevant).
     """
 
     relevant: float = 1.0
@@ -95,10 +95,10 @@ class Utilities:
 
 DEFAULT_UTILITIES = Utilities()
 STRICT_UTILITIES = Utilities(score_ratio=0.5, irrelevant=-1.0, unjudged=-0.4, hard_negative=-1.0)
-"""Where a wrong passage does real damage (medicine, law). A labelled hard negative costs no less
+"""If a wrong passage does real damage (medicine, law). A labelled hard negative costs no less
 than one that is only suspected."""
 RELAXED_UTILITIES = Utilities(score_ratio=0.9, irrelevant=-0.2, unjudged=-0.08)
-"""Where a stray passage hardly matters (creative writing)."""
+"""If a stray passage hardly matters (creative writing)."""
 
 
 def heuristic_utilities(
@@ -110,7 +110,7 @@ def heuristic_utilities(
     judged: Sequence[bool] | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
 ) -> list[float]:
-    """What each passage is worth where most distractors are not labelled.
+    """Return the utility of each passage, for collections that label few of their distractors.
 
     The first rule that matches wins: a positive grade; a labelled negative; a relative score
     above ``score_ratio``; a rank up to ``rank_limit``; otherwise 0. A long tail of low-scored
@@ -119,17 +119,17 @@ def heuristic_utilities(
     Args:
         ranked_grades: Shape (n,), grades in rank order.
         relative_scores: Shape (n,), each passage against the top of its ranking, in [0, 1], from
-            ``ctxguard.core.scores.relative_scores``; on a ratio scale it is score / top. None where
-            scores carry rank only: then the score rule is left out, for a ratio of
+            ``ctxguard.core.scores.relative_scores``; on a ratio scale it is score / top. None if
+            scores carry rank only: the score rule is then left out, because a ratio of
             reciprocal-rank scores measures the fusion constant.
         top_grade: The collection's highest grade, ≥ 1.
         negatives: Shape (n,), the label of each passage that is known to mislead.
-        judged: Shape (n,), whether each passage has a label; None where labels hold relevant
-            passages only, so that an unlabelled one counts as not relevant.
-        utilities: The worth of each case, and the thresholds.
+        judged: Shape (n,), whether each passage has a label; None if only relevant passages are
+            labelled, so that an unlabelled one counts as not relevant.
+        utilities: The utility of each case, and the thresholds.
 
     Returns:
-        Shape (n,), for ``udcg``.
+        Utilities of shape (n,), for ``udcg``.
 
     Raises:
         ConfigurationError: lengths differ, or a grade lies above ``top_grade``.
@@ -159,19 +159,19 @@ def strict_utilities(
     judged: Sequence[bool] | None = None,
     utilities: Utilities = DEFAULT_UTILITIES,
 ) -> list[float]:
-    """What each passage is worth where every one that is not relevant costs the reader.
+    """Return the utility of each passage, with a cost for each that is not relevant.
 
     Args:
         ranked_grades: Shape (n,), grades in rank order.
         top_grade: The collection's highest grade, ≥ 1.
-        negatives: Shape (n,), the label of each passage that is known to mislead; such a
-            passage has its label's worth.
-        judged: Shape (n,), whether each passage has a label; None where labels hold relevant
-            passages only, so that an unlabelled one counts as not relevant.
-        utilities: The worth of each case.
+        negatives: Shape (n,), the label of each passage that is known to mislead; it determines
+            the utility of such a passage.
+        judged: Shape (n,), whether each passage has a label; None if only relevant passages are
+            labelled, so that an unlabelled one counts as not relevant.
+        utilities: The utility of each case.
 
     Returns:
-        Shape (n,), for ``udcg``.
+        Utilities of shape (n,), for ``udcg``.
 
     Raises:
         ConfigurationError: lengths differ, or a grade lies above ``top_grade``.
@@ -188,11 +188,11 @@ def strict_utilities(
 
 @dataclass(frozen=True, slots=True)
 class Udcg:
-    """UDCG of one context, with gain and harm kept apart.
+    """UDCG of one context, with gain and harm separate.
 
     Attributes:
         gain: The discounted sum of the positive utilities, ≥ 0.
-        harm: That of the negative ones, as a positive number.
+        harm: The discounted sum of the negative utilities, as a positive number.
     """
 
     gain: float
@@ -207,11 +207,11 @@ class Udcg:
 def udcg(utilities: Sequence[float]) -> Udcg:
     """Utility- and distraction-aware cumulative gain: Σ u_i / log2(i + 1) (DESIGN.md §9).
 
-    An empty context is worth 0: it neither helps nor harms. The form of the paper that named
-    the measure is ``udcg_reference``.
+    An empty context scores 0: it neither helps nor harms. ``udcg_reference`` is the form of the
+    paper that named the measure.
 
     Args:
-        utilities: What each passage is worth, in rank order.
+        utilities: The utility of each passage, in rank order.
 
     >>> result = udcg([1.0, 0.5, -0.5])
     >>> round(result.gain, 4), result.harm, round(result.value, 4)
@@ -240,7 +240,7 @@ def udcg_reference(
         penalty: Weight of an irrelevant passage, as a positive number.
 
     Returns:
-        In (0, 1), and 0.5 for a context that neither helps nor harms; None for an empty one.
+        A value in (0, 1), 0.5 for a context that neither helps nor harms; None if it is empty.
 
     Raises:
         ConfigurationError: lengths differ, or a value of ``abstain`` is not a probability.
@@ -264,7 +264,7 @@ def udcg_reference(
 
 
 def distractor_rate(utilities: Sequence[float]) -> float | None:
-    """Share of the kept passages whose utility is negative; None for an empty context.
+    """Share of the kept passages with a negative utility; None for an empty context.
 
     >>> distractor_rate([1.0, -0.5, 0.0, -1.0])
     0.5
@@ -275,7 +275,7 @@ def distractor_rate(utilities: Sequence[float]) -> float | None:
 def harm_undiscounted(utilities: Sequence[float]) -> float:
     """Kept passages × distractor rate × 0.5: half the number of kept passages that mislead.
 
-    Each counts the same at every rank and whatever its utility, unlike ``Udcg.harm``. 0 for an
+    Each counts the same at every rank and at any utility, unlike ``Udcg.harm``. 0 for an
     empty context.
 
     >>> harm_undiscounted([1.0, -0.5, 0.0, -1.0])
@@ -291,7 +291,7 @@ def _labelled_utilities(
     judged: Sequence[bool] | None,
     utilities: Utilities,
 ) -> list[tuple[float, bool]]:
-    """What each passage is worth, and whether its label names that worth by itself."""
+    """Return the utility of each passage, and whether its label alone determines it."""
     if top_grade < 1:
         raise ConfigurationError(f"top_grade {top_grade!r} must be at least 1")
     if negatives is None:
