@@ -1,1 +1,1 @@
-"""One request: its input, the profile it is answered by, the context built, what is counted."""
+"""Answers one request: its input, the profile in force, the built context, and the counters."""

@@ -27,19 +27,19 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class RoutePolicy:
-    """What decides on the rankings of one route.
+    """The policy for the rankings of one route, with its consequences.
 
     Attributes:
         policy: The policy.
-        score_kind: The kind of score that it was calibrated for; None if any will do.
-        flags: What every answer by it is flagged with.
+        score_kind: The kind of score that it was calibrated for; None accepts any.
+        flags: Flags that every answer by it carries.
         top_k: The policy's k alone, for scores that it cannot be applied to.
-        today: What is served while the policy is not enforced: the bare retriever's top k.
-        mode: What is done with the decision unless the guard was given a mode.
-        compares_scores: Whether it needs scores that say more than an order.
-        differences: What differs from the system that the profile was calibrated on, as every
-            answer by it says.
-        sufficiency: Tells whether what it keeps suffices; None if not calibrated.
+        today: The bare retriever's top k, served while the policy is not enforced.
+        mode: The mode that applies unless the guard was given one.
+        compares_scores: Whether it needs scores that carry more than an order.
+        differences: Differences from the system that the profile was calibrated on, which every
+            answer by it reports.
+        sufficiency: Decides whether the kept passages suffice; None if not calibrated.
     """
 
     policy: Policy
@@ -63,7 +63,7 @@ class RoutePolicy:
         differences: tuple[str, ...] = (),
         sufficiency: SufficiencyProfile | None = None,
     ) -> "RoutePolicy":
-        """A policy with what follows from it."""
+        """Build the route policy of a policy."""
         return cls(
             policy,
             score_kind,
@@ -79,21 +79,21 @@ class RoutePolicy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundProfile:
-    """A profile bound to what a retriever searches now.
+    """A profile bound to the index generation that a retriever searches now.
 
     Attributes:
         profile: The calibration in force; None without one.
-        profile_id: Its id; None without one.
-        mode: What its verdict on the main route asks for; ``enforce`` without one.
+        profile_id: The profile's id; None without one.
+        mode: The mode that its verdict on the main route asks for; ``enforce`` without one.
         comparison: The profile's system compared with this one.
         retriever: The wrapped retriever, under the profile's fusion; None without one.
-        swaps: Whether the retriever may swap what it searches.
-        generation: What the calls below search, if it may; else None.
-        call: Retrieves from that generation; refuses without a retriever.
+        swaps: Whether the retriever may swap its index.
+        generation: The index generation that the calls below search; None if it never swaps.
+        call: Retrieves from that generation; raises without a retriever.
         acall: The same, awaited; None if the retriever has only a plain call.
         can_filter: Whether the retriever takes a filter.
-        route_policies: What decides, for every route.
-        segment_policies: What decides instead for certified segments, by route and segment.
+        route_policies: The policy of every route.
+        segment_policies: Policies of certified segments, by route and segment; these come first.
     """
 
     profile: Profile | None
@@ -110,7 +110,7 @@ class BoundProfile:
     segment_policies: Mapping[tuple[Route, str | None], RoutePolicy]
 
     def applies(self, route: Route, segment: str | None) -> RoutePolicy:
-        """What decides on a route: the policy of the segment if it has one, else the route's."""
+        """Return the policy of a route: that of the segment if it has one, else the route's."""
         own = self.route_policies[route]
         return self.segment_policies.get((route, segment), own) if self.segment_policies else own
 
@@ -127,23 +127,23 @@ def bind_profile(
     aretriever: object = None,
     lenient: bool = False,
 ) -> BoundProfile:
-    """Bind a profile to what a retriever searches now.
+    """Bind a profile to the index generation that a retriever searches now.
 
     Args:
-        wrapped: The retriever as the guard was given it; None without one.
+        wrapped: The retriever as given to the guard; None without one.
         profile: The calibration; None without one.
         policy: The policy set by hand for every route; None without one.
-        k: How many passages the bare retriever serves; None for as many as the profile was
+        k: Number of passages that the bare retriever serves; None for as many as the profile was
             compared with.
-        fingerprint: Identifies a system that has no ``fingerprint()`` of its own.
-        corpus_sketch: Of a system that has no ``corpus_sketch()`` of its own.
+        fingerprint: Identifies a system without a ``fingerprint()`` of its own.
+        corpus_sketch: The corpus sketch, if the system has no ``corpus_sketch()`` of its own.
         max_corpus_change: The share of the corpus that may have changed since calibration.
         aretriever: The retriever's asynchronous function, if that is another object.
-        lenient: Treat a fingerprint or a sketch that cannot be read as another system's, instead
-            of raising.
+        lenient: Treat an unreadable fingerprint or sketch as that of another system, instead of
+            raising.
 
     Raises:
-        ConfigurationError: ``wrapped`` is no retriever.
+        ConfigurationError: ``wrapped`` is not a retriever.
     """
     retriever: Any = wrapped
     if profile is not None and hasattr(retriever, "with_fusion"):
@@ -182,7 +182,7 @@ def _no_retriever(query: str, *, depth: int, where: Where | None = None) -> NoRe
 def _route_policies(
     profile: Profile | None, comparison: SystemComparison, k: int | None, policy: Policy | None
 ) -> dict[Route, RoutePolicy]:
-    """A policy for every route: the profile's where it knows route and system, else top k."""
+    """Choose a policy for every route: the profile's if it knows route and system, else top k."""
     bare = RatioPolicy(k=DEFAULT_K if k is None else k)
     if policy is not None or profile is None:
         uncalibrated = RoutePolicy.of(
@@ -224,7 +224,7 @@ def _route_policies(
 
 
 def _today(calibrated: RouteProfile, k: int | None) -> RatioPolicy:
-    """The bare retriever's top k: as given, else as the route was compared with."""
+    """Return the bare retriever's top k: as given, else as the route was compared with."""
     if k is None and calibrated.safe_policy is not None:
         return RatioPolicy(k=calibrated.safe_policy.k)
     return RatioPolicy(k=DEFAULT_K if k is None else k)
@@ -233,7 +233,7 @@ def _today(calibrated: RouteProfile, k: int | None) -> RatioPolicy:
 def _segment_policies(
     profile: Profile | None, comparison: SystemComparison, k: int | None
 ) -> dict[tuple[Route, str | None], RoutePolicy]:
-    """The policies of the segments that the profile certifies; none for another system."""
+    """Return the policies of the segments that the profile certifies; none for another system."""
     if profile is None or comparison.mismatches:
         return {}
     return {
@@ -251,10 +251,10 @@ def _segment_policies(
 
 
 def _declares(retriever: object, name: str) -> bool:
-    """Whether a retriever has an attribute of its own, on the class or on the instance.
+    """Tell whether a retriever has an attribute of its own, on the class or on the instance.
 
-    A wrapper that hands unknown names on to the retriever inside it has none of that one's: its
-    ``pinned`` would be a view of the inner retriever, and searching that would bypass the wrapper.
+    Attributes that a wrapper passes through from an inner retriever do not count: its ``pinned``
+    would be a view of the inner retriever, and searching that would bypass the wrapper.
     """
     return inspect.getattr_static(retriever, name, _ABSENT) is not _ABSENT
 
@@ -276,6 +276,6 @@ def _compared(
 
 
 def _own(retriever: object, name: str) -> Any:
-    """What a method of a retriever returns; None if it has no such method."""
+    """Call a method of a retriever and return the result; None without such a method."""
     method = getattr(retriever, name, None)
     return method() if callable(method) else None

@@ -1,6 +1,6 @@
-"""Build the context that is served from what a retriever returned: check, decide, assemble, flag.
+"""Builds the context from a retriever's result: check, decide, assemble, flag.
 
-No clock, no counters and no locks: those are the guard's, which also counts the errors raised here.
+No clock, no counters and no locks: the guard has those, and also counts the errors raised here.
 """
 
 from dataclasses import replace
@@ -39,19 +39,19 @@ def build_context(
     score_kind: ScoreKind | None,
     assembly: Assembly,
 ) -> Context:
-    """The context that answers a request (DESIGN.md §7).
+    """Build the context that answers a request (DESIGN.md §7).
 
     Args:
         request: The request.
-        retrieved: What the retriever returned for it: a ``Ranking``, or hits.
-        score_kind: What the scores of plain hits mean; None if that was not set.
-        assembly: How kept passages become a context.
+        retrieved: The retriever's result for it: a ``Ranking``, or hits.
+        score_kind: The kind of the scores of plain hits; None if not set.
+        assembly: The settings that assemble the context from kept passages.
 
     Raises:
-        ConfigurationError: ``retrieved`` is neither a ranking nor hits, or is one that cannot be
+        ConfigurationError: ``retrieved`` is neither a ranking nor hits, or the ranking cannot be
             decided on.
         FilterViolationError: a candidate does not satisfy the request's filter.
-        StageUnavailableError: there are candidates, and none can be read.
+        StageUnavailableError: there are candidates, but none can be read.
     """
     ranking = ranking_of(retrieved, score_kind)
     given = request.input
@@ -77,14 +77,14 @@ def build_context(
     )
     passages = assembled.passages
     if assembled.dropped and not passages and _none_readable(assembled):
-        # Nothing that was kept can be read, and that must not look like nothing relevant.
+        # No kept passage can be read, and that must not look like nothing relevant.
         beyond = decision.order[decision.n_kept :]
         position = first_readable(ranking, beyond)
         if position is not None:
             decision = replace(decision, n_kept=decision.n_kept + beyond.index(position) + 1)
             assembled = assemble(decision, assembly)
             passages, flags = assembled.passages, (*flags, Flag.UNREADABLE)
-            # Both speak of passages that are not served.
+            # Both are about passages that are not served.
             p_sufficient = sufficient = None
         elif mode is Mode.ENFORCE:
             raise nothing_readable(assembled.failures)
@@ -129,9 +129,9 @@ def _none_readable(assembled: Assembled) -> bool:
 def _decide(
     mode: Mode, ranking: Ranking, applies: RoutePolicy
 ) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...], SufficiencyModel | None]:
-    """The decision by the policy that applies, with its flags, and what differs from the profile's.
+    """Decide by the policy that applies; return flags and differences from the profile too.
 
-    The flags are those of the policy and of the scores. Last, what tells whether it suffices.
+    The flags are those of the policy and of the scores. The last item is the sufficiency model.
     """
     if mode is Mode.OFF:
         n = len(ranking.passage_ids)
@@ -150,7 +150,7 @@ def _decide(
         sufficiency = None
         differences = (*differences, f"scores of the route {route.value} carry rank only")
     if policy.min_keep == 0 and ranking.failures:
-        # Without a stage, that nothing looks relevant is no ground to abstain.
+        # If a stage is missing, finding nothing relevant is no ground to abstain.
         policy = replace(policy, min_keep=1)
     decision = decide(ranking, policy)
     if Flag.MISSING_SIGNALS in decision.flags:
@@ -159,7 +159,7 @@ def _decide(
 
 
 def _without_copies(decision: Decision) -> Decision:
-    """The decision once all texts are compared, which is left until two of them would be served."""
+    """Compare all texts and decide again; postponed until two copies would be served."""
     ranking = decision.ranking
     read = read_passages(ranking.passages, decision.order)
     positions = read.positions
@@ -168,7 +168,7 @@ def _without_copies(decision: Decision) -> Decision:
 
 
 def _missing_signals(ranking: Ranking, policy: Policy) -> str:
-    """What a policy with a model needs, and what it has."""
+    """Describe the signals that a policy's model needs and the ranking lacks."""
     model = cast(ExpectedUtilityPolicy, policy).model
     if set(model.legs) != (set(ranking.legs) or {RANKING}):
         has = ", ".join(sorted(ranking.legs)) or "none"

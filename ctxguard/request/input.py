@@ -1,4 +1,4 @@
-"""One request: what its caller gave, the checks of that, and the state that answers it.
+"""One request: the caller's input, its checks, and the state that answers it.
 
 Named tuples, because every request makes one of each and a tuple is the cheapest to make.
 """
@@ -14,7 +14,7 @@ from ctxguard.request.wrapped_retriever import describe
 
 
 class RequestInput(NamedTuple):
-    """The arguments of one request; ``ContextGuard.retrieve`` says what each means."""
+    """The arguments of one request, described in ``ContextGuard.retrieve``."""
 
     query: str
     request_id: str | None
@@ -24,13 +24,13 @@ class RequestInput(NamedTuple):
     where: Where | None
 
     def validate(self, max_query_chars: int) -> None:
-        """Refuse input that must be neither searched nor sampled.
+        """Refuse input that must not be searched or sampled.
 
         Args:
-            max_query_chars: The longest query that is searched, in characters.
+            max_query_chars: Maximum length of a query, in characters.
 
         Raises:
-            QueryError: the query is no text, or too long.
+            QueryError: the query is not a text, or too long.
             ConfigurationError: ``where`` is neither a ``Where`` nor None.
         """
         # Widened, because callers do not all check their types.
@@ -48,17 +48,17 @@ class RequestInput(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request that is under way.
+    """A request in progress.
 
     Attributes:
-        input: What its caller gave.
-        request_id: The caller's, or a random one.
+        input: The caller's input.
+        request_id: The caller's id, or a random one.
         bound: The profile and the retriever that answer it, from retrieval to decision.
         mode: The guard's mode when the request began.
-        follows_verdict: Whether the profile's verdict on the route that answers decides instead,
-            since the guard was given no mode.
+        follows_verdict: Whether the profile's verdict on the answering route decides the mode,
+            because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
-        span: Of the request; None without tracing.
+        span: The request's span; None without tracing.
     """
 
     input: RequestInput

@@ -1,4 +1,4 @@
-"""What observes requests, the sampler, the metrics and tracing, behind calls that never raise.
+"""Observers of requests (sampler, metrics and tracing) behind calls that never raise.
 
 An observer that raises is counted in ``ctxguard_observer_failures_total``, and the request goes on.
 """
@@ -18,10 +18,10 @@ _T = TypeVar("_T")
 
 
 class Sampler(Protocol):
-    """Selects requests before they are retrieved, and takes the selected ones when answered."""
+    """Selects requests before retrieval, and takes the selected ones when answered."""
 
     def draw(self, request_id: str, /) -> float:
-        """The probability with which the request was selected; 0.0 if it was not."""
+        """Return the probability with which the request was selected; 0.0 if it was not."""
         ...
 
     def offer(self, context: Context, probability: float, time_seconds: float, /) -> object:
@@ -29,25 +29,25 @@ class Sampler(Protocol):
 
         Args:
             context: The answer.
-            probability: With which it was selected; 0.0 for one that was sampled by hand.
-            time_seconds: When it was answered, in seconds since the epoch.
+            probability: Its selection probability; 0.0 if it was sampled by hand.
+            time_seconds: Time of the answer, in seconds since the epoch.
         """
         ...
 
 
 class RequestSpan(Protocol):
-    """One request as tracing sees it.
+    """The span of one request.
 
     Attributes:
-        request_id: What the request is called where its caller gave no id, so that its sample leads
-            back to its trace; None for a random id.
+        request_id: The request's id if its caller gave none, so that its sample links to its trace;
+            None for a random id.
     """
 
     @property
     def request_id(self) -> str | None: ...
 
     def retrieved(self) -> None:
-        """The candidates are there; what follows is the decision."""
+        """Note that the candidates have arrived and the decision follows."""
         ...
 
     def answered(self, context: Context, probability: float, /) -> None:
@@ -55,7 +55,7 @@ class RequestSpan(Protocol):
 
         Args:
             context: The answer.
-            probability: With which the request was sampled; 0.0 if it was not.
+            probability: The request's selection probability; 0.0 if it was not sampled.
         """
         ...
 
@@ -71,9 +71,9 @@ class Tracing(Protocol):
         """Begin the span of one request.
 
         Args:
-            query: As it was given, not checked yet.
-            depth: How many candidates the retriever is asked for.
-            request_id: The caller's; None if it gave none.
+            query: The query as given, not yet checked.
+            depth: Number of candidates that the retriever is asked for.
+            request_id: The caller's id; None if it gave none.
         """
         ...
 
@@ -83,18 +83,18 @@ class Instrumentation:
 
     Args:
         telemetry: Where requests are counted.
-        sampler: Selects the traffic to be judged; None for none of it.
-        tracing: Begins a span for each request; None for no spans.
+        sampler: Selects the traffic to be judged; None disables sampling.
+        tracing: Begins a span for each request; None disables tracing.
 
     Attributes:
         received: Counts a request that begins, by mode.
-        answered: Counts an answered request, and how long it took; see `Telemetry.answered`.
+        answered: Counts an answered request and its duration; see `Telemetry.answered`.
         failed: Counts a request that ended in an error; see `_failed`.
-        cancelled: Counts a request that its caller gave up, by mode.
+        cancelled: Counts a request that its caller cancelled, by mode.
         offer: Hands an answered request to the sampler; see `Sampler.offer`.
-        begin_span: Begins the span of a request, None where that failed; see `Tracing.begin`. None
+        begin_span: Begins the span of a request, None if that failed; see `Tracing.begin`. None
             without tracing.
-        retrieved: Tells a request's span that the candidates are there.
+        retrieved: Tells a request's span that the candidates have arrived.
         end_span: Ends the span of an answered request; see `RequestSpan.answered`.
         fail_span: Ends the span of a request that ended in an error.
     """
@@ -116,13 +116,13 @@ class Instrumentation:
         self.fail_span = self._safely("tracing", lambda span, error: span.failed(error), None)
 
     def _safely(self, observer: str, call: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:
-        """``call``, with an error counted as the observer's and ``otherwise`` returned instead."""
+        """Wrap ``call``: count an error as the observer's and return ``otherwise`` instead."""
 
         def safe_call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             try:
                 return call(*args, **kwargs)
             except Exception:
-                # Where even this count fails, nothing is left to report it with.
+                # If even this count fails, nothing is left to report it with.
                 with suppress(Exception):
                     self._telemetry.observer_failed(observer)
                 return otherwise
@@ -133,9 +133,9 @@ class Instrumentation:
         """Count a request that failed, or was shed because too many came at once.
 
         Args:
-            mode: Of the request.
-            error: As it was raised.
-            failure: The typed error that it became.
+            mode: The request's mode.
+            error: The error as raised.
+            failure: The typed error that replaced it.
         """
         if isinstance(failure, OverloadedError):
             self._telemetry.shed(mode)
@@ -148,12 +148,12 @@ class Instrumentation:
         self._telemetry.failed(mode, "cancelled")
 
     def draw(self, request_id: str) -> float:
-        """The probability with which the sampler selected a request; 0.0 if it did not."""
+        """Return the probability with which the sampler selected a request; 0.0 if it did not."""
         return 0.0 if self._sampler is None else self._safe_draw(self._sampler, request_id)
 
     def _draw(self, sampler: Sampler, request_id: str) -> float:
         probability = sampler.draw(request_id)
-        # Compared here, so that a result that is no number is the sampler's error.
+        # Compared here, so that a result that is not a number counts as the sampler's error.
         return probability if probability > 0.0 else 0.0
 
     def _offer(self, context: Context, probability: float, time_seconds: float) -> None:

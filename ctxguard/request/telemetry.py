@@ -23,29 +23,29 @@ KNOWN_STAGES = frozenset({"lexical", "dense", "rerank", "signals", "retriever", 
 FAILED_CAUSES = frozenset(
     {*FailureKind, "unavailable", "filter_violation", "invalid_request", "cancelled"}
 )
-"""Why a request failed.
+"""The cause of a failed request.
 
-A `FailureKind` is what happened to its only stage. ``unavailable``: no stage was left that could
-answer. ``filter_violation``: the retriever returned what the request's filter forbids.
-``invalid_request``: the query, an argument or a setting was refused. ``cancelled``: the caller gave
-up.
+A `FailureKind` is the failure of its only stage. ``unavailable``: no stage was left that could
+answer. ``filter_violation``: the retriever returned passages that the request's filter forbids.
+``invalid_request``: the query, an argument or a setting was refused. ``cancelled``: the caller
+gave up.
 """
 OBSERVERS = frozenset({"sampler", "telemetry", "tracing"})
 
 
 class ReloadTarget(StrEnum):
-    """What is reloaded while serving. A closed set: it names metrics."""
+    """A file that is reloaded while serving. A closed set: it names metrics."""
 
     PROFILE = "profile"
     INDEX = "index"
 
 
 class ReloadOutcome(StrEnum):
-    """How an attempt to reload a file ended. A closed set: it labels a metric."""
+    """The outcome of an attempt to reload a file. A closed set: it labels a metric."""
 
     RELOADED = "reloaded"
     MALFORMED = "malformed"
-    """Incomplete, damaged, of another schema, or no such file at all."""
+    """Incomplete, damaged, of another schema, or missing."""
     MISMATCHED = "mismatched"
     """Made for another system."""
     UNREADABLE = "unreadable"
@@ -222,7 +222,7 @@ class Telemetry:
 
         Args:
             context: The answer.
-            retrieve_seconds: Time of the retriever; None if there was no call of it.
+            retrieve_seconds: Time of the retriever; None if it was not called.
             guard_seconds: Time of the guard itself.
         """
         degraded = bool(context.decision.ranking.failures)
@@ -248,7 +248,7 @@ class Telemetry:
         self._received[mode].inc()
 
     def failed(self, mode: Mode, cause: str) -> None:
-        """Count one request that failed; ``cause`` is one of `FAILED_CAUSES`."""
+        """Count one failed request; ``cause`` is one of `FAILED_CAUSES`."""
         self._failed[mode, cause].inc()
 
     def shed(self, mode: Mode) -> None:
@@ -272,7 +272,7 @@ class Telemetry:
         self._reloads[what, outcome].inc()
 
     def reload_failing(self, what: ReloadTarget, is_failing: bool) -> None:
-        """Note that a watcher began or ceased to fail."""
+        """Note that a watcher began or stopped failing."""
         self._reload_failing[what].inc(1 if is_failing else -1)
 
     def observer_failed(self, observer: str) -> None:

@@ -1,4 +1,4 @@
-"""A wrapped retriever whose rankings bear the text family of signals."""
+"""Adds the text family of signals to a wrapped retriever's rankings."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,26 +15,25 @@ if TYPE_CHECKING:
 
 
 class WithTextSignals:
-    """A retriever of your own, with the text family of signals beside its scores.
+    """A retriever of your own, with text signals beside its scores.
 
-    Give it to ``calibrate`` and to ``ContextGuard`` in the retriever's place. Every candidate's
+    Pass it to ``calibrate`` and to ``ContextGuard`` instead of the retriever. Every candidate's
     text is read on every request. A request of 100 candidates of 200 words takes about 1 ms longer
-    where their texts are known, and 5 to 46 ms where they are new. A request for which a text
-    cannot be read has no text signals: the guard then keeps the top k and flags
-    ``missing_signals``.
+    if their texts are known, and 5 to 46 ms if they are new. If a text cannot be read, the request
+    has no text signals: the guard then keeps the top k and flags ``missing_signals``.
 
     Args:
-        retriever: Anything that ``ContextGuard`` takes, but one whose index is swapped.
+        retriever: Anything that ``ContextGuard`` takes, except one whose index is swapped.
         text_signals: Computes the signals.
-        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
+        score_kind: The kind of the scores of plain hits; see ``ContextGuard``.
 
     Raises:
-        ConfigurationError: it is no retriever, or there is no such kind of score.
+        ConfigurationError: it is not a retriever, or the kind of score is unknown.
     """
 
     retrieve: Callable[..., Any]
-    """As the retriever's own, and as asynchronous; ``aretrieve`` is there if the retriever has
-    both."""
+    """The retriever's call with signals added, plain or asynchronous; ``aretrieve`` exists if it
+    has both."""
 
     def __init__(
         self,
@@ -63,18 +62,18 @@ class WithTextSignals:
         return route
 
     def fingerprint(self) -> dict[str, str]:
-        """The retriever's, and what splits texts; empty if nothing identifies the retriever."""
+        """The retriever's, and the splitter of texts; empty if nothing identifies the retriever."""
         own = getattr(self._retriever, "fingerprint", None)
         found = dict(own()) if callable(own) else {}
         return found and {**found, "text_signals": self._text_signals.fingerprint}
 
     def corpus_sketch(self) -> CorpusSketch | None:
-        """The retriever's; None if it gives none."""
+        """The retriever's; None if it has none."""
         own = getattr(self._retriever, "corpus_sketch", None)
         sketch: CorpusSketch | None = own() if callable(own) else None
         return sketch
 
-    # The signature is that of the wrapped call, by which a guard tells whether it takes a filter.
+    # The signature is that of the wrapped call, which tells a guard whether it takes a filter.
 
     def _plain(self, call: Callable[..., Any]) -> Callable[..., Ranking]:
         @wraps(call)
@@ -95,6 +94,6 @@ class WithTextSignals:
         try:
             passages = [ranking.passages[position] for position in range(len(ranking))]
             signals = self._text_signals.text_signals(query, passages)
-        except Exception:  # anyone's code is behind a passage, and without one none are comparable
+        except Exception:  # reading a passage runs anyone's code; if one fails, none are comparable
             return ranking
         return replace(ranking, signals={**ranking.signals, **signals})

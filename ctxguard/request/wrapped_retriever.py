@@ -1,7 +1,7 @@
-"""What a guard can wrap: the calls of a retriever, and the ranking in what one returns.
+"""Adapts wrapped retrievers: finds their calls, and converts their results to rankings.
 
-The guard and calibration both read a retriever through this module, so that what one takes the
-other takes.
+The guard and calibration both read a retriever through this module, so both accept the same
+retrievers.
 """
 
 import inspect
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Calls(NamedTuple):
-    """How a retriever is called.
+    """The calls of a retriever.
 
     Attributes:
         call: Retrieves; its result must be awaited if the retriever has only an asynchronous call.
@@ -30,7 +30,7 @@ class Calls(NamedTuple):
 
 
 def calls_of(retriever: object, aretriever: object = None) -> Calls:
-    """The calls of anything that a guard can wrap.
+    """Find the calls of anything that a guard can wrap.
 
     Args:
         retriever: An object with ``retrieve`` or ``aretrieve``, or a function; see
@@ -38,7 +38,7 @@ def calls_of(retriever: object, aretriever: object = None) -> Calls:
         aretriever: The asynchronous function beside it, if that is another object; else None.
 
     Raises:
-        ConfigurationError: it is no retriever, or cannot be called with (query, depth=…).
+        ConfigurationError: it is not a retriever, or cannot be called with (query, depth=…).
     """
     call = _call_of(retriever)
     acall = _acall_of(retriever if aretriever is None else aretriever)
@@ -50,16 +50,16 @@ def calls_of(retriever: object, aretriever: object = None) -> Calls:
 
 
 def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
-    """The ranking that a retriever returned, made from its hits if it returned hits.
+    """Return a retriever's result as a ranking, made from its hits if it returned hits.
 
     Args:
         retrieved: A ``Ranking``, or hits.
-        score_kind: What the scores of hits mean. None if that was not said: hits without any score
-            are then of kind ``rank``.
+        score_kind: The kind of the scores of hits. If None, hits without any score become kind
+            ``rank``.
 
     Raises:
-        ConfigurationError: it is neither, or hits have scores and no kind; the message says how to
-            mend it. A text is refused because it may be an id or a passage, and a tuple because its
+        ConfigurationError: it is neither, or hits have scores but no kind; the message says how to
+            fix it. A text is refused because it may be an id or a passage, and a tuple because its
             second item may be a score or a text.
     """
     if isinstance(retrieved, Ranking):
@@ -89,7 +89,7 @@ def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
 
 
 def describe(value: object) -> str:
-    """What something is, for a message that says what was wrong with it."""
+    """Describe a value's type, for an error message about it."""
     return f"a {type(value).__name__}"
 
 
@@ -117,11 +117,11 @@ def _call_of(retriever: object) -> "Callable[..., Retrieval | Awaitable[Retrieva
 
 
 def _check_signature(call: Callable[..., object], retriever: object) -> None:
-    """Refuse at once a call that every request would fail in."""
+    """Refuse a call at once if every request would fail in it."""
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
-        return  # of some extension types
+        return  # the case for some extension types
     try:
         signature.bind("query", depth=1)
     except TypeError as error:
@@ -133,7 +133,7 @@ def _check_signature(call: Callable[..., object], retriever: object) -> None:
 
 
 def _acall_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None":
-    """The retriever's asynchronous call; None if it has only a plain one."""
+    """Return the retriever's asynchronous call; None if it has only a plain one."""
     call: Any = getattr(retriever, "aretrieve", None)
     if callable(call):
         return cast("Callable[..., Awaitable[Retrieval]]", call)
@@ -146,7 +146,7 @@ def _acall_of(retriever: object) -> "Callable[..., Awaitable[Retrieval]] | None"
 
 
 def takes_where(call: Callable[..., object]) -> bool:
-    """Whether a call names ``where`` itself: one that takes any keyword may ignore it."""
+    """Tell whether a call names ``where`` itself: one that takes any keyword may ignore it."""
     try:
         parameter = inspect.signature(call).parameters.get("where")
     except (TypeError, ValueError):
