@@ -1,7 +1,7 @@
 """Calls a wrapped retriever under a deadline and a concurrency limit.
 
 Without a deadline a plain call runs on the caller's own thread, and from an event loop on a thread
-of the pool. What the retriever raises becomes one of the package's own errors in ``typed``.
+of the pool. ``typed`` turns the retriever's errors into the package's own.
 """
 
 import inspect
@@ -32,14 +32,14 @@ _WORKERS = 32
 
 
 class BoundedCaller:
-    """Calls a retriever that knows nothing of deadlines.
+    """Calls a retriever that does not support deadlines.
 
     Args:
-        deadline_seconds: The longest that a call may take; None for no limit.
-        max_in_flight: The most requests under way at once.
+        deadline_seconds: Maximum duration of a call; None disables it.
+        max_in_flight: Maximum number of concurrent requests.
 
     Raises:
-        ConfigurationError: one of them is out of range.
+        ConfigurationError: an argument is out of range.
     """
 
     def __init__(self, deadline_seconds: float | None, max_in_flight: int) -> None:
@@ -48,7 +48,7 @@ class BoundedCaller:
             raise ConfigurationError(f"max_in_flight {max_in_flight!r} must be at least 1")
         self._seconds = deadline_seconds
         self._limit = max_in_flight
-        # Without a deadline a failing retriever is called again, as it would be by itself.
+        # Without a deadline, a failing retriever is called again, as without this wrapper.
         self._stage = Stage(
             RETRIEVER,
             workers=_WORKERS,
@@ -59,7 +59,7 @@ class BoundedCaller:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Forget the requests under way, as a forked child must: they are its parent's."""
+        """Forget the requests in flight in a forked child: they belong to its parent."""
         self._lock = Lock()
         self._in_flight = 0
 
@@ -71,7 +71,7 @@ class BoundedCaller:
         """Call a plain function and return its result, an iterator as a tuple.
 
         Raises:
-            OverloadedError: ``max_in_flight`` requests are under way.
+            OverloadedError: ``max_in_flight`` requests are in flight.
             ConfigurationError: it returned an awaitable, which plain code cannot wait for.
             UnansweredError: it is late, or was not called because its circuit is open.
             Exception: whatever the function raises.
@@ -106,7 +106,7 @@ class BoundedCaller:
     async def call_in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a plain function on another thread and return its result; errors as for `call`.
 
-        An awaitable that it returns is awaited.
+        Awaits the result if it is an awaitable.
         """
         self._acquire()
         try:
@@ -124,10 +124,10 @@ class BoundedCaller:
         )
 
     def _acquire(self) -> None:
-        """Count a request as under way.
+        """Count a request as in flight.
 
         Raises:
-            OverloadedError: ``max_in_flight`` requests are under way.
+            OverloadedError: ``max_in_flight`` requests are in flight.
         """
         with self._lock:
             if self._in_flight < self._limit:
@@ -145,7 +145,7 @@ class BoundedCaller:
 
 
 def typed(error: Exception) -> CtxguardError:
-    """The package's error for what a retriever raised; its own errors stay as they are."""
+    """Return the package's error for a retriever's error; its own errors stay as they are."""
     if isinstance(error, UnansweredError):
         outage = OverloadedError if error.kind is FailureKind.SATURATED else StageUnavailableError
         return outage(error.stage, error.cause)
@@ -155,7 +155,7 @@ def typed(error: Exception) -> CtxguardError:
 
 
 def cause_of(error: Exception) -> str:
-    """Why a request failed, as a metric label: a `FailureKind`, or one of three more.
+    """Return why a request failed, as a metric label: a `FailureKind`, or one of three more.
 
     >>> cause_of(ConfigurationError("no such thing")), cause_of(TimeoutError())
     ('invalid_request', 'timeout')
@@ -170,6 +170,6 @@ def cause_of(error: Exception) -> str:
 
 
 def _call_and_read(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What ``function`` returns, with an iterator read to its end."""
+    """Call ``function`` and return its result, with an iterator read to its end."""
     returned = function(*args, **options)
     return tuple(returned) if isinstance(returned, Iterator) else returned

@@ -15,21 +15,21 @@ FAILURES = 3
 """Consecutive failures that open the circuit."""
 
 RETRY_SECONDS = 1.0
-"""From opening to the first probe; doubled with every probe that fails."""
+"""Seconds from opening to the first probe; doubled with every probe that fails."""
 
 MAX_RETRY_SECONDS = 3.0
-"""The longest pause between two probes: what returns is asked again within as many seconds."""
+"""Longest pause between two probes: a stage that recovers is tried again within this time."""
 
 Watcher = Callable[[str, bool], None]
 """Called with a stage's name and whether its circuit is open, whenever that changes."""
 
 
 class Probe:
-    """One call that finds out whether a stage has recovered."""
+    """One call that tests whether a stage has recovered."""
 
 
 class Refused(Enum):
-    """What `Breaker.admit` returns while the circuit is open and no probe is due."""
+    """The result of `Breaker.admit` while the circuit is open and no probe is due."""
 
     OPEN = auto()
 
@@ -39,7 +39,7 @@ class Breaker:
 
     Args:
         stage: The stage's name, for watchers.
-        opens: False for a breaker that stays closed whatever fails.
+        opens: False for a breaker that stays closed whatever happens.
 
     Attributes:
         is_closed: Whether the stage may be called as usual.
@@ -57,21 +57,21 @@ class Breaker:
         self.is_closed = True
         self._failures = 0
         self._retry_seconds = RETRY_SECONDS
-        # Before this moment nothing is admitted; of use only while the circuit is open.
+        # Nothing is admitted before this moment; used only while the circuit is open.
         self._refused_until = 0.0
         self._probe: Probe | None = None
 
     def watch(self, watcher: Watcher) -> None:
-        """Call ``watcher`` on every change; once, however often it is given."""
+        """Call ``watcher`` on every change; a repeated watcher is called once."""
         with self._lock:
             if watcher not in self._watchers:
                 self._watchers.append(watcher)
 
     def admit(self, seconds: float | None) -> Probe | Refused | None:
-        """Whether the stage may be called.
+        """Decide whether the stage may be called.
 
         Args:
-            seconds: After which the call, if it is a probe, counts as failed; None for
+            seconds: Time after which the call, if it is a probe, counts as failed; None for
                 `MAX_RETRY_SECONDS`, so that a probe that never returns is given up too.
 
         Returns:
@@ -96,31 +96,31 @@ class Breaker:
                 self._close()
 
     def failed(self, probe: Probe | None) -> None:
-        """Note that a call did not answer; ``probe`` as in `succeeded`."""
+        """Note that a call failed or was late; ``probe`` as in `succeeded`."""
         with self._lock:
             if probe is not None:
                 if probe is self._probe:
                     self._fail_probe()
             elif self.is_closed and self._opens:
-                # Once it is open, the outcome of an earlier call says nothing new.
+                # Once it is open, the outcome of an earlier call adds nothing new.
                 self._failures += 1
                 if self._failures == FAILURES:
                     self._refuse()
                     self._set_closed(False)
 
     def recovered(self) -> None:
-        """Close the circuit: a call that was made in spite of it answered."""
+        """Close the circuit: a call made in spite of it was answered."""
         with self._lock:
             self._close()
 
     def _admit_one(self, seconds: float) -> Probe | Refused | None:
-        """`admit` once no call is refused any more; the lock is held."""
+        """`admit` when calls are no longer refused; the lock is held."""
         if self.is_closed:
             return None
         if monotonic() < self._refused_until:
             return Refused.OPEN
         if self._probe is not None:
-            # It had as long as it may take.
+            # The probe has used up its time.
             self._fail_probe()
             return Refused.OPEN
         self._probe = Probe()
@@ -146,6 +146,6 @@ class Breaker:
             return
         self.is_closed = is_closed
         for watcher in self._watchers:
-            # Watching a stage must not fail it.
+            # A watcher must not make the stage fail.
             with suppress(Exception):
                 watcher(self._stage, not is_closed)

@@ -10,19 +10,19 @@ from ctxguard.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Time limits for an embedded search; None for no limit.
+    """Time limits for an embedded search; None disables a limit.
 
-    A stage with a limit runs on a thread of its own pool, which adds 20 to 40 µs; a stage that is
-    late is left out of the answer.
+    A stage with a limit runs on a thread of its own pool, which adds 20 to 40 µs; a late stage is
+    left out of the answer.
 
     Attributes:
-        total_seconds: For the whole search; it bounds every stage too.
-        lexical_seconds: For the lexical leg.
-        dense_seconds: For the dense leg, including encoding the query.
-        rerank_seconds: For the reranker, including reading the passages.
+        total_seconds: Limit of the whole search; it bounds every stage too.
+        lexical_seconds: Limit of the lexical leg.
+        dense_seconds: Limit of the dense leg, including encoding the query.
+        rerank_seconds: Limit of the reranker, including reading the passages.
 
     Raises:
-        ConfigurationError: a limit that is not a positive, finite number.
+        ConfigurationError: a limit is not a positive, finite number.
     """
 
     total_seconds: float | None = None
@@ -35,7 +35,7 @@ class Deadlines:
             check_seconds(each.name, getattr(self, each.name))
 
     def start(self) -> "Budget":
-        """The time of one search that begins now."""
+        """Return the time budget of one search that begins now."""
         limits = {
             "lexical": self.lexical_seconds,
             "dense": self.dense_seconds,
@@ -48,8 +48,8 @@ class Budget:
     """The time that one search has left.
 
     Args:
-        limits: The time limit of each stage, by name; None for no limit.
-        total_seconds: The time limit of the whole, from now; None for no limit.
+        limits: The time limit of each stage, by name; None disables it.
+        total_seconds: The time limit of the whole search, from now; None disables it.
     """
 
     def __init__(self, limits: Mapping[str, float | None], total_seconds: float | None) -> None:
@@ -57,14 +57,14 @@ class Budget:
         self._until = None if total_seconds is None else monotonic() + total_seconds
 
     def limits_any(self, *stages: str) -> bool:
-        """Whether any of these stages has a time limit, its own or the search's."""
+        """Tell whether any of these stages has a time limit, its own or the search's."""
         return self._until is not None or any(self._limits[stage] is not None for stage in stages)
 
     def left(self, stage: str) -> float | None:
-        """The most seconds that a stage may take if it begins now.
+        """Return the maximum seconds that a stage may take if it begins now.
 
         Returns:
-            None where neither the stage nor the search has a limit; ≤ 0 where no time is left.
+            None if neither the stage nor the search has a limit; ≤ 0 if no time is left.
         """
         limit = self._limits[stage]
         if self._until is None:
@@ -77,7 +77,7 @@ def check_seconds(name: str, seconds: float | None) -> None:
     """Refuse a time limit that is not a duration.
 
     Raises:
-        ConfigurationError: not a positive, finite number; None is no limit.
+        ConfigurationError: not a positive, finite number; None disables the limit.
     """
     if seconds is not None and not 0.0 < seconds < math.inf:
         raise ConfigurationError(

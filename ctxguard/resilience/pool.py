@@ -15,13 +15,13 @@ from weakref import WeakSet
 _T = TypeVar("_T")
 
 _IDLE_SECONDS = 10.0
-"""How long a thread without work lives: a pool that is no longer used costs nothing."""
+"""Lifetime of a thread without work: a pool that is no longer used costs nothing."""
 
 _EXIT_SECONDS = 0.25
-"""How long a process that ends waits for calls that are still running.
+"""Time that an ending process waits for calls that are still running.
 
 A thread that returns from native code while the interpreter is torn down can abort the process.
-Calls that are past their deadline are not waited for.
+Calls past their deadline are not waited for.
 """
 
 
@@ -30,16 +30,16 @@ class PoolFullError(Exception):
 
 
 class DaemonPool:
-    """Threads that start when work comes and end when there is none.
+    """Threads that start when work arrives and end when there is none.
 
     A thread cannot be killed. When a call is past its deadline, its thread is written off and
-    another may take its place, up to ``workers`` more in all: a stage that recovers is not lost
-    to the calls that hung before, and hung calls cost a bounded number of threads.
+    another may replace it, up to ``workers`` more in all: a stage that recovers is not lost to
+    the calls that hung before, and hung calls cost a bounded number of threads.
 
     Args:
         name: Names the threads.
-        workers: The most calls that run at once, without those written off.
-        waiting: The most calls that wait for a thread.
+        workers: Maximum number of concurrent calls, without those written off.
+        waiting: Maximum number of calls that wait for a thread.
     """
 
     def __init__(self, name: str, *, workers: int, waiting: int) -> None:
@@ -60,24 +60,24 @@ class DaemonPool:
 
     @property
     def running(self) -> int:
-        """How many calls run on a thread, without those written off."""
+        """Number of calls that run on a thread, without those written off."""
         return self._threads - self._idle - len(self._written_off)
 
     @property
     def written_off(self) -> int:
-        """How many calls are past their deadline and have not returned."""
+        """Number of calls that are past their deadline and have not returned."""
         return len(self._written_off)
 
     @property
     def load(self) -> str:
-        """How busy the pool is, for messages."""
+        """The load of the pool, for messages."""
         return f"{self.running:,} running, {self._waiting:,} waiting, {self.written_off:,} hung"
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
         """Call ``work`` on a thread.
 
         Raises:
-            PoolFullError: the queue is full, or as many threads hang as the pool may lose.
+            PoolFullError: the queue is full, or the pool has lost its limit of hanging threads.
         """
         future: Future[_T] = Future()
         with self._lock:
@@ -93,7 +93,7 @@ class DaemonPool:
         return future
 
     def write_off(self, future: "Future[Any]") -> bool:
-        """Abandon a call. Returns whether a thread had begun it."""
+        """Abandon a call; return whether a thread had begun it."""
         if future.cancel():
             return False
         with self._lock:
@@ -106,7 +106,7 @@ class DaemonPool:
         try:
             thread.start()
         except (RuntimeError, MemoryError):
-            # The system gives no more threads; the existing ones have to do.
+            # The system gives no more threads; the existing ones must suffice.
             if self._threads == 0:
                 self._waiting -= 1
                 raise PoolFullError from None

@@ -29,9 +29,9 @@ class UnansweredError(StageError):
     """A stage was not called, or did not answer in time.
 
     Attributes:
-        kind: Which of the two, and why.
+        kind: Whether it was refused or late, and why.
         cause: The message without the stage's name.
-        probe: The call that tries an open stage again, where this request started it; else None.
+        probe: The call that tries an open stage again, if this request started it; else None.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class UnansweredError(StageError):
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """The label of an error that a stage raised.
+    """Return the label of a stage's error.
 
-    A plain `StageError` is the stage's own check of its result: garbage.
+    A plain `StageError` comes from the stage's own check of its result: garbage.
 
     >>> kind_of(MemoryError()), kind_of(ValueError("no")), kind_of(TimeoutError())
     (<FailureKind.OUT_OF_MEMORY: 'out_of_memory'>, <FailureKind.ERROR: 'error'>, <FailureKind.TIMEOUT: 'timeout'>)
@@ -69,7 +69,7 @@ def kind_of(error: BaseException) -> FailureKind:
 
 
 def failure_of(stage: str, error: Exception) -> StageFailure:
-    """What an answer reports of a stage that raised ``error``."""
+    """Build the failure that an answer reports of a stage that raised ``error``."""
     cause = error.cause if isinstance(error, UnansweredError) else describe_error(error)
     return StageFailure(stage, cause, kind_of(error))
 
@@ -85,8 +85,8 @@ class Stage:
 
     Args:
         name: The stage's name in answers and metrics.
-        workers: The most calls that run at once in the pool.
-        waiting: The most calls that wait for a thread.
+        workers: Maximum number of concurrent calls in the pool.
+        waiting: Maximum number of calls that wait for a thread.
         breaks: Whether repeated failures open the circuit.
 
     Attributes:
@@ -124,8 +124,8 @@ class Stage:
 
         Args:
             work: The call.
-            seconds: Its time limit; None for no limit.
-            is_only_stage: Whether nothing else could answer the request, which then waits for
+            seconds: Its time limit; None disables it.
+            is_only_stage: Whether no other stage can answer the request, which then waits for
                 the probe that it starts.
 
         Raises:
@@ -152,7 +152,7 @@ class Stage:
         if probe is None:
             return self._submit(work, seconds, None)
         if self._last_probe is not None:
-            # It would be settled if it had returned: it hangs, and another thread may replace its.
+            # A finished call would be settled: it hangs, and another thread may replace its own.
             self._pool.write_off(self._last_probe)
         call = self._submit(work, seconds, probe)
         self._last_probe = call.note_when_done()
@@ -163,9 +163,9 @@ class Stage:
         )
 
     def call_ignoring_circuit(self, work: Callable[[], _T], seconds: float | None = None) -> _T:
-        """`call` even while the circuit is open; success closes it.
+        """Make a call even while the circuit is open; success closes it.
 
-        For a request that nothing else can answer: overload may have opened every circuit.
+        For a request that no other stage can answer: overload may have opened every circuit.
         """
         if seconds is None:
             result = work()
@@ -179,8 +179,8 @@ class Stage:
     async def await_within(self, start: Callable[[], Awaitable[_T]], seconds: float) -> _T:
         """Await an asynchronous call under a time limit, without the pool.
 
-        Errors as for `call` of an only stage. A call that is late is cancelled, and abandoned if
-        it does not end then.
+        Errors as for `call` of an only stage. A late call is cancelled, and abandoned if it does
+        not end then.
         """
         probe = self._admit(seconds)
         task = asyncio.ensure_future(start())
@@ -218,7 +218,7 @@ class Stage:
             self.breaker.failed(probe)
 
     def _admit(self, seconds: float | None) -> Probe | None:
-        """None while the circuit is closed, or a probe when one is due.
+        """Return None while the circuit is closed, or a probe when one is due.
 
         Raises:
             UnansweredError: the circuit is open.
@@ -258,7 +258,7 @@ class Stage:
 
 
 class StageCall(Generic[_T]):
-    """A call of a stage that a thread of its pool runs."""
+    """A call of a stage that runs on a thread of its pool."""
 
     __slots__ = ("_future", "_probe", "_seconds", "_stage", "_until", "_work")
 
@@ -280,7 +280,7 @@ class StageCall(Generic[_T]):
     def result(self) -> _T:
         """Wait for the call and return its result.
 
-        A call without a time limit that no thread has started yet is made here instead.
+        A call without a time limit that no thread has started yet runs here instead.
 
         Raises:
             UnansweredError: the call is late, or no thread was free within its time limit.
@@ -318,10 +318,10 @@ class StageCall(Generic[_T]):
         return self._settle(future)
 
     def note_when_done(self) -> "Future[_T] | None":
-        """Have the breaker told of the outcome even if nobody waits for it.
+        """Report the outcome to the breaker even if nobody waits for it.
 
         Returns:
-            The call; None where no thread was free for it.
+            The call; None if no thread was free for it.
         """
         if self._future is not None:
             self._future.add_done_callback(self._note)
@@ -358,6 +358,6 @@ def _set(done: "asyncio.Future[None]") -> None:
 
 
 def _cancel(task: "asyncio.Future[Any]") -> None:
-    """Cancel without waiting, and read the outcome, so that asyncio does not complain of it."""
+    """Cancel without waiting, and read the outcome, so that asyncio does not warn about it."""
     task.cancel()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

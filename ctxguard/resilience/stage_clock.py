@@ -1,4 +1,4 @@
-"""When each stage of one request ran, for traces."""
+"""Records when each stage of one request ran, for traces."""
 
 from time import perf_counter, time
 
@@ -6,10 +6,10 @@ from ctxguard.core.types import StageTiming
 
 
 class StageClock:
-    """Times stages that run one after the other, from when it is made.
+    """Times stages that run one after another, starting when it is created.
 
     Attributes:
-        timings: Of the stages that have ended, in their order.
+        timings: The timings of the finished stages, in order.
     """
 
     __slots__ = ("_began", "_began_at", "timings")
@@ -20,7 +20,7 @@ class StageClock:
         self._began = perf_counter()
 
     def ended(self, stage: str) -> None:
-        """Note that a stage has ended, which began when the one before it ended."""
+        """Note that a stage has ended; it began when the previous one ended."""
         taken = perf_counter() - self._began
         self.timings += (StageTiming(stage, self._began_at, taken),)
         self._began_at += taken
