@@ -1,4 +1,4 @@
-"""Analysers: from a text to the terms that the lexical index holds, one file a language family."""
+"""Analysers, which split texts into the lexical index's terms; one file per language family."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -27,15 +27,15 @@ LANGUAGES: Mapping[str, str] = MappingProxyType(
         "cjk": "Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese",
     }
 )
-"""The codes of the analysers that come with ctxguard, and the languages they are for."""
+"""Codes of the analysers that come with ctxguard, with their languages."""
 
 
 def as_analyser(analyser: Analyser | str) -> Analyser:
-    """An analyser as it is, or the one of a language code.
+    """Return an analyser as it is, or the one for a language code.
 
     Raises:
-        ConfigurationError: an unknown language, or an object that is no analyser.
-        MissingExtraError: a library that it needs is not installed.
+        ConfigurationError: an unknown language, or an object that is not an analyser.
+        MissingExtraError: a required library is not installed.
     """
     if isinstance(analyser, str):
         return analyser_for(analyser)
@@ -49,14 +49,14 @@ def as_analyser(analyser: Analyser | str) -> Analyser:
 
 @cache
 def analyser_for(language: str) -> Analyser:
-    """The analyser of a language.
+    """Return the analyser for a language.
 
     Args:
         language: One of `LANGUAGES`.
 
     Raises:
         ConfigurationError: another language.
-        MissingExtraError: a library that it needs is not installed.
+        MissingExtraError: a required library is not installed.
     """
     if language not in LANGUAGES:
         raise ConfigurationError(
@@ -70,15 +70,15 @@ def analyser_for(language: str) -> Analyser:
 
 
 def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
-    """The analyser that a saved index names.
+    """Return the analyser that a saved index names.
 
     Args:
         name: Its name in the index.
         given: The caller's; None for one that comes with ctxguard.
 
     Raises:
-        ConfigurationError: the index was built with an analyser of somebody's own and none is
-            given, or with another than the one given.
+        ConfigurationError: the index was built with a user's own analyser and none is given, or
+            with another than the given one.
     """
     if given is None and name in LANGUAGES:
         return analyser_for(name)
@@ -92,6 +92,6 @@ def analyser_of_index(name: str, given: Analyser | None) -> Analyser:
 
 
 def own_analyser(analyser: Analyser) -> Analyser | None:
-    """An analyser that does not come with ctxguard; None for one that does."""
+    """Return an analyser if it does not come with ctxguard; None for one that does."""
     name = analyser.name
     return None if name in LANGUAGES and analyser is analyser_for(name) else analyser

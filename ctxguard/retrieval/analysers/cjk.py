@@ -1,4 +1,4 @@
-"""The analyser of scripts without spaces between words: overlapping pairs of characters."""
+"""The analyser for scripts without spaces between words: overlapping pairs of characters."""
 
 import unicodedata
 from itertools import pairwise
@@ -12,11 +12,11 @@ _SCRIPTS = ("Han", "Hiragana", "Katakana", "Hangul", "Bopomofo", "Thai", "Lao", 
 class CjkAnalyser:
     """Pairs of neighbouring characters, as Lucene's CJKAnalyzer makes them, and English words.
 
-    Texts are first normalised to Unicode's NFKC, which makes half-width and full-width forms the
-    same. A run of Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese characters gives every two
-    that follow each other, and a run of one character gives that one. A character's accents and
-    vowel signs belong to it. Everything else is analysed as English. A query of a single character
-    therefore finds only passages in which it stands alone.
+    Texts are first normalised to Unicode's NFKC, which unifies half-width and full-width forms. A
+    run of Chinese, Japanese, Korean, Thai, Lao, Khmer or Burmese characters yields every pair of
+    adjacent characters; a run of one character yields that one. Accents and vowel signs belong to
+    their character. Everything else is analysed as English. A query of a single character therefore
+    finds only passages in which it stands alone.
 
     See `ctxguard.retrieval.protocols.Analyser`.
 
@@ -35,13 +35,13 @@ class CjkAnalyser:
 
     def __init__(self) -> None:
         regex = require("regex", "embedded")
-        # The mark for long vowels is of no script, being used in two.
+        # The mark for long vowels belongs to no script, since two use it.
         character = "".join([rf"\p{{{script}}}" for script in _SCRIPTS]) + "ー"
         self._run = regex.compile(rf"(?:[{character}]\p{{M}}*+)++")
         self._character = regex.compile(r".\p{M}*+")
 
     def analyse(self, text: str) -> list[str]:
-        """The terms of a text.
+        """Split a text into terms.
 
         >>> CjkAnalyser().analyse("東京都のcafé")
         ['café', '東京', '京都', '都の']

@@ -20,7 +20,7 @@ class EnglishAnalyser:
     scripts = frozenset({"LATIN"})
 
     def analyse(self, text: str) -> list[str]:
-        """The terms of a text.
+        """Split a text into terms.
 
         >>> EnglishAnalyser().analyse("Is the asyncio.wait_for timeout a float?")
         ['asyncio', 'wait_for', 'wait', 'timeout', 'float']

@@ -1,4 +1,4 @@
-"""How passages and queries are read in order: sentences, words, and the stem of each word."""
+"""Reads passages and queries in order: sentences, words, and the stem of each word."""
 
 import re
 from collections.abc import Callable
@@ -10,19 +10,19 @@ from ctxguard.retrieval.analysers.words import words
 from ctxguard.retrieval.protocols import Analyser
 
 LONGEST_SENTENCE = 64
-"""Words after which a sentence is cut: lists and tables often have no full stop."""
+"""Maximum words of a sentence, where it is cut: lists and tables often have no full stop."""
 
 SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？｡]+|\n+")
-"""What stands between two sentences; abbreviations are not looked for."""
+"""The separator of two sentences; abbreviations are not recognised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How texts are read; safe to use from several threads at once.
+    """The functions that read texts; safe to use from several threads at once.
 
     Attributes:
-        words: The words of a text in order, each as often as it occurs, stop words too.
-        stems: The stem of each of some words.
+        words: Returns the words of a text in order, with repetitions and stop words.
+        stems: Returns the stem of each word.
     """
 
     words: Callable[[str], list[str]]
@@ -30,10 +30,10 @@ class Reading:
 
     @classmethod
     def of(cls, analyser: Analyser) -> "Reading":
-        """As an analyser splits texts, with stop words, and Snowball's stems where there are any.
+        """Split as an analyser does, with stop words, and use Snowball's stems if it has any.
 
-        Of Chinese and other scripts without spaces, and of a user's own analyser, the words are its
-        terms, which are their own stems.
+        For scripts without spaces, such as Chinese, and for a user's own analyser, the words are
+        its terms, which are their own stems.
 
         Raises:
             MissingExtraError: PyStemmer is not installed.
@@ -45,7 +45,7 @@ class Reading:
         return cls(analyser.analyse, list)
 
     def sentences(self, text: str) -> list[list[str]]:
-        """The words of each sentence; none is empty or longer than `LONGEST_SENTENCE`.
+        """Return the words of each sentence; none is empty or longer than `LONGEST_SENTENCE`.
 
         >>> from ctxguard.retrieval.analysers.english import ENGLISH
         >>> Reading.of(ENGLISH).sentences("Fish soup\\nServe hot. (See p. 3!) Enjoy")

@@ -1,4 +1,4 @@
-"""Analysers of other languages written with spaces: stop words of bm25s, stems of PyStemmer."""
+"""Analysers for other languages with spaces: stop words from bm25s, stems from PyStemmer."""
 
 import hashlib
 import threading
@@ -30,7 +30,7 @@ class SnowballAnalyser:
         self.stems = Stemmers(language).stems
         self.name = language
         self.scripts = frozenset({"LATIN", "CYRILLIC"} if language == "ru" else {"LATIN"})
-        # Another release of either library may give other terms for the same text.
+        # Another release of either library may yield other terms for the same text.
         version = ".".join(stemmer.version().split(".")[:2])
         digest = hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:8]
         self.fingerprint = (
@@ -39,22 +39,22 @@ class SnowballAnalyser:
         )
 
     def words(self, text: str) -> list[str]:
-        """The words of a text, stop words too, not stemmed."""
+        """Split a text into words, with stop words, not stemmed."""
         lower = _lower_turkish if self.name == "tr" else str.lower
         return words(unicodedata.normalize("NFKC", text), lower)
 
     def analyse(self, text: str) -> list[str]:
-        """The terms of a text."""
+        """Split a text into terms."""
         return self.stems([word for word in self.words(text) if word not in self._stop_words])
 
 
 def _lower_turkish(text: str) -> str:
-    """Lower case, where ``I`` is the capital of ``ı`` and ``İ`` that of ``i``."""
+    """Convert to lower case, with ``I`` as the capital of ``ı`` and ``İ`` as that of ``i``."""
     return text.translate(_TURKISH_I).lower()
 
 
 class Stemmers(threading.local):
-    """A stemmer for each thread: one cannot be used by several at once.
+    """A stemmer for each thread: several threads cannot share one.
 
     Args:
         language: An ISO 639-1 code that PyStemmer knows.
@@ -64,10 +64,10 @@ class Stemmers(threading.local):
     """
 
     def __init__(self, language: str) -> None:
-        # Without its cache: to look a word up there takes longer than to stem it.
+        # Without its cache: looking a word up there takes longer than stemming it.
         self._stemmer = require("Stemmer", "embedded").Stemmer(language, 0)
 
     def stems(self, of: list[str]) -> list[str]:
-        """The stem of each word."""
+        """Return the stem of each word."""
         stems: list[str] = self._stemmer.stemWords(of)
         return stems
