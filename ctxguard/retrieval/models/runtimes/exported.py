@@ -1,7 +1,7 @@
-"""A model exported from torch, and the file that it is kept in.
+"""A model exported from torch, and its file.
 
-The file is an archive of plain arrays in the user's cache folder, named after what it was made
-from. It is read whole, and used only if its digest is right.
+The file is an archive of plain arrays in the user's cache folder, named after the sources of the
+export. It is read as a whole, and used only if its digest is right.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ _SETTINGS = ("*.json", "*.txt", "*.model")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """How texts become what a graph takes.
+    """The conversion of texts to the inputs of a graph.
 
     Attributes:
-        names: The graph's inputs, in its order, out of ``input_ids``, ``attention_mask`` and
+        names: The graph's inputs, in its order: some of ``input_ids``, ``attention_mask`` and
             ``token_type_ids``.
-        max_tokens: Longer texts are cut; None for no limit.
-        pad_id: The token that fills up short texts of a batch.
+        max_tokens: Longer texts are cut; None disables it.
+        pad_id: The token that pads short texts of a batch.
         pad_type_id: The type of that token.
-        query_prompt: Put before a query.
-        passage_prompt: Put before a passage.
+        query_prompt: Text put before a query.
+        passage_prompt: Text put before a passage.
     """
 
     names: tuple[str, ...]
@@ -55,9 +55,9 @@ class Exported:
 
     Attributes:
         graph: OpenVINO's description of the graph, XML.
-        weights: The constants of the graph.
+        weights: The graph's constants.
         tokenizer: The content of a ``tokenizer.json``.
-        inputs: How texts become arrays.
+        inputs: The conversion of texts to arrays.
         expected: torch's results for the probes, shape (n_probes, width).
     """
 
@@ -69,7 +69,7 @@ class Exported:
 
 
 def default_cache() -> Path | None:
-    """``models`` in the user's cache folder; None where the user has no home folder."""
+    """Return ``models`` in the user's cache folder; None if the user has no home folder."""
     try:
         return cache_folder() / "models"
     except ConfigurationError:
@@ -77,12 +77,12 @@ def default_cache() -> Path | None:
 
 
 def cache_key(weights: str, folder: Path, kind: str = "openvino") -> str:
-    """What an export depends on: the weights, and the model's other files.
+    """Hash the sources of an export: the weights, and the model's other files.
 
     Args:
         weights: The digest of the weights.
-        folder: The model's; the same weights under another pooling are another model.
-        kind: What is kept of it: ``openvino`` for an export, ``tokens`` for its token table.
+        folder: The model's folder; the same weights under another pooling are another model.
+        kind: Content of the file: ``openvino`` for an export, ``tokens`` for its token table.
     """
     digest = hashlib.sha256(f"{_FORMAT}\0{kind}\0{weights}".encode())
     for file in sorted({file for pattern in _SETTINGS for file in folder.rglob(pattern)}):
@@ -92,25 +92,25 @@ def cache_key(weights: str, folder: Path, kind: str = "openvino") -> str:
 
 
 def read(cache: Path, key: str) -> Exported | None:
-    """The model kept under a key; None where there is none, or its file is damaged."""
+    """Read the model stored under a key; None if there is none, or its file is damaged."""
     return _read(cache, key, _exported)
 
 
 def read_table(cache: Path, key: str) -> Int8Array | None:
-    """The token table kept under a key; None where there is none, or its file is damaged."""
+    """Read the token table stored under a key; None if there is none, or its file is damaged."""
     return _read(cache, key, lambda parts: np.asarray(parts["table"], np.int8))
 
 
 def write(cache: Path, key: str, exported: Exported) -> None:
-    """Keep a model under a key, in place of one that is there.
+    """Store a model under a key, replacing any that is there.
 
-    Where that is not possible, a warning is logged; the next start exports again.
+    If that fails, a warning is logged; the next start exports again.
     """
     _write(cache, key, {name: np.asarray(value) for name, value in _parts(exported)})
 
 
 def write_table(cache: Path, key: str, table: Int8Array) -> None:
-    """Keep a token table under a key, as `write` does a model."""
+    """Store a token table under a key, as `write` does a model."""
     _write(cache, key, {"table": table})
 
 

@@ -1,6 +1,6 @@
 """Exported models in OpenVINO: any number of calls at once, each on one thread.
 
-No call is spread over threads. Its results then do not depend on how many there are, clients do not
+No call is spread over threads. Its results then do not depend on their number, clients do not
 wait for one another, and a caller with several batches spreads them over the processors itself.
 """
 
@@ -29,14 +29,14 @@ class OpenVinoSession:
 
     Args:
         exported: The model.
-        precision: ``f32`` or ``bf16``, in which the graph is computed.
+        precision: Precision of the computation, ``f32`` or ``bf16``.
 
     Raises:
         MissingExtraError: OpenVINO is not installed.
     """
 
     batch = 8
-    """More are slower: they no longer fit into a core's cache, and short texts are padded."""
+    """Larger batches are slower: they outgrow a core's cache, and short texts are padded."""
 
     def __init__(self, exported: Exported, precision: str) -> None:
         self._precision = precision
@@ -48,16 +48,16 @@ class OpenVinoSession:
 
     @property
     def workers(self) -> int:
-        """How many calls run side by side: the processors, or as many as `OMP_NUM_THREADS` says."""
+        """Number of concurrent calls: one per processor, or as many as `OMP_NUM_THREADS` allows."""
         return int(self._ready().get_property("NUM_STREAMS"))
 
     @property
     def n_outputs(self) -> int:
-        """How many outputs the graph has."""
+        """Number of the graph's outputs."""
         return len(self._model.outputs)
 
     def run(self, inputs: Sequence[IntArray], n_outputs: int = 1) -> list[Float32Array]:
-        """The graph's first outputs for a batch; inputs of shape (n, tokens)."""
+        """Compute the graph's first outputs for a batch; inputs of shape (n, tokens)."""
         compiled = self._ready()
         try:
             request = self._idle.pop()
@@ -71,7 +71,7 @@ class OpenVinoSession:
         return outputs
 
     def _reset_after_fork(self) -> None:
-        """In a forked child, which has none of the threads: compile again when next called."""
+        """Compile again at the next call in a forked child, which has none of the threads."""
         _never_destroy(self._compiled, *self._idle)
         self._compiled, self._idle, self._lock = None, deque(), Lock()
 
@@ -108,12 +108,12 @@ def openvino() -> Any:
 
 
 def has_bf16() -> bool:
-    """Whether this processor computes in bfloat16."""
+    """Tell whether this processor computes in bfloat16."""
     return "BF16" in _CORE.get().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 def processors() -> int:
-    """How many threads to use: one a processor, or fewer where `OMP_NUM_THREADS` says so."""
+    """Return the number of threads to use: one per processor, or fewer by `OMP_NUM_THREADS`."""
     available = os.cpu_count() or 1
     if sys.platform == "linux":
         available = len(os.sched_getaffinity(0))
@@ -134,7 +134,7 @@ class _SharedCore:
         reset_in_children(self)
 
     def get(self) -> Any:
-        """The `openvino.Core`.
+        """Return the `openvino.Core`.
 
         Raises:
             MissingExtraError: OpenVINO is not installed.
@@ -145,7 +145,7 @@ class _SharedCore:
             return self._core
 
     def _reset_after_fork(self) -> None:
-        """In a forked child, which has none of its threads: make another at the next call."""
+        """Make another core at the next call in a forked child, which has none of its threads."""
         _never_destroy(self._core)
         self._core, self._lock = None, Lock()
 
@@ -155,7 +155,7 @@ _CORE = _SharedCore()
 
 @contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Make a module impossible to import; OpenVINO then does without its telemetry."""
+    """Make a module impossible to import; OpenVINO then works without its telemetry."""
     if module in sys.modules:
         yield
         return

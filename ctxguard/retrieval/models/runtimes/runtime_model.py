@@ -1,7 +1,7 @@
-"""A model on the fastest installed runtime whose results are torch's own.
+"""A model on the fastest installed runtime that gives torch's own results.
 
 Whenever an exported model is opened, it computes a few probe texts on this processor and with these
-libraries. Where the results differ from torch's, the next runtime is tried, and torch at last.
+libraries. If the results differ from torch's, the next runtime is tried, and torch last.
 """
 
 import logging
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Runtime(StrEnum):
-    """What computes a model, and in which precision; 32 bits where none is named."""
+    """The library that computes a model, and its precision; 32 bits unless one is named."""
 
     OPENVINO_BF16 = "openvino-bf16"
     OPENVINO = "openvino"
@@ -50,28 +50,28 @@ class Runtime(StrEnum):
 
 
 class UnfaithfulError(Exception):
-    """A runtime's results differ from torch's; says by how much."""
+    """A runtime's results differ from torch's; the message gives the deviation."""
 
 
 class NotExportedError(Exception):
-    """A model cannot be exported from torch; says why."""
+    """A model cannot be exported from torch; the message says why."""
 
 
 class UnfitProcessorError(Exception):
-    """This processor lacks what a runtime needs; says what."""
+    """This processor lacks a feature that a runtime needs; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTask:
-    """What one kind of model computes, and how near to torch's its results must be.
+    """The computation of one kind of model, and its accepted deviation from torch.
 
     Attributes:
-        runtimes: Tried in this order unless one is requested; torch follows them.
+        runtimes: Runtimes to try, in order, unless one is requested; torch follows them.
         load: Loads the model from its folder in torch, on a device such as ``cpu``; None for the
             one that sentence-transformers chooses.
         trace: Prepares a loaded model for the converter.
         run_probes: Computes the probes, in the order of ``Traceable.expected``.
-        deviation: How far results are from torch's, given as (expected, computed); 0 where they
+        deviation: Distance of results from torch's, called with (expected, computed); 0 if they
             are equal.
         max_deviation: The largest accepted difference from torch.
     """
@@ -89,14 +89,14 @@ class RuntimeModel:
 
     Args:
         name: A folder, or a name on the model hub.
-        task: What it computes.
-        runtime: The only runtime to use; None for the first of the task's that can be used.
-        cache: Where exported models are kept; None for ``ctxguard/models`` in the user's cache
+        task: The computation.
+        runtime: The only runtime to use; None for the task's first that works.
+        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
             folder.
-        folder: Where its files are; None to find them by name, on first use.
+        folder: Folder of its files; None to find them by name, on first use.
 
     Attributes:
-        torch: The model in torch, for use where ``encoder`` is None.
+        torch: The model in torch, for use if ``encoder`` is None.
 
     Raises:
         ConfigurationError: an unknown runtime.
@@ -128,7 +128,7 @@ class RuntimeModel:
 
     @cached_property
     def folder(self) -> Path:
-        """Where the model's files are; downloads them if the hub has to give them.
+        """The folder of the model's files; downloads them if necessary.
 
         Raises:
             ConfigurationError: no such model.
@@ -142,12 +142,12 @@ class RuntimeModel:
 
     @property
     def runtime(self) -> Runtime:
-        """What computes the model; loads it."""
+        """The runtime that computes the model; loads it."""
         return self._open_once()[0]
 
     @property
     def encoder(self) -> Encoder | None:
-        """The model on a runtime other than torch; None where torch computes it.
+        """The model on a runtime other than torch; None if torch computes it.
 
         Raises:
             MissingExtraError: the requested runtime is not installed.
@@ -156,7 +156,7 @@ class RuntimeModel:
         return self._open_once()[1]
 
     def token_encoder(self) -> Encoder | None:
-        """The model on its runtime, torch included; None where it gives no states of tokens.
+        """The model on its runtime, torch included; None if it gives no states of tokens.
 
         Raises:
             MissingExtraError, ConfigurationError: as for ``encoder``.
@@ -174,10 +174,10 @@ class RuntimeModel:
         return Encoder(traceable, TorchSession(self.torch, traceable))
 
     def token_table(self, encoder: Encoder) -> Int8Array:
-        """The states of single word pieces, from the cache where they are known.
+        """Return the states of single word pieces, from the cache if it has them.
 
         Args:
-            encoder: From ``token_encoder``.
+            encoder: The encoder, from ``token_encoder``.
         """
         with self._lock:
             if self._table is None:
@@ -213,7 +213,7 @@ class RuntimeModel:
                 _log.warning("%s cannot be exported from torch (%s)", self.name, error)
                 break
             except Exception as error:
-                # Runtimes fail in ways of their own; whatever it was, torch can be used.
+                # Runtimes fail in ways of their own; whatever happened, torch can be used.
                 reason = _error_summary(error)
                 _log.warning("%s does not run on %s (%s)", self.name, runtime, reason)
             else:
@@ -234,7 +234,7 @@ class RuntimeModel:
             ) from error
 
     def _open(self, runtime: Runtime) -> Encoder:
-        """Open the export in the cache, or export the model where that one cannot be used."""
+        """Open the export in the cache, or export the model if that one cannot be used."""
         openvino()
         if runtime is Runtime.OPENVINO_BF16 and not has_bf16():
             raise UnfitProcessorError("this processor has no bfloat16")
@@ -245,7 +245,7 @@ class RuntimeModel:
                 return self._checked(runtime, cached)
             except Exception as error:
                 if runtime is Runtime.OPENVINO_BF16:
-                    # The precision or the file may be at fault: 32 bits, tried next, tell which.
+                    # Precision or file may be at fault: 32 bits, tried next, tell which.
                     raise
                 reason = _error_summary(error)
                 _log.warning("%s is exported again (%s)", self.name, reason)
@@ -265,7 +265,7 @@ class RuntimeModel:
             raise NotExportedError(_error_summary(error)) from error
 
     def _checked(self, runtime: Runtime, exported: Exported) -> Encoder:
-        """The exported model, after its results for the probes were compared with torch's."""
+        """Open the exported model and compare its results for the probes with torch's."""
         precision = "bf16" if runtime is Runtime.OPENVINO_BF16 else "f32"
         encoder = Encoder(exported, OpenVinoSession(exported, precision))
         expected, computed = exported.expected, self._task.run_probes(encoder)

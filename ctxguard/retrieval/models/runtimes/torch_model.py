@@ -1,4 +1,4 @@
-"""Models computed by torch itself: by one thread at a time, and in forked children too."""
+"""Models that torch itself computes: on one thread at a time, and in forked children too."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class TorchModel:
     """A model in torch, loaded on first use.
 
     Args:
-        load: Loads it, after a call of `torch`.
+        load: Loads the model, after a call of `torch`.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
@@ -28,7 +28,7 @@ class TorchModel:
 
     @contextmanager
     def held(self) -> Iterator[Any]:
-        """The model, for this thread alone.
+        """Yield the model, for this thread alone.
 
         Its tokenizer raises "Already borrowed" when two threads use it at once.
         """
@@ -39,10 +39,10 @@ class TorchModel:
 
 
 def torch() -> Any:
-    """Import torch, and have it compute on one thread in processes forked from now on.
+    """Import torch, and make it compute on one thread in processes forked from now on.
 
     The threads of its pool stay in the parent, and a child that shared work with them would wait
-    for them for ever. A program that computes in torch by itself before this is called has to
+    for them for ever. A program that computes in torch by itself before this call must
     call ``torch.set_num_threads(1)`` in its children.
 
     Raises:
@@ -55,7 +55,7 @@ def torch() -> Any:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Without the progress bar that transformers writes to standard error while reading weights."""
+    """Hide the progress bar that transformers writes to standard error while reading weights."""
     bars = require("transformers.utils.logging", "embedded")
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -67,12 +67,12 @@ def quiet_loading() -> Iterator[None]:
 
 
 class _Threads:
-    """The threads of torch, once `torch` was called."""
+    """The threads of torch, after a call of `torch`."""
 
     library: Any = None
 
     def _reset_after_fork(self) -> None:
-        """In a forked child: compute on the calling thread, the only one there is."""
+        """Compute on the calling thread in a forked child: it is the only one."""
         if self.library is not None:
             self.library.set_num_threads(1)
 

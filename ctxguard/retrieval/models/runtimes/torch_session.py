@@ -1,6 +1,6 @@
-"""A model in torch, computed as exported models are: from tokens, with every output of its graph.
+"""A model in torch, computed like exported models: from tokens, with all its graph's outputs.
 
-It serves what sentence-transformers' own methods do not give: the states of tokens.
+It provides the states of tokens, which sentence-transformers' own methods do not give.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ class TorchSession:
     """A model in torch, on the device where it was loaded. Safe to call from several threads.
 
     Args:
-        model: Held while it computes.
-        traceable: What was made of it.
+        model: The model, held while it computes.
+        traceable: The model prepared for tracing.
     """
 
     batch = 32
@@ -31,7 +31,7 @@ class TorchSession:
         self.n_outputs = traceable.n_outputs
 
     def run(self, inputs: Sequence[NDArray[np.int64]], n_outputs: int = 1) -> list[Float32Array]:
-        """The model's first outputs for a batch; inputs of shape (n, tokens)."""
+        """Compute the model's first outputs for a batch; inputs of shape (n, tokens)."""
         torch = require("torch", "embedded")
         with self._model.held() as model, torch.inference_mode():
             outputs = self._module(*[torch.from_numpy(each).to(model.device) for each in inputs])

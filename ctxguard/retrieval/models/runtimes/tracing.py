@@ -1,4 +1,4 @@
-"""From a sentence-transformers model in torch to a graph for OpenVINO.
+"""Converts a sentence-transformers model in torch to a graph for OpenVINO.
 
 The whole model is traced, with its pooling and normalisation, by OpenVINO's own converter: packages
 made for the purpose lag behind sentence-transformers.
@@ -27,14 +27,14 @@ PROBES = (
     "Naïve façades – 東京, Ελλάδα, and 3.14159 % of user_names [sic]; (see §4.2)!",
     "The longest probe is cut, so that it shows how a model's limit is kept. " * 60,
 )
-"""Texts of several lengths, for which an exported model's results are compared with torch's."""
+"""Texts of several lengths, on which an exported model's results are compared with torch's."""
 
 _KNOWN_INPUTS = frozenset(("input_ids", "attention_mask", "token_type_ids"))
 _MOST_TOKENS = 1_000_000
 
 
 class UntraceableModelError(Exception):
-    """Only torch can run this model; says why."""
+    """Only torch can run this model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Traceable:
     """A model in torch, with its results for the probes.
 
     Attributes:
-        module: Takes the inputs in the order of their names and returns a tensor (n, width); with
-            the states of the tokens (n, tokens, d) behind it, where the model gives them.
+        module: Takes the inputs in the order of their names and returns a tensor (n, width),
+            followed by the tokens' states (n, tokens, d) if the model gives them.
         tokenizer: The content of a ``tokenizer.json``.
-        inputs: How texts become arrays.
+        inputs: The conversion of texts to arrays.
         expected: torch's results for the probes, shape (n_probes, width).
-        n_outputs: How many tensors the module returns.
+        n_outputs: Number of tensors that the module returns.
     """
 
     module: Any
@@ -61,7 +61,7 @@ def traceable_embedder(model: Any) -> Traceable:
     """Prepare a ``SentenceTransformer``; its results are unit vectors.
 
     Raises:
-        UntraceableModelError: it takes other inputs than texts in tokens.
+        UntraceableModelError: it takes inputs other than tokenized texts.
     """
     prompts = model.prompts
     passage = next((name for name in ("document", "passage", "corpus") if name in prompts), None)
@@ -84,7 +84,7 @@ def traceable_cross_encoder(model: Any) -> Traceable:
     """Prepare a ``CrossEncoder`` with one output and no activation; its results are logits.
 
     Raises:
-        UntraceableModelError: it takes other inputs than texts in tokens.
+        UntraceableModelError: it takes inputs other than tokenized texts.
     """
     pairs = [(PROBE_QUERY, probe) for probe in PROBES]
     expected = np.asarray(model.predict(pairs, show_progress_bar=False), np.float32)
@@ -148,7 +148,7 @@ def _traceable(model: Any, output: str, inputs: Inputs, expected: Float32Array) 
 
 
 def _example(inputs: Inputs) -> tuple[Any, ...]:
-    """Two texts of different lengths."""
+    """Return two texts of different lengths."""
     torch = require("torch", "embedded")
     mask = torch.ones((2, 8), dtype=torch.int64)
     mask[1, 5:] = 0
@@ -162,7 +162,7 @@ def _example(inputs: Inputs) -> tuple[Any, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without gradients, and without the converters' notes on constants and missing libraries."""
+    """Disable gradients, and the converters' notes on constants and missing libraries."""
     torch = require("torch", "embedded")
     loggers = [logging.getLogger(name) for name in ("transformers", "root")]
     levels = [logger.level for logger in loggers]
