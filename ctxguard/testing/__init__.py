@@ -1,4 +1,4 @@
-"""Public fakes and contract suites, for the tests of ctxguard and of what is built on it."""
+"""Public fakes and contract suites, for the tests of ctxguard and of code built on it."""
 
 from ctxguard.testing.fake_retriever import FakeRetriever
 from ctxguard.testing.faults import (

@@ -1,4 +1,4 @@
-"""A retriever for tests that need one and none of its engines."""
+"""A retriever for tests that need one without an engine."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from ctxguard.retrieval.analysers.english import ENGLISH
 
 
 class FakeRetriever:
-    """Finds passages by the number of words that they share with the query, in memory.
+    """Finds passages in memory by the number of words that they share with the query.
 
     Args:
-        passages: What is searched.
+        passages: The passages to search.
         name: Its fingerprint; another name is another system.
 
     Attributes:
         queries: Every query so far, in order.
-        error: What every call raises, as in an outage; None to answer.
+        error: The error that every call raises, as in an outage; None to answer.
     """
 
     def __init__(self, passages: Sequence[Passage], name: str = "fake") -> None:
@@ -31,7 +31,7 @@ class FakeRetriever:
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
     ) -> Ranking:
-        """The at most ``depth`` passages that share most words, ties by id; none without a word.
+        """Return up to ``depth`` passages that share most words, ties by id; none without a word.
 
         Raises:
             Exception: ``error``, if it is set.
@@ -61,5 +61,5 @@ class FakeRetriever:
         return self.retrieve(query, depth=depth, where=where)
 
     def fingerprint(self) -> dict[str, str]:
-        """What its scores depend on."""
+        """Its name, on which its scores depend."""
         return {"retriever": self._name}

@@ -1,4 +1,4 @@
-"""Parts of a retriever that fail on request, for tests of what is built on one."""
+"""Parts of a retriever that fail on request, for tests of code built on one."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ from ctxguard.testing.word_hash_embedder import WordHashEmbedder
 
 
 class Fault:
-    """Makes a faulty part do something else instead of its work.
+    """Replaces the work of a faulty part.
 
     Attributes:
         instead: Called in place of the work, with the work as its argument: it may raise, hang,
-            or spoil the result. None while the part does its work.
+            or spoil the result. None while the part works normally.
 
     >>> fault = Fault()
     >>> fault.run(lambda: 1)
@@ -36,12 +36,12 @@ class Fault:
         self.instead: Callable[[Callable[[], Any]], Any] | None = None
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Do the work, or what is to happen instead."""
+        """Do the work, or call its replacement."""
         return work() if self.instead is None else self.instead(work)
 
     @contextmanager
     def injected(self, instead: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-        """Do ``instead`` in place of the work until the block ends."""
+        """Call ``instead`` in place of the work until the block ends."""
         self.instead = instead
         try:
             yield
@@ -56,7 +56,7 @@ class FaultyEmbedder:
         inner: Does the work; None for a `WordHashEmbedder`.
 
     Attributes:
-        fault: What happens instead of encoding a query.
+        fault: Replaces the encoding of a query.
     """
 
     def __init__(self, inner: Embedder | None = None) -> None:
@@ -66,26 +66,26 @@ class FaultyEmbedder:
         self.dimension = self._inner.dimension
 
     def encode_query(self, text: str) -> Float32Array:
-        """One vector, shape (dimension,), unless there is a fault."""
+        """Encode as one vector, shape (dimension,), unless there is a fault."""
         vector: Float32Array = self.fault.run(lambda: self._inner.encode_query(text))
         return vector
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """One vector per text, shape (n, dimension)."""
+        """Encode each text as a vector, shape (n, dimension)."""
         return self._inner.encode_passages(texts, progress)
 
     def fingerprint(self) -> str:
-        """The inner embedder's."""
+        """The inner embedder's fingerprint."""
         return self._inner.fingerprint()
 
 
 class FaultyReranker:
-    """A reranker that prefers short texts, and that can be made to fail.
+    """A reranker that prefers short texts and can be made to fail.
 
     Attributes:
-        fault: What happens instead of scoring.
+        fault: Replaces the scoring.
     """
 
     fingerprint = "shortest first"
@@ -94,7 +94,7 @@ class FaultyReranker:
         self.fault = Fault()
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:  # noqa: ARG002
-        """Minus the length of each text, shape (n,), unless there is a fault."""
+        """Return minus the length of each text, shape (n,), unless there is a fault."""
         logits: FloatArray = self.fault.run(
             lambda: np.array([-float(len(text)) for text in texts], np.float64)
         )
@@ -105,13 +105,13 @@ class FaultyLexicalIndex(Bm25sIndex):
     """A lexical index whose searches can be made to fail.
 
     Args:
-        inner: The index that does the work; of the engine ``bm25s``.
+        inner: The index that does the work; its engine must be ``bm25s``.
 
     Attributes:
-        fault: What happens instead of looking up a query's words, with which any search begins.
+        fault: Replaces the lookup of a query's words, the first step of every search.
 
     Raises:
-        ConfigurationError: an index of another engine.
+        ConfigurationError: the index is of another engine.
     """
 
     def __init__(self, inner: LexicalIndex) -> None:
@@ -123,7 +123,7 @@ class FaultyLexicalIndex(Bm25sIndex):
         self.fault = Fault()
 
     def words(self, query: str) -> NDArray[np.int64]:
-        """The numbers of a query's words, unless there is a fault."""
+        """Return the numbers of a query's words, unless there is a fault."""
         words: NDArray[np.int64] = self.fault.run(lambda: Bm25sIndex.words(self, query))
         return words
 
@@ -132,13 +132,13 @@ class FaultyRetriever:
     """A hybrid retriever whose stages can be made to fail while it serves.
 
     Args:
-        passages: What it searches.
-        embedder: Makes the vectors; None for a `WordHashEmbedder`.
+        passages: The passages to search.
+        embedder: Encodes the vectors; None for a `WordHashEmbedder`.
 
     Attributes:
         retriever: Both legs, without a reranker.
-        embedder: The retriever's.
-        reranker: For ``retriever.with_reranker``.
+        embedder: The retriever's embedder.
+        reranker: A reranker for ``retriever.with_reranker``.
         faults: The fault of each stage: ``lexical``, ``dense``, ``rerank``.
 
     >>> def down(work):

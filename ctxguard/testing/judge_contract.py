@@ -1,4 +1,4 @@
-"""What the monitor expects of every judge, as a suite that the tests of one inherit."""
+"""The contract of every judge, as a suite that a judge's tests inherit."""
 
 # ruff: noqa: S101  a contract suite asserts
 
@@ -10,7 +10,7 @@ from ctxguard.monitor.judges import Judge
 
 
 class JudgeContract(ABC):
-    """What every judge does. Inherit in a test module, as ``class TestMine``."""
+    """The contract of every judge. Inherit in a test module, as ``class TestMine``."""
 
     QUERY = "How long does a red fox live?"
     RELEVANT = Passage("relevant", "A red fox lives three years in the wild.", "Red fox")
@@ -27,7 +27,7 @@ class JudgeContract(ABC):
 
     @abstractmethod
     def judge(self) -> Judge:
-        """A judge that can tell ``RELEVANT`` from ``IRRELEVANT`` for ``QUERY``."""
+        """Return a judge that can tell ``RELEVANT`` from ``IRRELEVANT`` for ``QUERY``."""
 
     def test_a_relevant_passage_is_graded_above_an_irrelevant_one(self) -> None:
         relevant, irrelevant = self.judge().judge(self.QUERY, [self.RELEVANT, self.IRRELEVANT])

@@ -1,4 +1,4 @@
-"""What a search expects of every lexical index, as a suite that the tests of one inherit."""
+"""The contract of every lexical index, as a suite that an index's tests inherit."""
 
 # ruff: noqa: S101  a contract suite asserts
 
@@ -12,7 +12,7 @@ from ctxguard.retrieval.protocols import LexicalIndex
 
 
 class LexicalContract(ABC):
-    """What every lexical index does. Inherit in a test module, as ``class TestMine``."""
+    """The contract of every lexical index. Inherit in a test module, as ``class TestMine``."""
 
     @abstractmethod
     def build(self, texts: Sequence[str]) -> LexicalIndex:
@@ -20,7 +20,7 @@ class LexicalContract(ABC):
 
     @abstractmethod
     def load(self, folder: Path) -> LexicalIndex:
-        """Read what the index saved."""
+        """Read the files that the index saved."""
 
     TEXTS = (
         "the red fox jumps over the dog",

@@ -1,4 +1,4 @@
-"""What a guard expects of every retriever, as a suite that the tests of an adapter inherit."""
+"""The contract of every retriever, as a suite that an adapter's tests inherit."""
 
 # ruff: noqa: S101  a contract suite asserts
 
@@ -25,15 +25,15 @@ _AT_ONCE = 8
 
 
 class RetrieverContract(ABC):
-    """What every retriever does. Inherit in a test module, as ``class TestMine``.
+    """The contract of every retriever. Inherit in a test module, as ``class TestMine``.
 
-    Every search goes through a `ContextGuard`, so the suite is for anything that a guard takes: an
+    Every search goes through a `ContextGuard`, so the suite fits anything that a guard takes: an
     object with ``retrieve`` or ``aretrieve``, or a callable, plain or asynchronous.
 
     Attributes:
-        score_kind: What the scores of plain ``Hit`` objects mean; None for a retriever that
+        score_kind: The kind of the scores of plain ``Hit`` objects; None for a retriever that
             returns a ``Ranking``.
-        awaited: Whether to search from an event loop, one for each retriever that is made. For a
+        awaited: Whether to search from an event loop, a new one for each retriever. For a
             retriever with both calls, inherit twice.
         can_filter: Whether it takes the keyword ``where``.
     """
@@ -77,16 +77,16 @@ class RetrieverContract(ABC):
 
     @abstractmethod
     def retriever(self, passages: Sequence[Passage]) -> AnyRetriever:
-        """A retriever that searches exactly these passages."""
+        """Return a retriever that searches exactly these passages."""
 
     def unreachable_retriever(self) -> AnyRetriever | None:
-        """A retriever whose engine cannot be reached; None skips the test of that."""
+        """Return a retriever whose engine cannot be reached; None skips the test of it."""
         return None
 
     def search(
         self, queries: Sequence[str], *, depth: int = DEFAULT_DEPTH, where: Where | None = None
     ) -> list[Ranking]:
-        """What one retriever over ``PASSAGES`` finds for the queries, one after the other."""
+        """Search ``PASSAGES`` with one retriever, one query after another; return the rankings."""
         return self._search(self.retriever(self.PASSAGES), queries, depth, where)
 
     def test_the_best_match_comes_first(self) -> None:
@@ -135,7 +135,7 @@ class RetrieverContract(ABC):
         assert len(ranking) <= len(self.PASSAGES)
 
     def test_an_odd_query_is_answered_or_refused_with_a_query_error(self) -> None:
-        """As an outage it would be retried, and open the circuit for everybody's queries."""
+        """An outage instead would be retried, and open the circuit for everybody's queries."""
         ids = {passage.passage_id for passage in self.PASSAGES}
         for query in self.ODD_QUERIES:
             try:
@@ -236,7 +236,7 @@ class RetrieverContract(ABC):
 
 
 def _skip(reason: str) -> NoReturn:
-    # Imported here: the fakes beside this suite are of use without pytest.
+    # Imported here: the fakes beside this suite are usable without pytest.
     import pytest
 
     pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Embedders for tests that need vectors and no model."""
+"""Embedders for tests that need vectors without a model."""
 
 import hashlib
 import re
@@ -35,7 +35,7 @@ class WordHashEmbedder:
 
     Args:
         dimension: Length of a vector.
-        salt: Another salt is another model.
+        salt: Another salt makes another model.
     """
 
     def __init__(self, dimension: int = 64, salt: str = "") -> None:
@@ -44,7 +44,7 @@ class WordHashEmbedder:
         self._salt = salt
 
     def encode_query(self, text: str) -> Float32Array:
-        """One unit vector, shape (dimension,)."""
+        """Encode as one unit vector, shape (dimension,)."""
         vector = np.zeros(self.dimension, np.float32)
         for word in ENGLISH.analyse(text):
             seed = hashlib.sha256((self._salt + word).encode()).digest()
@@ -56,7 +56,7 @@ class WordHashEmbedder:
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> Float32Array:
-        """One unit vector per text, shape (n, dimension)."""
+        """Encode each text as a unit vector, shape (n, dimension)."""
         vectors = np.zeros((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):
             vectors[row] = self.encode_query(text)
@@ -65,19 +65,19 @@ class WordHashEmbedder:
         return vectors
 
     def fingerprint(self) -> str:
-        """What the vectors depend on."""
+        """The dimension and the salt, on which the vectors depend."""
         return f"word-hash {self.dimension} {self._salt}"
 
 
 class WordTokenEmbedder(WordHashEmbedder):
     """A `WordHashEmbedder` that also gives states of words, so that an index keeps sentences.
 
-    A word's piece is its hash. Its state is its own direction and half of its text's: the mean of
-    all.
+    A word's piece is its hash. Its state is its own direction plus half of its text's, which is
+    the mean of all.
     """
 
     def token_encoder(self) -> "_WordEncoder":
-        """Gives the states."""
+        """Return the encoder of the states."""
         return _WordEncoder(self)
 
 
@@ -88,14 +88,14 @@ class _WordEncoder:
     embedder: WordTokenEmbedder
 
     def encode_query(self, text: str) -> QueryTokens:
-        """A query's vector and its words."""
+        """Return a query's vector and its words."""
         _, pieces, states = self._words(text)
         return QueryTokens(self.embedder.encode_query(text), unit_states(states), pieces)
 
     def encode_passages(
         self, texts: Sequence[str], progress: Progress | None = None
     ) -> tuple[Float32Array, Sentences]:
-        """One unit vector per text, and each text's sentences."""
+        """Return one unit vector per text, and each text's sentences."""
         found = [self._sentences(text) for text in texts]
         none = Sentences(
             np.zeros((0, _STATE_LENGTH), np.int8),
@@ -106,7 +106,7 @@ class _WordEncoder:
         return self.embedder.encode_passages(texts, progress), Sentences.of([none, *found])
 
     def token_table(self) -> Int8Array:
-        """The direction of every word."""
+        """Return the direction of every word."""
         return as_int8(_directions())
 
     def _sentences(self, text: str) -> Sentences:
@@ -120,7 +120,7 @@ class _WordEncoder:
         )
 
     def _words(self, text: str) -> tuple[list[int], RowArray, Float32Array]:
-        """Where each word begins, its piece, and its state."""
+        """Return the start of each word, its piece, and its state."""
         words = list(_WORD.finditer(text))
         digests = [hashlib.sha256(word[0].lower().encode()).digest() for word in words]
         pieces = np.array([int.from_bytes(each[:4]) % _N_PIECES for each in digests], np.int64)
