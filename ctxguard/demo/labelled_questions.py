@@ -14,7 +14,7 @@ QUESTIONS = "questions.jsonl"
 
 
 def questions() -> Dataset:
-    """The labelled questions, restricted to passages that the running Python has.
+    """Load the labelled questions, restricted to passages that the running Python has.
 
     Labels of names that this Python lacks are left out. So is a question without any answer left,
     because it is no longer the question that was labelled. The notes count both.

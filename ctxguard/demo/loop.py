@@ -55,10 +55,10 @@ TOP_GRADE = 2
 def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
     """Open the index of this Python's documentation, or build and save it.
 
-    An index of another Python or of another release of ctxguard is built anew.
+    An index of another Python or of another release of ctxguard is rebuilt.
 
     Args:
-        folder: Where the index is saved.
+        folder: Folder of the saved index.
         passes: Reports progress if the index is built.
 
     Returns:
@@ -81,7 +81,7 @@ def open_index(folder: Path, passes: Passes) -> tuple[HybridRetriever, bool]:
 
 
 def _total(passes: Passes, n_passages: int) -> Callable[[int], None]:
-    """Progress by the number of passages encoded so far, as building an index reports it."""
+    """Report progress by the number of passages encoded so far, as building an index does."""
     advance, encoded = passes("encoding passages", n_passages), 0
 
     def progress(done: int) -> None:
@@ -100,7 +100,7 @@ def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passe
 def orders(
     retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
 ) -> dict[str, Evidence]:
-    """What the first k hold, by fusion: over the held-out questions, before any calibration."""
+    """Measure the first k by fusion, over the held-out questions, before any calibration."""
     held_out = _held_out(calibration)
     found: dict[str, Evidence] = {}
     for fusion in (Fusion(), Fusion("ranker")):
@@ -121,7 +121,7 @@ class BeforeAfter:
     Attributes:
         query: The question.
         bare: The retriever's top k.
-        guarded: What the calibrated policy keeps.
+        guarded: The passages that the calibrated policy keeps.
         labels: Grade by passage id, and −1 for a known distractor.
     """
 
@@ -131,19 +131,19 @@ class BeforeAfter:
     labels: Mapping[str, int]
 
     def udcg(self, context: Context) -> float:
-        """Strict UDCG of the passages of a context."""
+        """Compute strict UDCG of the passages of a context."""
         return _strict_udcg([passage.passage_id for passage in context.passages], self.labels)
 
 
 def before_and_after(
     retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
 ) -> BeforeAfter:
-    """The held-out question of median gain, among those that the bare top k answers.
+    """Choose the held-out question of median gain among those that the bare top k answers.
 
-    The median shows what to expect, which the best example would not. Questions whose answer the
-    retriever misses show nothing of the guard.
+    The median shows the typical effect, which the best example would not. Questions whose answer
+    the retriever misses show nothing of the guard.
     """
-    # A registry of their own: these requests must not count as traffic.
+    # Its own registry: these requests must not count as traffic.
     bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_separate_telemetry())
     guarded = ContextGuard(retriever, profile=calibration.profile, telemetry=_separate_telemetry())
     held_out = _held_out(calibration)
@@ -159,7 +159,7 @@ def before_and_after(
 
 
 def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
-    """Grade by passage id, and −1 for a known distractor."""
+    """Return grade by passage id, and −1 for a known distractor."""
     distractors = dict.fromkeys(dataset.distractors.get(query_id, {}), -1)
     return {**dataset.qrels[query_id], **distractors}
 
@@ -187,7 +187,7 @@ class MonitoredTraffic:
         requests: Number of requests served.
         sampled: Number of requests sampled and judged.
         estimates: Estimates by metric, from the sampled requests.
-        truth: Values by metric, from the labels of every request; production has no such thing.
+        truth: Values by metric, from the labels of every request; unavailable in production.
         registry: The metrics that ``/metrics`` serves.
     """
 
@@ -242,7 +242,7 @@ def monitor_traffic(
 def _truth(
     served: Sequence[Context], dataset: Dataset, query_ids: Mapping[str, str]
 ) -> dict[Metric, float]:
-    """The metrics over every request, from the labels; a metric without a value is left out."""
+    """Compute the metrics over every request, from the labels, without undefined ones."""
     n_kept_relevant = n_relevant = 0
     reciprocal_ranks, udcgs, precisions = [], [], []
     for context in served:
