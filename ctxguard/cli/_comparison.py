@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ctxguard.cli._console import NO_DATA, Output, number, one_line, table
+from ctxguard.cli._console import NO_DATA, Output, number, one_line, short_interval, table
 from ctxguard.cli._tables import Rows
 
 if TYPE_CHECKING:
@@ -96,10 +96,14 @@ def _candidate(each: "Compared") -> dict[str, object]:
 
 
 def print_comparison(
-    comparison: "Comparison", facts: Iterable[tuple[str, str]], output: Output
+    comparison: "Comparison", facts: Iterable[tuple[str, str]], output: Output, *, show_all: bool
 ) -> None:
-    """The figures, the verdicts with their rule, the curve and the differences."""
+    """One table of the candidates with their verdicts, and on request all that was measured."""
     output.facts(facts)
+    _print_verdicts(comparison, output)
+    if not show_all:
+        output.note("--all shows every metric, the curve by k, the differences and the signals")
+        return
     _print_metrics(comparison, output)
     _print_worth(comparison, output)
     _print_curve(comparison, output)
@@ -107,6 +111,32 @@ def print_comparison(
         _print_differences(comparison, output)
     if any(each.families for each in comparison.candidates):
         _print_families(comparison, output)
+
+
+def _print_verdicts(comparison: "Comparison", output: Output) -> None:
+    output.heading(f"What each candidate is worth to the reader, with {_confidence()} intervals")
+    less = f"less {comparison.baseline}>"
+    rows = table("candidate", "recall>", "udcg_strict>", less, "verdict")
+    for each in comparison.candidates:
+        differences = comparison.differences.get(each.candidate.name, {})
+        strict = differences.get("udcg_strict")
+        rows.add_row(
+            _name(each.candidate.name),
+            _two(each.metrics["recall"]).plain,
+            short_interval(each.metrics["udcg_strict"]),
+            "" if strict is None else _styled_short(strict),
+            _styled(each.verdict or NO_DATA),
+        )
+    output.out.print(rows)
+    for sentence in comparison.rule.sentences:
+        output.out.print(sentence, style="dim")
+
+
+def _styled_short(each: "Difference") -> Text:
+    if each.value is None:
+        return Text(NO_DATA)
+    bounds = "" if each.lower is None else f" [{each.lower:+.2f}, {each.upper:+.2f}]"
+    return Text(f"{each.value:+.2f}{bounds}", style=_STYLES.get(each.outcome, ""))
 
 
 def _print_metrics(comparison: "Comparison", output: Output) -> None:
@@ -133,17 +163,15 @@ def _print_worth(comparison: "Comparison", output: Output) -> None:
         "harm>",
         f"share of harm, {_confidence()}>",
         "best k>",
-        "verdict",
     )
     for each in comparison.candidates:
         strict, share = each.metrics["udcg_strict"], each.harm_share
         rows.add_row(
             _name(each.candidate.name),
-            _short(strict),
+            short_interval(strict),
             number(each.metrics["harm"].value),
-            _short(share),
+            short_interval(share),
             _best_k(each.curve),
-            _styled(each.verdict or NO_DATA),
         )
     output.out.print(rows)
     output.out.print(
@@ -155,20 +183,12 @@ def _print_worth(comparison: "Comparison", output: Output) -> None:
     output.out.print(
         "best k: k of the highest udcg_strict (range of k within noise of it)", style="dim"
     )
-    for sentence in comparison.rule.sentences:
-        output.out.print(sentence, style="dim")
 
 
 def _confidence() -> str:
     from calibration.evaluate import CONFIDENCE
 
     return f"{CONFIDENCE:.0%}"
-
-
-def _short(estimate: "Interval") -> str:
-    if estimate.lower is None or estimate.upper is None:
-        return number(estimate.value)
-    return f"{number(estimate.value)} [{estimate.lower:.2f}, {estimate.upper:.2f}]"
 
 
 def _best_k(curve: "Curve") -> str:

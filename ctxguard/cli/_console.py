@@ -315,6 +315,13 @@ def interval(estimate: Estimate) -> str:
     return f"[{estimate.lower:.3f}, {estimate.upper:.3f}]"
 
 
+def short_interval(estimate: Estimate) -> str:
+    """A value and its bounds with two decimals, or ``no data``."""
+    if estimate.value is None or estimate.lower is None or estimate.upper is None:
+        return number(estimate.value)
+    return f"{estimate.value:.2f} [{estimate.lower:.2f}, {estimate.upper:.2f}]"
+
+
 def one_line(text: str) -> str:
     """Text for a terminal: without control characters, white space as one space.
 

@@ -14,7 +14,10 @@ _LABELLED = setting(
 LabelledQueries = Annotated[Path, _LABELLED]
 LabelledQueriesIfAny = Annotated[Path | None, _LABELLED]
 ShowAll = Annotated[
-    bool, setting("Show every dropped candidate instead of the first ten.", None, "--all")
+    bool, setting("Show every dropped candidate instead of the first few.", None, "--all")
+]
+ShowRest = Annotated[
+    bool, setting("Print all that was measured, not the table alone.", None, "--all")
 ]
 ProfileFile = Annotated[Path | None, setting("Profile that `ctxguard calibrate` wrote.", "FILE")]
 OneRoute = Annotated[

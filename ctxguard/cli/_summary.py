@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 _OPTION_METRICS = {"recall": "recall", "harm": "harm", "udcg_strict": "UDCG", "kept": "kept"}
 
 
-def print_summary(route: Route, calibration: "Calibration", output: Output) -> None:
-    """Today beside the choice, what to beware of, and what else could be chosen."""
+def print_summary(
+    route: Route, calibration: "Calibration", output: Output, *, show_all: bool
+) -> None:
+    """Today beside the choice, what to beware of, and on request what else could be chosen."""
     from calibration.report import certificate_words, summarise
 
     outcome, settings = calibration.outcomes[route], calibration.settings
@@ -39,6 +41,8 @@ def print_summary(route: Route, calibration: "Calibration", output: Output) -> N
     output.facts(facts)
     for warning in summary.warnings:
         output.warning(warning)
+    if not show_all:
+        return
     output.heading("what else could be served")
     options = table("option", *(f"{name}>" for name in _OPTION_METRICS.values()))
     for option in summary.options:

@@ -113,6 +113,7 @@ class Calibrate(System, JudgeModel):
             key=True,
         ),
     ] = None
+    show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
     policy: Annotated[
         Literal["auto", "ratio", "expected_utility"],
@@ -244,7 +245,7 @@ def calibrate(settings: Calibrate) -> None:
     if settings.as_json:
         print_json(_document(calibration, labelled, counts, written, notes))
     else:
-        _print(calibration, labelled.described(counts), written, output)
+        _print(calibration, labelled.described(counts), written, output, show_all=settings.show_all)
     for note in notes:
         output.note(note)
     verdict = calibration.profile.verdict
@@ -360,7 +361,12 @@ def _document(
 
 
 def _print(
-    calibration: "Calibration", queries: str, written: Sequence[str], output: Output
+    calibration: "Calibration",
+    queries: str,
+    written: Sequence[str],
+    output: Output,
+    *,
+    show_all: bool,
 ) -> None:
     profile, held_out = calibration.profile, calibration.held_out
     n_held_out = 0 if held_out is None else len(held_out)
@@ -380,9 +386,12 @@ def _print(
     from calibration.sufficiency import sufficiency_words
 
     first = next(routes)
-    print_summary(first, calibration, output)
-    sufficiency = calibration.outcomes[first].profile.sufficiency
-    output.facts([("sufficiency", sufficiency_words(sufficiency))])
+    print_summary(first, calibration, output, show_all=show_all)
+    if show_all:
+        sufficiency = calibration.outcomes[first].profile.sufficiency
+        output.facts([("sufficiency", sufficiency_words(sufficiency))])
+    else:
+        output.note("--all shows what else could be served, and when a context is insufficient")
     others = list(routes)
     if others:
         output.heading("when a stage is down")

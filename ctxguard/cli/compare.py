@@ -96,6 +96,7 @@ class Compare(SettingsModel):
             "FILE",
         ),
     ] = None
+    show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
     depth: _options.Depth = None
     utility: _options.Utility = Field(default_factory=dict)
@@ -213,7 +214,7 @@ def compare(settings: Compare) -> None:
     if settings.as_json:
         print_json(content)
     else:
-        print_comparison(comparison, facts, output)
+        print_comparison(comparison, facts, output, show_all=settings.show_all)
         print_checks(checks or (), output)
     for note in notes:
         output.note(note)

@@ -120,7 +120,7 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     for note in dataset.notes:
         output.note(note)
     output.heading("2. Calibration: keep the recall of the first 5, with less harm")
-    print_summary(Route.HYBRID, calibration, output)
+    print_summary(Route.HYBRID, calibration, output, show_all=True)
     others = [route for route in routes if route is not Route.HYBRID]
     output.heading("when a stage is down")
     output.facts([(route.value, describe_policy(routes[route].policy)) for route in others])

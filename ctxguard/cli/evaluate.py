@@ -17,6 +17,7 @@ from ctxguard.cli._console import (
     interval,
     number,
     print_json,
+    short_interval,
     table,
 )
 from ctxguard.cli._inputs import (
@@ -298,7 +299,7 @@ def _beside(metrics: "Mapping[str, Interval]", first_k: _FirstK) -> Rows:
         estimate, difference = metrics[name], first_k.differences.get(name)
         rows.add_row(
             name,
-            f"{number(estimate.value)} {interval(estimate)}".rstrip(),
+            short_interval(estimate),
             number(first_k.metrics[name].value),
             "" if difference is None else difference_in_words(difference),
             f"{estimate.n:,}",

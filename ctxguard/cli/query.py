@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ctxguard.cli._system import Source
     from ctxguard.core.context import Context
 
-_DROPPED_SHOWN = 10
+_DROPPED_SHOWN = 3
 _KEPT_LINES = 2
 _RANK_WIDTH = 3
 _LINE_END = 8

@@ -62,7 +62,7 @@ def test_what_is_served_today_stands_first_beside_the_choice(
 ) -> None:
     asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
     asked += ("--objective", "utility")
-    result = run(*asked, "--serving-k", "4", system=keys(cache=cache))
+    result = run(*asked, "--serving-k", "4", "--all", system=keys(cache=cache))
     assert result.exit_code == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if "first 4, as today" in line]
     # The first table, and the first of the options.
@@ -116,16 +116,17 @@ def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
     run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "p.json"
-    asked = ("calibrate", "--index", index, "--data", many, "--out", out, "--cache", cache)
-    result = run(*asked)
+    asked = ("calibrate", "--index", index, "--data", many, "--out", out)
+    result = run(*asked, system=keys(cache=cache))
     assert result.exit_code == 0, result.stderr
     verdict = Profile.load(out).verdict
     assert verdict is not None
     assert result.stdout.split()[:2] == ["verdict", f"{verdict.decision}:"]
-    required = run(*asked, "--require", "enforce")
+    required = run(*asked, "--require", "enforce", system=keys(cache=cache))
     assert required.exit_code == (0 if verdict.decision == "enforce" else 1)
     # Nothing may be lost: no number of queries this small shows that.
-    strict = run(*asked, "--max-loss", "0.0001", "--require", "enforce")
+    strictly = ("--max-loss", "0.0001", "--require", "enforce")
+    strict = run(*asked, *strictly, system=keys(cache=cache))
     assert strict.exit_code == 1
     assert out.exists()
 
@@ -418,7 +419,7 @@ def test_it_says_whether_contexts_can_be_called_insufficient(
     run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
     calibrate = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
-    result = run(*calibrate, system=keys(cache=cache, false_alarms=0.2))
+    result = run(*calibrate, "--all", system=keys(cache=cache, false_alarms=0.2))
     assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     assert "sufficiency Not fitted: it needs at least 5" in words or "AUROC" in words

@@ -126,7 +126,8 @@ def test_the_tables_fit_100_columns_and_print_the_rule(
     assert saved.exit_code == 0, saved.stderr
     assert "saved to" in saved.stdout
     result = run_compare(
-        *(*common, "--candidate", long_name, "--candidate", "x=lexical", "--against", base)
+        *(*common, "--candidate", long_name, "--candidate", "x=lexical", "--against", base),
+        "--all",
     )
     assert result.exit_code == 0, result.stderr
     assert max(len(line) for line in result.stdout.splitlines()) <= 100

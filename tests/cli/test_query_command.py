@@ -26,7 +26,7 @@ def test_kept_and_dropped_stand_with_the_reason_and_what_would_have_kept_them(
     assert "kept 2 of 36 candidates" in words
     assert "clean-violin" in words
     assert "beyond k; kept if k ≥ 3" in words
-    assert "24 more dropped; --all shows them" in words
+    assert "31 more dropped; --all shows them" in words
     assert "note: uncalibrated: no profile" in words
 
 

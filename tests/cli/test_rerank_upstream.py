@@ -11,6 +11,7 @@ import pytest
 from household import write_jsonl
 from running import Run
 
+from ctxguard.core.types import Mode
 from ctxguard.profile.schema import Profile
 from ctxguard.server.settings import Settings
 from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
@@ -82,7 +83,9 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert "clean-kettle" in shown.stdout
 
     pytest.importorskip("starlette")
-    settings = Settings(rerank_upstream=upstream.url, rerank_model="m", profile=profile)
+    settings = Settings(
+        rerank_upstream=upstream.url, rerank_model="m", profile=profile, mode=Mode.ENFORCE
+    )
     body = json.loads(_lines(candidates)[0])
     answer = asyncio.run(ask(settings, {key: body[key] for key in ("query", "documents")}))
     assert answer["meta"]["ctxguard"]["policy"] == made_for.profile_id

@@ -1,9 +1,11 @@
 """Tables change their form with the width, and never lose a character of a figure or an id."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from running import Run
 
 from ctxguard.cli._console import table
 from ctxguard.cli._tables import Rows
@@ -97,3 +99,34 @@ def test_an_empty_table_is_its_header() -> None:
 def test_a_row_has_a_cell_for_each_column() -> None:
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         table("metric", "mean>").add_row("recall")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("calibrate", "--data", "DATA", "--out", "NEW/p.json"),
+        ("evaluate", "--data", "DATA", "--profile", "PROFILE"),
+        ("evaluate", "--data", "DATA", "--profile", "PROFILE", "-k", "5"),
+        ("query", "clean a violin", "--profile", "PROFILE"),
+        ("compare", "--data", "DATA", "--profile", "PROFILE"),
+        ("fit", "ranker", "--data", "DATA"),
+        ("golden", "coverage", "--data", "DATA"),
+    ],
+)
+def test_a_result_is_at_most_40_lines_of_80_columns(
+    run: Run,
+    index: Path,
+    collection: Path,
+    profile: Path,
+    tmp_path: Path,
+    *,
+    words: tuple[str, ...],
+) -> None:
+    places = {"DATA": str(collection), "PROFILE": str(profile), "NEW/p.json": str(tmp_path / "p")}
+    arguments = [places.get(word, word) for word in words]
+    result = run(*arguments, "--index", index, columns="80")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
