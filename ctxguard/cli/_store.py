@@ -1,18 +1,15 @@
 """Shared by the commands on live samples: the store, the judge, and tables of estimates."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from ctxguard._support.settings import SettingsModel, setting
-from ctxguard.cli._console import Output, interval, number, table
+from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from ctxguard.monitor.estimation.ratio import Estimate
-    from ctxguard.monitor.estimation.terms import Metric
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.store import Limits, SampleStore
 
@@ -183,26 +180,3 @@ def _label_judge(labels: Path, output: Output) -> "Judge":
         },
         version=dataset.digest()[:12],
     )
-
-
-def print_estimates(title: str, estimates: "Mapping[Metric, Estimate]", output: Output) -> None:
-    """Print one window's estimates; where there is none, about how many requests it needs."""
-    rows = table(
-        "metric", "estimate>", "95% interval>", "n>", "effective>", "n needed>", title=title
-    )
-    for metric, estimate in estimates.items():
-        mark = " *" if estimate.is_borrowed else ""
-        rows.add_row(
-            IN_WORDS.get(metric.value, metric.value) + mark,
-            number(estimate.value),
-            interval(estimate),
-            f"{estimate.n:,}",
-            "" if estimate.n_effective is None else f"{estimate.n_effective:,.0f}",
-            "" if estimate.n_needed is None else f"{estimate.n_needed:,}",
-        )
-    output.out.print(rows)
-    if any(estimate.is_borrowed for estimate in estimates.values()):
-        output.note(
-            "* from the judge's verdicts on these requests, with its errors as labels of other "
-            "requests show them: right only if the judge errs as often now as then"
-        )

@@ -16,8 +16,8 @@ from pydantic import model_validator
 
 from ctxguard._support.settings import setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, table
-from ctxguard.cli._store import JudgeSettings, open_store, print_estimates
+from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
+from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
 from ctxguard.cli._system import open_index
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
 from ctxguard.server.settings import IndexSettings
@@ -25,7 +25,8 @@ from ctxguard.server.settings import IndexSettings
 if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
-    from ctxguard.monitor.estimation.live import Estimates, Window
+    from ctxguard.monitor.estimation.live import Estimates, Population, Window
+    from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
     from ctxguard.monitor.judging.worker import OnJudged
@@ -416,28 +417,50 @@ def _print_estimates(report: "Report", output: Output) -> None:
             f"{live.unpicked:,} labelled requests were not picked by `ctxguard label export`: "
             "nobody knows what they stand for, so they are in no estimate"
         )
-    for window, title in (
-        (Window.RECENT, "the recent window"),
-        (Window.ALL_RETAINED, "all that is retained"),
-        (Window.UP_TO_LABELS, "up to the last export of labels"),
-    ):
-        if window not in live.populations:
-            continue
-        about = live.populations[window]
-        span = (
-            ""
-            if about.since_seconds is None or about.until_seconds is None
-            else f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
+    titles = {
+        Window.RECENT: "recent window",
+        Window.ALL_RETAINED: "all retained",
+        Window.UP_TO_LABELS: "up to labels",
+    }
+    shown = {title: window for window, title in titles.items() if window in live.populations}
+    output.facts([(title, _population(live.populations[each])) for title, each in shown.items()])
+    _print_figures("Live estimates, with 95% intervals", live.estimates, shown, output)
+    if live.judge_estimates:
+        title = "The judge's own figures, not corrected"
+        _print_figures(title, live.judge_estimates, shown, output)
+
+
+def _population(about: "Population") -> str:
+    span = (
+        ""
+        if about.since_seconds is None or about.until_seconds is None
+        else f" from {_minute(about.since_seconds)} to {_minute(about.until_seconds)} UTC"
+    )
+    return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
+
+
+def _print_figures(
+    title: str,
+    by_window: "Mapping[Window, Estimates]",
+    windows: "Mapping[str, Window]",
+    output: Output,
+) -> None:
+    """One row for each metric, one column for each window."""
+    rows = table("metric", *(f"{name}>" for name in windows), title=title)
+    columns = [by_window[window] for window in windows.values()]
+    for metric in columns[0]:
+        cells = (_figure(estimates[metric]) for estimates in columns)
+        rows.add_row(IN_WORDS.get(metric.value, metric.value), *cells)
+    output.out.print(rows)
+    if any(each.is_borrowed for estimates in columns for each in estimates.values()):
+        output.note(
+            "* from the judge's verdicts on these requests, with its errors as labels of other "
+            "requests show them: right only if the judge errs as often now as then"
         )
-        print_estimates(
-            f"Live estimates, {title}: {about.judged:,} judged requests{span}, "
-            f"{about.labelled:,} of them labelled",
-            live.estimates[window],
-            output,
-        )
-        if live.judge_estimates:
-            print_estimates(
-                f"The judge's own figures, not corrected, {title}",
-                live.judge_estimates[window],
-                output,
-            )
+
+
+def _figure(estimate: "Estimate") -> str:
+    """An estimate with its interval; where there is none, about how many requests it needs."""
+    if estimate.value is None and estimate.n_needed is not None:
+        return f"needs {estimate.n_needed:,}"
+    return short_interval(estimate) + " *" * estimate.is_borrowed
