@@ -13,7 +13,7 @@ from calibration.calibrate_route import (
     ordering_and_test_parts,
 )
 from calibration.data.dataset import Dataset, split_by_query
-from calibration.fit import fit_fusion
+from calibration.fit import better_fusion, fit_fusion
 from calibration.pool_labels import label, unlabelled_note
 from calibration.replay import (
     Pools,
@@ -102,8 +102,9 @@ def calibrate(
             ``HybridRetriever``, or anything that ``ContextGuard`` takes.
         dataset: Labelled queries. What is kept for a query without a relevant passage is harm.
         settings: How to choose and certify.
-        fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals,
-            and fits the weight of convex fusion where it has none.
+        fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals
+            and no other fusion is shown to be better, and fits the weight of convex fusion where it
+            has none.
         score_kind: What the scores of plain hits mean; see ``ContextGuard``.
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
@@ -119,8 +120,10 @@ def calibrate(
     chosen_on, held_out = dealt(dataset, settings)
     passes = silent if passes is None else passes
 
+    why: list[str] = []
+
     def fitted(several: MultiRoute, vectors: Mapping[str, Any]) -> Fusion:
-        return _fit_fusion(
+        used, reasons = _fit_fusion(
             several,
             dataset,
             chosen_on,
@@ -129,6 +132,8 @@ def calibrate(
             passes=passes,
             cache=cache,
         )
+        why.extend(reasons)
+        return used
 
     system = replay_system(
         retriever,
@@ -156,7 +161,7 @@ def calibrate(
         fingerprint=dict(identity),
         corpus=sketch_of(retriever) if corpus_sketch is None else corpus_sketch,
         segment_by=settings.segment_by,
-        provenance=provenance(dataset, settings, system.pools, identity),
+        provenance=provenance(dataset, settings, system.pools, identity, why),
     )
     return Calibration(profile, system.pools, outcomes, dataset, chosen_on, held_out, settings)
 
@@ -260,28 +265,36 @@ def _fit_fusion(
     vectors: Mapping[str, Any],
     passes: Passes,
     cache: Path | None,
-) -> Fusion:
-    """The pooled ranker where there are signals, which nothing is fitted for here.
+) -> tuple[Fusion, tuple[str, ...]]:
+    """The fusion, and why where it is not the default.
 
-    Otherwise convex fusion with the weight that ranks best on the queries that may fit. Those are
-    all the choosing queries, or with a promise the part of them that orders the candidates: the
-    other part certifies, so nothing may be fitted to it.
+    The pooled ranker where there are signals, unless another is shown to be better; else convex
+    fusion with the weight that ranks best. The queries that may say so are all the choosing
+    queries, or with a promise the part of them that orders the candidates: the other part
+    certifies, so nothing may be fitted to it.
     """
-    given = default_fusion(retriever)
-    if Route.HYBRID not in retriever.routes or given != Fusion():
-        return given
+    default = default_fusion(retriever)
+    if Route.HYBRID not in retriever.routes:
+        return default, ()
     fit_on = chosen_on
     if settings.promise is not None:
         fit_on, _ = ordering_and_test_parts(chosen_on, settings.seed)
     pools = replay(
-        retriever.with_fusion(Fusion()).on_route(Route.HYBRID),
+        retriever.with_fusion(default).on_route(Route.HYBRID),
         fit_on.queries,
         depth=2 * settings.depth,  # deep enough for the whole pools of both legs
         vectors=vectors,
         progress=passes("replaying hybrid, to fit the fusion", len(fit_on)),
         cache=cache,
     )
-    return fit_fusion(pools, label(pools, dataset, settings.utilities))
+    labels = label(pools, dataset, settings.utilities)
+    if default == Fusion():
+        return fit_fusion(pools, labels), ()
+    better = better_fusion(pools, labels)
+    if better is None:
+        return default, ()
+    fusion, words = better
+    return fusion, (f"{fusion.fingerprint} ranks better than the pooled ranker: {words}",)
 
 
 def provenance(
