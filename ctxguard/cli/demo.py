@@ -16,14 +16,14 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
 from ctxguard.cli._summary import print_summary
 from ctxguard.cli._tables import Rows
-from ctxguard.core.types import Route
+from ctxguard.core.types import Mode, Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.core.context import Context
     from ctxguard.demo.loop import BeforeAfter, MonitoredTraffic
-    from ctxguard.profile.schema import Evidence
+    from ctxguard.profile.schema import Evidence, Verdict
 
 _SCRAPED = (
     "ctxguard_requests_total",
@@ -83,7 +83,7 @@ def demo(settings: Demo) -> None:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages, {how} in {folder}")
             _show_orders(output, orders)
-            _show_question(output, question)
+            _show_question(output, question, calibration.profile.verdict)
             _show_traffic(output, traffic, _scrape(url))
             _show_next(output, folder)
         if settings.serve:
@@ -120,6 +120,8 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     for note in dataset.notes:
         output.note(note)
     output.heading("2. Calibration: keep the recall of the first 5, with less harm")
+    verdict = calibration.profile.verdict
+    output.facts([("verdict", "" if verdict is None else verdict.statement)])
     print_summary(Route.HYBRID, calibration, output, show_all=True)
     others = [route for route in routes if route is not Route.HYBRID]
     output.heading("when a stage is down")
@@ -137,12 +139,14 @@ def _show_orders(output: Output, orders: "dict[str, Evidence]") -> None:
     output.out.print(rows)
 
 
-def _show_question(output: Output, question: "BeforeAfter") -> None:
+def _show_question(output: Output, question: "BeforeAfter", verdict: "Verdict | None") -> None:
+    in_shadow = verdict is not None and verdict.mode is Mode.SHADOW
+    kept = "what the policy would keep" if in_shadow else "what the guard keeps"
     output.heading("3. Guard: the held-out question of median gain, before and after")
     output.facts([("question", question.query.text)])
     for title, context in (
         ("before: the retriever's top 5", question.bare),
-        ("after: what the guard keeps", question.guarded),
+        (f"after: {kept}", question.guarded),
     ):
         output.out.print(_passages(title, question, context))
 

@@ -28,7 +28,7 @@ from ctxguard.core.metrics import (
     udcg,
 )
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import DEFAULT_K
+from ctxguard.core.types import DEFAULT_K, Route
 from ctxguard.demo.corpus import passages
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
@@ -121,7 +121,8 @@ class BeforeAfter:
     Attributes:
         query: The question.
         bare: The retriever's top k.
-        guarded: The passages that the calibrated policy keeps.
+        guarded: The passages that the calibrated policy keeps, whether or not the verdict lets it
+            serve.
         labels: Grade by passage id, and −1 for a known distractor.
     """
 
@@ -145,7 +146,13 @@ def before_and_after(
     """
     # Its own registry: these requests must not count as traffic.
     bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_separate_telemetry())
-    guarded = ContextGuard(retriever, profile=calibration.profile, telemetry=_separate_telemetry())
+    profile = calibration.profile
+    # By its policy alone: in shadow a guard with the profile would serve the bare top k.
+    guarded = ContextGuard(
+        retriever.with_fusion(profile.fusion),
+        policy=profile.routes[Route.HYBRID].policy,
+        telemetry=_separate_telemetry(),
+    )
     held_out = _held_out(calibration)
     by_gain = []
     for query in held_out.queries:
@@ -246,15 +253,16 @@ def _truth(
     n_kept_relevant = n_relevant = 0
     reciprocal_ranks, udcgs, precisions = [], [], []
     for context in served:
-        query_id, kept_ids = query_ids[context.query], context.kept_ids
+        query_id = query_ids[context.query]
+        served_ids = [passage.passage_id for passage in context.passages]
         relevant = dataset.relevant(query_id)
-        grades = [relevant.get(passage_id, 0) for passage_id in kept_ids]
+        grades = [relevant.get(passage_id, 0) for passage_id in served_ids]
         n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
         n_relevant += n_in_pool
         n_kept_relevant += sum(grade > 0 for grade in grades)
         if n_in_pool:
             reciprocal_ranks.append(reciprocal_rank(grades, list(relevant.values())))
-        udcgs.append(_strict_udcg(kept_ids, _labels(dataset, query_id)))
+        udcgs.append(_strict_udcg(served_ids, _labels(dataset, query_id)))
         precisions.append(precision_at_k(grades))
     means = {
         Metric.RECALL: n_kept_relevant / n_relevant if n_relevant else None,
