@@ -62,6 +62,7 @@ class MonitorSettings(JudgeSettings, IndexSettings):
             "Share of requests searched again far deeper in --index, to see what the retriever "
             "missed.",
             "SHARE",
+            key=True,
             ge=0,
             le=1,
         ),
@@ -118,7 +119,7 @@ class MonitorSettings(JudgeSettings, IndexSettings):
         if self.switch_to_safe and self.profile is None:
             raise ConfigurationError("--switch-to-safe switches a profile: give --profile")
         if self.audit and self.index is None:
-            raise ConfigurationError("--audit searches an index: give --index")
+            raise ConfigurationError("audit searches an index: give --index")
         if self.cost_per_day is not None and self.prices is None:
             raise ConfigurationError("cost-per-day needs prices: give prices")
         return self

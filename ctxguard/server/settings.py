@@ -195,7 +195,8 @@ class Settings(ServedSystem):
         bool,
         setting(
             "Trace requests as OpenTelemetry spans, through the providers that "
-            "`opentelemetry-instrument ctxguard serve` configures."
+            "`opentelemetry-instrument ctxguard serve` configures.",
+            key=True,
         ),
     ] = False
     k: Annotated[

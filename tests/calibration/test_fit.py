@@ -205,7 +205,7 @@ class TestRelevance:
     def test_a_missing_signal_is_refused_with_the_way_out(self) -> None:
         lacking = two_legs([0.9, math.nan], [5.0, 1.0])
         pools, labels = labelled([lacking], [{"p0": 1}])
-        with pytest.raises(CalibrationError, match=r"lacks a leg's score.*--policy ratio"):
+        with pytest.raises(CalibrationError, match=r"lacks a leg's score.*policy = ratio"):
             fit_relevance(pools, labels, pool_features(pools))
 
     @pytest.mark.parametrize(("qrels", "count"), [({"p0": 1, "p1": 1}, 2), ({"far": 1}, 0)])

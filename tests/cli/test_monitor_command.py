@@ -370,7 +370,8 @@ def test_with_the_index_texts_are_looked_up_and_what_the_retriever_missed_is_aud
     writer.store.close()
     result = run(
         *("monitor", "--store", url, "--judge", "labels", "--labels", collection),
-        *("--index", index, "--audit", "1", "--once", "--json"),
+        *("--index", index, "--once", "--json"),
+        system={"monitor": {"audit": 1}},
     )
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
@@ -388,8 +389,6 @@ class TestBadInput:
             (("--judge", "cross-encoder"), "--model"),
             (("--judge", "oracle"), "oracle"),
             (("--judge", "labels", "--switch-to-safe"), "give --profile"),
-            (("--judge", "labels", "--audit", "0.1"), "give --index"),
-            (("--judge", "labels", "--audit", "2"), "--audit"),
             (("--judge", "labels", "--labels", "gone.jsonl"), "gone.jsonl"),
             (("--judge", "labels", "--profile", "gone.json"), "gone.json"),
         ],
@@ -410,6 +409,8 @@ class TestBadInput:
             ({"base-url": "x", "prices": [-1, 0]}, "-1.0"),
             ({"calls-per-hour": 0}, "calls_per_hour"),
             ({"calls-per-day": 0}, "calls_per_day"),
+            ({"audit": 0.1}, "give --index"),
+            ({"audit": 2}, "audit"),
         ],
     )
     def test_keys_that_cannot_work_are_named(
