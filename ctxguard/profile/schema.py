@@ -16,7 +16,7 @@ from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
+from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.sufficiency import SufficiencyModel
@@ -381,21 +381,6 @@ class Profile(_Frozen):
     def to_json(self) -> str:
         """Canonical JSON: the same profile gives the same bytes."""
         data = self.model_dump(mode="json")
-        # Left out, so that a profile of an older release keeps its bytes and its id.
-        for route in data["routes"].values():
-            _leave_out_unset(route, "verdict", "safe_policy", "sufficiency")
-            served = [route, *route["segments"].values()]
-            for one in served:
-                _leave_out_unset(one["certificate"], "recall_difference", "n_equivalent")
-            for policy in (route.get("safe_policy"), *[one["policy"] for one in served]):
-                _leave_out_unset((policy or {}).get("model"), "features", "clip", "trees")
-            _leave_out_unset(route.get("sufficiency"), "n_equivalent")
-        if self.utilities.unjudged == DEFAULT_UTILITIES.unjudged:
-            del data["utilities"]["unjudged"]
-        if self.provenance.utilities_source is None:
-            del data["provenance"]["utilities_source"]
-        if self.corpus is None:
-            del data["corpus"]
         return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     def safe(self) -> "Profile":
@@ -522,13 +507,6 @@ def fingerprint_differences(
         else:
             lines.append(f"{key} is {now!r}, was {was!r}")
     return tuple(lines)
-
-
-def _leave_out_unset(data: dict[str, Any] | None, *fields: str) -> None:
-    """Delete those of the fields that are null or empty."""
-    for field in fields:
-        if data and data[field] in (None, []):
-            del data[field]
 
 
 def _refuse_constant(name: str) -> None:

@@ -107,7 +107,6 @@ class TestCalibration:
         calibration = calibrated(120)
         route = calibration.profile.routes[Route.HYBRID]
         assert route.sufficiency is None
-        assert '"sufficiency"' not in calibration.profile.to_json()
         assert sufficiency_words(None).startswith("Not fitted: it needs at least 5 queries")
 
     def test_scores_that_carry_rank_only_tell_nothing(self) -> None:

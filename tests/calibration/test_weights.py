@@ -221,4 +221,3 @@ class TestCalibrating:
         plain = calibrate(retriever, dataset, Settings(depth=DEPTH)).profile
         same = calibrate(retriever, weighed(dataset, np.ones(40)), Settings(depth=DEPTH)).profile
         assert same.to_json() == plain.to_json()
-        assert "n_equivalent" not in plain.to_json()
