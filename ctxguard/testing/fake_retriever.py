@@ -31,7 +31,7 @@ class FakeRetriever:
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
     ) -> Ranking:
-        """Return up to ``depth`` passages that share most words, ties by id; none without a word.
+        """Return up to ``depth`` passages that share most words, ties by id; none without a match.
 
         Raises:
             Exception: ``error``, if it is set.

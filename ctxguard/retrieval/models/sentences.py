@@ -15,7 +15,7 @@ _SHORTEST, _LONGEST = 5, 64
 
 
 def sentence_lengths(text: str, starts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the word pieces of each sentence, shape (n_sentences,); they sum to the total.
+    """Count the word pieces of each sentence, shape (n_sentences,); they sum to the total.
 
     A sentence ends at its punctuation or at the end of a line. One of fewer than 5 pieces is
     joined with the next, or with the previous one if it is the last; one of more than 64 is cut
