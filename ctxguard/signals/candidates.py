@@ -1,10 +1,10 @@
-"""List signals: how each candidate resembles the better ones of a list.
+"""List signals: the resemblance of each candidate to the better ones of a list.
 
 ``redundancy`` is the highest cosine to a better candidate, ``similarity_3`` and ``similarity_10``
 the mean cosine to the 3 and 10 best others, and ``term_similarity_3`` the mean cosine of term
-vectors to the 3 best others. What resembles the best candidates tends to be relevant too (cluster
-hypothesis; van Rijsbergen, Information Retrieval, 1979, chapter 3), and what resembles a better one
-adds less (Carbonell and Goldstein, SIGIR 1998).
+vectors to the 3 best others. A passage that resembles the best candidates tends to be relevant too
+(cluster hypothesis; van Rijsbergen, Information Retrieval, 1979, chapter 3), and one that resembles
+a better one adds less (Carbonell and Goldstein, SIGIR 1998).
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
@@ -21,7 +21,7 @@ OrderArray = NDArray[np.int64]
 
 @compiled(SUMS_REORDERED)
 def cosines_between(vectors: Float32Array) -> FloatArray:
-    """The cosine of each two vectors, and zeros on the diagonal.
+    """Compute the cosine of every two vectors, with zeros on the diagonal.
 
     Args:
         vectors: Unit vectors, shape (n, dimension).
@@ -33,8 +33,8 @@ def cosines_between(vectors: Float32Array) -> FloatArray:
     last = n - 1
     cosines = np.zeros((n, n), np.float64)
     for row in range(n):
-        # Four at a time, so that no sum waits for the one before it. Those beyond the row come out
-        # the same when their own turn comes: each sum runs in the same order.
+        # Four at a time, so no sum waits for the previous one. Those beyond the row get the same
+        # values in their own turn: each sum runs in the same order.
         for a in range(0, row, 4):
             b, c, d = min(a + 1, last), min(a + 2, last), min(a + 3, last)
             first = second = third = fourth = np.float32(0.0)
@@ -55,14 +55,14 @@ def cosines_between(vectors: Float32Array) -> FloatArray:
 
 @compiled()
 def best_first(scores: FloatArray) -> OrderArray:
-    """The positions of all scores, best first, ties by position.
+    """Return the positions of all scores, best first, ties by position.
 
     Args:
         scores: Shape (n,), without NaN.
     """
     order = np.empty(scores.size, np.int64)
     for position in range(scores.size):
-        # Counting those before it costs no more than the other loops over pairs.
+        # Counting the scores before it costs no more than the other loops over pairs.
         before = 0
         for other in range(scores.size):
             equal = scores[other] == scores[position]
@@ -73,7 +73,7 @@ def best_first(scores: FloatArray) -> OrderArray:
 
 @compiled()
 def mean_of_best(cosines: FloatArray, order: OrderArray, k: int) -> FloatArray:
-    """Each candidate's mean cosine to the k best others; 0 for one that has no other.
+    """Compute each candidate's mean cosine to the k best others; 0 without others.
 
     Args:
         cosines: Shape (n, n).
@@ -95,7 +95,7 @@ def mean_of_best(cosines: FloatArray, order: OrderArray, k: int) -> FloatArray:
 
 @compiled()
 def highest_to_better(cosines: FloatArray, order: OrderArray) -> FloatArray:
-    """Each candidate's highest cosine to a better one; 0 where none is above 0.
+    """Compute each candidate's highest cosine to a better one; 0 if none is above 0.
 
     Args:
         cosines: Shape (n, n).
@@ -112,11 +112,11 @@ def highest_to_better(cosines: FloatArray, order: OrderArray) -> FloatArray:
 def list_signals(
     cosines: FloatArray, term_cosines: FloatArray, order: OrderArray
 ) -> dict[str, FloatArray]:
-    """The list signals by name, shape (n,) each.
+    """Compute the list signals by name, shape (n,) each.
 
     Args:
-        cosines: Of the passages' vectors, shape (n, n); the diagonal is not read.
-        term_cosines: Of the passages' term vectors, shape (n, n); the diagonal is not read.
+        cosines: Cosines of the passages' vectors, shape (n, n); the diagonal is not read.
+        term_cosines: Cosines of their term vectors, shape (n, n); the diagonal is not read.
         order: Positions, best first, shape (n,).
     """
     return {

@@ -1,4 +1,4 @@
-"""A pool of candidates as the pooled ranker sees it: its inputs, its scores, the second pass.
+"""The pooled ranker on one pool of candidates: its inputs, its scores, the second pass.
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
@@ -22,14 +22,14 @@ def rank_candidates(
     term_cosines: FloatArray,
     ranker: Ranker,
 ) -> dict[str, FloatArray]:
-    """Score the candidates of one query, and compare each with those that score highest.
+    """Score the candidates of one query, and compare each with the highest-scoring ones.
 
     Args:
         legs: ``lexical`` and ``dense``, shape (n,) each.
         signals: The text signals, and the sentence signals if there are any, shape (n,) each.
         vectors: The passages' unit vectors, shape (n, dimension).
         term_cosines: The cosines of the passages' term vectors, shape (n, n).
-        ranker: Gives the weights, of level ``full`` where there are sentence signals.
+        ranker: The weights; of level ``full`` if there are sentence signals.
 
     Returns:
         The list signals, ``ranker`` (finite; higher is better) and the signals of the second pass
@@ -47,7 +47,7 @@ def rank_candidates(
 def ranker_scores(
     legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], ranker: Ranker
 ) -> FloatArray:
-    """The ranker's score of every candidate, shape (n,); arguments as for `ranker_inputs`."""
+    """Compute the ranker's score of every candidate, shape (n,); arguments as `ranker_inputs`."""
     level = level_of(signals)
     weights = ranker.weights(level)
     return _weighted_sums(
@@ -56,22 +56,22 @@ def ranker_scores(
 
 
 def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:
-    """The level of the ranker for which these signals suffice."""
+    """Return the ranker's level for which these signals suffice."""
     return "full" if "sentence_match" in signals else "text"
 
 
 def ranker_inputs(
     legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], level: RankerLevel
 ) -> FloatArray:
-    """The inputs of a level, shape (number of inputs, n), rows in the order of ``INPUTS``.
+    """Compute the inputs of a level, shape (number of inputs, n), rows in the order of ``INPUTS``.
 
-    A z-score is 0 where all values are equal; that of an unknown value (NaN) is 0 too, and its
-    rank is the one after all others.
+    A z-score is 0 if all values are equal; an unknown value (NaN) also has z-score 0, and the
+    rank after all others.
 
     Args:
         legs: ``lexical`` and ``dense``, shape (n,) each.
         signals: The raw signals by name, list signals included, shape (n,) each.
-        level: Which inputs.
+        level: The level, which chooses the inputs.
 
     Raises:
         KeyError: a signal is missing.
@@ -106,7 +106,7 @@ def _standardise(values: FloatArray, most: float) -> None:
             known += 1
             total += value
             lowest, highest = min(lowest, value), max(highest, value)
-    # Of equal values, rounding alone would make a spread.
+    # Rounding alone would spread equal values.
     if not highest > lowest:
         values[:] = 0.0
         return

@@ -1,4 +1,4 @@
-"""The pooled ranker: an order of candidates that was learned on other collections.
+"""The pooled ranker: orders candidates by weights learned on other collections.
 
 r = Σ a_k · z_k + Σ d_l · ½ · ln(rank_l), where z_k is the z-score of an input in the list, clipped
 to ±4, and rank_l the 1-based rank by an input, equal values sharing the better one. The weights are
@@ -28,7 +28,7 @@ RANKER_SIGNAL = "ranker"
 
 FORMAT = 1
 CLIP = 4.0
-"""z-scores beyond this count as this: in a list of 100 one candidate can stand out by 10."""
+"""z-scores are clipped to ±this: in a list of 100 one candidate can stand out by 10."""
 
 _TEXT_SCORES = (
     "dense",
@@ -73,8 +73,8 @@ class Ranker:
         trained_on: The collections that the weights were trained on.
 
     Raises:
-        DataError: at construction, for an input that lacks a weight, is unknown, or whose weight
-            is no finite number.
+        DataError: at construction, if an input lacks a weight, is unknown, or has a weight that
+            is not a finite number.
     """
 
     full: Mapping[str, float]
@@ -87,15 +87,15 @@ class Ranker:
 
     @staticmethod
     def default() -> "Ranker":
-        """The ranker that comes with the package; read once."""
+        """Return the ranker that comes with the package; read once."""
         return _default()
 
     @staticmethod
     def load(file: Path | str) -> "Ranker":
-        """Read what `save` wrote.
+        """Read a ranker that `save` wrote.
 
         Raises:
-            DataError: it cannot be read, or is no ranker, or one of another format.
+            DataError: it cannot be read, or is not a ranker, or has another format.
         """
         file = Path(file)
         try:
@@ -105,7 +105,7 @@ class Ranker:
         return _parsed(text, file)
 
     def save(self, file: Path) -> None:
-        """Write it as JSON, whole or not at all.
+        """Write the ranker as JSON, whole or not at all.
 
         Raises:
             OSError: it cannot be written.
@@ -119,11 +119,11 @@ class Ranker:
             stream.write((json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
     def weights(self, level: RankerLevel) -> Mapping[str, float]:
-        """The weights of one level, by input."""
+        """Return the weights of one level, by input."""
         return self.full if level == "full" else self.text
 
     def digest(self) -> str:
-        """Identifies the weights, in 16 hexadecimal digits."""
+        """Hash the weights to 16 hexadecimal digits."""
         weights = {
             level: {name: float(weight) for name, weight in self.weights(level).items()}
             for level in INPUTS

@@ -1,4 +1,4 @@
-"""The second pass: how each candidate resembles those that the pooled ranker puts first.
+"""The second pass: the resemblance of each candidate to the pooled ranker's best.
 
 With r the ranker's scores, w = softmax(r), and S and L the cosines of the passages' vectors and of
 their term vectors:
@@ -10,7 +10,7 @@ their term vectors:
   2005);
 - ``vector_redundancy``, ``term_redundancy``: the highest S, L to a better candidate.
 
-This is relevance feedback by the list itself, without a second search (Lavrenko and Croft, SIGIR
+This is relevance feedback from the list itself, without a second search (Lavrenko and Croft, SIGIR
 2001).
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
@@ -29,9 +29,9 @@ _FLOOR = 1e-6
 def second_pass(
     cosines: FloatArray, term_cosines: FloatArray, scores: FloatArray
 ) -> dict[str, FloatArray]:
-    """The signals of the second pass by name, shape (n,) each.
+    """Compute the signals of the second pass by name, shape (n,) each.
 
-    A candidate without another has 0 everywhere, and its own score for the smoothed ones.
+    A single candidate has 0 everywhere, and its own score for the smoothed ones.
 
     Args:
         cosines: S, shape (n, n); the diagonal is not read.
@@ -52,7 +52,7 @@ def second_pass(
 
 @compiled()
 def _weighted_mean(cosines: FloatArray, scores: FloatArray) -> FloatArray:
-    """Each candidate's mean cosine to the others, weighted by softmax(scores)."""
+    """Compute each candidate's mean cosine to the others, weighted by softmax(scores)."""
     n = scores.size
     means = np.zeros(n, np.float64)
     if n > 1:
@@ -63,7 +63,7 @@ def _weighted_mean(cosines: FloatArray, scores: FloatArray) -> FloatArray:
                 if other != position:
                     total += weights[other] * cosines[position, other]
                     weight += weights[other]
-            # Beside a score that is higher by hundreds, the others weigh nothing.
+            # If one score is higher by hundreds, the others weigh nothing.
             means[position] = total / weight if weight > 0.0 else 0.0
     return means
 
@@ -74,7 +74,7 @@ def _smoothed_by_vectors(cosines: FloatArray, scores: FloatArray) -> FloatArray:
     totals, weights = own * scores, np.full(scores.size, own)
     for position in range(scores.size):
         for other in range(position):
-            # A power takes longer than all else here: once for both.
+            # A power takes longer than everything else here: once for both.
             weight = np.exp((cosines[position, other] - 1.0) / _WIDTH)
             totals[position] += weight * scores[other]
             totals[other] += weight * scores[position]

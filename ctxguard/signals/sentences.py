@@ -1,4 +1,4 @@
-"""The sentence family: how near a query's word pieces are to a candidate's pieces and sentences.
+"""The sentence family: the nearness of a query's word pieces to a candidate's pieces and sentences.
 
 With q_i the unit state of the query's piece i, w_i its weight, e(t) the unit vector of piece t by
 itself, s_S the unit vector of sentence S, and all maxima over one candidate:
@@ -7,9 +7,9 @@ itself, s_S the unit vector of sentence S, and all maxima over one candidate:
     token_match          Σ_i w_i max_j [q_i·e(t_j) + q_i·s_{S(j)}]
     sentence_similarity  max_S Σ_i w_i q_i·s_S
 
-A soft match in the manner of MaxSim (Khattab and Zaharia, SIGIR 2020), without a vector kept for
-every piece: what a piece is by itself comes from one table for all, what its surroundings make of
-it from its sentence. Each q_i·e(t) is computed once for all candidates. For 100 candidates of 200
+A soft match in the manner of MaxSim (Khattab and Zaharia, SIGIR 2020), without a stored vector for
+every piece: one table for all texts gives a piece by itself, and its sentence gives its context.
+Each q_i·e(t) is computed once for all candidates. For 100 candidates of 200
 words and a query of 20 pieces this takes 2 to 3 ms on one thread.
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
@@ -25,7 +25,7 @@ NAMES = ("sentence_match", "token_match", "sentence_similarity")
 """The columns of `sentence_signals`."""
 
 MOST_PIECES = 64
-"""Of a longer query only so many pieces count, those of the highest weights."""
+"""Maximum number of a query's pieces that count: those of the highest weights."""
 
 _SIDE_BY_SIDE = 4
 
@@ -36,15 +36,15 @@ RowArray = NDArray[np.int64]
 
 
 def weighted_pieces(states: Float32Array, weights: FloatArray) -> tuple[Float32Array, Float32Array]:
-    """A query's pieces as `sentence_signals` takes them.
+    """Prepare a query's pieces for `sentence_signals`.
 
     Args:
         states: Unit vectors, shape (m, d).
         weights: ≥ 0, shape (m,).
 
     Returns:
-        The states of the at most `MOST_PIECES` pieces of the highest weights, in their order, 1/127
-        as long; and their weights, of sum 1. Both are filled up with zeros to a multiple of 4.
+        The states of up to `MOST_PIECES` pieces with the highest weights, in their order, 1/127
+        as long; and their weights, which sum to 1. Both are padded with zeros to a multiple of 4.
     """
     heaviest = np.sort(np.argsort(-weights, kind="stable")[:MOST_PIECES])
     size = -(-heaviest.size // _SIDE_BY_SIDE) * _SIDE_BY_SIDE
@@ -57,7 +57,7 @@ def weighted_pieces(states: Float32Array, weights: FloatArray) -> tuple[Float32A
 
 @compiled(SUMS_REORDERED)
 def _products(states: Float32Array, vectors: Int8Array, rows: RowArray) -> Float32Array:
-    """The inner products of some vectors with all states, shape (n, m); see `weighted_pieces`.
+    """Compute the inner products of vectors with all states, shape (n, m); see `weighted_pieces`.
 
     Two vectors and four states at a time, so that each number is loaded for several products.
     """
@@ -65,7 +65,7 @@ def _products(states: Float32Array, vectors: Int8Array, rows: RowArray) -> Float
     one = np.empty(states.shape[1], np.float32)
     other = np.empty(states.shape[1], np.float32)
     for n in range(0, rows.size, 2):
-        # The last of an odd number is its own partner.
+        # The last of an odd number is paired with itself.
         beside = min(n + 1, rows.size - 1)
         for k in range(one.size):
             one[k] = np.float32(vectors[rows[n], k])
@@ -93,11 +93,11 @@ def _products(states: Float32Array, vectors: Int8Array, rows: RowArray) -> Float
 def _distinct(
     pieces: PieceArray, starts: RowArray, rows: RowArray, n_vocabulary: int
 ) -> tuple[NDArray[np.int32], RowArray]:
-    """The pieces of some rows, each once.
+    """Return the distinct pieces of some rows.
 
     Returns:
-        The position of each piece of the vocabulary in the second array, −1 where it does not
-        occur, shape (n_vocabulary,); and those that do, ascending.
+        The position of each piece of the vocabulary in the second array, −1 if it does not
+        occur, shape (n_vocabulary,); and the pieces that occur, ascending.
     """
     positions = np.full(n_vocabulary, -1, np.int32)
     for row in rows:
@@ -117,7 +117,7 @@ def _distinct(
 
 @compiled()
 def _sentences_of(starts: RowArray, rows: RowArray) -> RowArray:
-    """The sentences of some rows, one row after the other."""
+    """Return the sentences of some rows, one row after another."""
     n = 0
     for row in rows:
         n += starts[row + 1, 0] - starts[row, 0]
@@ -141,7 +141,7 @@ def sentence_signals(  # noqa: PLR0917  compiled code takes no keywords
     starts: RowArray,
     rows: RowArray,
 ) -> FloatArray:
-    """The signals of some rows, shape (n, 3), see `NAMES`; NaN for a row without a sentence.
+    """Compute the signals of some rows, shape (n, 3), see `NAMES`; NaN without a sentence.
 
     Args:
         states: From `weighted_pieces`, shape (m, d).
@@ -150,7 +150,7 @@ def sentence_signals(  # noqa: PLR0917  compiled code takes no keywords
         vectors: 127 times the unit vector of each sentence, rounded, shape (n_sentences, d).
         lengths: Pieces of each sentence, shape (n_sentences,).
         pieces: The number of each piece in the vocabulary, shape (n_pieces,).
-        starts: Where each row's sentences begin, and its pieces, shape (n_rows + 1, 2).
+        starts: Start of each row's sentences and of its pieces, shape (n_rows + 1, 2).
         rows: Shape (n,).
     """
     positions, distinct = _distinct(pieces, starts, rows, table.shape[0])
@@ -166,7 +166,7 @@ def sentence_signals(  # noqa: PLR0917  compiled code takes no keywords
         match = similarity = -np.inf
         for sentence in range(starts[row, 0], starts[row + 1, 0]):
             nearest[:] = -np.inf
-            # Of a mapped file that somebody alters, nothing is as it was a moment ago.
+            # If a mapped file is altered meanwhile, nothing is as it was a moment ago.
             for piece in pieces[at : min(at + lengths[sentence], starts[row + 1, 1])]:
                 found = to_pieces[max(positions[piece if 0 <= piece < positions.size else 0], 0)]
                 for i in range(m):

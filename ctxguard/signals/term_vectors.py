@@ -1,6 +1,6 @@
-"""How alike candidates are in their words: cosines of their BM25 term vectors.
+"""The similarity of candidates' words: cosines of their BM25 term vectors.
 
-Some tenths of a millisecond for 100 candidates of 200 words.
+Takes some tenths of a millisecond for 100 candidates of 200 words.
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
@@ -14,18 +14,18 @@ from ctxguard.signals.text import CandidateWords, NumberArray, TermArray
 
 _STEP = 2.0**-24
 """Components are multiples of this. Their products are then added without any rounding, so that no
-cosine depends on the order of the terms or the candidates; it is off by some 1e-7 at most."""
+cosine depends on the order of the terms or the candidates; its error is about 1e-7 at most."""
 
 
 @compiled()
 def term_cosines(candidates: CandidateWords, weights: FloatArray) -> FloatArray:
-    """The cosine of every two candidates' term vectors.
+    """Compute the cosine of every two candidates' term vectors.
 
     The component of a stem is its weight · count / (count + norm), as in BM25 (Robertson and
     Zaragoza, 2009).
 
     Args:
-        candidates: Their stems.
+        candidates: The candidates' words, of which the stems are read.
         weights: The inverse document frequency of each stem, shape (n_stems,).
 
     Returns:
@@ -50,7 +50,7 @@ def term_cosines(candidates: CandidateWords, weights: FloatArray) -> FloatArray:
 
 @compiled()
 def renumbered(numbers: TermArray) -> tuple[NDArray[np.int32], TermArray]:
-    """Numbers counted from 0 in the order of their first appearance, and those that they stand for.
+    """Renumber from 0 in order of first appearance; return the original numbers too.
 
     Returns:
         The new number of each, same shape, and the old number of each new one, shape (n_distinct,).
@@ -78,7 +78,7 @@ def renumbered(numbers: TermArray) -> tuple[NDArray[np.int32], TermArray]:
 def _postings(
     candidates: CandidateWords, terms: NDArray[np.int32], weights: FloatArray
 ) -> tuple[NumberArray, NDArray[np.int32], FloatArray]:
-    """By term: where its candidates begin, which they are, and their unit vectors' components."""
+    """Return the start of each term's postings, their candidates, and unit vectors' components."""
     n, starts = candidates.norms.size, candidates.starts
     counts = np.zeros(weights.size, np.int64)
     distinct = np.empty(terms.size, np.int32)

@@ -1,4 +1,4 @@
-"""The text family: how much of a query stands in each candidate, and how close together.
+"""The text family: the share of a query that each candidate contains, and its closeness.
 
 Counted from word numbers alone, in one pass over the candidates' words: some tenths of a
 millisecond for 100 candidates of 200 words, and no memory that grows with the vocabulary. A
@@ -27,25 +27,25 @@ NAMES = (
 """The rows of `text_signals`."""
 
 LEAD = 15
-"""Words at the beginning of a passage that `lead_coverage` looks at."""
+"""Number of words at the beginning of a passage that `lead_coverage` reads."""
 
 REACH = 3
-"""Words after the first of a pair in which `bigram_coverage` looks for the second."""
+"""Number of words after the first of a pair in which `bigram_coverage` seeks the second."""
 
 NumberArray = NDArray[np.int64]
 TermArray = NDArray[np.int32] | NumberArray
 
 
 class CandidateWords(NamedTuple):
-    """The words of some candidates, one candidate after the other.
+    """The words of some candidates, one candidate after another.
 
     Attributes:
-        words: The number of each word, ≥ 0; of the first of a sentence its complement ``~number``,
+        words: The number of each word, ≥ 0; the first of a sentence as its complement ``~number``,
             shape (n_words,).
         stems: The number of each word's stem, ≥ 0, same shape. Equal words have equal stems.
         starts: The words of candidate i are those from ``starts[i]`` to ``starts[i + 1]``, shape
             (n + 1,).
-        norms: What its length adds to the counts of BM25, shape (n,).
+        norms: The length's contribution to the counts of BM25, shape (n,).
     """
 
     words: TermArray
@@ -58,12 +58,12 @@ class QueryWords(NamedTuple):
     """The words of a query.
 
     Attributes:
-        words: The number of each distinct word, −1 for one that no passage has, shape (n_words,).
-        weights: The weight of each, > 0, same shape.
-        order: The positions in ``words`` of the words as they follow each other, shape (length,).
-        stems: The number of each distinct stem, −1 for one that no passage has, shape (n_stems,).
-        stem_weights: The weight of each, > 0, same shape.
-        stem_counts: How often the query has each, same shape.
+        words: The number of each distinct word, −1 if no passage has it, shape (n_words,).
+        weights: The weight of each word, > 0, same shape.
+        order: The positions in ``words`` of the query's words in sequence, shape (length,).
+        stems: The number of each distinct stem, −1 if no passage has it, shape (n_stems,).
+        stem_weights: The weight of each stem, > 0, same shape.
+        stem_counts: The count of each stem in the query, same shape.
     """
 
     words: NumberArray
@@ -76,7 +76,7 @@ class QueryWords(NamedTuple):
 
 @compiled()
 def _table(keys: TermArray) -> tuple[NumberArray, NumberArray]:
-    """A hash table of the position of each key ≥ 0; of equal keys, of the first."""
+    """Build a hash table of each key's position, keys ≥ 0; the first one for equal keys."""
     size = 8
     while size < 4 * keys.size:
         size *= 2
@@ -96,7 +96,7 @@ def _table(keys: TermArray) -> tuple[NumberArray, NumberArray]:
 
 @compiled()
 def _find(key: int, table: NumberArray, positions: NumberArray) -> int:
-    """The position of a key, −1 if it is not there."""
+    """Return the position of a key, −1 if absent."""
     at = key & (table.size - 1)
     while table[at] >= 0 and table[at] != key:
         at = (at + 1) & (table.size - 1)
@@ -106,10 +106,10 @@ def _find(key: int, table: NumberArray, positions: NumberArray) -> int:
 
 @compiled()
 def passages_with(terms: TermArray, starts: NumberArray, wanted: TermArray) -> NumberArray:
-    """How many candidates have each of some words or stems, shape as ``wanted``.
+    """Count the candidates that have each of some words or stems, shape as ``wanted``.
 
     Args:
-        terms: As ``CandidateWords.words`` or ``stems``.
+        terms: Words or stems, as in ``CandidateWords``.
         starts: As ``CandidateWords.starts``.
         wanted: Distinct numbers.
     """
@@ -128,7 +128,7 @@ def passages_with(terms: TermArray, starts: NumberArray, wanted: TermArray) -> N
 
 @compiled()
 def _pairs(order: NumberArray, weights: FloatArray) -> tuple[NumberArray, FloatArray]:
-    """The distinct pairs of words that follow each other, each as one number, and their weights."""
+    """Return the distinct pairs of adjacent words, each as one number, and their weights."""
     pairs = np.empty(max(order.size - 1, 0), np.int64)
     for at in range(pairs.size):
         pairs[at] = order[at] * weights.size + order[at + 1]
@@ -145,7 +145,7 @@ def _pairs(order: NumberArray, weights: FloatArray) -> tuple[NumberArray, FloatA
 
 @compiled()
 def _bm25(found: NumberArray, weights: FloatArray, counts: FloatArray, norm: float) -> float:
-    """BM25 in Lucene's form, which has no factor k1 + 1."""
+    """Compute BM25 in Lucene's form, which has no factor k1 + 1."""
     score = 0.0
     for stem in range(found.size):
         if found[stem] > 0:
@@ -155,10 +155,10 @@ def _bm25(found: NumberArray, weights: FloatArray, counts: FloatArray, norm: flo
 
 @compiled()
 def _covered(found: NumberArray, weights: FloatArray) -> float:
-    """The share of the weight of those that are found, each counted once.
+    """Compute the share of the weight of the found ones, each counted once.
 
     Added up in their own order: in the order in which they are found, rounding would make
-    candidates differ that have the same.
+    candidates with equal shares differ.
     """
     covered = total = 0.0
     for at in range(found.size):
@@ -178,7 +178,7 @@ def _counts(words: NumberArray, n: int) -> NumberArray:
 
 @compiled()
 def _best_sentence(words: NumberArray, sentences: NumberArray, weights: FloatArray) -> float:
-    """The highest share of a sentence, from the query's words and the sentence of each."""
+    """Return the best sentence's share, from the query's words and the sentence of each."""
     best, start = 0.0, 0
     for at in range(1, words.size + 1):
         if at == words.size or sentences[at] != sentences[start]:
@@ -197,7 +197,7 @@ def _bigram(  # noqa: PLR0917  compiled code takes no keywords
     positions: NumberArray,
     n_words: int,
 ) -> float:
-    """The share of pairs that are found, from the query's words and the place of each."""
+    """Compute the share of the found pairs, from the query's words and the place of each."""
     found = np.zeros(pairs.size, np.int64)
     for first in range(words.size):
         second = max(first - 1, 0)
@@ -212,19 +212,19 @@ def _bigram(  # noqa: PLR0917  compiled code takes no keywords
 
 @compiled()
 def text_signals(candidates: CandidateWords, query: QueryWords) -> FloatArray:
-    """The signals of every candidate; 0 where the query has no word.
+    """Compute the signals of every candidate; 0 if the query has no word.
 
     With w the weight of a word and the sums over the query's distinct words or stems:
 
     - ``stem_bm25``: ln(1 + BM25) on stems, Lucene's form (Kamphuis et al., ECIR 2020).
     - ``stem_coverage``: Σ w of the stems that the candidate has / Σ w of all.
-    - ``coverage``: the same of words as they stand.
-    - ``sentence_coverage``: the same of the candidate's best sentence.
-    - ``lead_coverage``: the same of its first `LEAD` words.
+    - ``coverage``: the same for unstemmed words.
+    - ``sentence_coverage``: the same for the candidate's best sentence.
+    - ``lead_coverage``: the same for its first `LEAD` words.
     - ``length``: ln(1 + words).
     - ``bigram_coverage``: the share, weighted by w_a + w_b, of the query's distinct pairs (a, b)
-      of words that follow each other, of which the candidate has b among the `REACH` words after
-      an a, or directly before it.
+      of adjacent words for which the candidate has b among the `REACH` words after an a, or
+      directly before it.
 
     Returns:
         Shape (7, n), rows in the order of `NAMES`.
@@ -235,7 +235,7 @@ def text_signals(candidates: CandidateWords, query: QueryWords) -> FloatArray:
     stem_table, stem_positions = _table(query.stems)
     pairs, pair_weights = _pairs(query.order, query.weights)
     pair_table, pair_positions = _table(pairs)
-    # The query's words in a candidate: which, where, and in what sentence.
+    # The query's words in a candidate: their number, place and sentence.
     words = np.empty(candidates.words.size, np.int64)
     places = np.empty(candidates.words.size, np.int64)
     sentences = np.empty(candidates.words.size, np.int64)
