@@ -1,4 +1,4 @@
-"""Coverage of judgments: how much of what a retriever returns has a label.
+"""Coverage of judgments: the share of a retriever's results that have a label.
 
 An unlabelled passage may be relevant, so a metric over half-judged contexts measures the labels as
 much as the retriever. Pure: no I/O, no clock, no logging.
@@ -20,7 +20,7 @@ from ctxguard.profile.schema import Interval
 
 @dataclass(frozen=True, slots=True)
 class CoverageAt:
-    """How much of the first k is judged.
+    """The judged share of the first k.
 
     Attributes:
         k: The cut-off; a shorter ranking is measured as a whole.
@@ -41,8 +41,8 @@ class Unjudged:
 
     Attributes:
         rank: Its 1-based rank in the retriever's order.
-        weight: times_asked / log2(rank + 1): how much its label can change DCG, times how often
-            the question is asked.
+        weight: times_asked / log2(rank + 1): the weight of its label in DCG, times how often the
+            question is asked.
     """
 
     query_id: str
@@ -54,7 +54,7 @@ class Unjudged:
 def coverage(
     pools: Pools, dataset: Dataset, ks: Sequence[int], *, seed: int = 0
 ) -> tuple[CoverageAt, ...]:
-    """Coverage at several cut-offs, over the queries that have a label.
+    """Compute coverage at several cut-offs, over the queries that have a label.
 
     Args:
         pools: The candidates of each query.
@@ -63,11 +63,11 @@ def coverage(
         seed: Random seed of the bootstrap.
 
     Returns:
-        One for each k, ascending.
+        One value for each k, ascending.
 
     Raises:
         CalibrationError: no query with a label retrieved anything.
-        ConfigurationError: no k, one below 1, or one deeper than the replay.
+        ConfigurationError: no k is given, or one is below 1 or deeper than the replay.
     """
     cutoffs = sorted(set(ks))
     depth = pools.scores.shape[1]
@@ -99,7 +99,7 @@ def coverage(
 def unjudged(
     pools: Pools, dataset: Dataset, k: int, times_asked: Mapping[str, int] | None = None
 ) -> tuple[Unjudged, ...]:
-    """The passages without a label among the first k, by descending weight.
+    """List the passages without a label among the first k, by descending weight.
 
     Args:
         pools: The candidates of each query; queries without any label are included.

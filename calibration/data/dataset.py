@@ -23,9 +23,9 @@ class Query:
 
     Attributes:
         metadata: Columns by which queries may be segmented.
-        weight: How much it counts in the means of a calibration, in (0, 1], in units of the query
-            that counts most: above all how many requests it stands for. Set without looking at
-            the labels. Reports count every query once.
+        weight: Weight in the means of a calibration, in (0, 1], relative to the heaviest query;
+            mainly the number of requests that it stands for. Set without looking at the labels.
+            Reports count every query once.
     """
 
     query_id: str
@@ -36,17 +36,17 @@ class Query:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Queries, and what is known of the passages that answer them.
+    """Queries, with labels of the passages that answer them.
 
     Attributes:
-        name: For people.
+        name: Name for people.
         queries: In the order of the file, ids distinct.
         qrels: Grade of each judged passage, by query id. 0 is judged not relevant; an absent
             passage is not judged.
         distractors: Passages known to mislead, by query id.
         pools: Passages that belong to a query, in order, if the collection says so.
         keywords: Words and phrases that an answer to a query needs, by query id.
-        notes: What was repaired, left out or counted in reading, one readable line each.
+        notes: Repairs, omissions and counts made in reading, one readable line each.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Dataset:
         return len(self.queries)
 
     def relevant(self, query_id: str) -> dict[str, int]:
-        """Grades of a query's relevant passages (grade 1 or more), in the order of the file.
+        """Return the grades of a query's relevant passages (1 or more), in the order of the file.
 
         >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).relevant("q")
         {'a': 2}
@@ -77,10 +77,10 @@ class Dataset:
 
     @cached_property
     def positives_only(self) -> bool:
-        """Whether no passage has the grade 0, so that labels do not say what is not relevant.
+        """Whether no passage has grade 0, so that the labels do not mark irrelevant passages.
 
-        Where they do, a passage without a label was not judged. Where they do not, nobody can
-        tell a passage that was judged not relevant from one that was not judged.
+        If they do, a passage without a label was not judged. If they do not, a passage that was
+        judged irrelevant cannot be told from one that was not judged.
 
         >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).positives_only
         False
@@ -93,7 +93,7 @@ class Dataset:
         return tuple([query.query_id for query in self.queries if self.relevant(query.query_id)])
 
     def subset(self, query_ids: Iterable[str]) -> "Dataset":
-        """The same collection with these queries only, in its own order.
+        """Return the same collection with these queries only, in its own order.
 
         Raises:
             ConfigurationError: the collection does not hold an id.
@@ -129,13 +129,13 @@ class Dataset:
 
 
 def named_passages(dataset: Dataset) -> frozenset[str]:
-    """Every passage that the qrels, the distractors or the pools name."""
+    """Return every passage that the qrels, the distractors or the pools name."""
     tables = (dataset.qrels, dataset.distractors, dataset.pools)
     return frozenset(one for table in tables for passages in table.values() for one in passages)
 
 
 def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
-    """Labelled passages that a corpus does not hold, sorted: no retriever can find them.
+    """Return labelled passages missing from a corpus, sorted: no retriever can find them.
 
     Args:
         dataset: The labels.
@@ -145,10 +145,10 @@ def unknown_passages(dataset: Dataset, passage_ids: Container[str]) -> tuple[str
 
 
 def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:
-    """Pairs of query ids, one of each, with the same text apart from case and white space.
+    """Return pairs of query ids, one of each, with texts equal but for case and white space.
 
-    Between a split to calibrate on and one to evaluate on there should be none: a pair is a
-    question that was seen before.
+    A split for calibration and one for evaluation should share none: a pair is a question that
+    was seen before.
     """
     by_text = _ids_by_text(first)
     return tuple(
@@ -161,14 +161,14 @@ def same_text(first: Dataset, second: Dataset) -> tuple[tuple[str, str], ...]:
 
 
 def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> tuple[Dataset, ...]:
-    """Parts of a data set, with no query and no question in two of them.
+    """Split a data set into parts, so that no query and no question is in two of them.
 
     Queries with the same text (apart from case and white space) are one group, whatever their
     ids, and are counted in the notes. Groups are ordered by SHA-256 of the seed and their first
     id, and dealt out in that order, so that a seed gives the same parts on every platform.
 
     Args:
-        dataset: What to split.
+        dataset: The data set to split.
         shares: Each part's share of the queries, > 0, summing to 1. Groups are not divided, so a
             part's size may differ by a group.
         seed: Any whole number.
@@ -177,8 +177,8 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
         One data set for each share, in the order of the shares.
 
     Raises:
-        ConfigurationError: shares that do not sum to 1.
-        CalibrationError: too few groups for a query in every part.
+        ConfigurationError: the shares do not sum to 1.
+        CalibrationError: there are too few groups to put a query into every part.
     """
     if not shares or min(shares) <= 0.0 or abs(sum(shares) - 1.0) > 1e-9:
         raise ConfigurationError(f"shares {tuple(shares)!r} must each be > 0 and sum to 1")
@@ -210,7 +210,7 @@ def split_by_query(dataset: Dataset, shares: Sequence[float], seed: int = 0) -> 
 
 
 def _ids_by_text(dataset: Dataset) -> dict[str, list[str]]:
-    """Ids of the queries by folded text, in the order of the data set."""
+    """Group the ids of the queries by folded text, in the order of the data set."""
     by_text = defaultdict(list)
     for query in dataset.queries:
         by_text[folded(query.text)].append(query.query_id)
@@ -218,5 +218,5 @@ def _ids_by_text(dataset: Dataset) -> dict[str, list[str]]:
 
 
 def folded(text: str) -> str:
-    """A text without its case and white space: equal for what counts as one question."""
+    """Fold case and white space of a text: equal results count as one question."""
     return " ".join(text.casefold().split())

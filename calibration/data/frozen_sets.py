@@ -22,16 +22,16 @@ _MAX_SNAPSHOT_BYTES = 16 * 2**20
 
 
 class Snapshot(BaseModel):
-    """What identifies a frozen set, and what it holds; the content of ``snapshot.json``.
+    """The identity and the counts of a frozen set: the content of ``snapshot.json``.
 
     Attributes:
         digest: SHA-256 of the fields from ``split`` to ``files``.
         split: Name of the file in ``qrels/``.
         dataset_digest: Digest of the questions and their labels.
-        counts: From ``GoldenSet.counts``.
-        rules: How the labels of a passage became one.
+        counts: Counts from ``GoldenSet.counts``.
+        rules: The rules that made one label of a passage's several.
         files: SHA-256 of every other file, by its name in the folder.
-        notes: Of the sources that the set was made from.
+        notes: Notes of the sources that the set was made from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +47,7 @@ class Snapshot(BaseModel):
     notes: tuple[str, ...]
 
     def own_digest(self) -> str:
-        """The digest of what it says."""
+        """Compute the digest of its own fields."""
         fields = {"split", "dataset_digest", "counts", "rules", "files"}
         content = self.model_dump(mode="json", include=fields)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
@@ -55,20 +55,20 @@ class Snapshot(BaseModel):
 
 
 def freeze(golden: GoldenSet, folder: Path | str, split: str = "test") -> Snapshot:
-    """Write a golden set that its digest identifies.
+    """Write a golden set that is identified by its digest.
 
-    Equal labels give equal files, whatever files and order they came in: no clock and no path
-    takes part. ``read_beir`` reads the folder as any other.
+    Equal labels give equal files, whatever files and order they came in: neither clock nor path
+    enters. ``read_beir`` reads the folder like any other.
 
     Args:
         golden: The set.
         folder: New folder for ``queries.jsonl``, ``qrels/SPLIT.tsv``, ``distractors.tsv``,
-            ``provenance.jsonl`` (every label, those that disagree too) and ``snapshot.json``.
+                ``provenance.jsonl`` (every label, even those that disagree) and ``snapshot.json``.
         split: Name of the file in ``qrels/``.
 
     Raises:
         ConfigurationError: the folder is not empty, or the split is not a file name.
-        DataError: an id, a text or a label that the format cannot hold.
+        DataError: an id, a text or a label that the format cannot store.
     """
     if not split or Path(split).name != split or split != split.strip():
         raise ConfigurationError(f"split {split!r} cannot be the name of a file")
@@ -96,7 +96,7 @@ def read_snapshot(folder: Path | str) -> Snapshot:
     """Read the ``snapshot.json`` of a frozen set.
 
     Raises:
-        DataError: there is none, or this release cannot read it.
+        DataError: it is missing, or this release cannot read it.
     """
     path = Path(folder) / SNAPSHOT
     try:
@@ -116,10 +116,10 @@ def read_snapshot(folder: Path | str) -> Snapshot:
 
 
 def changes(folder: Path | str) -> tuple[str, ...]:
-    """How a frozen set differs from what was frozen, one readable line each; empty if unchanged.
+    """List how a frozen set differs from its snapshot, one readable line each; empty if unchanged.
 
     Raises:
-        DataError: as ``read_snapshot``, or a file that cannot be read.
+        DataError: as ``read_snapshot``, or a file cannot be read.
     """
     folder = Path(folder)
     snapshot = read_snapshot(folder)
@@ -152,7 +152,7 @@ def _provenance(item: Annotation | Occurrence) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file but the snapshot itself, by its name in the folder."""
+    """Return sha256 of every file but the snapshot itself, by its name in the folder."""
     digests = {}
     try:
         for path in sorted(folder.rglob("*")):
@@ -166,7 +166,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _write_beir(dataset: Dataset, folder: Path, split: str) -> None:
-    """Queries, qrels and distractors of a data set, without pools.
+    """Write queries, qrels and distractors of a data set, without pools.
 
     A query without any label is in ``queries.jsonl`` and in no split: BEIR has no place for it.
     """
@@ -201,7 +201,7 @@ def _query_line(query: Query) -> str:
 
 
 def _check_query(dataset: Dataset, query: Query) -> None:
-    """Refuse what the format cannot hold; what was read from files is free of it."""
+    """Refuse queries that the format cannot store; those read from files never are."""
     texts = [query.query_id, *dataset.qrels.get(query.query_id, {})]
     for value in texts:
         if not value or value != value.strip() or "\t" in value or "\n" in value:

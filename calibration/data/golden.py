@@ -1,4 +1,4 @@
-"""Golden sets: labels that say where they come from, adjudicated where they disagree.
+"""Golden sets: labels with their provenance, adjudicated where they disagree.
 
 Pure: ``golden_sources`` reads the files that a set is made from, ``frozen_sets`` writes it.
 """
@@ -25,7 +25,7 @@ RULES = (
     *adjudication.RULES,
     "a label without a date is the oldest; of labels with one date, the least relevant is latest",
 )
-"""How the labels of a passage become one."""
+"""The rules that make one label of a passage's several."""
 
 _PEOPLE: tuple[Source, ...] = ("human", "authored")
 _KINDS: Mapping[Negative, DistractorKind] = {
@@ -40,10 +40,10 @@ class Annotation:
 
     Attributes:
         value: A grade ≥ 0, or the kind of a distractor.
-        source: Who labelled: a person, the author of the question, behaviour in traffic, or a
-            language model.
+        source: Origin of the label: a person, the author of the question, behaviour in traffic,
+            or a language model.
         annotator: A name; None if the data gives none.
-        date: ISO 8601, as the data gives it; None if it gives none.
+        date: ISO 8601, as in the data; None if the data gives none.
         note: Any remark.
     """
 
@@ -57,7 +57,7 @@ class Annotation:
 
     @property
     def grade(self) -> int:
-        """0 for a distractor."""
+        """The grade; 0 for a distractor."""
         return self.value if isinstance(self.value, int) else 0
 
     @property
@@ -71,7 +71,7 @@ class Occurrence:
     """A question that was asked, in traffic or by an author, with or without labels.
 
     Attributes:
-        count: How many times, ≥ 1.
+        count: How many times it was asked, ≥ 1.
     """
 
     query_id: str
@@ -84,11 +84,11 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class AdjudicatedLabel:
-    """The one label of a passage, and all labels that it was given.
+    """The final label of a passage, with all labels that it was given.
 
     Attributes:
         value: A grade ≥ 0, or the kind of a distractor.
-        annotations: Every label given, those that did not count too.
+        annotations: Every label given, including those that did not count.
     """
 
     query_id: str
@@ -108,7 +108,7 @@ class AdjudicatedLabel:
 
 
 def moment(date: str) -> datetime:
-    """A date of the data as a moment, for comparison; without a time zone it is UTC.
+    """Parse a date as a moment, for comparison; without a time zone it is UTC.
 
     Raises:
         ValueError: not a date in ISO 8601.
@@ -121,7 +121,7 @@ def moment(date: str) -> datetime:
 
 
 def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
-    """One label from all that a passage was given for a query, by ``RULES``.
+    """Reduce all labels of a passage for a query to one, by ``RULES``.
 
     Args:
         annotations: At least one, all of one query and passage, in any order.
@@ -149,7 +149,7 @@ def adjudicate(annotations: tuple[Annotation, ...]) -> AdjudicatedLabel:
 
 
 def _relevance(annotation: Annotation) -> int:
-    """Orders grades, above hard negatives, above distractors."""
+    """Order grades above hard negatives, and those above distractors."""
     if isinstance(annotation.value, int):
         return annotation.value
     return -1 if annotation.value == "hard_negative" else -2
@@ -160,10 +160,10 @@ class GoldenSet:
     """Questions with every label that they were given, whatever files they came from.
 
     Attributes:
-        queries: By id, ids distinct.
-        annotations: Sorted, without repeats; those that disagree are all here.
-        occurrences: Sorted, added up if all but the count is equal.
-        notes: What was repaired or left out in reading, one readable line each.
+        queries: The queries by id; ids are distinct.
+        annotations: All labels, sorted, without repeats, including those that disagree.
+        occurrences: Sorted; those equal but for the count are added up.
+        notes: Repairs and omissions made in reading, one readable line each.
     """
 
     queries: tuple[Query, ...]
@@ -173,7 +173,7 @@ class GoldenSet:
 
     @cached_property
     def times_asked(self) -> Mapping[str, int]:
-        """How often traffic asked each query; queries that it never asked are absent."""
+        """Count how often traffic asked each query; queries that it never asked are absent."""
         times: Counter[str] = Counter()
         for occurrence in self.occurrences:
             if occurrence.source == "traffic":
@@ -182,7 +182,7 @@ class GoldenSet:
 
     @cached_property
     def labels(self) -> tuple[AdjudicatedLabel, ...]:
-        """One label per labelled passage, in order of query and passage."""
+        """One label per labelled passage, ordered by query and passage."""
         by_passage: dict[tuple[str, str], list[Annotation]] = {}
         for annotation in self.annotations:
             key = (annotation.query_id, annotation.passage_id)
@@ -195,9 +195,9 @@ class GoldenSet:
         return tuple([label for label in self.labels if label.disputed])
 
     def dataset(self, name: str = "golden") -> Dataset:
-        """Every question with one label per passage; a question without one has no qrels.
+        """Build a data set of every question with one label per passage; unlabelled have no qrels.
 
-        A distractor has grade 0 too, so that tools that read qrels alone see that it is judged.
+        A distractor has grade 0 too, so that tools that read only qrels see that it is judged.
         """
         qrels: dict[str, dict[str, int]] = {}
         distractors: dict[str, dict[str, DistractorKind]] = {}
@@ -209,7 +209,7 @@ class GoldenSet:
         return Dataset(name, self.queries, qrels, distractors, notes=self.notes)
 
     def counts(self) -> dict[str, int]:
-        """What the set holds and where its labels come from, by name."""
+        """Count the content of the set and the sources of its labels, by name."""
         values = Counter(
             label.value
             if isinstance(label.value, str)

@@ -1,4 +1,4 @@
-"""Read what golden sets are made from: labels, traffic and questions, in JSONL, CSV or BEIR.
+"""Reads the sources of golden sets: labels, traffic and questions, in JSONL, CSV or BEIR.
 
 Every error names the file, the line and the value.
 """
@@ -45,7 +45,7 @@ class _Row:
     """One row of a source. Its query is named by id, by text, or by both.
 
     Attributes:
-        line: For errors; None if it stands on no one line of ``path``.
+        line: Line number for errors; None if it does not come from a single line of ``path``.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class _Row:
 def read_sources(
     paths: Sequence[Path | str], *, source: Source | None = None, split: str | None = None
 ) -> GoldenSet:
-    """Read every label and question of some files and folders as one golden set.
+    """Read all labels and questions of some files and folders as one golden set.
 
     A row of a JSONL or CSV file names its query (``query_id``, ``query`` or both). It holds
     either a label (``passage_id``, and ``grade`` or ``distractor``) or a question alone, with
@@ -80,12 +80,12 @@ def read_sources(
 
     Args:
         paths: Files and folders, in any order: the result does not depend on it.
-        source: Where labels come from that do not say.
+        source: Origin of labels that do not name one.
         split: Split of a BEIR folder without provenance; None for ``test`` or the only one.
 
     Raises:
-        ConfigurationError: no path, or one twice.
-        DataError: something that cannot be read, with file and line.
+        ConfigurationError: no path is given, or one twice.
+        DataError: a source cannot be read; names file and line.
     """
     given = [Path(path) for path in paths]
     if not given:
@@ -133,7 +133,7 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _is_labelled(record: Record) -> bool:
-    """False for a row that waits for its label, which is counted."""
+    """Tell whether a row has its label; False, and counted, if it still waits for one."""
     fields = record.fields
     has_passage = any(fields.get(name) is not None for name in ("passage_id", "passage"))
     waits = has_passage and fields.get("grade") is None and fields.get("distractor") is None
@@ -213,7 +213,7 @@ def _value(record: Record) -> Value:
 
 
 def _csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
-    """Rows of a CSV file with a header, as records; an empty cell is null."""
+    """Yield rows of a CSV file with a header, as records; an empty cell is null."""
     line = 0
 
     def lines() -> Iterator[str]:
@@ -294,7 +294,7 @@ def _golden(rows: list[_Row], counts: Counter[str], notes: list[str]) -> GoldenS
 
 
 def _id_of(row: _Row, ids_of: dict[str, set[str]]) -> str:
-    """The id of the query with this text, or one made from the text if there is none."""
+    """Return the id of the query with this text, or make one from the text if there is none."""
     text = folded(row.query.text)
     ids = ids_of.get(text, set())
     if len(ids) > 1:
@@ -307,10 +307,10 @@ def _id_of(row: _Row, ids_of: dict[str, set[str]]) -> str:
 
 
 def _queries(rows: list[_Row]) -> tuple[Query, ...]:
-    """Every query with its text and metadata, by id.
+    """Merge the rows to one query per id, with its text and metadata.
 
     Raises:
-        DataError: a query with two texts, with none, or with different metadata in two rows.
+        DataError: a query has two texts or none, or different metadata in two rows.
     """
     with_text: dict[str, _Row] = {}
     with_metadata: dict[str, _Row] = {}
@@ -323,7 +323,7 @@ def _queries(rows: list[_Row]) -> tuple[Query, ...]:
                     f"query {shown(query.query_id)} is {shown(query.text)} here and "
                     f"{shown(earlier.query.text)} in {earlier.place}"
                 )
-            # The least of several ways to write it, whichever file is read first.
+            # The least of several spellings, whichever file is read first.
             with_text[query.query_id] = min(earlier, row, key=lambda row: row.query.text)
         if query.metadata is not None:
             earlier = with_metadata.setdefault(query.query_id, row)

@@ -33,7 +33,7 @@ class HardNegative:
 
     Attributes:
         rank: Its 1-based rank in the retriever's order.
-        lead: Its score less that of the best relevant passage; None if none was retrieved.
+        lead: Its score minus that of the best relevant passage; None if none was retrieved.
     """
 
     query_id: str
@@ -48,8 +48,8 @@ class Mining:
     """The hard negatives of a data set, with counts of its queries.
 
     Attributes:
-        negatives: In the order of the queries; for each query labelled passages before
-            unlabelled ones, then by rank.
+        negatives: Hard negatives in the order of the queries; within a query, labelled passages
+            before unlabelled ones, then by rank.
         answerable: Queries with a relevant passage; the others are skipped.
         without_negative: Answerable queries without a hard negative.
     """
@@ -59,14 +59,14 @@ class Mining:
     without_negative: int
 
     def most_misleading(self, n: int) -> tuple[HardNegative, ...]:
-        """The at most n that score furthest above the best relevant passage."""
+        """Return up to n negatives that score furthest above the best relevant passage."""
         ahead = [each for each in self.negatives if each.lead is not None and each.lead > 0.0]
         return tuple(sorted(ahead, key=lambda each: -(each.lead or 0.0))[:n])
 
 
 @dataclass(frozen=True, slots=True)
 class Triplet:
-    """A question, a passage that answers it, and one that only looks as if it did."""
+    """A question, a passage that answers it, and one that only seems to."""
 
     query_id: str
     query: str
@@ -94,16 +94,16 @@ def mine(
     Args:
         pools: The candidates of each query.
         dataset: The labels.
-        per_query: Most negatives per query, ≥ 1.
+        per_query: Maximum number of negatives per query, ≥ 1.
         near: Ranks below the first relevant passage to search, ≥ 0.
-        unjudged_margin: In [0, 1), or None to take labelled passages only. Otherwise unlabelled
+        unjudged_margin: In [0, 1); None takes labelled passages only. Otherwise unlabelled
             passages fill up the rest of ``per_query``, best rank first, if their relative score
             against the best relevant passage (DESIGN.md §4, T = 1) is at most 1 − margin: on a
             ratio scale, 0.05 takes those with at most 95% of its score. 0 takes any unlabelled
-            passage, also one above the first relevant passage.
+            passage, even above the first relevant passage.
 
     Raises:
-        ConfigurationError: a setting out of range, or a margin on scores that carry rank only.
+        ConfigurationError: a setting is out of range, or a margin is set on scores of rank only.
     """
     _check(pools.kind, per_query, near, unjudged_margin)
     found: list[HardNegative] = []
@@ -136,7 +136,7 @@ def _of_query(
             if first is None or rank <= first + near:
                 judged.append(negative)
         elif unjudged_margin is not None and top is not None:
-            # A top of zero has no ratio below it.
+            # Nothing has a ratio below a top of zero.
             apart = top > 0.0 or pools.kind is not ScoreKind.RATIO
             relative = relative_score(pools.kind, top, score) if apart else 1.0
             if relative <= 1.0 - unjudged_margin:
@@ -176,10 +176,10 @@ def triplets(
     repeated until the longer one ends.
 
     Args:
-        mining: The negatives, found by ``mine``.
-        dataset: The data set that they were found in.
-        text_of: The text that a reranker would read; None for a passage without text here.
-        counts: Counter to which relevant passages without text are added.
+        mining: The negatives, from ``mine``.
+        dataset: The data set in which they were found.
+        text_of: Returns the text that a reranker would read; None for a passage without text here.
+        counts: Receives the number of relevant passages without text.
     """
     questions = {query.query_id: query.text for query in dataset.queries}
     negatives: dict[str, list[HardNegative]] = {}
@@ -212,13 +212,13 @@ def triplets(
 
 
 def write_triplets(path: Path, rows: Iterable[Triplet]) -> int:
-    """Write triplets as JSONL, one object a line with the fields of ``Triplet``.
+    """Write triplets as JSONL, one object per line with the fields of ``Triplet``.
 
     Returns:
-        How many were written.
+        Number of written triplets.
 
     Raises:
-        CalibrationError: there are none; no file is written.
+        CalibrationError: there are no triplets; no file is written.
         OSError: the file cannot be written.
     """
     lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]

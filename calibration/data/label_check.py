@@ -1,7 +1,7 @@
-"""Whether labels belong to an index: the ids that they name, and the texts of these.
+"""Checks that labels belong to an index, by their passage ids and these passages' texts.
 
 Ids such as ``d0``, ``d1``, … are the same in many corpora, and labels of another corpus then give a
-recall near 0 instead of an error. Where the labels' own corpus is at hand, texts are compared.
+recall near 0 instead of an error. If the labels' own corpus is available, texts are compared.
 """
 
 from collections.abc import Callable, Container
@@ -20,14 +20,14 @@ _MEND = "index the corpus of these labels, or give the labels of the indexed cor
 
 
 def check_ids(dataset: Dataset, passage_ids: Container[str]) -> tuple[str, ...]:
-    """A note if the index lacks some of the labelled passages.
+    """Return a note if the index lacks some of the labelled passages.
 
     Args:
         dataset: The labels.
         passage_ids: The ids of the index.
 
     Raises:
-        DataError: it lacks most of them.
+        DataError: the index lacks most of them.
     """
     named = named_passages(dataset)
     unknown = unknown_passages(dataset, passage_ids)
@@ -52,17 +52,17 @@ def check_texts(
     passage_ids: Container[str],
     passage: Callable[[str], Passage],
 ) -> tuple[str, ...]:
-    """A note if some labelled passages have another text in the index than in their own corpus.
+    """Return a note if labelled passages have another text in the index than in their own corpus.
 
-    At most 100 passages are compared, of the first 10,000 of the corpus: the labelled ones, or
-    any if none of those is labelled. White space does not count.
+    Compares up to 100 passages among the first 10,000 of the corpus: the labelled ones, or
+    any if none of those is labelled. Ignores white space.
 
     Args:
         dataset: The labels.
-        corpus: The file of the corpus that they were made on; nothing is compared if it cannot
+        corpus: The corpus file that the labels were made on; nothing is compared if it cannot
             be read.
         passage_ids: The ids of the index.
-        passage: The index's passage with an id.
+        passage: Returns the index's passage with an id.
 
     Raises:
         DataError: most of the texts differ.

@@ -1,4 +1,4 @@
-"""Read label files, one label a line; contradictory lines are refused by number."""
+"""Reads label files, one label per line; contradictory lines are refused by number."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _COLUMNS = 3
 
 Label = TypeVar("Label", int, DistractorKind)
 
-# A label and the line it stands on, by (query id, passage id).
+# A label and its line number, by (query id, passage id).
 Labels = dict[tuple[str, str], tuple[Label, int]]
 
 
@@ -23,7 +23,7 @@ def read_grades(path: Path, counts: Counter[str]) -> "Labels[int]":
     """Read the rows of a BEIR qrels file: query id, passage id, grade; a header is allowed.
 
     Raises:
-        DataError: a row that cannot be read, rows that contradict each other, or no row.
+        DataError: a row cannot be read, rows contradict each other, or there is no row.
     """
     rows = [
         (number, query_id, passage_id, grade_of(value, path, number, counts))
@@ -38,7 +38,7 @@ def read_kinds(path: Path, counts: Counter[str]) -> "Labels[DistractorKind]":
     """Read the rows of a ``distractors.tsv``: query id, passage id, kind; empty if absent.
 
     Raises:
-        DataError: a row that cannot be read, or rows that contradict each other.
+        DataError: a row cannot be read, or rows contradict each other.
     """
     if not path.exists():
         return {}
@@ -52,7 +52,7 @@ def read_kinds(path: Path, counts: Counter[str]) -> "Labels[DistractorKind]":
 def labels_of(
     path: Path, rows: Iterable[tuple[int, str, str, Label]], counts: Counter[str]
 ) -> "Labels[Label]":
-    """Rows (line, query id, passage id, label) by query and passage; repeats are counted.
+    """Index rows (line, query id, passage id, label) by query and passage; count repeats.
 
     Raises:
         DataError: two rows label one passage differently.
@@ -74,7 +74,7 @@ def labels_of(
 
 
 def by_query(labels: "Labels[Label]") -> dict[str, dict[str, Label]]:
-    """Labels by query id and then passage id, in the order of the file."""
+    """Group labels by query id and then passage id, in the order of the file."""
     grouped: dict[str, dict[str, Label]] = {}
     for (query_id, passage_id), (value, _) in labels.items():
         grouped.setdefault(query_id, {})[passage_id] = value
@@ -82,7 +82,7 @@ def by_query(labels: "Labels[Label]") -> dict[str, dict[str, Label]]:
 
 
 def grade_of(value: object, path: Path, line: int, counts: Counter[str]) -> int:
-    """A grade, at least 0; a negative one, which some tracks give to spam, counts as 0.
+    """Parse a grade, at least 0; a negative one, which some tracks give to spam, counts as 0.
 
     Raises:
         DataError: it is not a whole number.
@@ -107,7 +107,7 @@ def kind_of(value: object, path: Path, line: int) -> DistractorKind:
 
 
 def _tab_separated(path: Path, headers: set[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Rows of three columns; a first line that ends in one of ``headers`` is skipped."""
+    """Yield rows of three columns; skips a first line that ends in one of ``headers``."""
     first = True
     for number, text in read_lines(path):
         columns = [c.strip() for c in (text.split("\t") if "\t" in text else text.split())]

@@ -1,6 +1,6 @@
-"""Read labelled data: BEIR folders, TREC qrels and runs, JSONL.
+"""Reads labelled data: BEIR folders, TREC qrels and runs, JSONL.
 
-Every error names the file, the 1-based line and the value. What can be repaired is repaired,
+Every error names the file, the 1-based line and the value. Repairable input is repaired,
 counted and listed in ``Dataset.notes`` (DESIGN.md §9).
 """
 
@@ -56,7 +56,7 @@ class Corpus(Iterator[Passage]):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was repaired or is unusual in the passages read so far, one readable line each."""
+        """Repairs and oddities in the passages read so far, one readable line each."""
         return notes_of(self._counts)
 
 
@@ -69,7 +69,7 @@ def read_corpus(path: Path | str) -> Corpus:
 
     Raises:
         DataError: no such folder or file. While iterating: broken JSON, a missing field, a
-            byte that is not UTF-8, an id that an earlier line has, or no passage at all.
+            byte that is not UTF-8, the id of an earlier line, or no passage at all.
     """
     path = Path(path)
     if path.is_dir():
@@ -105,7 +105,7 @@ def _refuse_repeat(record: Record, what: str, key: str, first_line: dict[str, in
 
 
 def splits(folder: Path | str) -> tuple[str, ...]:
-    """The splits of a BEIR folder: the names in ``qrels/``, sorted.
+    """Return the splits of a BEIR folder: the names in ``qrels/``, sorted.
 
     Raises:
         DataError: no such folder, or none of its files is a split.
@@ -120,7 +120,7 @@ def splits(folder: Path | str) -> tuple[str, ...]:
 
 
 def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, ...]]:
-    """The split to take where none is named: ``preferred``, or else the only one, with a note.
+    """Choose the split if none is named: ``preferred``, or else the only one, with a note.
 
     Raises:
         DataError: as ``splits``, or the folder has several others.
@@ -140,21 +140,21 @@ def default_split(folder: Path | str, preferred: str) -> tuple[str, tuple[str, .
 def read_beir(folder: Path | str, split: str = "test") -> Dataset:
     """Read one split of a BEIR folder.
 
-    A query belongs to the split whose qrels name it, also with a grade of 0: a question that
-    nothing answers takes part if its judged passages are listed. A query that only
+    A query belongs to the split whose qrels name it, even with a grade of 0: a question without
+    an answer takes part if its judged passages are listed. A query that only
     ``distractors.tsv`` names belongs to the split if the folder has just one. Labels of queries
-    that are not in ``queries.jsonl`` are left out and counted.
+    missing from ``queries.jsonl`` are left out and counted.
 
     Args:
-        folder: With ``queries.jsonl`` (``_id``, ``text``), ``qrels/SPLIT.tsv`` (query id,
+        folder: Holds ``queries.jsonl`` (``_id``, ``text``), ``qrels/SPLIT.tsv`` (query id,
             passage id, grade; a header is allowed) and optionally ``distractors.tsv`` (query id,
             passage id, ``hard_negative`` or ``distractor``) and ``pools.jsonl`` (``query_id``,
             ``passage_ids``).
         split: A name in ``qrels/``.
 
     Raises:
-        DataError: an unknown split, a missing or empty file, a line that cannot be read, an id
-            that repeats, or labels that contradict each other.
+        DataError: an unknown split, a missing or empty file, a line that cannot be read, a
+            repeated id, or labels that contradict each other.
     """
     folder = Path(folder)
     names = splits(folder)
@@ -195,7 +195,7 @@ def read_jsonl(path: Path | str) -> Dataset:
     ids with grades, or a list of ids, which gives each grade 1; empty if nothing answers) or
     ``keywords`` (words and phrases that an answer needs) or both, and optionally ``distractors``
     (ids with kinds, or a list of ids) and ``metadata``. ``relevant`` is in every row or in none:
-    a query without it would count as one that nothing answers.
+    a query without it would count as one without an answer.
 
     Raises:
         DataError: as ``read_beir``.
@@ -283,8 +283,8 @@ class RunEntry(NamedTuple):
 def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
     """Read a TREC run file, ``query Q0 passage rank score [tag]``: rankings by query.
 
-    Ordered by score, as TREC's own tools do. The ranks of the file break ties only; they are
-    numbered anew from 1, since some tools write them from 0.
+    Orders by score, as TREC's own tools do. The ranks of the file only break ties; they are
+    renumbered from 1, since some tools write them from 0.
 
     Raises:
         DataError: a line without five or six columns, a score that is not a finite number, a
@@ -332,15 +332,15 @@ def write_trec_run(
 ) -> None:
     """Write rankings as a TREC run file, ``query Q0 passage rank score tag``.
 
-    ``read_trec_run`` reads the same rankings back, scores to the last bit.
+    ``read_trec_run`` reads the same rankings back, with scores exact to the last bit.
 
     Args:
-        path: The file; written beside and renamed, so that no reader meets half of it.
+        path: The file; written beside and renamed, so that no reader sees half of it.
         run: Rankings by query id, best first. A query without candidates has no line.
         tag: The name of the run.
 
     Raises:
-        DataError: an id that holds white space, which the format cannot carry, or no id at all.
+        DataError: an id contains white space, which the format cannot carry, or there is no id.
     """
     path = Path(path)
     lines = []
@@ -418,7 +418,7 @@ def _read_pools(path: Path, counts: Counter[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:
-    """Passage ids with labels: those of an object, or ``default`` for each id of a list."""
+    """Pair passage ids with labels: those of an object, or ``default`` for each id of a list."""
     value = record.fields.get(name)
     if value is None:
         return []

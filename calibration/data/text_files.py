@@ -1,4 +1,4 @@
-"""Read and write text files line by line; every error names the file and the line."""
+"""Reads and writes text files line by line; every error names the file and the line."""
 
 import json
 import os
@@ -27,8 +27,8 @@ class Line(NamedTuple):
     """One line that is not blank.
 
     Attributes:
-        number: 1-based.
-        text: Without its end.
+        number: Line number, 1-based.
+        text: The line without its end.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 def shown(value: object) -> str:
-    """A value for an error message: quoted, and cut to 80 characters."""
+    """Format a value for an error message: quoted, and cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
@@ -45,7 +45,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """Read the lines of a UTF-8 file, without byte-order mark and blank lines.
 
     Raises:
-        DataError: the file is missing or unreadable, or a byte of it is not UTF-8.
+        DataError: the file is missing or unreadable, or one of its bytes is not UTF-8.
     """
     try:
         with open_regular(path, sys.maxsize) as file:
@@ -87,11 +87,11 @@ class Record(NamedTuple):
     counts: Counter[str]
 
     def error(self, message: str) -> DataError:
-        """An error that names this line."""
+        """Build an error that names this line."""
         return DataError(message, path=self.path, line=self.line)
 
     def identifier(self, *names: str) -> str:
-        """The first of these fields that exists, as an id.
+        """Return the first of these fields that exists, as an id.
 
         Raises:
             DataError: none exists, or it is neither text nor a whole number.
@@ -104,7 +104,7 @@ class Record(NamedTuple):
         return clean(value, self.counts)
 
     def text(self, *names: str, default: str | None = None) -> str:
-        """The first of these fields that exists, as text; ``default`` if absent or null.
+        """Return the first of these fields that exists, as text; ``default`` if absent or null.
 
         Raises:
             DataError: none exists and there is no default, or it is not text.
@@ -117,7 +117,7 @@ class Record(NamedTuple):
         return clean(value, self.counts)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A field as a list of texts; empty if absent or null.
+        """Return a field as a list of texts; empty if absent or null.
 
         Raises:
             DataError: it is not a list of texts, or one of them is blank.
@@ -130,7 +130,7 @@ class Record(NamedTuple):
         return tuple([clean(text, self.counts) for text in value])
 
     def metadata(self) -> Mapping[str, object] | None:
-        """The field ``metadata``; None if absent or null.
+        """Return the field ``metadata``; None if absent or null.
 
         Raises:
             DataError: it is not an object.
@@ -163,7 +163,7 @@ def clean(text: str, counts: Counter[str]) -> str:
 
 
 def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
-    """Read the objects of a JSONL file, one a line.
+    """Read the objects of a JSONL file, one per line.
 
     Raises:
         DataError: a line is not a JSON object; or as ``read_lines``.
@@ -192,10 +192,10 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
 
 
 def whole_number(value: object, path: Path, line: int, name: str) -> int:
-    """A whole number from text or JSON; ``1.0`` is one.
+    """Parse a whole number from text or JSON; ``1.0`` is one.
 
     Raises:
-        DataError: it is something else.
+        DataError: it is not a whole number.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -211,7 +211,7 @@ def whole_number(value: object, path: Path, line: int, name: str) -> int:
 
 
 def notes_of(counts: Counter[str]) -> tuple[str, ...]:
-    """The counts in words, one line each."""
+    """Format the counts in words, one line each."""
     return tuple([f"{n} {what}" for what, n in counts.items()])
 
 
@@ -224,13 +224,13 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which gets the name ``folder`` once it is complete.
+    """Yield a temporary folder to fill, which is renamed to ``folder`` once it is complete.
 
-    It is for its owner alone.
+    Only its owner can access it.
 
     Raises:
         ConfigurationError: ``folder`` is a file, or a folder that is not empty.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder} is there already; name a new folder")
@@ -238,7 +238,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     prefix = f".{folder.name}-"
     clear_abandoned(folder.parent, prefix)
     staged = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    # Locked while it is filled, so that the next of this name can tell whether this was killed.
+    # Locked while it is filled, so that the next run with this name can tell if this was killed.
     descriptor = os.open(staged, os.O_RDONLY) if sys.platform != "win32" else None
     try:
         if descriptor is not None:
