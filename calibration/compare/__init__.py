@@ -1,6 +1,6 @@
-"""Compare ways to rank and to cut on the same labelled queries.
+"""Compares ways to rank and to cut on the same labelled queries.
 
-candidates           what is compared
+candidates           the compared settings
 comparison           compare(): replays them and measures what each would serve
 paired_differences   difference of two candidates, paired by query
 verdict              SAFE, RISKY or DANGEROUS

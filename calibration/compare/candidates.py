@@ -1,4 +1,4 @@
-"""What is compared: settings of the retriever and its filter, written in words or calibrated."""
+"""The compared settings of the retriever and its filter, written in words or calibrated."""
 
 import math
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ class Candidate:
     Attributes:
         name: Distinct in a comparison. A later comparison is checked against the saved
             candidate of the same name.
-        policy: What is kept of the ranking.
+        policy: The policy that cuts the ranking.
         route: The stages that answer.
-        fusion: How the legs are fused; without effect on a route with one leg.
+        fusion: The fusion of the legs; without effect on a route with one leg.
         reranker: Name or folder of the CrossEncoder, if the route reranks; None for the one that
             the comparison was given.
         profile_id: Id of the profile that it comes from; None if it was written in words.
@@ -47,12 +47,12 @@ class Candidate:
 
     @property
     def stages(self) -> tuple[Route, Fusion, str | None, str | None]:
-        """What determines the ranking: route, fusion, reranker and source."""
+        """The settings that determine the ranking: route, fusion, reranker and source."""
         fusion = self.fusion if _fuses(self.route) else Fusion()
         return self.route, fusion, self.reranker, self.source
 
     def describe(self) -> dict[str, Any]:
-        """All settings, as JSON."""
+        """Return all settings, as JSON."""
         route, fusion, reranker, source = self.stages
         return {
             "route": route.value,
@@ -67,7 +67,7 @@ class Candidate:
 def parse_candidates(
     text: str, ks: Sequence[int] = (DEFAULT_K,), source: str | None = None
 ) -> tuple[Candidate, ...]:
-    """The candidates that a text of the form ``NAME=SPEC`` describes.
+    """Parse a text of the form ``NAME=SPEC`` into candidates.
 
     Args:
         text: See ``SPEC``; the route is ``hybrid`` unless given.
@@ -77,7 +77,7 @@ def parse_candidates(
             index.
 
     Raises:
-        ConfigurationError: a part that cannot be read, is given twice, or has no effect.
+        ConfigurationError: a part cannot be read, is given twice, or has no effect.
 
     >>> [wide] = parse_candidates("wide=hybrid,convex:0.7,k=8")
     >>> wide.name, wide.route.value, wide.fusion.weight, wide.policy.k
@@ -129,7 +129,7 @@ def _fuses(route: Route) -> bool:
 
 
 def _part(part: str, text: str) -> tuple[str, object]:
-    """One setting of a spec and its value."""
+    """Parse one setting of a spec and its value."""
     if part in {route.value for route in Route if route is not Route.EXTERNAL}:
         return "route", Route(part)
     fusion = _fusion(part, text)
@@ -146,7 +146,7 @@ def _part(part: str, text: str) -> tuple[str, object]:
 
 
 def _fusion(part: str, text: str) -> Fusion | None:
-    """The fusion that a part of a spec names; None for another setting."""
+    """Return the fusion that a part of a spec names; None for another setting."""
     word, _, argument = part.partition(":")
     if word == "reciprocal_rank":
         constant = _number(argument, part, text, whole=True) if argument else Fusion().constant
@@ -169,7 +169,7 @@ def _number(value: str, part: str, text: str, *, whole: bool = False) -> float:
 
 
 def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
-    """Each leg alone, and both legs fused in each way, each at a fixed k.
+    """Return each leg alone, and both legs fused in each way, each at a fixed k.
 
     Args:
         reranked: Add the fused legs with reranking.
@@ -188,15 +188,15 @@ def default_candidates(*, reranked: bool = False) -> tuple[Candidate, ...]:
 
 
 def of_source(source: str) -> Candidate:
-    """A wrapped retriever or a recorded run of this name, at a fixed k."""
+    """Build the candidate of a wrapped retriever or a recorded run, at a fixed k."""
     return Candidate(source, RatioPolicy(), Route.EXTERNAL, source=source)
 
 
 def from_profile(name: str, profile: Profile, source: str | None = None) -> Candidate:
-    """The profile's route with the most stages, with its policy and fusion.
+    """Build a candidate of the profile's route with the most stages, with its policy and fusion.
 
     Args:
-        name: Of the candidate.
+        name: Name of the candidate.
         profile: The profile.
         source: The retriever or run that ranks; None for the index.
 
@@ -209,7 +209,7 @@ def from_profile(name: str, profile: Profile, source: str | None = None) -> Cand
     >>> from_profile("p", Profile(routes={Route.LEXICAL: lexical}, provenance=provenance)).policy.k
     3
     """
-    # Routes are declared in order, the one with the most stages first.
+    # Routes are declared in order; the one with the most stages is first.
     route = next((route for route in Route if route in profile.routes), None)
     if route is None:
         raise ConfigurationError(f"the profile {name!r} has no route, so nothing to compare")
@@ -224,7 +224,7 @@ def from_profile(name: str, profile: Profile, source: str | None = None) -> Cand
 
 
 def at_each_k(candidates: Sequence[Candidate], ks: Sequence[int]) -> tuple[Candidate, ...]:
-    """Each candidate at each k, with the k in its name if there are several.
+    """Return each candidate at each k, with the k in its name if there are several.
 
     >>> [candidate.name for candidate in at_each_k(default_candidates()[:1], [3, 8])]
     ['lexical@3', 'lexical@8']

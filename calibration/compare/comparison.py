@@ -1,4 +1,4 @@
-"""Candidates side by side on the same queries: metrics, utility by k, a verdict, differences.
+"""Compares candidates on the same queries: metrics, utility by k, a verdict, differences.
 
 Differences are paired by query, so that a difference within noise is recognised (DESIGN.md §9).
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What a candidate gains and harms if its context holds at most ``k`` passages."""
+    """The gain and harm of a candidate whose context holds at most ``k`` passages."""
 
     k: int
     udcg_strict: Interval
@@ -54,7 +54,7 @@ class Curve:
     """Gain, harm and strict UDCG by k.
 
     Attributes:
-        points: For k = 1, 2, …
+        points: The points for k = 1, 2, …
         optimal_k: The k of highest mean strict UDCG; the smallest if several are equal.
         within_noise: Every k that is not worse than the optimal one by more than noise, paired
             by query.
@@ -70,16 +70,16 @@ class Compared:
     """One candidate's figures.
 
     Attributes:
-        kind: What its scores mean.
+        kind: The kind of its scores.
         metrics: Means with intervals, by the names in ``BETTER_WHEN``.
         per_query: The same metrics, query by query.
         curve: Gain and harm by the size of the context.
         harm_share: Mean harm / (mean gain + mean harm), in [0, 1]; no value if both are 0.
-        verdict: By the rule; None without an interval.
+        verdict: The verdict of the rule; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
-        families: What each family of its named signals adds to P(relevant), out of fold; empty
-            without named signals, and with too few labels to fit on.
+        families: The contribution of each family of its named signals to P(relevant), out of fold;
+            empty without named signals, or with too few labels to fit on.
     """
 
     candidate: Candidate
@@ -98,12 +98,12 @@ class Comparison:
     """Candidates side by side.
 
     Attributes:
-        candidates: In the order given.
+        candidates: The candidates in the order given.
         baseline: Name of the candidate that differences are taken from.
         differences: By name of each other candidate, then by metric.
         rule: The rule of the verdicts.
-        utilities: What a passage is worth.
-        unlabelled: What a passage without a label counts as, in words.
+        utilities: The utility of a passage.
+        unlabelled: How a passage without a label counts, in words.
         query_ids: The queries that every candidate answered.
         skipped: Queries left out, with the candidate and the reason.
     """
@@ -136,15 +136,15 @@ def compare(
     """Replay every candidate on the same queries and measure what it would serve.
 
     Args:
-        candidates: With distinct names.
+        candidates: Candidates with distinct names.
         view: Returns the retriever of a candidate, anything that ``ContextGuard`` takes. Called
             once for candidates that rank alike.
-        dataset: Labelled queries; what is kept for one without a relevant passage is harm.
-        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
+        dataset: Labelled queries; passages kept for one without a relevant passage are harm.
+        score_kind: The kind of the scores of plain hits; see ``ContextGuard``.
         baseline: Name of the candidate that differences are taken from; the first unless given.
-        utilities: What a passage is worth, the same for all.
+        utilities: The utility of a passage, the same for all candidates.
         rule: The rule of the verdicts.
-        depth: Candidates per query, at least as many as every k.
+        depth: Number of candidates per query, at least as many as every k.
         vectors: Query vectors by query id, so that latency leaves encoding out.
         seed: Random seed of every bootstrap.
         passes: Called with the name and the size of each pass over the queries; returns its
@@ -152,7 +152,7 @@ def compare(
         clock: Returns seconds; measures latency.
 
     Raises:
-        ConfigurationError: names that repeat, an unknown baseline, or a k beyond the depth.
+        ConfigurationError: names repeat, the baseline is unknown, or a k exceeds the depth.
         CalibrationError: no query was answered by every candidate, or none has a relevant
             passage.
     """
@@ -224,8 +224,8 @@ def check_candidates(
         Name of the baseline: the first candidate's unless given.
 
     Raises:
-        ConfigurationError: no candidate, names that repeat, an unknown baseline, or a k beyond
-            the depth.
+        ConfigurationError: there is no candidate, names repeat, the baseline is unknown, or a k
+            exceeds the depth.
     """
     names = [candidate.name for candidate in candidates]
     if not names:
@@ -252,7 +252,7 @@ def _nothing(_done: int) -> None:
 
 
 class _Timed:
-    """A retriever whose every answer is timed."""
+    """A retriever that times every answer."""
 
     def __init__(
         self,
@@ -273,9 +273,9 @@ class _Timed:
         return ranking
 
     def warm_up(self, dataset: Dataset, depth: int, vectors: Mapping[str, Any] | None) -> None:
-        """Answer one query without timing it: the first one loads models and compiles code."""
+        """Answer one query untimed: the first one loads models and compiles code."""
         first = dataset.queries[0]
-        # If it is refused, the replay meets it again and records why.
+        # If it is refused, the replay refuses it again and records why.
         with suppress(CtxguardError):
             self.retrieve(first.text, depth=depth, query_vector=(vectors or {}).get(first.query_id))
         self.seconds.clear()
@@ -316,14 +316,14 @@ def _families(
         return ()
     try:
         return family_gains(labelled, utilities=utilities, seed=seed)
-    except CalibrationError:  # nothing relevant was retrieved, for one
+    except CalibrationError:  # for instance, nothing relevant was retrieved
         return ()
 
 
 def dynamic_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) -> Curve:
-    """What contexts of at most k passages gain and harm under a policy, for k = 1 … 20.
+    """Compute gain and harm of contexts of at most k passages under a policy, for k = 1 … 20.
 
-    The threshold of the policy applies, so the curve is flat where it, not k, ends the context.
+    The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
     """
     most = min(SHOWN_SIZES, pools.scores.shape[1])
     worth = utilities_by_rank(pools, labels, policy, most)

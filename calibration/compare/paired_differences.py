@@ -1,4 +1,4 @@
-"""Differences of two evaluations on the same queries, and whether they exceed noise.
+"""Differences between two evaluations on the same queries, and whether they exceed noise.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -26,14 +26,14 @@ BETTER_WHEN: Mapping[str, Literal["higher", "lower"] | None] = {
     "kept": None,
     "tokens": None,
 }
-"""The metrics that are compared, and which way is better; None for the size of a context."""
+"""The compared metrics, with the better direction; None for the size of a context."""
 
 Outcome = Literal["better", "worse", "higher", "lower", "within noise", "no data"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one candidate less that of another, paired by query.
+    """A metric of one candidate minus that of another, paired by query.
 
     Attributes:
         value: Mean difference; None if no query defines the metric for both.
@@ -52,7 +52,7 @@ class Difference:
     outcome: Outcome
 
     def is_regression(self, tolerance: float = 0.0) -> bool:
-        """Whether it is worse by more than noise and ``tolerance``, in the unit of the metric."""
+        """Tell whether it is worse by more than noise and ``tolerance``, in the metric's unit."""
         if self.outcome != "worse" or self.lower is None or self.upper is None:
             return False
         least = -self.upper if BETTER_WHEN[self.metric] == "higher" else self.lower
@@ -62,7 +62,7 @@ class Difference:
 def differences(
     these: QueryMetrics, those: QueryMetrics, *, seed: int = 0
 ) -> dict[str, Difference]:
-    """By metric, the first less the second, over the queries that both have."""
+    """Subtract the second from the first by metric, over the queries that both have."""
     rows_these, rows_those = _paired_rows(these.query_ids, those.query_ids)
     return {
         metric: paired_difference(
@@ -91,13 +91,13 @@ def paired_difference(
     *,
     seed: int = 0,
 ) -> Difference:
-    """The mean difference of one metric with its bootstrap interval, resampled by query.
+    """Compute a metric's mean difference with its bootstrap interval, resampled by query.
 
     Args:
         metric: A name in ``BETTER_WHEN``.
         these: Shape (n_q,), NaN where undefined.
         those: Shape (n_q,), of the same queries.
-        weights: Shape (n_q,), how much each query counts; None where all count the same.
+        weights: Shape (n_q,), weight of each query; None weighs them equally.
         seed: Random seed of the bootstrap.
 
     >>> paired_difference("harm", np.array([2.0, 3.0]), np.array([1.0, 2.0])).outcome

@@ -1,4 +1,4 @@
-"""Comparisons saved as JSON, and whether a new comparison is worse than a saved one."""
+"""Comparisons saved as JSON, and a check of a new comparison against a saved one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class SavedCandidate(BaseModel):
     per_query: dict[str, tuple[float | None, ...]]
 
     def values(self, query_ids: tuple[str, ...], metrics: Sequence[str]) -> QueryMetrics:
-        """Some of its metrics, as an evaluation has them.
+        """Return some of its metrics in the form of an evaluation.
 
         Raises:
             ConfigurationError: it has no values of a metric.
@@ -53,12 +53,12 @@ class SavedCandidate(BaseModel):
 
 
 class SavedComparison(BaseModel):
-    """What a later comparison needs of the JSON that ``ctxguard compare`` prints and writes.
+    """The part of a comparison's JSON (`ctxguard compare`) that a later comparison reads.
 
     Attributes:
         data: Name of the data set.
         dataset_digest: Digest of its queries and labels.
-        utilities: What a passage was worth.
+        utilities: The utilities of passages.
         query_ids: The queries that were measured.
         candidates: Their values, query by query.
     """
@@ -103,7 +103,7 @@ class SavedComparison(BaseModel):
 
 
 def values_as_json(metrics: QueryMetrics) -> dict[str, list[float | None]]:
-    """The values of every metric, query by query; None where undefined."""
+    """Return the values of every metric, query by query; None where undefined."""
     return {
         name: [None if math.isnan(value) else value for value in values.tolist()]
         for name, values in metrics.values.items()
@@ -112,13 +112,13 @@ def values_as_json(metrics: QueryMetrics) -> dict[str, list[float | None]]:
 
 @dataclass(frozen=True)
 class RegressionCheck:
-    """One candidate against a saved one.
+    """A candidate compared with a saved one.
 
     Attributes:
         candidate: Name of the new candidate.
         saved: Name of the saved candidate; None if there is none to compare with.
-        differences: By metric, new less saved, paired by query; empty without a saved candidate.
-        tolerance: A loss up to this, in the unit of the metric, is accepted.
+        differences: By metric, new minus saved, paired by query; empty without a saved candidate.
+        tolerance: Accepted loss, in the unit of the metric.
     """
 
     candidate: str
@@ -133,10 +133,10 @@ class RegressionCheck:
 
 
 def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """The metrics to check, each once; ``DEFAULT_METRICS`` if none is named.
+    """Return the metrics to check, each once; ``DEFAULT_METRICS`` if none is named.
 
     Raises:
-        ConfigurationError: a name that is not a metric, or of which neither way is better.
+        ConfigurationError: a name is not a metric, or neither direction of it is better.
 
     >>> check_metrics([]), check_metrics(["harm", "harm"])
     (('udcg_strict', 'recall'), ('harm',))
@@ -162,11 +162,11 @@ def check_regressions(
     """Compare every candidate with the saved one of its name, or with the only saved one.
 
     Args:
-        comparison: The new one.
-        saved: The earlier one.
+        comparison: The new comparison.
+        saved: The earlier comparison.
         dataset_digest: Digest of the new one's queries and labels.
-        metrics: Those that must not get worse.
-        tolerance: A loss up to this, in the unit of the metric, is accepted; ≥ 0.
+        metrics: Metrics that must not get worse.
+        tolerance: Accepted loss, in the unit of the metric; ≥ 0.
         seed: Random seed of the bootstrap.
 
     Raises:

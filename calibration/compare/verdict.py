@@ -1,4 +1,4 @@
-"""Whether contexts help more than they harm: the verdicts SAFE, RISKY and DANGEROUS.
+"""The verdicts SAFE, RISKY and DANGEROUS: whether contexts help more than they harm.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -18,7 +18,7 @@ Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
 
 @dataclass(frozen=True)
 class VerdictRule:
-    """When a candidate's contexts are called safe or dangerous.
+    """The limits at which a candidate's contexts are called safe or dangerous.
 
     The share of harm is mean harm / (mean gain + mean harm) in strict UDCG. It depends on labels
     and ranks alone, so that no scale of scores can make a candidate look safe.
@@ -27,8 +27,8 @@ class VerdictRule:
         safe: Safe if the upper end of the share's interval is at most this, in [0, 1].
         dangerous: Dangerous if the lower end is at least this, in [safe, 1]. At 0.5 harm is as
             large as gain, so an empty context is as good.
-        fewest: With fewer queries a candidate is risky whatever its interval: a bootstrap of a
-            few queries is too narrow.
+        fewest: Minimum number of queries; with fewer a candidate is risky whatever its interval:
+            a bootstrap of a few queries is too narrow.
     """
 
     safe: float = 0.33
@@ -44,7 +44,7 @@ class VerdictRule:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The rule, one sentence for each verdict."""
+        """State the rule, one sentence for each verdict."""
         interval = f"the {CONFIDENCE:.0%} interval of the share of harm"
         empty = " (an empty context is as good)" if self.dangerous >= 0.5 else ""
         return (
@@ -54,7 +54,7 @@ class VerdictRule:
         )
 
     def verdict(self, share: Interval) -> Verdict | None:
-        """The verdict on a share of harm; None without an interval.
+        """Return the verdict on a share of harm; None without an interval.
 
         >>> VerdictRule().verdict(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
         'SAFE'
@@ -72,7 +72,7 @@ DEFAULT_RULE = VerdictRule()
 
 
 def harm_share(gain: FloatArray, harm: FloatArray, *, seed: int = 0) -> Interval:
-    """Mean harm / (mean gain + mean harm) with its bootstrap interval, resampled by query.
+    """Compute mean harm / (mean gain + mean harm) with a bootstrap interval by query.
 
     Args:
         gain: Shape (n_q,), ≥ 0.
@@ -80,7 +80,7 @@ def harm_share(gain: FloatArray, harm: FloatArray, *, seed: int = 0) -> Interval
         seed: Random seed of the bootstrap.
 
     Returns:
-        In [0, 1]. Without a value if gain and harm are 0 for every query; without bounds if
+        A share in [0, 1]. No value if gain and harm are 0 for every query; no bounds if
         there is one query, or if a resample has neither gain nor harm.
 
     >>> harm_share(np.array([3.0, 3.0]), np.array([1.0, 1.0]))
