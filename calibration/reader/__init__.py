@@ -1,1 +1,1 @@
-"""What passages are worth to one reader, fitted from its answers marked right or wrong."""
+"""Fits the utility of passages to one reader, from its answers marked right or wrong."""

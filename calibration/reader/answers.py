@@ -1,4 +1,4 @@
-"""Answers marked right or wrong, and what the labels say of the contexts behind them."""
+"""Answers marked right or wrong, with the labels of the contexts behind them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -28,20 +28,20 @@ TermName = Literal[
     "completeness",
 ]
 COSTS: tuple[TermName, ...] = ("unjudged", "irrelevant", "hard_negative", "distractor")
-"""Kinds of passages that are not relevant, by what they should cost, the least first."""
+"""Kinds of passages that are not relevant, by their expected cost, ascending."""
 TERMS: tuple[TermName, ...] = ("relevant", *COSTS, "position", "completeness")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of a reader, and the context that it was given.
+    """One answer of a reader, with the context that it was given.
 
     Attributes:
         query_id: The question.
         passage_ids: The context in the order that the reader saw; distinct, at least one.
         correct: Whether the answer was marked right.
-        pipeline: Name of the system that made the context; empty if the file does not say.
-        reader: Name of who answered; empty if the file does not say.
+        pipeline: Name of the system that made the context; empty if the file does not name it.
+        reader: Name of the reader; empty if the file does not name it.
     """
 
     query_id: str
@@ -52,7 +52,7 @@ class Answer:
 
 
 def read_answers(path: Path | str) -> tuple[Answer, ...]:
-    """Read the answers of a JSONL file, one object a line, in order.
+    """Read the answers of a JSONL file, one object per line, in order.
 
     Fields: ``query_id``, ``passage_ids`` in context order, ``correct`` (``true`` or ``false``)
     and optionally ``pipeline`` and ``reader``. One question may have several answers, from
@@ -89,7 +89,7 @@ def _answer(record: Record) -> Answer:
 
 
 def of_reader(answers: Sequence[Answer], reader: str | None) -> tuple[Answer, ...]:
-    """The answers of one reader: of the one named, or of all if there is only one.
+    """Return the answers of one reader: the one named, or the only one.
 
     Raises:
         ConfigurationError: there are several readers and none is named, or none has this name.
@@ -129,14 +129,14 @@ def _context(record: Record) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Context:
-    """What the labels say of one context.
+    """The labels of one context.
 
     Attributes:
         grades: In context order; 0 if not relevant or not judged.
         negatives: In context order, the kind of each passage known to mislead, else None.
         known: In context order, whether each passage has a label; None if the labels of the
             collection hold relevant passages only.
-        judged: All grades that the labels hold for the question.
+        judged: All grades in the question's labels.
     """
 
     grades: tuple[int, ...]
@@ -150,7 +150,7 @@ class Context:
 
     @property
     def n_needed(self) -> int:
-        """How many relevant passages the question has, ≥ 1."""
+        """Number of relevant passages that the question has, ≥ 1."""
         return sum(grade > 0 for grade in self.judged)
 
     @property
@@ -160,7 +160,7 @@ class Context:
 
     @cached_property
     def kinds(self) -> Counter[str]:
-        """How many passages are of each kind in ``COSTS``."""
+        """Number of passages of each kind in ``COSTS``."""
         known = (True,) * len(self.grades) if self.known is None else self.known
         return Counter(
             [
@@ -175,15 +175,15 @@ class Context:
 
 @dataclass(frozen=True)
 class MarkedContexts:
-    """The answers to questions with labels: the rows that utilities are fitted to.
+    """The answers to labelled questions: the rows that utilities are fitted to.
 
     Attributes:
-        contexts: Length n.
+        contexts: The contexts, length n.
         correct: Shape (n,), whether each answer is right.
         question: Shape (n,), the row of ``query_ids`` that each answer belongs to.
         query_ids: Length n_q, the questions with an answer here, sorted.
         top_grade: The highest grade of the collection.
-        n_unknown_queries: Answers left out because the labels do not hold their question.
+        n_unknown_queries: Answers left out because the labels lack their question.
         n_unanswerable: Answers left out because their question has no relevant passage, so that
             shares of relevant passages are undefined.
     """
@@ -200,7 +200,7 @@ class MarkedContexts:
         return len(self.contexts)
 
     def part(self, chosen: NDArray[np.bool_]) -> "MarkedContexts":
-        """The answers to some questions: ``chosen`` has shape (n_q,)."""
+        """Select the answers to some questions: ``chosen`` has shape (n_q,)."""
         rows = np.flatnonzero(chosen[self.question])
         renumbered = np.cumsum(chosen) - 1
         return replace(
@@ -215,7 +215,7 @@ class MarkedContexts:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What was left out, one readable line each."""
+        """The answers that were left out, one readable line for each reason."""
         left_out = (
             (self.n_unknown_queries, "of questions that the labels do not hold"),
             (self.n_unanswerable, "of questions without a relevant passage"),
@@ -275,13 +275,13 @@ def _look_up(answer: Answer, dataset: Dataset) -> Context:
 
 
 def term_columns(contexts: Sequence[Context]) -> dict[TermName, FloatArray]:
-    """The contexts as columns of a regression, shape (n,) each.
+    """Turn the contexts into columns of a regression, shape (n,) each.
 
     ``relevant``: log2(1 + relevant passages held) / log2(1 + needed), in [0, 1]: the share of
     the needed passages with diminishing returns, as a rank discount gives passages at the top.
     ``COSTS``: counts of passages that are not relevant, by kind. ``position``: 1 − 1 / log2(1 +
     rank of the first relevant passage), the share that UDCG's discount takes from it; 0 without
-    one. ``completeness``: whether every relevant passage is there.
+    one. ``completeness``: whether every relevant passage is in the context.
 
     >>> columns = term_columns([Context((0, 1), (None, None), (1, 2, 1))])
     >>> {name: round(float(column[0]), 3) for name, column in columns.items()}  # doctest: +ELLIPSIS

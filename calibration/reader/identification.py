@@ -1,4 +1,4 @@
-"""Which terms the recorded contexts can tell apart within questions, whatever the answers are.
+"""Finds the terms that the contexts can tell apart within questions, whatever the answers are.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -12,7 +12,7 @@ from calibration.reader.within_question import centred
 from ctxguard.core.types import FloatArray
 
 MIN_OWN_VARIATION = 0.05
-"""The least share of a term's variance that other terms do not explain (inflation 20)."""
+"""Minimum share of a term's variance that other terms do not explain (inflation 20)."""
 
 MIN_CARRYING_QUESTIONS = 10
 
@@ -34,10 +34,10 @@ _TAKES_PART = 0.2
 def unidentified(
     columns: Mapping[TermName, FloatArray], needed: IntArray, question: IntArray
 ) -> dict[TermName, str]:
-    """The terms that these contexts cannot identify, whatever the answers, each with the reason.
+    """Return the terms that these contexts cannot identify, whatever the answers, with the reason.
 
-    Only what differs between the contexts of one question counts. Counts of passages that are not
-    relevant must moreover differ among contexts with as many of as many relevant ones: where
+    Only differences between the contexts of one question count. Counts of passages that are not
+    relevant must also differ among contexts with the same numbers of held and needed passages: if
     all contexts of a question have one size, these counts follow from the number of relevant
     passages, and only an assumed curve could tell the two apart. ``relevant`` and ``completeness``
     form the unit together, so ``relevant`` need not be told from it, nor from a count that is
@@ -45,8 +45,8 @@ def unidentified(
 
     Args:
         columns: From ``answers.term_columns``, shape (n,) each.
-        needed: Shape (n,), how many relevant passages the question of each row has.
-        question: Shape (n,), which question each row answers.
+        needed: Shape (n,), number of relevant passages of each row's question.
+        question: Shape (n,), the question that each row answers.
     """
     within = {name: centred(column, question) for name, column in columns.items()}
     varying = [name for name in TERMS if within[name].any()]
@@ -118,7 +118,7 @@ def _residual(column: FloatArray, table: FloatArray) -> FloatArray:
 
 
 def _indicators(share: FloatArray, needed: IntArray, question: IntArray) -> FloatArray:
-    """Indicators of how many of how many passages are held, less their means over questions."""
+    """Indicators of each pair (held, needed) of relevant passages, centred within questions."""
     pairs = np.stack([share.round(_DIGITS), needed], axis=1)
     values, own = np.unique(pairs, axis=0, return_inverse=True)
     indicators = [centred((own.ravel() == value) * 1.0, question) for value in range(len(values))]

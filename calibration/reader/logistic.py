@@ -18,7 +18,7 @@ _DIRECTION = 1e-6
 
 
 def fit_logistic(rows: ArrayLike, right: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Coefficients of log odds with Jeffreys' prior.
+    """Fit coefficients of log odds with Jeffreys' prior.
 
     Maximum likelihood with Firth's correction: finite also if the outcomes are separated, and
     without the bias of order 1/n of plain coefficients. Heinze and Schemper, Statistics in Medicine
@@ -58,7 +58,7 @@ def _inverse_information(rows: FloatArray, weight: FloatArray) -> FloatArray:
 
 
 def probability(rows: FloatArray, coefficients: FloatArray) -> FloatArray:
-    """P(outcome 1), shape (n,)."""
+    """Compute P(outcome 1), shape (n,)."""
     log_odds = np.einsum("rp,p->r", rows, coefficients)
     # Beyond 35 a double cannot tell the probability from 0 or 1, and a weight of 0 has no inverse.
     mean: FloatArray = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -35.0, 35.0)))
@@ -66,11 +66,11 @@ def probability(rows: FloatArray, coefficients: FloatArray) -> FloatArray:
 
 
 def separated(rows: ArrayLike, right: ArrayLike) -> tuple[int, ...]:
-    """Columns whose maximum-likelihood coefficient is infinite.
+    """Find the columns whose maximum-likelihood coefficient is infinite.
 
     The likelihood rises without end along a direction in which no right answer becomes less
-    probable, no wrong one more, and some change. Such directions are found exactly by linear
-    programming: Konis, "Linear programming algorithms for detecting separated data", 2007.
+    probable, no wrong one more, and some change. Linear programming finds such directions exactly:
+    Konis, "Linear programming algorithms for detecting separated data", 2007.
 
     Args:
         rows: Shape (n, p), of full column rank.

@@ -1,4 +1,4 @@
-"""Predictive AUC: how often a metric puts the right one of two answers to a question first."""
+"""Predictive AUC: how often a metric ranks the right one of two answers to a question first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ _TIE_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class PredictiveAuc:
-    """How often a metric is higher for the right one of two answers to one question.
+    """The frequency with which a metric is higher for the right one of two answers to a question.
 
-    Ties count half, so 0.5 is chance. Answers of different questions are not compared: a question
+    Ties count half, so 0.5 is chance. Answers to different questions are not compared: a question
     that is hard both to retrieve for and to answer would make every metric look good.
 
     Attributes:
@@ -72,10 +72,10 @@ def predictive_aucs(
     utilities: Utilities = DEFAULT_UTILITIES,
     resamples: int = RESAMPLES,
 ) -> dict[str, PredictiveAuc]:
-    """Predictive AUC of every metric of ``DESCRIPTIONS``.
+    """Compute the predictive AUC of every metric of ``DESCRIPTIONS``.
 
-    The costs of ``udcg_fitted`` come from the questions of the other folds, of ``FOLDS`` in all.
-    Which terms are in the model was decided on all questions.
+    The costs of ``udcg_fitted`` come from the questions of the other ``FOLDS`` − 1 folds.
+    The terms of the model were chosen on all questions.
 
     Args:
         answers: The answers that ``fit`` was fitted to.
@@ -146,9 +146,9 @@ def _strict(context: Context, top_grade: int, utilities: Utilities) -> float:
 def _cross_fitted(
     marked: MarkedContexts, fit: ReaderFit, utilities: Utilities, seed: int
 ) -> FloatArray:
-    """Each answer's strict UDCG with costs from the questions of the other folds.
+    """Compute each answer's strict UDCG with costs from the questions of the other folds.
 
-    NaN where these questions identify no cost.
+    The result is NaN if these questions identify no cost.
     """
     used: list[TermName] = list(fit.columns)
     fold = np.random.default_rng(seed).permutation(len(marked.query_ids)) % FOLDS

@@ -1,4 +1,4 @@
-"""The utilities of one reader as a file: what ``fit utilities`` writes and ``calibrate`` takes."""
+"""The utilities of one reader as a file, which ``fit utilities`` writes and ``calibrate`` reads."""
 
 import hashlib
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ class _Fit(BaseModel):
 
 
 class _File(BaseModel):
-    """What is read of the file; the rest of it is for people."""
+    """The fields that are read from the file; the others are for people."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,8 +41,8 @@ class SavedUtilities:
     """Fitted utilities and their origin.
 
     Attributes:
-        utilities: What a passage is worth; a relevant one is worth 1.
-        source: Whose answers they were fitted to, in words, with the digest of the file.
+        utilities: Utilities of passages; a relevant one has 1.
+        source: The reader whose answers they were fitted to, in words, with the file's digest.
     """
 
     utilities: Utilities
@@ -50,7 +50,7 @@ class SavedUtilities:
 
 
 def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
-    """A fit as JSON, which ``load_utilities`` reads back.
+    """Return a fit as JSON, which ``load_utilities`` reads back.
 
     Args:
         fit: The fit.
@@ -68,7 +68,7 @@ def utilities_document(fit: ReaderFit, reader: str) -> dict[str, object]:
 
 
 def load_utilities(path: Path | str) -> SavedUtilities:
-    """Read the utilities that ``ctxguard fit utilities`` wrote.
+    """Read utilities that ``ctxguard fit utilities`` wrote.
 
     Raises:
         DataError: the file cannot be read, has another format, or gives a relevant passage another

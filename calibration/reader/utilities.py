@@ -1,8 +1,8 @@
-"""Fit what passages are worth to one reader, from answers marked right or wrong.
+"""Fits the utility of passages to one reader, from answers marked right or wrong.
 
-A logistic regression of correctness on what the context held, that compares the answers of one
-question with each other (DESIGN.md §5). A term that the answers cannot identify has no value but a
-reason, and kinds of passages that they cannot tell apart have one value together.
+A logistic regression of correctness on the context's passages, which compares the answers to one
+question with each other (DESIGN.md §5). A term that the answers cannot identify has a reason
+instead of a value, and kinds of passages that they cannot tell apart share one value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ class Term:
         value: The estimate; None if the answers do not identify it.
         lower: Lower end of its interval; also given if the interval is too wide for a value.
         upper: Upper end, as ``lower``.
-        n: How many answers it was estimated from.
+        n: Number of answers that it was estimated from.
         reason_if_none: Why there is no value.
     """
 
@@ -112,8 +112,8 @@ class Pooling:
 
     Attributes:
         milder, harsher: The kinds; the harsher ones should cost more.
-        value: Cost of the harsher less that of the milder, as a share of the gain.
-        lower, upper: Its interval; None where it has no end.
+        value: Cost of the harsher minus that of the milder, as a share of the gain.
+        lower, upper: Its interval; None for an end that does not exist.
     """
 
     milder: tuple[TermName, ...]
@@ -124,7 +124,7 @@ class Pooling:
 
     @property
     def sentence(self) -> str:
-        """What was found and done, for people."""
+        """Describe the finding and its consequence, for people."""
         milder, harsher = " and ".join(self.milder), " and ".join(self.harsher)
         bounds = (
             "no interval"
@@ -139,23 +139,23 @@ class Pooling:
 
 @dataclass(frozen=True)
 class ReaderFit:
-    """What passages are worth to one reader.
+    """The utility of passages to one reader.
 
-    The estimates compare answers of one question with each other, so that easy questions with
+    The estimates compare answers to one question with each other, so that easy questions with
     good contexts do not count as evidence. ``relevant`` is an average over questions: differences
-    between them that no column explains shrink all log odds alike, and the ratios hardly change.
+    between them that no column explains shrink all log odds alike, and hardly change the ratios.
 
     Attributes:
         columns: The terms of the model; empty if nothing could be fitted.
         terms: By name, see ``DESCRIPTIONS``. ``relevant`` is in log odds; costs are positive if
-            a passage does harm, negative if it helps. Every kind of passage stands by itself.
+            a passage does harm, negative if it helps. Every kind of passage is separate.
         costs: The kinds again, with one cost for those that the answers cannot tell apart.
-        pooled: What the answers say of these kinds, in the order of pooling.
-        n_answers: How many answers were used.
-        n_queries: How many questions they answer.
-        n_compared: How many of these have answers to different contexts, which are compared.
+        pooled: Evidence of the answers on these kinds, in the order of pooling.
+        n_answers: Number of answers used.
+        n_queries: Number of questions that they answer.
+        n_compared: Number of these with answers to different contexts, which are compared.
         confidence: Confidence level of every interval.
-        notes: What was left out, one readable line each.
+        notes: Omissions, one readable line each.
     """
 
     columns: tuple[TermName, ...]
@@ -170,13 +170,13 @@ class ReaderFit:
 
     @property
     def identified_costs(self) -> tuple[TermName, ...]:
-        """The kinds whose cost has a value, by itself or together; ``utilities`` uses these."""
+        """The kinds whose cost has a value, alone or pooled; ``utilities`` uses these."""
         return tuple(
             [name for each in self.costs if each.cost.value is not None for name in each.kinds]
         )
 
     def utilities(self, base: Utilities = DEFAULT_UTILITIES) -> Utilities:
-        """``base`` with the identified costs, as penalties in units of its ``relevant``.
+        """Return ``base`` with the identified costs, as penalties in units of its ``relevant``.
 
         Raises:
             CalibrationError: no cost was identified.
@@ -190,7 +190,7 @@ class ReaderFit:
 
 
 def cost_by_kind(costs: Sequence[Cost]) -> dict[TermName, float]:
-    """The costs that have a value."""
+    """Return the costs that have a value, by kind."""
     return {
         name: each.cost.value
         for each in costs
@@ -200,10 +200,10 @@ def cost_by_kind(costs: Sequence[Cost]) -> dict[TermName, float]:
 
 
 def penalties(base: Utilities, costs: Mapping[TermName, float]) -> Utilities:
-    """``base`` with these costs, each a share of what a relevant passage gains, on one scale.
+    """Return ``base`` with these costs, each a share of a relevant passage's gain, on one scale.
 
     A passage that helps although it is not relevant gets 0: the utility of a passage that is not
-    relevant is never positive. A kind without a cost has that of the nearest kind with one, of the
+    relevant is never positive. A kind without a cost takes that of the nearest kind with one, the
     milder if there is one, times the ratio of their utilities in ``base``; and never a higher cost
     than the next harsher kind.
 
@@ -236,12 +236,12 @@ def penalties(base: Utilities, costs: Mapping[TermName, float]) -> Utilities:
 
 
 def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
-    """Fit what passages are worth to the reader that gave these answers.
+    """Fit the utility of passages to the reader that gave these answers.
 
     Correctness is regressed on ``answers.term_columns`` within questions, see ``WithinQuestion``.
-    The unit is the gain of a relevant passage: log odds with all needed passages less those with
-    none, divided by how many are needed, averaged over questions. It is defined even if
-    completeness cannot be told from the share held. Answers of one question count as one
+    The unit is the gain of a relevant passage: log odds with all needed passages minus those with
+    none, divided by the number needed, averaged over questions. It is defined even if
+    completeness cannot be told from the share held. Answers to one question count as one
     observation in every interval. ``RULES`` say when a term has a value.
 
     Args:
@@ -292,7 +292,7 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
 def fit_terms(
     marked: MarkedContexts, used: Sequence[TermName]
 ) -> tuple[dict[TermName, Term], tuple[Cost, ...], tuple[Pooling, ...]]:
-    """The terms of a model with these columns, the costs after pooling, and what was pooled."""
+    """Return a model's terms with these columns, the costs after pooling, and the poolings."""
     columns = term_columns(marked.contexts)
     model = _Model({name: columns[name] for name in used}, marked)
     terms = model.terms()
@@ -309,7 +309,7 @@ class _Model:
     Args:
         columns: The terms of the model.
         marked: The answers.
-        groups: Kinds that share a coefficient, the mildest first; each by itself unless given.
+        groups: Kinds that share a coefficient, the mildest first; separate unless given.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class _Model:
         self._gain = self._fit.combination(self._unit)
 
     def indistinct(self) -> Pooling | None:
-        """The neighbouring groups that are least clearly in order; None if all clearly are."""
+        """Return the neighbouring groups least clearly in order; None if all clearly are."""
         if self._no_unit() is not None:
             return None
         doubtful = []
@@ -349,7 +349,7 @@ class _Model:
         return min(doubtful, key=lambda pooling: pooling.value, default=None)
 
     def pool(self, pooling: Pooling) -> "_Model":
-        """The model in which two neighbouring groups share a coefficient."""
+        """Build the model in which two neighbouring groups share a coefficient."""
         together = (*pooling.milder, *pooling.harsher)
         groups = [
             together if group == pooling.milder else group
@@ -359,7 +359,7 @@ class _Model:
         return _Model(self._columns, self._marked, tuple(groups))
 
     def terms(self) -> dict[TermName, Term]:
-        """Every term of the model in its unit."""
+        """Estimate every term of the model in its unit."""
         terms: dict[TermName, Term] = {"relevant": self._term("relevant", self._gain)}
         terms |= {name: each.cost for each in self.costs() for name in each.kinds}
         signs: dict[TermName, float] = {"position": -1.0, "completeness": 1.0}
@@ -369,7 +369,7 @@ class _Model:
         return terms
 
     def costs(self) -> tuple[Cost, ...]:
-        """The cost of each group in units of the gain."""
+        """Estimate the cost of each group in units of the gain."""
         return tuple(
             [
                 Cost(group, self._term(group[0], self._fit.ratio({group[0]: -1.0}, self._unit)))
@@ -394,7 +394,7 @@ class _Model:
         return Term(value, lower, upper, n)
 
     def _no_unit(self) -> str | None:
-        """Why nothing can be measured in units of the gain; None if it can."""
+        """Explain why nothing can be measured in units of the gain; None if it can."""
         if self._infinite & {"relevant", "completeness"}:
             return "the gain of a relevant passage, its unit, has no finite estimate"
         if self._gain.lower is None or self._gain.lower <= 0.0:

@@ -1,4 +1,4 @@
-"""A logistic regression that compares the answers of one question with each other.
+"""A logistic regression that compares the answers to one question with each other.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -26,7 +26,7 @@ Weights = Mapping[TermName, float]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """An estimate with its interval; both bounds are None where the interval has no end."""
+    """An estimate with its interval; both bounds are None if the interval has no end."""
 
     value: float
     lower: float | None
@@ -41,7 +41,7 @@ class WithinFit:
         names: The columns, length p.
         coefficients: Shape (p,), in log odds.
         covariance: Shape (p, p), clustered by question.
-        quantile: Of Student's t, that an interval extends in standard errors.
+        quantile: Quantile of Student's t: the half-width of an interval in standard errors.
     """
 
     names: tuple[TermName, ...]
@@ -50,16 +50,16 @@ class WithinFit:
     quantile: float
 
     def combination(self, weights: Weights) -> Bounds:
-        """A sum of coefficients with its interval."""
+        """Estimate a sum of coefficients with its interval."""
         vector = self._vector(weights)
         value = float(vector @ self.coefficients)
         half = self.quantile * math.sqrt(max(self._covariance(vector, vector), 0.0))
         return Bounds(value, value - half, value + half)
 
     def ratio(self, numerator: Weights, denominator: Weights) -> Bounds:
-        """The ratio of two sums of coefficients, with Fieller's interval.
+        """Estimate the ratio of two sums of coefficients, with Fieller's interval.
 
-        It has ends only where the denominator differs from 0 at the same confidence. Fieller,
+        It has ends only if the denominator differs from 0 at the same confidence. Fieller,
         "Some problems in interval estimation", JRSS B 16, 1954.
         """
         above, below = self._vector(numerator), self._vector(denominator)
@@ -92,13 +92,13 @@ class WithinQuestion:
     effects in the analysis of clustered data", Biometrics 54, 1998.
 
     A likelihood that is conditional on the number of right answers compares within questions as
-    well, but measures how consistently a passage turns answers and not how many it turns: for a
+    well, but measures how consistently a passage changes answers and not how many it changes: for a
     reader that answers most questions always right or always wrong, it makes costs too large
     (``benchmarks.reader``).
 
     Attributes:
-        columns: Shape (n,) each.
-        question: Shape (n,), which question each row answers, from 0 without a gap.
+        columns: The columns, shape (n,) each.
+        question: Shape (n,), the question that each row answers, from 0 without a gap.
         correct: Shape (n,), whether each answer is right.
     """
 
@@ -108,7 +108,7 @@ class WithinQuestion:
 
     @cached_property
     def rows(self) -> FloatArray:
-        """Shape (n, p + 1 + controls): deviations, 1, and what the means of questions span."""
+        """Build rows (n, p + 1 + controls): deviations, 1, and a basis of the question means."""
         table = np.stack(list(self.columns.values()), axis=1)
         deviations = np.stack([centred(column, self.question) for column in table.T], axis=1)
         means = table - deviations
@@ -117,13 +117,13 @@ class WithinQuestion:
         return np.concatenate([deviations, np.ones((len(table), 1)), controls], axis=1)
 
     def separated(self) -> tuple[TermName, ...]:
-        """Columns along which right and wrong answers are separated without exception."""
+        """Find columns along which right and wrong answers are separated without exception."""
         names = list(self.columns)
         found = separated(self.rows, self.correct)
         return tuple([names[column] for column in found if column < len(names)])
 
     def fit(self) -> WithinFit:
-        """The effects, with a covariance that is robust to how answers of a question depend.
+        """Estimate the effects, with a covariance robust to dependence of answers to a question.
 
         Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika
         73, 1986.
@@ -137,7 +137,7 @@ class WithinQuestion:
         n_questions = int(self.question.max()) + 1
         scores = np.zeros((n_questions, rows.shape[1]))
         np.add.at(scores, self.question, rows * residual[:, None])
-        # As many degrees of freedom as questions less columns: without it small samples are narrow.
+        # As many degrees of freedom as questions minus columns: otherwise small samples are narrow.
         factor = n_questions / max(n_questions - rows.shape[1], 1)
         middle = np.einsum("qp,qr->pr", scores, scores) * factor
         covariance = np.einsum("pq,qr,rs->ps", inverse, middle, inverse)
@@ -153,14 +153,14 @@ class WithinQuestion:
 
 
 def centred(column: FloatArray, groups: IntArray) -> FloatArray:
-    """A column less its mean over each group, shape (n,)."""
+    """Subtract from a column its mean over each group, shape (n,)."""
     means = np.bincount(groups, weights=column) / np.maximum(np.bincount(groups), 1)
     deviations: FloatArray = column - means[groups]
     return np.where(np.abs(deviations) > _EXACT, deviations, 0.0)
 
 
 def compared_questions(columns: Mapping[TermName, FloatArray], question: IntArray) -> int:
-    """Questions with answers to contexts that differ in some column."""
+    """Count the questions with answers to contexts that differ in some column."""
     differs = np.zeros(question.size, dtype=bool)
     for column in columns.values():
         differs |= centred(column, question) != 0.0
