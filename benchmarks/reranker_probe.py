@@ -10,7 +10,7 @@ attention, or in bfloat16. Everything is seeded.
 
 A table of sizes follows: by how much training steps of several learning rates, and weights of 8,
 6, 5 and 3 bits, move the probes, beside bfloat16. What stays below the tolerance is not told from a
-restart: the first ten steps of the bi-encoder, whose loss is small already, and 8-bit weights.
+restart: the first ten steps of the bi-encoder, whose loss is small already, are not.
 """
 
 import argparse
