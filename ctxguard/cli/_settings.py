@@ -38,6 +38,7 @@ def add_command(
     name: str,
     *,
     options: Collection[str] = (),
+    keys: Collection[str] = (),
     without: Collection[str] = (),
 ) -> None:
     """Add a command that runs a function of its settings.
@@ -47,6 +48,7 @@ def add_command(
         run: Its only parameter's annotation is the class of the settings.
         name: The command's name.
         options: Fields that are options of this command, though keys elsewhere.
+        keys: Fields that are keys of this command, though options elsewhere.
         without: Fields that this command does not take.
     """
     [parameter] = signature(run).parameters.values()
@@ -56,11 +58,13 @@ def add_command(
         for each, field in model.model_fields.items()
         if each not in without and about(field)
     }
-    keys = {
-        each: field for each, field in fields.items() if about(field)["key"] and each not in options
+    in_file = {
+        each: field
+        for each, field in fields.items()
+        if each in keys or (about(field)["key"] and each not in options)
     }
-    parameters = [_option(each, field) for each, field in fields.items() if each not in keys]
-    if keys:
+    parameters = [_option(each, field) for each, field in fields.items() if each not in in_file]
+    if in_file:
         _TABLES.add(name)
         if _SYSTEM not in fields:
             parameters.append(_system_option())
@@ -84,7 +88,7 @@ def add_command(
     call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     call.__doc__ = run.__doc__
-    about_command = {"keys": _sections(keys, name), "settings": fields}
+    about_command = {"keys": _sections(in_file, name), "settings": fields}
     app.command(name, cls=type("Command", (Command,), about_command))(call)
 
 
