@@ -207,6 +207,11 @@ class Output:
         line = Text("note: ", style="yellow")
         self._notes.print(line.append(one_line(text), style="default"))
 
+    def notes(self, lines: Iterable[str]) -> None:
+        """Print notes, one line each."""
+        for line in lines:
+            self.note(line)
+
     def warning(self, text: str) -> None:
         """Print one line that a reader must know before the result is used."""
         line = Text("warning: ", style="bold yellow")

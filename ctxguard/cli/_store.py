@@ -165,8 +165,7 @@ def _label_judge(labels: Path, output: Output) -> "Judge":
     from ctxguard.monitor.judges import LabelJudge
 
     labelled = read_labelled(labels, "test")
-    for note in labelled.notes:
-        output.note(note)
+    output.notes(labelled.notes)
     dataset = labelled.dataset
     return LabelJudge(
         {query.text: dataset.qrels.get(query.query_id, {}) for query in dataset.queries},

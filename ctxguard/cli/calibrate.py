@@ -246,8 +246,7 @@ def calibrate(settings: Calibrate) -> None:
         print_json(_document(calibration, labelled, counts, written, notes))
     else:
         _print(calibration, labelled.described(counts), written, output, show_all=settings.show_all)
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
     verdict = calibration.profile.verdict
     if settings.required is not None and (verdict is None or verdict.decision != settings.required):
         raise typer.Exit(FINDING)

@@ -216,8 +216,7 @@ def compare(settings: Compare) -> None:
     else:
         print_comparison(comparison, facts, output, show_all=settings.show_all)
         print_checks(checks or (), output)
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
     _check_regressed(checks or (), output)
 
 

@@ -117,8 +117,7 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     output.heading(f"1. Corpus: the documentation of Python {platform.python_version()}")
     questions = f"{len(dataset)}, {len(dataset.answerable)} of them answerable; half are held out"
     output.facts([("corpus", corpus), ("questions", questions)])
-    for note in dataset.notes:
-        output.note(note)
+    output.notes(dataset.notes)
     output.heading("2. Calibration: keep the recall of the first 5, with less harm")
     verdict = calibration.profile.verdict
     output.facts([("verdict", "" if verdict is None else verdict.statement)])

@@ -189,8 +189,7 @@ def evaluate(settings: Evaluate) -> None:
             ]
         )
         _print(metrics, first_k, output)
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,7 @@ def explain(settings: Explain) -> None:
         return
     for explanation in explanations:
         _print(explanation, output, show_all=settings.show_all)
-        for note in _notes(explanation, loaded):
-            output.note(note)
+        output.notes(_notes(explanation, loaded))
 
 
 def _notes(explanation: "Explanation", profile: "Profile | None") -> list[str]:

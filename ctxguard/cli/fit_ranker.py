@@ -127,8 +127,7 @@ def fit_ranker(settings: FitRanker) -> None:
         )
         output.out.print(_shown(means, differences))
         output.facts([("verdict", verdict)])
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
 
 
 def _shown(

@@ -105,8 +105,7 @@ def freeze(settings: Freeze) -> None:
         return
     output.facts([("golden set", str(out)), *_facts(snapshot)])
     _print_disputes(golden, output)
-    for note in snapshot.notes:
-        output.note(note)
+    output.notes(snapshot.notes)
 
 
 def check(settings: Check) -> None:
@@ -135,8 +134,7 @@ def check(settings: Check) -> None:
         _print_disputes(golden, output)
         output.heading("How the labels of a passage become one")
         output.items(snapshot.rules)
-        for note in snapshot.notes:
-            output.note(note)
+        output.notes(snapshot.notes)
     for line in changed:
         output.err.print(f"finding: {line}")
     if changed:
@@ -203,8 +201,7 @@ def coverage(settings: Coverage) -> None:
     _print_coverage(rows, output)
     if out is not None:
         output.facts([("to label", f"{min(limit, len(missing)):,} passages in {out}")])
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
 
 
 def _facts(snapshot: "Snapshot") -> list[tuple[str, str]]:

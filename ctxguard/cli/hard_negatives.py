@@ -129,5 +129,4 @@ def hard_negatives(settings: HardNegatives) -> None:
         for each in worst:
             shown.add_row(each.query_id, each.passage_id, f"{each.rank}", number(each.lead))
         output.out.print(shown)
-    for note in notes:
-        output.note(note)
+    output.notes(notes)

@@ -162,8 +162,7 @@ def index(settings: Index) -> None:
         print_json({**document, "window": asdict(window), **measured, "notes": list(notes)})
     else:
         output.facts([*facts, ("took", f"{seconds:.1f} s, {per_second:,.0f} passages/s")])
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
 
 
 def _check_destination(settings: Index) -> None:

@@ -174,8 +174,7 @@ def export(settings: Export) -> None:
             f"{name}{len(samples):,} requests, about {plan.expected_passages:,} passages to grade, "
             f"at most {len(rows):,}"
         )
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
 
 
 def _print_plan(plan: "LabelPlan", output: Output, *, alarm: bool) -> None:
@@ -263,8 +262,7 @@ def import_(settings: Import) -> None:
         )
     else:
         output.out.print(f"{added.added:,} labels imported from {annotator}")
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
 
 
 def _usable_notes(usable: dict[str, int]) -> list[str]:
@@ -303,5 +301,4 @@ def feedback(settings: Feedback) -> None:
         print_json({"added": added.added, "unknown": list(added.unknown), "notes": notes})
     else:
         output.out.print(f"{added.added:,} reactions imported")
-    for note in notes:
-        output.note(note)
+    output.notes(notes)

@@ -236,8 +236,7 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
         if alarms is not None:
             _print_alarms(alarms, output)
         _print_estimates(report, output)
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
     active = () if alarms is None else alarms.active
     if judge_failed or any(alarm.severity is Severity.ALARM for alarm in active):
         raise typer.Exit(FINDING)

@@ -96,8 +96,7 @@ def query(settings: Query) -> None:
         typer.echo(context.text)
     else:
         _print(context, source, output, show_all=settings.show_all)
-    for note in notes:
-        output.note(note)
+    output.notes(notes)
     for line in comparison.mismatches:
         output.err.print(Text(f"finding: the profile does not fit this index: {one_line(line)}"))
     if comparison.mismatches:

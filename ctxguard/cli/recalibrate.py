@@ -91,8 +91,7 @@ def recalibrate(settings: Recalibrate) -> None:
             ("in force", f"{profile}, until you copy the new one over it"),
         ]
     )
-    for note in traffic.dataset.notes:
-        output.note(note)
+    output.notes(traffic.dataset.notes)
 
 
 def _print(

@@ -74,8 +74,7 @@ def fit_utilities(settings: FitUtilities) -> None:
         print_json({**document, "notes": [*labelled.notes, *fit.notes]})
     else:
         output = Output()
-        for note in labelled.notes:
-            output.note(note)
+        output.notes(labelled.notes)
         _print(fit, metrics, output, out)
 
 
@@ -90,8 +89,7 @@ def _print(
         "have answers to different contexts, which are compared with each other. Intervals of "
         f"{fit.confidence:.0%}, clustered by question"
     )
-    for note in fit.notes:
-        output.note(note)
+    output.notes(fit.notes)
     terms = table("term", "value>", "interval>", "meaning, or why there is no value")
     for name, term in fit.terms.items():
         meaning = term.reason_if_none or utilities.DESCRIPTIONS[name]

@@ -91,6 +91,20 @@ def test_a_documented_command_has_the_options_that_it_is_shown_with(page: Path) 
             assert option in known | {"--help"}, f"ctxguard {words}"
 
 
+OTHERS = ("pip ", "--figure ", "python -m ", "examples/")
+"""What stands on lines with options that are not of `ctxguard`."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_an_option_on_a_page_is_one_of_a_command(page: Path) -> None:
+    known = {
+        flag for one in COMMANDS.values() for each in options_of(one).values() for flag in each.opts
+    }
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if not any(other in line for other in OTHERS):
+            assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known | {"--help"}, line
+
+
 class Shown(SettingsModel):
     """Settings of the command below."""
 
