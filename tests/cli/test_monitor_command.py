@@ -406,7 +406,6 @@ class TestBadInput:
         ("keys", "said"),
         [
             ({"cost-per-day": 1}, "give prices"),
-            ({"audit": 0.1}, "give --index"),
             ({"audit": 2}, "audit 2"),
             ({"base-url": "x", "prices": [-1, 0]}, "-1.0"),
             ({"calls-per-hour": 0}, "calls_per_hour"),
