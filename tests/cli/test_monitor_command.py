@@ -411,7 +411,6 @@ class TestBadInput:
             ({"calls-per-hour": 0}, "calls_per_hour"),
             ({"calls-per-day": 0}, "calls_per_day"),
             ({"audit": 0.1}, "give --index"),
-            ({"audit": 2}, "audit"),
         ],
     )
     def test_keys_that_cannot_work_are_named(
