@@ -3,6 +3,8 @@
     D="DIR … demo"
     python -m benchmarks.verdict --data $D --splits 24 --json benchmarks/results/verdict.json
 
+    python -m benchmarks.verdict --traffic --json benchmarks/results/rise.json
+
 Each folder is a BEIR folder; ``demo`` is the demonstration's corpus and questions. A corpus is
 indexed and replayed once. In every split so many answerable queries (and a proportional number of
 others) are labelled: they are dealt into those that choose and those held out as ``calibrate``
@@ -17,13 +19,17 @@ probabilities are the same; the ranker leaves less to gain.
 ``enforce``. A policy is refuted if the 90% upper bound (plain t) on its mean difference in recall
 over the other queries lies below −0.01. Each set has the same weight in a mean. Splits are kept in
 the cache folder, so that a run that was stopped goes on.
+
+``--traffic`` simulates years of judged requests instead, with a look a day: how many let a policy
+rise from shadow to enforce whose loss is at the limit, and after how many days one without a loss
+rises.
 """
 
 import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +47,12 @@ from calibration.fit import fit_relevance, out_of_fold, probabilities
 from calibration.grid import Grid, plain_grid, utility_grid
 from calibration.objectives import TOLERANCE, keep_recall
 from calibration.pool_labels import IntArray
-from calibration.verdict import CONFIDENCE, verdict
+from calibration.verdict import CONFIDENCE, MAX_LOSS, verdict
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
+from ctxguard.monitor.estimation.rise import DELTA, log_wealth
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 
 SUMMARY = "Measure what the verdict of calibration promises."
@@ -56,6 +63,8 @@ TRUTH_SHARE, FEWEST_TRUE = 0.2, 10
 BAR_MEAN, BAR_WORST, BAR_ALWAYS = 0.0, -0.005, -0.015
 BAR_ENFORCED = {100: 0.4, 400: 0.75}
 BAR_REFUTED = 0.05
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], FloatArray]
 
 Split = dict[str, Any]
 """One split: ``decision``, and of the choice ``recall`` (less that of today), ``udcg`` (likewise),
@@ -282,17 +291,94 @@ def print_rows(today: str, rows: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
+def _differences(losses: float, share: float, gains: float) -> Draw:
+    """Some requests lose a share of their relevant passages, some gain as much, others nothing."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+        chances = [losses, gains, 1.0 - losses - gains]
+        return share * rng.choice([-1.0, 1.0, 0.0], shape, p=chances)
+
+    return draw
+
+
+AT_THE_LIMIT: dict[str, Draw] = {
+    "a tenth of requests lose half": _differences(0.1, 0.5, 0.0),
+    "15% lose half, 5% gain half": _differences(0.15, 0.5, 0.05),
+    "a twentieth lose everything": _differences(0.05, 1.0, 0.0),
+    "a fifth lose a quarter": _differences(0.2, 0.25, 0.0),
+}
+OF_NO_LOSS: dict[str, Draw] = {
+    "2% lose half, 2% gain half": _differences(0.02, 0.5, 0.02),
+    "5% lose half, 5% gain half": _differences(0.05, 0.5, 0.05),
+    "5% lose everything, 5% gain as much": _differences(0.05, 1.0, 0.05),
+}
+REQUESTS_A_DAY = (50, 200, 500)
+DAYS = 365
+_RUNS_AT_ONCE = 20
+
+
+def days_to_rise(draw: Draw, per_day: int, years: int, *, meets_mean: bool) -> FloatArray:
+    """The first day at whose end a policy rises, of each simulated year; infinite where none.
+
+    Args:
+        draw: Differences in recall of judged requests.
+        per_day: Requests that are judged each day.
+        years: How many to simulate.
+        meets_mean: Whether the mean so far must not lie below −tolerance either.
+    """
+    rng, days = np.random.default_rng(per_day), []
+    for _ in range(years // _RUNS_AT_ONCE):
+        differences = draw(rng, (per_day * DAYS, _RUNS_AT_ONCE))
+        wealth = np.maximum.accumulate(log_wealth(differences, MAX_LOSS), axis=0)
+        risen = wealth[per_day - 1 :: per_day] >= -np.log(DELTA)
+        if meets_mean:
+            n = np.arange(1, len(differences) + 1)[:, None]
+            risen &= (differences.cumsum(axis=0) / n)[per_day - 1 :: per_day] >= -TOLERANCE
+        days.append(np.where(risen.any(axis=0), risen.argmax(axis=0) + 1.0, np.inf))
+    return np.concatenate(days)
+
+
+def traffic(years: int, console: Console) -> dict[str, Any]:
+    """Print and return how often and how soon simulated traffic lets a policy rise."""
+    limit = {
+        name: float(np.isfinite(days_to_rise(draw, 50, years, meets_mean=False)).mean())
+        for name, draw in AT_THE_LIMIT.items()
+    }
+    median = {
+        name: {
+            str(n): float(np.median(days_to_rise(draw, n, min(years, 200), meets_mean=True)))
+            for n in REQUESTS_A_DAY
+        }
+        for name, draw in OF_NO_LOSS.items()
+    }
+    for name, share in limit.items():
+        console.print(f"loss at the limit, {name}: {share:.1%} of {years:,} years rise")
+    for name, own in median.items():
+        days = ", ".join(f"{n} a day: {day:g}" for n, day in own.items())
+        console.print(f"no loss, {name}: median days to rise, {days}")
+    words = f"with the loss at the limit {DELTA:.0%} of years rise at most"
+    holds = max(limit.values()) <= DELTA
+    console.print(f"{'holds' if holds else 'MISSED'}: {words}")
+    return {"years": years, "limit": limit, "median_days": median, "bars": {words: holds}}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit status is 1 where a bar is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks.verdict", description=SUMMARY)
-    parser.add_argument(
-        "--data", type=Path, nargs="+", required=True, metavar="DIR", help="or demo"
-    )
+    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="DIR", help="or demo")
+    parser.add_argument("--traffic", action="store_true", help="simulate traffic instead")
     parser.add_argument("--splits", type=int, default=24)
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     options = parser.parse_args(arguments)
     console = Console(width=180)
+    if options.traffic:
+        simulated = traffic(1_000, console)
+        if options.json is not None:
+            options.json.write_text(json.dumps(simulated, indent=2) + "\n", encoding="utf-8")
+        return 0 if all(simulated["bars"].values()) else 1
+    if not options.data:
+        parser.error("--data or --traffic is needed")
     embedder = SentenceTransformerEmbedder()
     sets: dict[str, dict[str, dict[int, dict[str, float]]]] = {name: {} for name in TODAY}
     for folder in options.data:

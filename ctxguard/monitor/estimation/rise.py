@@ -1,0 +1,123 @@
+"""From shadow to enforce by traffic: evidence that is valid whenever somebody looks.
+
+Pure. A policy in shadow is recorded beside what is served, so a judged request has a difference
+in recall between the two. A gambler stakes a share of its wealth on each request that the mean
+difference lies above −max_loss. Where it does not, the wealth is a non-negative supermartingale,
+and by Ville's inequality it ever reaches 1/delta with probability delta at most: at any look, at the
+end of any day, for ever (Waudby-Smith and Ramdas, 2024). The bound of ``calibration.verdict`` holds
+at one look only.
+"""
+
+from dataclasses import dataclass
+from math import ceil, exp, log
+
+import numpy as np
+
+from ctxguard.core.types import FloatArray
+
+FEWEST_REQUESTS = 20
+DELTA = 0.1
+
+_LARGEST_STAKE = 0.75
+"""The largest share of the wealth that one request can cost."""
+
+_PRIOR_REQUESTS = 20.0
+"""Requests without a difference that the first stakes count as seen."""
+
+_PRIOR_SQUARE = 0.05
+"""Mean square of the gains that they are taken to have; small, since most differences are 0."""
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Whether judged traffic lets a policy rise from shadow to enforce, and what is missing.
+
+    Attributes:
+        n: Judged requests with a relevant passage.
+        difference: Their mean difference in recall; None without any.
+        wealth: The highest that the gambler reached, from 1; ``1 / delta`` is needed.
+        risen: Whether it reached that, and the mean difference is not below −tolerance.
+        missing: About how many more requests like these would do; 0 where it has risen, None where
+            no number would.
+    """
+
+    n: int
+    difference: float | None
+    wealth: float
+    risen: bool
+    missing: int | None
+
+
+def log_wealth(
+    differences: FloatArray, max_loss: float, weights: FloatArray | None = None
+) -> FloatArray:
+    """Log of the gambler's wealth after each request, from 0.
+
+    The stake on a request is chosen from the earlier ones alone: the mean of D + max_loss over its
+    mean square, which grows the wealth fastest where gains are small, and at most
+    ``_LARGEST_STAKE`` / (1 − max_loss), so that no request can cost more than that share.
+
+    Args:
+        differences: Shape (n,) or (n, n_columns), each in [−1, 1]: recall of the policy less that
+            of what is served, in the order in which the requests were judged.
+        max_loss: In (0, 1).
+        weights: Shape as ``differences``, in (0, 1]: requests that each stands for, in units of
+            the largest number that any may stand for. None where all stand for the same.
+
+    Returns:
+        Shape as ``differences``.
+
+    >>> np.exp(log_wealth(np.zeros(60), 0.05)[[0, 29, 59]]).round(2).tolist()
+    [1.04, 3.19, 10.2]
+    """
+    gains = differences + max_loss
+    if weights is not None:
+        gains = weights * gains
+    seen = np.arange(gains.shape[0], dtype=np.float64).reshape(-1, *[1] * (gains.ndim - 1))
+    total, squares = gains.cumsum(axis=0) - gains, (gains**2).cumsum(axis=0) - gains**2
+    mean = (total + _PRIOR_REQUESTS * max_loss) / (seen + _PRIOR_REQUESTS)
+    square = (squares + _PRIOR_REQUESTS * _PRIOR_SQUARE) / (seen + _PRIOR_REQUESTS)
+    stakes = np.clip(mean / square, 0.0, _LARGEST_STAKE / (1.0 - max_loss))
+    wealth: FloatArray = np.log1p(stakes * gains).cumsum(axis=0)
+    return wealth
+
+
+def rise(
+    differences: FloatArray,
+    weights: FloatArray | None = None,
+    *,
+    tolerance: float,
+    max_loss: float,
+    delta: float = DELTA,
+) -> Rise:
+    """Look at the judged requests of a policy in shadow; as often as one likes.
+
+    Args:
+        differences: Shape (n,), as for ``log_wealth``, of requests with a relevant passage: all
+            since the policy is in shadow, and none that chose it.
+        weights: As for ``log_wealth``.
+        tolerance: How far their mean may lie below 0, ≥ 0.
+        max_loss: The mean loss that is to be excluded, in (0, 1).
+        delta: The probability of ever rising with such a loss, in (0, 1).
+
+    >>> seen = rise(np.zeros(40), tolerance=0.01, max_loss=0.05)
+    >>> seen.risen, seen.missing
+    (False, 20)
+    >>> rise(np.zeros(61), tolerance=0.01, max_loss=0.05).risen
+    True
+    """
+    n = int(differences.size)
+    if n == 0:
+        return Rise(0, None, 1.0, risen=False, missing=None)
+    wealth = log_wealth(differences, max_loss, weights)
+    reached, needed = max(float(wealth.max()), 0.0), -log(delta)
+    mean = float(np.average(differences, weights=weights))
+    enough = reached >= needed and n >= FEWEST_REQUESTS
+    risen = enough and mean >= -tolerance
+    missing: int | None = 0 if risen else None
+    if not risen and mean >= -tolerance:
+        rate = float(wealth[-1] - wealth[n // 2]) / max(n - 1 - n // 2, 1)
+        missing = FEWEST_REQUESTS - n if reached >= needed else None
+        if reached < needed and rate > 0.0:
+            missing = max(ceil((needed - float(wealth[-1])) / rate), FEWEST_REQUESTS - n)
+    return Rise(n, mean, exp(min(reached, 700.0)), risen, missing)
