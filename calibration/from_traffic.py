@@ -10,6 +10,7 @@ person's grade of a passage replaces the judge's.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import log
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,11 @@ from calibration.pool_labels import label
 from calibration.retrievers import RecordedRankings
 from calibration.weights import effective_number
 from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.decision import decide
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import FloatArray, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.monitor.estimation.rise import Rise, rise
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
@@ -64,6 +67,7 @@ class JudgedTraffic:
             asked its own question (Kish).
         effective_questions: The same of questions: how many of equal weight.
         left_out: How many judged requests were not used, by reason in words.
+        judged: Each of the requests that were used, in the order in which they were sampled.
     """
 
     dataset: Dataset
@@ -73,6 +77,7 @@ class JudgedTraffic:
     effective_requests: float
     effective_questions: float
     left_out: Mapping[str, int]
+    judged: tuple["_Graded", ...] = ()
 
 
 def judged_traffic(
@@ -124,6 +129,7 @@ def judged_traffic(
         len(used),
         *effective,
         left_out,
+        tuple(sorted(chain(*by_question.values()), key=lambda sample: sample.sample_id)),
     )
 
 
@@ -281,6 +287,36 @@ def _note(route: Route, before: Profile) -> str:
     return (
         f"route {route.value} was recalibrated from judged traffic; the others are those of "
         f"profile {before.profile_id}"
+    )
+
+
+def rise_by_traffic(traffic: JudgedTraffic, profile: Profile) -> Rise | None:
+    """Whether judged requests let the policy of a profile in shadow rise to enforce.
+
+    Only requests that this profile decided count: none of them can have chosen it.
+
+    Returns:
+        None where the route of the traffic is not in shadow.
+    """
+    route = profile.routes.get(traffic.route)
+    verdict = None if route is None else route.verdict
+    if route is None or verdict is None or verdict.decision != "shadow":
+        return None
+    differences, weights = [], []
+    for sample in traffic.judged:
+        relevant = {name for name, verdict in sample.labels.items() if verdict.grade}
+        if sample.record.profile_id != profile.profile_id or not relevant:
+            continue
+        ranking = sample.record.ranking()
+        kept, today = (
+            len(relevant & {ranking.passage_ids[place] for place in decide(ranking, policy).kept})
+            for policy in (route.policy, RatioPolicy(k=verdict.serving_k))
+        )
+        differences.append((kept - today) / len(relevant))
+        weights.append(sample.weight)
+    shares = np.array(weights) / max(weights, default=1.0)
+    return rise(
+        np.array(differences), shares, tolerance=verdict.tolerance, max_loss=verdict.max_loss
     )
 
 

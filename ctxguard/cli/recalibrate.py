@@ -15,6 +15,7 @@ from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic, Recalibration
+    from ctxguard.monitor.estimation.rise import Rise
     from ctxguard.profile.schema import Profile, RouteProfile
 _HELD_OUT = 0.5
 """Share of the questions on which the two profiles are compared."""
@@ -97,10 +98,13 @@ def recalibrate(settings: Recalibrate) -> None:
 def _print(
     recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", output: Output
 ) -> None:
+    from calibration.from_traffic import rise_by_traffic
+
     route = traffic.route
     after = recalibration.profile.routes[route]
     output.facts(
         [
+            *_verdict(after, rise_by_traffic(traffic, before)),
             ("requests", _requests(traffic)),
             ("route", route.value),
             ("old policy", describe_policy(before.routes[route].policy)),
@@ -130,6 +134,14 @@ def _print(
     output.out.print(rows)
 
 
+def _verdict(after: "RouteProfile", rise: "Rise | None") -> list[tuple[str, str]]:
+    """The verdict on the new profile, and what traffic says of one in force that is in shadow."""
+    facts = [("verdict", "" if after.verdict is None else after.verdict.statement)]
+    if rise is not None:
+        facts.append(("in shadow", rise.statement))
+    return facts
+
+
 def _requests(traffic: "JudgedTraffic") -> str:
     return (
         f"{traffic.requests:,} with wholly judged pools, which ask {len(traffic.dataset):,} "
@@ -148,9 +160,11 @@ def _certificate(after: "RouteProfile") -> str:
 def _document(
     recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", out: Path
 ) -> dict[str, object]:
+    from calibration.from_traffic import rise_by_traffic
+
     route = traffic.route
     after = recalibration.profile.routes[route]
-    certificate = after.certificate
+    certificate, risen = after.certificate, rise_by_traffic(traffic, before)
     old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
     return {
         "profile": str(out),
@@ -164,6 +178,8 @@ def _document(
         "left_out": dict(traffic.left_out),
         "old_policy": describe_policy(before.routes[route].policy),
         "new_policy": describe_policy(after.policy),
+        "verdict": None if after.verdict is None else after.verdict.model_dump(),
+        "in_shadow": None if risen is None else asdict(risen),
         "certificate": None if certificate is None else certificate.model_dump(),
         "metrics": {
             name: {

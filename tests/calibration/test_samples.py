@@ -4,27 +4,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
+from prometheus_client import CollectorRegistry
 from simulated_pools import DEPTH, calibrated, simulate
 from watching import Watching
 
 from calibration.calibrate_route import Settings
+from calibration.evaluate import per_query
 from calibration.from_traffic import (
     JudgedTraffic,
     Recalibration,
     judged_traffic,
     recalibrate,
+    rise_by_traffic,
 )
+from calibration.pool_labels import label
+from calibration.replay import replay
+from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow
-from ctxguard.profile.schema import Profile
+from ctxguard.profile.schema import Profile, RouteProfile, Verdict
 from ctxguard.redaction import Text
+from ctxguard.request.telemetry import Telemetry
+from tests.profiles import profile_with
 
 
 def request_of(live: Watching, sample_id: int) -> SampleRecord:
@@ -389,3 +399,69 @@ class TestRecalibrating:
     ) -> None:
         with pytest.raises(ConfigurationError, match="no query would be held out"):
             recalibrate(traffic, in_force, Settings(depth=DEPTH, held_out=0.0))
+
+
+class TestRiseByTraffic:
+    """Requests that a profile in shadow decided say when its policy may be served."""
+
+    @staticmethod
+    def in_shadow(policy: RatioPolicy, *, decision: str = "shadow") -> Profile:
+        verdict = Verdict.model_validate(
+            {"decision": decision, "n": 0, "serving_k": 3, "tolerance": 0.01, "max_loss": 0.05}
+        )
+        retriever, _ = simulate(1)
+        kind = next(iter(retriever.rankings.values())).kind
+        route = RouteProfile(
+            policy=policy, score_kind=kind, verdict=verdict, safe_policy=RatioPolicy(k=3)
+        )
+        return profile_with({Route.HYBRID: route}, fingerprint=retriever.fingerprint())
+
+    @staticmethod
+    def judged(n: int, profile: Profile) -> JudgedTraffic:
+        """Judged requests that this profile decided."""
+        retriever, dataset = simulate(n)
+        guard = ContextGuard(
+            retriever, profile=profile, depth=DEPTH, telemetry=Telemetry(CollectorRegistry())
+        )
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(
+            *[
+                guard.retrieve(query.text, request_id=f"r{place}")
+                for place, query in enumerate(dataset.queries)
+            ]
+        )
+        return judged_traffic(live.store, SERIES)
+
+    def test_a_policy_that_loses_nothing_rises_with_enough_of_them(self) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4))
+        few, many = (rise_by_traffic(self.judged(n, profile), profile) for n in (15, 100))
+        assert few is not None
+        assert many is not None
+        assert (few.risen, many.risen, many.n) == (False, True, 100)
+        assert few.missing
+        assert many.statement.endswith("it may be enforced")
+
+    def test_its_difference_is_that_of_decisions_one_at_a_time(self) -> None:
+        profile = self.in_shadow(RatioPolicy(k=1))
+        found = rise_by_traffic(self.judged(60, profile), profile)
+        retriever, dataset = simulate(60)
+        pools = replay(retriever, dataset.queries, depth=DEPTH)
+        labels = label(pools, dataset)
+        recall = [
+            np.nanmean(per_query(pools, labels, RatioPolicy(k=k)).values["recall"]) for k in (1, 3)
+        ]
+        assert found is not None
+        assert found.difference == pytest.approx(recall[0] - recall[1])
+        assert (found.risen, found.missing) == (False, None)
+
+    def test_requests_that_another_profile_decided_do_not_count(self) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4))
+        found = rise_by_traffic(judged_traffic(watched(100).store, SERIES), profile)
+        assert found is not None
+        assert (found.n, found.risen) == (0, False)
+        assert found.statement == "no judged request was decided by the profile in force"
+
+    @pytest.mark.parametrize("decision", ["enforce", "keep"])
+    def test_what_is_not_in_shadow_has_nowhere_to_rise(self, decision: str) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4), decision=decision)
+        assert rise_by_traffic(judged_traffic(watched(20).store, SERIES), profile) is None

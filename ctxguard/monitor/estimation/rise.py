@@ -3,9 +3,8 @@
 Pure. A policy in shadow is recorded beside what is served, so a judged request has a difference
 in recall between the two. A gambler stakes a share of its wealth on each request that the mean
 difference lies above −max_loss. Where it does not, the wealth is a non-negative supermartingale,
-and by Ville's inequality it ever reaches 1/delta with probability delta at most: at any look, at the
-end of any day, for ever (Waudby-Smith and Ramdas, 2024). The bound of ``calibration.verdict`` holds
-at one look only.
+and by Ville's inequality it ever reaches 1/delta with probability delta at most: at any look, for
+ever (Waudby-Smith and Ramdas, 2024). The bound of ``calibration.verdict`` holds at one look only.
 """
 
 from dataclasses import dataclass
@@ -46,6 +45,24 @@ class Rise:
     wealth: float
     risen: bool
     missing: int | None
+
+    @property
+    def statement(self) -> str:
+        """The evidence in words, and what follows or is missing.
+
+        >>> rise(np.zeros(61), tolerance=0.01, max_loss=0.05).statement
+        'recall +0.000 over 61 judged requests of the profile in force: it may be enforced'
+        """
+        if self.difference is None:
+            return "no judged request was decided by the profile in force"
+        seen = (
+            f"recall {self.difference:+.3f} over {self.n:,} judged requests of the profile in force"
+        )
+        if self.risen:
+            return f"{seen}: it may be enforced"
+        if self.missing is None:
+            return f"{seen}: it stays in shadow, and more requests like these would not change that"
+        return f"{seen}: it stays in shadow, about {self.missing:,} more like these are missing"
 
 
 def log_wealth(
