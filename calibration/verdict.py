@@ -73,7 +73,7 @@ def verdict(
     if mean >= -tolerance and lower >= -max_loss:
         decision = "enforce"
     figures = {
-        "difference": float(f"{mean:.6g}"),
+        "value": float(f"{mean:.6g}"),
         # Away from the mean, so that the words claim no more than the bounds.
         "lower": floor(lower * 1e4) / 1e4,
         "upper": ceil(upper * 1e4) / 1e4,

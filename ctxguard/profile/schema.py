@@ -174,7 +174,7 @@ class Verdict(_Frozen):
 
     Attributes:
         n: Held-out queries with a relevant passage.
-        difference: Their mean recall less that of the first ``serving_k``; None where nothing was
+        value: Their mean recall less that of the first ``serving_k``; None where nothing was
             tested.
         lower: Its lower bound, by Student's t with half a lost query added: approximately 90%.
         upper: Its upper bound, by the plain t.
@@ -185,7 +185,7 @@ class Verdict(_Frozen):
 
     decision: Literal["enforce", "shadow", "keep"]
     n: Annotated[int, Field(ge=0)]
-    difference: float | None = None
+    value: float | None = None
     lower: float | None = None
     upper: float | None = None
     serving_k: Annotated[int, Field(ge=1)]
@@ -201,15 +201,15 @@ class Verdict(_Frozen):
     def statement(self) -> str:
         """The verdict in words."""
         first = f"the first {self.serving_k}"
-        if self.difference is None and self.decision == "keep":
+        if self.value is None and self.decision == "keep":
             return f"keep: no other policy is shown to be better than {first}, which stay"
-        if self.difference is None:
+        if self.value is None:
             return (
                 f"shadow: {self.n} queries with a relevant passage are held out, too few to show "
                 f"anything; the guard decides and records, and serves {first}"
             )
         seen = (
-            f"mean recall differs by {self.difference:+.3f} from that of {first} on {self.n} "
+            f"mean recall differs by {self.value:+.3f} from that of {first} on {self.n} "
             "held-out queries"
         )
         if self.decision == "enforce":

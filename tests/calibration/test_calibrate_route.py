@@ -246,7 +246,7 @@ class TestVerdict:
     def test_where_no_policy_is_better_what_is_served_today_is_kept(self) -> None:
         route = outcome_of(calibrate(*indistinct(100), Settings(depth=DEPTH))).profile
         assert route.verdict is not None
-        assert (route.verdict.decision, route.verdict.difference) == ("keep", None)
+        assert (route.verdict.decision, route.verdict.value) == ("keep", None)
 
     @pytest.mark.parametrize("n", [20, 49])
     def test_labels_too_few_to_hold_out_choose_together_and_never_enforce(self, n: int) -> None:

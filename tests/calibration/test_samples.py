@@ -372,6 +372,23 @@ class TestRecalibrating:
         assert made.safe_policy is not None
         assert Profile.model_validate_json(found.profile.to_json()) == found.profile
 
+    def test_repeats_count_as_the_requests_that_they_are(self, in_force: Profile) -> None:
+        retriever, dataset = simulate(160)
+        texts = [query.text for query in dataset.queries]
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(*serve(retriever, [*texts, *texts[:15] * 10]))
+        made = recalibrate(judged_traffic(live.store, SERIES), in_force, ASKED).profile
+        certificate = made.routes[Route.HYBRID].certificate
+        assert certificate is not None
+        assert certificate.n_equivalent is not None
+        assert certificate.n_equivalent < 30.0
+        for part in (
+            "over requests that have a relevant passage, mean recall is",
+            "each weighing as many requests as it stands for",
+            f"as much as {certificate.n_equivalent:.3g} of the most frequent",
+        ):
+            assert part in certificate.statement
+
     def test_where_nothing_changes_all_is_within_noise(
         self, traffic: JudgedTraffic, found: Recalibration
     ) -> None:

@@ -25,7 +25,7 @@ def test_held_out_queries_without_a_loss_let_a_policy_be_served() -> None:
 def test_too_few_held_out_queries_prove_neither_gain_nor_loss(n: int) -> None:
     for difference in (0.3, -0.5):
         found = judged(np.full(n, difference))
-        assert (found.decision, found.difference, found.n) == ("shadow", None, n)
+        assert (found.decision, found.value, found.n) == ("shadow", None, n)
 
 
 def test_a_mean_below_the_tolerance_is_never_served() -> None:
