@@ -1,8 +1,8 @@
-"""An estimate of requests without labels, from the judge's errors in requests that have some.
+"""Estimates for requests without labels, from the judge's errors in labelled requests.
 
-It takes for granted that the judge is right as often on these requests as on those: that its
-sensitivity and specificity have not changed. What people would say of these requests may have.
-Pure: no I/O, no clock, no logging.
+This assumes that the judge is right as often on both sets of requests: that its sensitivity and
+specificity are the same. The grades that people would give may differ. Pure: no I/O, no clock, no
+logging.
 """
 
 import numpy as np
@@ -25,37 +25,37 @@ _TARGETS: dict[Metric, tuple[Metric, tuple[float, float]]] = {
     Metric.HARM: (Metric.GAIN, (0.0, 1.0)),
     Metric.UDCG: (Metric.GAIN, (1.0, -1.0)),
 }
-"""The metrics that are linear in the relevance of single passages: which pair of means each is
-taken from, and how. The others' errors depend on what else was served."""
+"""The metrics that are linear in the relevance of single passages, each with its pair of means and
+how it follows from them. The others' errors depend on the other served passages."""
 
 _LEAST_LABELS = 10
-"""With fewer the map cannot be fitted and its error told, whatever precision is asked for."""
+"""With fewer, the map and its error cannot be estimated, whatever precision is asked for."""
 
 _LEAST_POWER = 0.3
-"""How much of a difference between requests the judge must see, of 1 for an exact judge."""
+"""Share of a difference between requests that the judge must see; 1 for an exact judge."""
 
 
 def borrowed_estimate(
     metric: Metric, labelled: LabelledClusters, judged: TermSums, precision: Precision
 ) -> Estimate:
-    """A metric of some requests, by the judge's verdicts on them and its errors in others.
+    """Estimate a metric of some requests from the judge's verdicts and its errors in others.
 
-    With sensitivity s and specificity c, the judge finds in expectation (1 − c) + (s + c − 1)·y
-    where people find y, so the judge's means are a linear map M of those of people: of (precision,
-    1), or of (gain, harm). M is fitted to labelled requests, the judge's terms on those of people,
+    With sensitivity s and specificity c, the judge's expected finding is (1 − c) + (s + c − 1)·y
+    if people's is y, so the judge's means are a linear map M of people's: of (precision, 1), or
+    of (gain, harm). M is fitted to labelled requests, the judge's terms on those of people,
     and inverted (W. J. Rogan and B. Gladen, "Estimating prevalence from the results of a screening
     test", American Journal of Epidemiology, 1978). The variance adds that of the judge's means
     over these requests to that of M at the result, both linearised.
 
     Args:
-        metric: What is estimated.
+        metric: The metric to estimate.
         labelled: The labelled requests, each with probability 1 of being sampled.
         judged: The sums over the requests that the estimate is about.
-        precision: What the estimate needs; its n counts labelled clusters.
+        precision: The precision that the estimate needs; its n counts labelled clusters.
 
     Returns:
-        The estimate; without a value for a metric that is not linear, where there are too few
-        labels or judged requests, or where the judge can hardly tell relevant passages from
+        The estimate; without a value for a metric that is not linear, if there are too few
+        labels or judged requests, or if the judge can hardly tell relevant passages from
         others.
     """
     n = len(labelled.weights)
@@ -100,14 +100,14 @@ def borrowed_estimate(
 
 
 def _columns(source: Metric) -> list[int]:
-    """Of ``ClusterTerms.values``: precision and how many requests, or gain and harm."""
+    """Columns of ``ClusterTerms.values``: precision and its request count, or gain and harm."""
     if source is Metric.PRECISION:
         return [numerator_column(source), numerator_column(source) + 1]
     return [numerator_column(Metric.GAIN), numerator_column(Metric.HARM)]
 
 
 def _means(judged: TermSums, columns: list[int]) -> tuple[FloatArray, FloatArray]:
-    """The judge's means per request, and their covariance by linearisation over clusters."""
+    """Compute the judge's means per request and their covariance, linearised over clusters."""
     n, totals, products = judged.values.n, judged.values.totals, judged.values.products
     requests = numerator_column(Metric.UDCG) + 1
     count = totals[requests]

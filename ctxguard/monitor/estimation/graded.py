@@ -1,6 +1,6 @@
-"""Samples that people have graded, as the rows that estimates need.
+"""Turns samples that people have graded into the rows that estimates need.
 
-The rows are made while the text is at hand and outlive it. Labels that arrive later replace them.
+The rows are made while the text is available and outlive it. Labels that arrive later replace them.
 """
 
 import logging
@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 
 def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_grade: int) -> None:
-    """Make the rows of samples that have labels which their rows lack.
+    """Make the rows of samples with labels that are not in their rows yet.
 
-    To be called before text is deleted.
+    Call this before text is deleted.
 
     Args:
-        store: Where labels and judgments are.
+        store: The store of labels and judgments.
         series: The series of judgments that the labels correct.
-        utilities: What a passage is worth.
+        utilities: The utility of a passage.
         max_grade: The judge's highest grade.
     """
     newest_label = store.to_grade(series)
@@ -49,12 +49,12 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
     rows = []
     for place, sample_id in enumerate(judged.sample_ids.tolist()):
         if sample_id not in payloads:
-            # What was graded of it before its text was deleted stays.
+            # Grades given before its text was deleted stay.
             continue
         try:
             record = SampleRecord.from_bytes(payloads[sample_id])
         except DataError as error:
-            # One damaged sample must not fail every report.
+            # One damaged sample must not break every report.
             _log.warning("labels of sample %d are left out: %s", sample_id, error)
             continue
         found = people.get(sample_id, HumanVerdicts({}, 0))
@@ -89,9 +89,9 @@ def update_graded(store: SampleStore, series: str, *, utilities: Utilities, max_
 
 
 def depth_graded(record: SampleRecord, verdicts: Mapping[str, Judgment]) -> LabelDepth | None:
-    """How much of a sample people have graded; None where not even all that was served.
+    """Return how far people have graded a sample; None if some served passage is ungraded.
 
-    The search that follows where nothing relevant was served may be open.
+    The search that follows if nothing relevant was served may be open.
     """
     for depth in (LabelDepth.POOL, LabelDepth.SERVED):
         needed = needed_positions(record, depth)
@@ -110,21 +110,21 @@ def graded_request(
     max_grade: int,
     probability: float,
 ) -> JudgedRequest:
-    """A graded sample by the grades of people.
+    """Reduce a graded sample by the grades of people.
 
-    Its probabilities are those of what people grade, which is less than what the judge does (see
-    ``labels.human``): what they happened to grade besides is left out. Where nothing relevant was
-    served, ``pool_relevant`` is 1 where the search found one, 0 where it ended without, and None
+    Its probabilities are those of people's grading, which covers less than the judge's (see
+    ``labels.human``): any other grades are left out. If nothing relevant was served,
+    ``pool_relevant`` is 1 if the search found a relevant passage, 0 if it ended without, and None
     while it is open.
 
     Args:
         record: The sample.
-        verdicts: Those of people, by passage id.
-        depth: As ``depth_graded`` returned it.
+        verdicts: The verdicts of people, by passage id.
+        depth: The result of ``depth_graded``.
         judged: Ids of the dropped passages that the judge called relevant.
-        utilities: What a passage is worth.
+        utilities: The utility of a passage.
         max_grade: The highest grade of the scale.
-        probability: With which it was sampled and then taken up for judging.
+        probability: Probability with which it was sampled and then taken up for judging.
     """
     needed = {record.passage_ids[position] for position in needed_positions(record, depth)}
     by_chance = replace(
@@ -150,7 +150,7 @@ def graded_request(
     is_open = bool(positions_to_label(record, verdicts, depth, judged))
     return replace(
         request,
-        # Its recall and its reciprocal rank are 0 if there is any.
+        # Its recall and its reciprocal rank are 0 if a relevant one exists.
         pool_relevant=None if is_open else 0 if found is None else 1,
         partial_pool_relevant=None,
         full_pool_probability=chance,

@@ -1,8 +1,8 @@
-"""The estimates of one moment, from the judgments and labels in the store.
+"""The current estimates, from the judgments and labels in the store.
 
-An estimate says what the labels of people would say of all requests of its window: it is of an
-exact judge, or corrected by human labels. The own figures of a judge that errs are published
-apart, under another name.
+An estimate predicts what labels by people would show for all requests of its window: the judge is
+exact, or human labels correct it. The uncorrected figures of a judge that errs are published
+separately, under another name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,23 +21,23 @@ from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
 from ctxguard.monitor.store import GradedRows, LabelDepth, SampleStore
 
 MOST_UNCOVERED = 0.02
-"""Labels stand for a window if no more of its traffic than this share had no chance of being
-picked: where quality changes, labels of the requests before say little of those."""
+"""Labels stand for a window if at most this share of its traffic had no chance of being picked:
+if quality changes, labels of earlier requests say little about those."""
 
 NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_LOSS})
-"""The metrics whose labels are those to ``LabelDepth.POOL``."""
+"""The metrics that need labels to ``LabelDepth.POOL``."""
 
 
 class Window(StrEnum):
-    """The requests that an estimate is about. A closed set: it labels a metric."""
+    """The requests that an estimate covers. A closed set: it labels a metric."""
 
     RECENT = "recent"
-    """Those answered in the last ``window_seconds``."""
+    """Requests answered in the last ``window_seconds``."""
     ALL_RETAINED = "all_retained"
-    """All that the store has retained."""
+    """All requests that the store has retained."""
     UP_TO_LABELS = "up_to_labels"
-    """Of these, the ones that an export of labels could have picked: those that were judged before
-    the last one. Of a judge that errs only."""
+    """Those of all retained that an export of labels could have picked: judged before the last
+    export. Only for a judge that errs."""
 
 
 Estimates = Mapping[Metric, Estimate]
@@ -50,11 +50,11 @@ class Population:
     """The requests of one window.
 
     Attributes:
-        judged: How many of the judged samples are in it.
-        labelled: How many of these people have graded, with a known probability.
-        since_seconds: When the first of them was answered, in seconds since the epoch; None
-            where there is none.
-        until_seconds: When the last was. Samples of later requests may wait for the judge.
+        judged: Number of judged samples in the window.
+        labelled: Number of these that people have graded, with a known probability.
+        since_seconds: Time of the first answer, in seconds since the epoch; None without
+            requests.
+        until_seconds: Time of the last answer. Samples of later requests may wait for the judge.
     """
 
     judged: int
@@ -65,16 +65,16 @@ class Population:
 
 @dataclass(frozen=True, slots=True)
 class LiveEstimates:
-    """The estimates that a store's judgments and labels give.
+    """The estimates from a store's judgments and labels.
 
     Attributes:
-        estimates: By window and metric, of an exact judge or corrected by human labels.
+        estimates: By window and metric, from an exact judge or corrected by human labels.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
-        populations: The requests that the estimates of each window are about.
-        labelled: Samples that people have graded, also such whose text was deleted since.
-        unpicked: How many of these were not picked at random, and are in no estimate.
+        populations: The requests that the estimates of each window cover.
+        labelled: Samples that people have graded, including those whose text was deleted since.
+        unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
-        age_seconds: Since the newest judged request was answered; None where there is none.
+        age_seconds: Age of the newest judged request's answer; None without judged requests.
     """
 
     estimates: Mapping[Window, Estimates]
@@ -97,16 +97,16 @@ def live_estimates(
 ) -> LiveEstimates:
     """Estimate every metric over every window, in one pass over the judged requests.
 
-    Memory holds one page of them, their sums, one row for each session, and what is labelled: it
+    Memory holds one page of them, their sums, one row for each session, and the labelled ones: it
     does not grow with the number of requests.
 
     Args:
-        store: Where judgments and graded samples are.
+        store: The store of judgments and graded samples.
         series: The series of judgments.
-        exact: Whether the judge's verdicts are those of people, and need no correction.
+        exact: Whether the judge's verdicts equal people's and need no correction.
         now_seconds: The present, in seconds since the epoch.
         window_seconds: Length of the recent window.
-        precision: What an estimate needs in order to be shown.
+        precision: The precision that an estimate needs in order to be shown.
     """
     graded = store.graded(series)
     labels = Labels.of(graded)
@@ -143,14 +143,14 @@ def live_estimates(
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The samples that people have graded, n of them by ascending id.
+    """The n samples that people have graded, by ascending id.
 
     Attributes:
         sample_ids: Shape (n,).
         human: Shape (n,), the requests by the grades of people.
         judge: Shape (n,), the same by the grades of the judge.
         probability: By depth, shape (n,): the probability with which each was picked and graded;
-            NaN where it was not picked at random, or not graded to that depth.
+            NaN if it was not picked at random, or not graded to that depth.
         periods: By depth, as ``GradedRows.periods``.
     """
 
@@ -162,7 +162,7 @@ class Labels:
 
     @classmethod
     def of(cls, graded: GradedRows) -> "Labels":
-        """The labels that a store holds."""
+        """Read the labels that a store holds."""
         n = len(graded.sample_ids)
         human, judge = table_of(graded.human, n).copy(), table_of(graded.judge, n)
         probability = {
@@ -173,19 +173,19 @@ class Labels:
         return cls(graded.sample_ids, human, judge, probability, graded.periods)
 
     def near(self, table: Table, sample_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which judged requests are labelled, or share their session with one that is."""
+        """Tell which judged requests are labelled, or share their session with one that is."""
         sessions = self.judge["session"]
         is_labelled: NDArray[np.bool_] = np.isin(sample_ids, self.sample_ids)
         return is_labelled | np.isin(table["session"], sessions[sessions != 0])
 
     def clusters(self, depth: LabelDepth, chosen: NDArray[np.bool_]) -> LabelledClusters:
-        """Labelled requests, paired with what the judge says of them."""
+        """Pair labelled requests with the judge's verdicts on them."""
         return LabelledClusters.of(
             self.human[chosen], self.judge[chosen], self.probability[depth][chosen]
         )
 
     def elsewhere(self) -> LabelledClusters:
-        """All labels, each request weighing the same: of what the judge's errors are learned."""
+        """Return all labels with equal weights, to learn the judge's errors from."""
         chosen = ~np.isnan(self.probability[LabelDepth.SERVED])
         human, judge = self.human[chosen], self.judge[chosen].copy()
         human["probability"] = judge["probability"] = 1.0
@@ -193,9 +193,9 @@ class Labels:
 
 
 def _weigh_searches(human: Table, probability: FloatArray) -> None:
-    """Let the searches for a relevant passage that people ended stand for those that are open.
+    """Weight the finished searches for a relevant passage to stand for the open ones.
 
-    A request to which nothing relevant was served is graded as far as precision needs it before
+    A request that was served nothing relevant is graded as far as precision needs it before
     that search ends.
     """
     searched = (human["kept_relevant"] == 0.0) & ~np.isnan(probability)
@@ -209,13 +209,13 @@ def _weigh_searches(human: Table, probability: FloatArray) -> None:
 class _Judged:
     """The judged requests of one window, added page by page.
 
-    Requests near a label, that is labelled ones and those in a session with one, are kept; of all
-    others only the sums are.
+    Keeps requests near a label, that is labelled ones and those in a session with one; keeps only
+    sums of the others.
 
     Args:
-        periods: By depth, when the requests were answered that picks for labels could have taken.
-        since: Requests answered before this are not in it, in seconds since the epoch.
-        covered_only: Whether only requests are in it that some pick could have taken.
+        periods: By depth, the times of requests that picks for labels could have taken.
+        since: Earlier requests are left out, in seconds since the epoch.
+        covered_only: Whether to leave out requests that no pick could have taken.
     """
 
     def __init__(
@@ -262,23 +262,23 @@ class _Judged:
             self._covered[depth] += float(weights[is_inside & within].sum())
 
     def is_covered(self, depth: LabelDepth) -> bool:
-        """Whether labels of this depth can stand for all of the window's requests."""
+        """Tell whether labels of this depth can stand for all of the window's requests."""
         return self._covered[depth] >= (1.0 - MOST_UNCOVERED) * self._weight
 
     def near(self) -> tuple[Table, NDArray[np.int64]]:
-        """The requests near a label, and their sample ids."""
+        """Return the requests near a label, and their sample ids."""
         return np.concatenate(self._near), np.concatenate(self._near_ids)
 
     def far(self) -> TermSums:
-        """The sums over the others."""
+        """Return the sums over the others."""
         return self._far.sums()
 
     def sums(self) -> TermSums:
-        """The sums over all of them."""
+        """Return the sums over all of them."""
         return self.far() + sums_of(self.near()[0])
 
     def population(self, labels: Labels) -> Population:
-        """What the estimates of this window are about."""
+        """Describe the requests that the estimates of this window cover."""
         picked = labels.sample_ids[~np.isnan(labels.probability[LabelDepth.SERVED])]
         labelled = int(np.count_nonzero(np.isin(self.near()[1], picked)))
         return Population(self._n, labelled, self._first, self._last)
@@ -296,10 +296,10 @@ def _lies_within(
 def _corrected(
     judged: _Judged, sums: TermSums, labels: Labels, precision: Precision
 ) -> dict[Metric, Estimate]:
-    """Every metric as the judge's verdicts give it, corrected by human labels.
+    """Estimate every metric from the judge's verdicts, corrected by human labels.
 
-    By the labels of the window's own requests; where these are too few, or cannot stand for all of
-    its requests, by what all labels show of the judge's errors.
+    Uses the labels of the window's own requests; if they are too few, or cannot stand for all of
+    its requests, the judge's errors from all labels are used.
     """
     far = judged.far()
     near, near_ids = judged.near()

@@ -1,4 +1,4 @@
-"""What labels will give, before people grade them, and what those that came back are good for."""
+"""Predicts the effect of labels before people grade them, and counts the uses of those graded."""
 
 import math
 from collections import Counter
@@ -22,14 +22,14 @@ UNFINISHED, UNPICKED = "unfinished", "unpicked"
 
 @dataclass(frozen=True, slots=True)
 class LabelPlan:
-    """What labels of some samples will give and cost.
+    """The predicted effect and cost of labelling some samples.
 
     Attributes:
-        widths_now: The width of each metric's interval over all that is retained; None where
-            there is no estimate yet.
-        widths: About the width with the labels; None where it cannot be told.
-        expected_passages: About how many passages people grade.
-        recall_passages: How many more they would grade for recall; None where that is included.
+        widths_now: The width of each metric's interval over all that is retained; None without
+            an estimate so far.
+        widths: Approximate width with the labels; None if it cannot be predicted.
+        expected_passages: Approximate number of passages that people grade.
+        recall_passages: Number of further passages for recall; None if that is included.
     """
 
     widths_now: Mapping[Metric, float | None]
@@ -45,17 +45,17 @@ def label_plan(
     depth: LabelDepth,
     now_seconds: float,
 ) -> LabelPlan:
-    """What grading these samples will give and cost.
+    """Predict the effect and cost of grading these samples.
 
-    Widths shrink with the square root of the number of labels. Where there are labels already, the
-    present interval tells how far people and judge agree. Where there are none, the spread of the
-    judge's own verdicts stands for that of people's.
+    Widths shrink with the square root of the number of labels. If there are labels already, the
+    present interval shows how far people and judge agree. If there are none, the spread of the
+    judge's own verdicts stands in for that of people's.
 
     Args:
-        store: Where judgments and graded samples are.
+        store: The store of judgments and graded samples.
         series: The series of judgments.
-        samples: Those to be graded.
-        depth: How far.
+        samples: The samples to be graded.
+        depth: How far to grade them.
         now_seconds: The present, in seconds since the epoch.
     """
     live = live_estimates(
@@ -99,7 +99,7 @@ def _expected_width(n: int, corrected: Estimate, judge: Estimate, n_judged: int)
 
 
 def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
-    """About how wide the interval of an estimate from ``n`` clusters would be from ``n_new``.
+    """Predict an interval's width with ``n_new`` clusters, from an estimate with ``n``.
 
     >>> scaled_width(Estimate(0.5, 0.4, 0.6, 100, "normal"), 100, 400)
     0.1
@@ -110,7 +110,7 @@ def scaled_width(found: Estimate, n: float, n_new: float) -> float | None:
 
 
 def usable_for(sample: GradedSample) -> frozenset[Metric]:
-    """The metrics for which a sample counts by what people have graded of it so far."""
+    """Return the metrics for which people have graded a sample far enough."""
     depth = depth_graded(sample.record, sample.people)
     if depth is None:
         return frozenset()
@@ -121,16 +121,16 @@ def usable_for(sample: GradedSample) -> frozenset[Metric]:
 
 
 def usable_requests(store: SampleStore, request_ids: Sequence[str]) -> dict[str, int]:
-    """How many of these requests count for each metric, lack grades, or were not picked.
+    """Count how many of these requests are usable for each metric, lack grades, or were not picked.
 
     Returns:
-        By the name of each of ``PLANNED``, ``UNFINISHED`` and ``UNPICKED``.
+        Counts by the name of each of ``PLANNED``, ``UNFINISHED`` and ``UNPICKED``.
     """
     ids = [sample_id for request_id in request_ids for sample_id in store.find(request_id)]
     counts: Counter[str] = Counter()
     for series in store.series():
         picked = {depth: store.picked(series, depth) for depth in LabelDepth}
-        # Of a request that was sampled twice, the sample that was picked.
+        # If a request was sampled twice, take the sample that was picked.
         ids.sort(key=picked[LabelDepth.SERVED].__contains__)
         samples = graded_samples(store, series, ids).items()
         for sample_id, sample in {
@@ -144,12 +144,12 @@ def usable_requests(store: SampleStore, request_ids: Sequence[str]) -> dict[str,
 
 
 def weigh_by_first(summaries: bytes) -> FloatArray:
-    """Weights for a pick: twice as much where the judge calls the first passage wrong.
+    """Weight a pick: twice as much if the judge calls the first passage wrong.
 
     Args:
-        summaries: Those of n judged samples, one after the other.
+        summaries: The summaries of n judged samples, concatenated.
 
     Returns:
-        Shape (n,), > 0.
+        Weights of shape (n,), > 0.
     """
     return label_weights(table_of(summaries))

@@ -1,6 +1,6 @@
 """Prediction-powered estimates: a judge on every sample, corrected by human labels on some.
 
-The judge's own mean is biased by its errors however many samples it grades; human labels alone
+The judge's own mean is biased by its errors however many samples it grades, and human labels alone
 are few. Together they give an interval that is about as narrow as the judge's agreement with
 people allows, and centred where people would put it. Pure: no I/O, no clock, no logging.
 """
@@ -31,18 +31,18 @@ from ctxguard.monitor.estimation.sums import (
 from ctxguard.monitor.estimation.terms import Metric, Table
 
 LABELS_PER_CONTROL = 25
-"""Labelled clusters that each fitted coefficient takes, so that fitting costs little."""
+"""Labelled clusters per fitted coefficient, so that fitting costs little."""
 
 TOLD_LESS_WEIGHT = 2.0
-"""How much likelier a request is to be labelled where the judge's first verdict is a no."""
+"""Relative probability of labelling a request whose first verdict by the judge is a no."""
 
 _HIGHEST_LEVERAGE = 0.5
-"""A control that would give one cluster more than this is left out: it would only fit that one."""
+"""A control that gives one cluster more leverage is left out: it would only fit that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledClusters:
-    """Requests as people graded them and as the judge did, by cluster; see ``of``.
+    """Requests as graded by people and by the judge, by cluster; see ``of``.
 
     Attributes:
         human: Shape (n, 19), as ``ClusterTerms.values``, by the grades of people.
@@ -64,15 +64,15 @@ class LabelledClusters:
         """Pair the rows of people with those of the judge.
 
         Args:
-            human: Shape (n,). What people labelled of the dropped passages may differ from what
-                the judge saw, as long as its probabilities are its own.
-            judge: Shape (n,), the same requests; they tell the sessions.
+            human: Shape (n,). People's labels of dropped passages may differ from the judge's, as
+                long as the probabilities are their own.
+            judge: Shape (n,), the same requests; they define the sessions.
             probability: Shape (n,), the probability with which each was picked for labelling, > 0,
-                up to a factor that all share; None where all had the same. It may depend on what
-                the judge found, never on what people did. A session has its requests' mean weight.
+                up to a common factor; None if all were equal. It may depend on the judge's
+                verdicts, never on people's. A session has its requests' mean weight.
 
         Raises:
-            ConfigurationError: a probability that is not > 0 and finite.
+            ConfigurationError: a probability is not > 0 and finite.
         """
         probability = np.ones(len(judge)) if probability is None else probability
         impossible = probability[~((probability > 0.0) & np.isfinite(probability))]
@@ -93,10 +93,10 @@ class LabelledClusters:
 
 
 def label_weights(judge: Table) -> FloatArray:
-    """How likely each request should be to be picked for labelling, relative to others.
+    """Compute relative probabilities with which to pick requests for labelling.
 
     Labels tell most where the judge's verdicts leave most open (active statistical inference:
-    Zrnic and Candès, ICML 2024, arXiv 2403.03208). Where most first passages are relevant, a
+    Zrnic and Candès, ICML 2024, arXiv 2403.03208). If most first passages are relevant, a
     judge that calls the first one relevant leaves little of MRR open, and one that does not
     leaves much: picking the latter twice as often narrows MRR by nearly a tenth more and costs
     precision and UDCG up to a twentieth (benchmarks/README.md). It pays from an MRR of about
@@ -106,8 +106,8 @@ def label_weights(judge: Table) -> FloatArray:
         judge: Shape (n,), requests by the grades of the judge.
 
     Returns:
-        Shape (n,): ``TOLD_LESS_WEIGHT`` where the first served passage is not relevant, else 1;
-        a ``probability`` of ``LabelledClusters.of``.
+        Shape (n,): ``TOLD_LESS_WEIGHT`` if the first served passage is not relevant, else 1;
+        usable as ``probability`` of ``LabelledClusters.of``.
     """
     return np.where(judge["reciprocal_rank"] == 1.0, 1.0, TOLD_LESS_WEIGHT)
 
@@ -118,19 +118,19 @@ def ppi_estimate(
     unlabelled: TermSums = NO_TERMS,
     precision: Precision = DEFAULT_PRECISION,
 ) -> Estimate:
-    """A metric as people would measure it, from the judge's grades and some human labels.
+    """Estimate a metric as people would measure it, from the judge's grades and human labels.
 
-    Picks the metric's columns and hands them to ``estimate_from_clusters``, which says how.
+    Selects the metric's columns and calls ``estimate_from_clusters``, which has the method.
 
     Args:
-        metric: What is estimated.
+        metric: The metric to estimate.
         labelled: A random part of the sampled requests (whole sessions where there are any).
         unlabelled: The other sampled requests, judged but not labelled.
-        precision: What the estimate needs; its n counts labelled clusters.
+        precision: The precision that the estimate needs; its n counts labelled clusters.
 
     Returns:
-        The estimate, with the number of labelled clusters as n; without a value where that or
-        the width does not suffice, or where all labelled clusters are alike.
+        The estimate, with the number of labelled clusters as n; without a value if that or
+        the width does not suffice, or if all labelled clusters are alike.
     """
     columns = control_columns(metric)
     return estimate_from_clusters(
@@ -154,15 +154,15 @@ def estimate_from_clusters(
     inclusion: FloatArray | None = None,
     precision: Precision = DEFAULT_PRECISION,
 ) -> Estimate:
-    """A metric from the terms and controls of independent clusters.
+    """Estimate a metric from the terms and controls of independent clusters.
 
     The PPI++ estimator (Angelopoulos, Duchi and Zrnic, "PPI++: Efficient Prediction-Powered
     Inference", 2023, arXiv 2311.01453) with a vector λ, for a ratio of means. Each of numerator
     and denominator is the labelled mean of the human terms plus λ·(mean of the controls over all
-    clusters − their mean over the labelled ones). The λ that makes the variance least is that of
+    clusters − their mean over the labelled ones). The λ that minimises the variance is that of
     a regression of the human terms on the controls, which makes this the regression estimator
     for two-phase samples (Särndal, Swensson and Wretman, "Model Assisted Survey Sampling", 1992,
-    §9.7). It is centred right whatever the judge's errors: λ only sets the width. Without
+    §9.7). Its centre is right whatever the judge's errors: λ only sets the width. Without
     controls it is the estimate from human labels alone.
 
     With residuals e of the linearised human terms, leverages h, labelling weights w and the
@@ -170,10 +170,10 @@ def estimate_from_clusters(
     λ'Cλ/N; 1 − h gives back what fitting λ took from e (HC2: MacKinnon and White, "Some
     heteroskedasticity-consistent covariance matrix estimators", Journal of Econometrics, 1985).
     Controls are taken in order, one for each ``LABELS_PER_CONTROL`` labelled clusters, and left
-    out where they repeat the others. Metrics in [0, 1] have their interval on the logit scale.
+    out if they repeat the others. Metrics in [0, 1] have their interval on the logit scale.
 
     Args:
-        metric: What is estimated.
+        metric: The metric to estimate.
         human: Shape (n, 2), numerator and denominator of each labelled cluster by its human
             grades; zeros where the metric is undefined.
         judged: Shape (n, p), p ≥ 2, the controls of the same clusters; the first two are the
@@ -182,11 +182,11 @@ def estimate_from_clusters(
         weights: Shape (n,), the inverse of the probability with which each was picked for
             labelling.
         inclusion: Shape (n,), the probability with which a value unlike the others' would have
-            been observed; None where that is 1.
-        precision: What the estimate needs; its n counts labelled clusters.
+            been observed; None if that is 1.
+        precision: The precision that the estimate needs; its n counts labelled clusters.
 
     Returns:
-        As ``ppi_estimate``.
+        An estimate, as from ``ppi_estimate``.
     """
     counted = human[:, 1] != 0.0
     n = int(np.count_nonzero(counted))
@@ -196,7 +196,7 @@ def estimate_from_clusters(
         return no_estimate(n, effective, precision)
     shares = weights / weights.sum()
     means = shares @ human
-    # One control for both of the judge's terms, with the value that the labels alone give: where
+    # One control for both of the judge's terms, with the value that the labels alone give: if
     # there are labels for a single coefficient, this is the one.
     predictors = np.eye(judged.shape[1])[:, 1:]
     predictors[:2, 0] = 1.0, -means[0] / means[1]
@@ -227,7 +227,7 @@ def estimate_from_clusters(
     df = min(effective - 1.0, degrees_of_freedom(shares * residuals)) - len(chosen)
     n_observable = math.inf
     if inclusion is not None and inclusion[counted].min() < 1.0:
-        # Of what is observed by chance, a few labels may have seen nothing.
+        # A few labels may have missed every value that is observed only by chance.
         n_observable = float(inclusion[counted].sum()) * effective / n
     return shown(
         metric,
@@ -243,14 +243,14 @@ def estimate_from_clusters(
 
 
 def degrees_of_freedom(residuals: FloatArray) -> float:
-    """How many normal residuals would give as certain a sum of squares as these do.
+    """Return the number of normal residuals whose sum of squares would be as certain.
 
     A sum of squares that rests on a few large residuals is uncertain: with the fourth moment as
     seen, 2(Σe²)² / (Σe⁴ − (Σe²)²/n), after Satterthwaite ("An approximate distribution of
     estimates of variance components", Biometrics Bulletin, 1946).
 
     Args:
-        residuals: Shape (n,), of mean about 0; not all of them 0.
+        residuals: Shape (n,), with mean about 0; not all 0.
 
     >>> round(degrees_of_freedom(np.random.default_rng(0).normal(size=100_000)) / 100_000, 1)
     1.0
@@ -262,12 +262,12 @@ def degrees_of_freedom(residuals: FloatArray) -> float:
 
 
 def _independent(columns: FloatArray, constant: FloatArray, most: int) -> list[int]:
-    """The first columns, at most ``most``, that no others explain and no single row decides.
+    """Choose the first columns, at most ``most``, independent and without a dominant row.
 
     Args:
         columns: Shape (n, p).
-        constant: Shape (n,), of length 1: the column that is always there.
-        most: How many to choose.
+        constant: Shape (n,), of length 1: the column that is always included.
+        most: Maximum number of columns.
     """
     chosen: list[int] = []
     basis = constant[:, None]

@@ -1,4 +1,4 @@
-"""A metric and its confidence interval, from the sums of its terms.
+"""Estimates a metric and its confidence interval from the sums of its terms.
 
 Every metric is a ratio of two weighted sums over independent clusters, so one set of additive sums
 and one linearised variance serve them all. Pure: no I/O, no clock, no logging.
@@ -15,10 +15,10 @@ from ctxguard.monitor.estimation.terms import Metric
 
 DEFAULT_CONFIDENCE = 0.95
 DEFAULT_MIN_N = 30
-"""With fewer clusters the intervals do not cover what they claim."""
+"""With fewer clusters the intervals do not reach their stated coverage."""
 
 BORROWED = "borrowed"
-"""The method of an estimate whose labels are of other requests."""
+"""The method of an estimate whose labels belong to other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Estimate:
     """A point estimate with its confidence interval, or the statement that there is none yet.
 
     Attributes:
-        value: The point estimate; None where the data do not suffice, never 0.
+        value: The point estimate; None if the data do not suffice, never 0.
         lower: Lower end of the confidence interval; None with ``value``.
         upper: Upper end; None with ``value``.
         n: Clusters (sessions, and requests without one) in which the metric is defined; with
             human labels, the labelled ones.
-        method: How the interval was computed; ``none`` without one. ``borrowed``: with the
-            judge's errors as labels of other requests show them.
-        n_needed: About how many clusters it would take, where ``value`` is None; None where that
-            cannot be told yet.
+        method: Method of the interval; ``none`` without one. ``borrowed``: the judge's errors
+            come from labels of other requests.
+        n_needed: Approximate number of clusters that suffice, if ``value`` is None; None if that
+            cannot be predicted yet.
     """
 
     value: float | None
@@ -44,21 +44,21 @@ class Estimate:
     method: str
     n_needed: int | None = None
     n_effective: float | None = None
-    """That many clusters of equal weight would give as narrow an interval (Kish): at most ``n``,
-    and far fewer where a few stand for much of the traffic. None where there are none."""
+    """Number of equally weighted clusters with as narrow an interval (Kish): at most ``n``, and far
+    less if a few clusters stand for much of the traffic. None without clusters."""
 
     @property
     def is_borrowed(self) -> bool:
-        """Whether the judge's errors are those in other requests than it is about."""
+        """Whether the judge's errors come from requests other than those of the estimate."""
         return self.method == BORROWED
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What an estimate needs in order to be shown.
+    """The precision that an estimate needs in order to be shown.
 
     Attributes:
-        confidence: Of the intervals, in (0, 1).
+        confidence: Confidence level of the intervals, in (0, 1).
         min_n: Effective number of clusters (sessions, and requests without one) below which there
             is no estimate, ≥ 2.
         max_width: By metric, the interval width above which there is no estimate, > 0; a metric
@@ -84,7 +84,7 @@ class Precision:
                 raise ConfigurationError(f"max_width {width!r} of {metric} must be > 0")
 
     def checked(self, metric: Metric, estimated: Estimate) -> Estimate:
-        """The estimate if its interval is narrow enough, and otherwise the n that it would take.
+        """Return the estimate if its interval is narrow enough, otherwise the n that it needs.
 
         >>> wide = Estimate(0.5, 0.3, 0.7, 100, "normal")
         >>> Precision(max_width={Metric.MRR: 0.2}).checked(Metric.MRR, wide).n_needed
@@ -113,25 +113,25 @@ _LEAST_DF = 4.0
 
 
 def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRECISION) -> Estimate:
-    """A metric with a confidence interval, for a window that is looked at once.
+    """Estimate a metric with a confidence interval, for a window that is looked at once.
 
     The variance of a ratio R = Σ a / Σ b is that of its linearisation,
     n/(n−1) · Σ (a_c − R·b_c)² / (Σ b)² over clusters c (Särndal, Swensson and Wretman, "Model
-    Assisted Survey Sampling", 1992, §5.6). Where weights differ, n clusters tell no more than
+    Assisted Survey Sampling", 1992, §5.6). If weights differ, n clusters tell no more than
     their effective number (Σ b)² / Σ b² of equal ones (Kish, "Survey Sampling", 1965, §11.7):
-    the interval takes Student's t with that less 1 degrees of freedom. Metrics in [0, 1] have it
-    on the logit scale, which keeps it inside and follows its skew. It never excludes what a kind
-    of request too rare to have been seen could still do: at the rates at which such requests
-    would have been noticed, a share of up to 1 − ((1 − confidence)/2)^(1/n_observable) of the
-    traffic may be of that kind. Where all clusters are alike, the interval rests on this alone.
+    the interval takes Student's t with that minus 1 degrees of freedom. Metrics in [0, 1] have it
+    on the logit scale, which keeps it inside and follows its skew. It never excludes the effect of
+    a kind of request too rare to have been seen: at the rates at which such requests would have
+    been noticed, a share of up to 1 − ((1 − confidence)/2)^(1/n_observable) of the traffic may be
+    of that kind. If all clusters are alike, the interval rests on this alone.
 
     Args:
-        metric: What is estimated.
-        sums: From ``TermSums.ratio``.
-        precision: What the estimate needs.
+        metric: The metric to estimate.
+        sums: Its sums, from ``TermSums.ratio``.
+        precision: The precision that the estimate needs.
 
     Returns:
-        The estimate; without a value where n or the width does not suffice, or where UDCG, gain
+        The estimate; without a value if n or the width does not suffice, or if UDCG, gain
         or harm is the same in every cluster: they have no bounds to reason from.
 
     >>> sums = RatioSums(n=100, a=60.0, b=100.0, aa=60.0, ab=60.0, bb=100.0, n_observable=100.0)
@@ -147,7 +147,7 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
         return no_estimate(n, effective, precision)
     value = sums.a / sums.b
     squares = sums.aa - 2.0 * value * sums.ab + value * value * sums.bb
-    # Up to this it is rounding: all clusters are alike.
+    # Anything up to this is rounding: all clusters are alike.
     alike = squares <= 1e-12 * (sums.aa + value * value * sums.bb)
     bounded = metric in IN_UNIT_INTERVAL
     if sums.n_observable <= 0.0 if bounded else alike:
@@ -159,7 +159,7 @@ def estimate(metric: Metric, sums: RatioSums, precision: Precision = DEFAULT_PRE
         df=effective - 1.0,
         n=n,
         effective=effective,
-        # Unequal weights leave as many requests out as a smaller sample would.
+        # Unequal weights leave out as many requests as a smaller sample would.
         n_observable=sums.n_observable * effective / n,
         method="unseen" if alike else "normal-logit" if bounded else "normal",
         precision=precision,
@@ -178,18 +178,18 @@ def shown(
     precision: Precision,
     n_observable: float = math.inf,
 ) -> Estimate:
-    """An estimate with its interval, if that is narrow enough.
+    """Build an estimate with its interval, if that is narrow enough.
 
     Args:
-        metric: What is estimated; in [0, 1] it has its interval on the logit scale.
+        metric: The estimated metric; one in [0, 1] has its interval on the logit scale.
         value: The estimate; a correction may carry a share beyond its range.
         variance: Its variance, ≥ 0.
         df: Degrees of freedom of the variance.
-        n: Clusters.
-        effective: Their effective number.
-        method: How the interval was computed.
-        precision: What the estimate needs.
-        n_observable: As ``RatioSums.n_observable``; infinite where nothing can have been missed.
+        n: Number of clusters.
+        effective: Effective number of clusters.
+        method: Method of the interval.
+        precision: The precision that the estimate needs.
+        n_observable: As ``RatioSums.n_observable``; infinite if nothing can have been missed.
     """
     t = t_quantile((1.0 + precision.confidence) / 2.0, max(df, _LEAST_DF))
     half = t * math.sqrt(variance)
@@ -208,13 +208,13 @@ def shown(
 
 
 def no_estimate(n: int, effective: float, precision: Precision) -> Estimate:
-    """The statement that there are too few clusters, with about how many it would take."""
+    """State that there are too few clusters, with the approximate number needed."""
     needed = math.ceil(precision.min_n * n / effective - 1e-9) if effective else precision.min_n
     return Estimate(None, None, None, n, "none", needed, effective if n else None)
 
 
 def unseen_share(n_observable: float, confidence: float) -> float:
-    """How much of the traffic may be of a kind that was never seen, for one end of an interval.
+    """Bound the share of traffic of a kind that was never seen, for one end of an interval.
 
     >>> round(unseen_share(30, 0.95), 3)
     0.116
@@ -226,7 +226,7 @@ def unseen_share(n_observable: float, confidence: float) -> float:
 
 
 def logistic(x: float) -> float:
-    """The inverse of the logit; 1/(1 + e^−x) without overflow.
+    """Compute the inverse of the logit, 1/(1 + e^−x), without overflow.
 
     >>> logistic(0.0), logistic(-1000.0)
     (0.5, 0.0)
@@ -237,7 +237,7 @@ def logistic(x: float) -> float:
 
 
 def t_quantile(p: float, df: float) -> float:
-    """Quantile of Student's t, by the expansion in 1/df around the normal one.
+    """Compute a quantile of Student's t by the expansion in 1/df around the normal one.
 
     Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5. Within 0.1% for
     df ≥ 6 at p = 0.975, for df ≥ 9 at 0.995; scipy would be a large dependency for one number.

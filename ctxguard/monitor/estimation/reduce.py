@@ -1,4 +1,4 @@
-"""From a sample and its verdicts to a judged request.
+"""Reduces a sample and its verdicts to a judged request.
 
 All served passages are judged, and dropped ones with the probabilities that the sample holds. The
 same reduction serves the verdicts of a judge and the labels of people. Pure: no I/O, no clock, no
@@ -14,7 +14,7 @@ from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 
 _NOTHING_DROPPED = JudgingRates(dropped_rate=1.0)
-"""Where nothing was dropped, all of it is judged with certainty."""
+"""If nothing was dropped, all of it is judged with certainty."""
 
 
 def judged_request(
@@ -25,18 +25,18 @@ def judged_request(
     max_grade: int,
     probability: float | None = None,
 ) -> JudgedRequest:
-    """Reduce the verdicts on a sample to what the estimates need.
+    """Reduce the verdicts on a sample to the numbers that estimates need.
 
     Args:
         record: The sample.
-        verdicts: By passage id; every served passage needs one.
-        utilities: What a passage is worth.
+        verdicts: Verdicts by passage id; every served passage needs one.
+        utilities: The utility of a passage.
         max_grade: The highest grade of the scale.
-        probability: With which it was sampled and then taken up for judging; None for the
-            sampling alone.
+        probability: Probability with which it was sampled and then taken up for judging; None for
+            the probability of sampling alone.
 
     Raises:
-        KeyError: a served passage without a verdict.
+        KeyError: a served passage has no verdict.
     """
     rates = record.rates if record.dropped else _NOTHING_DROPPED
     ids = record.passage_ids
@@ -72,7 +72,7 @@ def judged_request(
                 utilities=utilities,
             )
         ),
-        # Those with a verdict stand for those without.
+        # Missing verdicts are treated as missing at random.
         dropped_relevant=dropped_relevant / share if is_observed else None,
         dropped_probability=outside_baseline * share,
         pool_relevant=n_relevant if full_pool and not n_missing else None,
@@ -87,18 +87,18 @@ def judged_request(
 def recall_loss(
     record: SampleRecord, verdicts: Mapping[str, Judgment], k: int | None
 ) -> float | None:
-    """Share of the relevant among the retriever's first k that was not served.
+    """Compute the share of the relevant among the retriever's first k that was not served.
 
-    Only of requests that were chosen whatever was served: those whose pool was judged because
+    Uses only requests that were chosen whatever was served: those whose pool was judged because
     nothing relevant was served would make the loss look larger.
 
     Args:
         record: The sample.
-        verdicts: By passage id.
-        k: How many of the pool count, in the retriever's own order; None for all of it.
+        verdicts: Verdicts by passage id.
+        k: Number of the pool's passages that count, in the retriever's own order; None for all.
 
     Returns:
-        None where they were not all judged by design, a verdict is missing, or none is relevant.
+        None if they were not all judged by design, a verdict is missing, or none is relevant.
     """
     pool = sorted((*record.served, *record.dropped))
     first = pool[:k]

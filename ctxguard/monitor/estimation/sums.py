@@ -1,4 +1,4 @@
-"""Terms added up over independent clusters: all that an estimate needs of any number of requests.
+"""Terms added up over independent clusters: sufficient for estimates from any number of requests.
 
 A cluster is a session, or a request that belongs to none. Requests may come in parts, such as the
 pages of a store. Pure: no I/O, no clock, no logging.
@@ -20,7 +20,7 @@ _WIDTH = 2 * len(_METRICS) + len(_SERVED)
 
 
 def control_columns(metric: Metric) -> list[int]:
-    """The columns of ``ClusterTerms.values`` that may predict a metric.
+    """Return the columns of ``ClusterTerms.values`` that may predict a metric.
 
     These are its numerator and denominator, whether the first served passage is relevant, whether
     any is, and how many are.
@@ -30,19 +30,19 @@ def control_columns(metric: Metric) -> list[int]:
 
 
 def numerator_column(metric: Metric) -> int:
-    """The column of ``ClusterTerms.values`` of a metric's numerator; its denominator follows."""
+    """Return the numerator's column in ``ClusterTerms.values``; the denominator's follows."""
     return 2 * _METRICS.index(metric)
 
 
 class ClusterTerms(NamedTuple):
-    """The terms of every metric, one row a cluster, weighted by 1/π.
+    """The terms of every metric, one row per cluster, weighted by 1/π.
 
     Attributes:
         values: Shape (n, 19): numerator and denominator of each metric in the order of
-            ``Metric``, 0 where it is undefined; then whether the first served passage is
-            relevant, whether any is, and how many are.
+            ``Metric``, 0 if it is undefined; then whether the first served passage is
+            relevant, whether any is, and the number of relevant ones.
         inclusion: Shape (n, 8): for each metric the probability with which a value unlike the
-            others' would have been observed; 0 where it is undefined.
+            others' would have been observed; 0 if it is undefined.
     """
 
     values: FloatArray
@@ -50,7 +50,7 @@ class ClusterTerms(NamedTuple):
 
 
 def request_terms(table: Table) -> ClusterTerms:
-    """The terms of each request as a cluster by itself, whatever its session."""
+    """Return the terms of each request as its own cluster, whatever its session."""
     values = np.empty((len(table), _WIDTH))
     inclusion = np.empty((len(table), len(_METRICS)))
     for place, metric in enumerate(_METRICS):
@@ -65,7 +65,7 @@ def request_terms(table: Table) -> ClusterTerms:
 
 
 def clusters(session: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The cluster of each request, numbered from 0: its session, or itself where it has none.
+    """Number the clusters of requests from 0: a session, or a single request without one.
 
     >>> clusters(np.array([0, 7, 0, 7])).tolist()
     [0, 2, 1, 2]
@@ -80,7 +80,7 @@ def clusters(session: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def by_cluster(terms: ClusterTerms, cluster: NDArray[np.int64]) -> ClusterTerms:
-    """Rows added up by cluster, in the order of the clusters' numbers."""
+    """Add up rows by cluster, in the order of the clusters' numbers."""
     n = int(cluster.max(initial=-1)) + 1
     values = np.zeros((n, terms.values.shape[1]))
     inclusion = np.zeros((n, terms.inclusion.shape[1]))
@@ -98,7 +98,7 @@ class RatioSums:
         a, b: Weighted sums of numerators and denominators.
         aa, ab, bb: Sums over clusters of the products of their own weighted sums.
         n_observable: The expected number of clusters in which a value unlike the others' would
-            have been observed: below n where a part of each is judged with a probability only.
+            have been observed: below n if a part of each is judged with a probability only.
     """
 
     n: int = 0
@@ -115,7 +115,7 @@ class ControlSums:
     """Sums over n clusters of columns that a judge gives.
 
     Attributes:
-        n: Clusters.
+        n: Number of clusters.
         totals: Shape (p,), the sum of each column.
         products: Shape (p, p), the sums of the products of two columns.
     """
@@ -126,7 +126,7 @@ class ControlSums:
 
     @classmethod
     def of(cls, columns: FloatArray) -> "ControlSums":
-        """The sums of columns, shape (n, p)."""
+        """Sum columns of shape (n, p)."""
         return cls(len(columns), columns.sum(axis=0), columns.T @ columns)
 
     def __add__(self, other: "ControlSums") -> "ControlSums":
@@ -151,7 +151,7 @@ class TermSums:
 
     @classmethod
     def of(cls, terms: ClusterTerms) -> "TermSums":
-        """The sums over some clusters."""
+        """Sum the terms of some clusters."""
         # A denominator of 0 is a cluster in which the metric is not defined, such as recall
         # without a relevant passage.
         defined = terms.values[:, _DENOMINATORS] > 0.0
@@ -169,7 +169,7 @@ class TermSums:
         )
 
     def ratio(self, metric: Metric) -> RatioSums:
-        """The sums of one metric."""
+        """Return the sums of one metric."""
         place = _METRICS.index(metric)
         a, b = 2 * place, 2 * place + 1
         totals, products = self.values.totals, self.values.products
@@ -184,7 +184,7 @@ class TermSums:
         )
 
     def controls(self, metric: Metric) -> ControlSums:
-        """The sums of the columns that may tell of one metric, as ``control_columns``."""
+        """Return the sums of the columns that may predict a metric, as ``control_columns``."""
         chosen = control_columns(metric)
         return ControlSums(
             self.values.n, self.values.totals[chosen], self.values.products[np.ix_(chosen, chosen)]
@@ -192,11 +192,11 @@ class TermSums:
 
 
 NO_TERMS = TermSums.of(ClusterTerms(np.empty((0, _WIDTH)), np.empty((0, len(_METRICS)))))
-"""The sums over no cluster."""
+"""The sums over zero clusters."""
 
 
 class Accumulator:
-    """Adds requests up part by part; its memory grows with the number of sessions only."""
+    """Adds up requests part by part; its memory grows only with the number of sessions."""
 
     def __init__(self) -> None:
         self._alone = NO_TERMS
@@ -213,7 +213,7 @@ class Accumulator:
             self._sessions.append((ids, by_cluster(rest, cluster)))
 
     def sums(self) -> TermSums:
-        """The sums over all clusters so far."""
+        """Return the sums over all clusters so far."""
         if not self._sessions:
             return self._alone
         ids = np.concatenate([part for part, _ in self._sessions])
@@ -226,7 +226,7 @@ class Accumulator:
 
 
 def sums_of(table: Table) -> TermSums:
-    """The sums of some requests, clustered by session.
+    """Sum the terms of some requests, clustered by session.
 
     >>> from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
     >>> request = JudgedRequest(0.5, (1,), (1.0,), 1.0, 1.0, None, 0.0, 0.5)

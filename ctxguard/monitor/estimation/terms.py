@@ -1,4 +1,4 @@
-"""What one judged request adds to each metric: one row a request, one column a number.
+"""The contribution of one judged request to each metric: a row per request, a column per number.
 
 A request is packed into a row once, when its verdicts are in. The store keeps the row's bytes, and
 every estimate reads rows as columns. Pure: no I/O, no clock, no logging.
@@ -20,50 +20,50 @@ from ctxguard.errors import DataError
 
 
 class Metric(StrEnum):
-    """What is estimated. A closed set: it labels a metric."""
+    """An estimated metric. A closed set: it labels a metric."""
 
     RECALL = "recall"
     """Share of the pools' relevant passages that were served, all requests taken together."""
     MRR = "mrr"
-    """Mean reciprocal rank of what was served, over requests whose pool holds a relevant one."""
+    """Mean reciprocal rank of the served passages, over requests whose pool has a relevant one."""
     UDCG = "udcg"
     GAIN = "gain"
     HARM = "harm"
     PRECISION = "precision"
     RECALL_LOSS = "recall_loss"
-    """Mean share of the relevant among the retriever's first few that was not served: what a
+    """Mean share of the relevant among the retriever's first few that was not served, which a
     certificate bounds."""
     RETRIEVER_MISS = "retriever_miss"
     """Share of the relevant passages that lie beyond the retriever's pool, from audits. The other
-    metrics are relative to the pool and know nothing of these."""
+    metrics are relative to the pool and ignore these."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRequest:
-    """The verdicts on one request, reduced to what the estimates need.
+    """The verdicts on one request, reduced to the numbers that estimates need.
 
     Attributes:
         probability: π, the probability with which the request was sampled, in (0, 1].
-        grades: Of the served passages, in the order of the decision.
-        utilities: What each of them is worth, in the same order.
+        grades: Grades of the served passages, in the order of the decision.
+        utilities: Utilities of the served passages, in the same order.
         dropped_relevant: Relevant passages among the dropped ones that were judged, each divided
-            by the probability with which it was judged: estimates how many were dropped. None
-            where dropped passages were to be judged and none of them got a verdict.
+            by its probability of being judged: an estimate of how many were dropped. None if
+            dropped passages were to be judged and none of them got a verdict.
         dropped_probability: The probability with which a dropped passage was judged, in [0, 1]; 1
-            where none was dropped.
-        pool_relevant: Relevant passages in the full pool, where all of it was judged by
-            design; None elsewhere.
+            if none was dropped.
+        pool_relevant: Relevant passages in the full pool, if all of it was judged by
+            design; otherwise None.
         full_pool_probability: The probability with which the full pool was to be judged, in
             [0, 1].
-        full_pool_probability_if_no_hit: The same, had nothing relevant been served.
+        full_pool_probability_if_no_hit: The same, if nothing relevant had been served.
         session_id: Requests of one session are not independent and are counted as one cluster.
         recall_loss: Share of the relevant among the retriever's first few that was not served;
-            None where they were not all judged by design, or none is relevant.
-        missed_relevant: How many relevant passages an audit estimates beyond the pool; None for
-            a request that was not audited.
-        audit_probability: The probability with which it was to be audited.
-        partial_pool_relevant: Relevant passages in a pool that was to be judged in full and in
-            which verdicts are missing, as far as they are judged; None elsewhere.
+                None if they were not all judged by design, or none is relevant.
+            missed_relevant: An audit's estimate of the relevant passages beyond the pool; None for
+                a request that was not audited.
+            audit_probability: The probability with which it was to be audited.
+            partial_pool_relevant: Relevant passages among the judged ones of a pool that was to be
+                judged in full but lacks verdicts; otherwise None.
     """
 
     probability: float
@@ -83,11 +83,11 @@ class JudgedRequest:
 
     @property
     def kept_relevant(self) -> int:
-        """Relevant passages served."""
+        """Number of relevant passages served."""
         return sum(grade > 0 for grade in self.grades)
 
     def to_row(self) -> bytes:
-        """The request as one row of ``ROW``: ``ROW.itemsize`` bytes."""
+        """Pack the request into one row of ``ROW``: ``ROW.itemsize`` bytes."""
         worth = udcg(self.utilities)
         numbers = (
             self.probability,
@@ -137,14 +137,14 @@ ROW = np.dtype([*((name, "<f8") for name in _NUMBERS), ("session", "<i8")])
 _PACKED = struct.Struct(f"<{len(_NUMBERS)}dq")
 _NAN = float("nan")
 _MOST = 1e9
-"""No number of a request is larger, and no probability so small; sums of squares stay finite."""
+"""Upper bound of a request's numbers and of 1 / probability; sums of squares stay finite."""
 
 Table = NDArray[np.void]
 """Judged requests as rows of ``ROW``, shape (n,)."""
 
 
 def session_number(session_id: str | None) -> int:
-    """A session as a whole number; 0 for none."""
+    """Hash a session to a whole number; 0 for a request without one."""
     if session_id is None:
         return 0
     hashed = blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -152,15 +152,15 @@ def session_number(session_id: str | None) -> int:
 
 
 def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
-    """The table of packed rows, one after the other.
+    """Read packed rows, one after another, as a table.
 
     Args:
         rows: The rows.
-        n: How many there must be; None for any number.
+        n: Required number of rows; None for any number.
 
     Raises:
-        DataError: their length is no multiple of a row's, there are more or fewer than ``n``, or a
-            number is none that a request can have.
+        DataError: their length is not a multiple of a row's, their number is not ``n``, or a
+            request cannot have one of the numbers.
     """
     joined = rows if isinstance(rows, bytes) else b"".join(rows)
     if len(joined) % ROW.itemsize:
@@ -181,13 +181,13 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
 
 
 class RatioTerm(NamedTuple):
-    """What requests add to one metric before weighting by 1/π, one number a request.
+    """Contributions of requests to one metric before weighting by 1/π, one per request.
 
     Attributes:
-        numerator: Shape (n,); NaN where the metric is not defined or was not observed.
+        numerator: Shape (n,); NaN if the metric is not defined or was not observed.
         denominator: Shape (n,); NaN with ``numerator``.
         inclusion: Shape (n,), the probability with which a value unlike the others' would have
-            been observed: below 1 where a part of each request is judged with a probability only.
+            been observed: below 1 if a part of each request is judged with a probability only.
     """
 
     numerator: FloatArray
@@ -196,7 +196,7 @@ class RatioTerm(NamedTuple):
 
 
 def term(metric: Metric, table: Table) -> RatioTerm:
-    """The numerators and denominators that requests add to a metric.
+    """Compute the numerators and denominators that requests add to a metric.
 
     >>> request = JudgedRequest(0.1, (0, 1), (-0.5, 1.0), 5.0, 0.2, None, 0.0, 0.5)
     >>> table = table_of(request.to_row())
@@ -224,14 +224,14 @@ def _recall(table: Table) -> _Columns:
 
 
 def _reciprocal_rank(table: Table) -> _Columns:
-    """RR where a relevant passage was served; 0, with the weight of a judged pool, where not.
+    """RR if a relevant passage was served; otherwise 0, with the weight of a judged pool.
 
-    A context without a relevant passage has RR 0 if its pool holds one and none otherwise.
-    Which of the two can be told only from a fully judged pool: each stands for
-    1/full_pool_probability requests like it. Counting those alone in which a dropped relevant
-    passage happened to be seen would bias the mean upwards. Where verdicts are missing, a pool in
+    A context without a relevant passage has RR 0 if its pool holds one, otherwise no RR.
+    Only a fully judged pool can tell which: each stands for
+    1/full_pool_probability requests like it. Counting only those in which a dropped relevant
+    passage happened to be seen would bias the mean upwards. If verdicts are missing, a pool in
     which a relevant one was found holds one; one in which none was found counts as if it held
-    none, which is wrong only where the sole relevant passage is among the missing.
+    none, which is wrong only if the sole relevant passage is among the missing.
     """
     has_hit = table["kept_relevant"] > 0
     probability = table["full_pool_probability"]
