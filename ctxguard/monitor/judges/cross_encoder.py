@@ -1,4 +1,4 @@
-"""The judge that is a cross-encoder, other than the guard's own reranker."""
+"""A cross-encoder as judge, other than the guard's own reranker."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class CrossEncoderJudge:
-    """Grades 1 where a cross-encoder's logit reaches a threshold, else 0.
+    """Grades 1 if a cross-encoder's logit reaches a threshold, else 0.
 
     Its verdicts repeat the model's errors, however many samples it grades. Check the model and the
     threshold against human labels, which also correct the estimates
     (``ctxguard.monitor.estimation.ppi``).
 
-    The guard's own reranker would agree with its own ranking, so it is refused: where ``reranker``
+    The guard's own reranker would agree with its own ranking, so it is refused: if ``reranker``
     or ``guard`` is given, its weights are compared, whatever its name.
 
     Args:
@@ -38,8 +38,8 @@ class CrossEncoderJudge:
         guard: The guard whose traffic is judged.
 
     Raises:
-        ConfigurationError: the reranker's own weights, a threshold that is not finite, or a
-            model that cannot be loaded.
+        ConfigurationError: the weights are the reranker's own, the threshold is not finite, or
+            the model cannot be loaded.
         MissingExtraError: the extra ``embedded`` is not installed.
     """
 
@@ -69,7 +69,7 @@ class CrossEncoderJudge:
         self._ledger = Ledger()
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """One verdict per passage, in their order; None where the logit is not finite."""
+        """Return one verdict per passage, in their order; None if the logit is not finite."""
         if not passages:
             return []
         # One lone surrogate would make the tokenizer refuse the whole batch.
@@ -82,11 +82,11 @@ class CrossEncoderJudge:
         ]
 
     def accounts(self) -> JudgeAccounts:
-        """Its counts so far; a call is one list of passages."""
+        """Return its counts so far; a call is one list of passages."""
         return self._ledger.snapshot()
 
     def rejected(self) -> tuple[RejectedReply, ...]:
-        """The last 1,000 scores that gave no verdict, oldest first."""
+        """Return the last 1,000 scores that gave no verdict, oldest first."""
         return self._ledger.rejected()
 
     def _verdict(self, passage: Passage, logit: float) -> Judgment | None:
@@ -98,7 +98,7 @@ class CrossEncoderJudge:
 
 
 def _fingerprints(reranker: Reranker | None, guard: "ContextGuard | None") -> list[str]:
-    """The fingerprints of the models that the guard uses, as far as they are known."""
+    """Return the fingerprints of the models that the guard uses, as far as they are known."""
     fingerprints = [] if reranker is None else [reranker.fingerprint]
     if guard is not None:
         own = getattr(guard.retriever, "fingerprint", None)

@@ -1,4 +1,4 @@
-"""The judge that takes its verdicts from labels known beforehand."""
+"""A judge that takes its verdicts from labels known beforehand."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -13,10 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class UnjudgedAs(StrEnum):
-    """What a missing label means."""
+    """The meaning of a missing label."""
 
     IRRELEVANT = "irrelevant"
-    """A passage without a label counts as not relevant. Where the labels give some passages the
+    """A passage without a label counts as not relevant. If the labels give some passages the
     grade 0, it is worth ``Utilities.unjudged``, as in calibration."""
     UNKNOWN = "unknown"
     """The labels are partial: a passage without a label has no verdict."""
@@ -26,17 +26,17 @@ class LabelJudge:
     """Judges by known labels: qrels, or human labels.
 
     Labels name a query by its original text, and samples hold its redacted text, so a query is
-    looked up by both. Where several labelled queries have the same redacted text and different
+    looked up by both. If several labelled queries have the same redacted text and different
     labels, a sample of that text has no verdict, and ``ambiguous`` counts the text.
 
     Args:
         qrels: Query text to passage id to grade. A negative grade is read as 0.
         distractors: Query text to the ids of its known distractors.
-        unjudged: What a missing label means. A query without any label has no verdicts in either
-            case.
+        unjudged: The meaning of a missing label. A query without any label has no verdicts in
+            either case.
         version: Identifies the labels; change it when they change.
-        redactor: The samples' own redactor (``Privacy.redactor``); where samples hold a keyed
-            hash of the query, the redactor and then the hash. None where samples hold queries
+        redactor: The samples' own redactor (``Privacy.redactor``); if samples hold a keyed
+            hash of the query, the redactor followed by the hash. None if samples hold queries
             unchanged.
 
     Attributes:
@@ -78,7 +78,7 @@ class LabelJudge:
             )
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """One verdict per passage, in their order.
+        """Return one verdict per passage, in their order.
 
         >>> judge = LabelJudge({"how?": {"a": 2}}, {"how?": {"b"}})
         >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
@@ -107,7 +107,7 @@ class LabelJudge:
         return verdicts
 
     def _by_redacted(self, redactor: Redactor) -> dict[str, str | None]:
-        """The query that each redacted text stands for; None where several disagree."""
+        """Map each redacted text to the query that it stands for; None if several disagree."""
         queries: dict[str, list[str]] = {}
         for query in self._qrels:
             text = redacted(query, redactor)
@@ -122,7 +122,7 @@ class LabelJudge:
         return self._labels_of(query) == self._labels_of(other)
 
     def _labels_of(self, query: str) -> tuple[dict[str, int], set[str]]:
-        """The labels that ``judge`` uses; where labels are complete, those that say something."""
+        """Return the labels that ``judge`` uses; only informative ones if labels are complete."""
         grades = {
             passage_id: max(grade, 0)
             for passage_id, grade in self._qrels[query].items()

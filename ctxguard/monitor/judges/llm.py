@@ -1,4 +1,4 @@
-"""The judge that is a language model, behind any endpoint with the chat completions protocol.
+"""A language model as judge, behind any endpoint with the chat completions protocol.
 
 Each call has one passage. In a list, a grade depends on the other passages, so recall, which
 compares served passages with dropped ones, would be biased; one passage could influence another's
@@ -41,9 +41,9 @@ _DENIED = (*_REDIRECTS, 401, 403, 404)
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _MAX_ANSWER_BYTES = 2**20
-"""A grade takes less than a thousand."""
+"""A grade takes less than a thousand bytes."""
 _SHORTEST_KEY = 8
-"""Shorter ones are placeholders, such as ``none``, and ordinary words."""
+"""Shorter keys are placeholders, such as ``none``, and ordinary words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Pacer:
     """Spaces calls evenly, over all threads.
 
     Args:
-        per_second: The highest rate of calls, > 0; None for no limit.
+        per_second: Maximum rate of calls, > 0; None disables it.
         clock: Monotonic seconds.
         sleep: Waits for a number of seconds.
     """
@@ -90,7 +90,7 @@ class Pacer:
         self._free_at = -math.inf
 
     def wait(self) -> None:
-        """Return when the next call may be sent."""
+        """Wait until the next call may be sent."""
         if self._interval_seconds == 0.0:
             return
         with self._lock:
@@ -115,30 +115,30 @@ class LLMJudge:
     the time in ``Retry-After`` up to the library's own bound, or else with exponential backoff and
     jitter.
 
-    The endpoint is not trusted: a redirect is not followed, since it would send passages to a host
-    that nobody chose; a compressed answer is not unpacked; and an answer of more than 1 MiB, or
-    one that takes too long as a whole, is broken off.
+    The endpoint is not trusted: redirects are not followed, since they would send passages to a
+    host that nobody chose; compressed answers are not unpacked; and an answer of more than 1 MiB,
+    or one that takes too long in total, is aborted.
 
-    Threads may share a judge. A forked child starts with a client and counts of its own.
+    Threads may share a judge. A forked child starts with its own client and counts.
 
     Args:
         model: Name of the model at the endpoint. Use a dated version: an alias may change its
             model without notice.
         base_url: URL of the endpoint; None for the client library's (``OPENAI_BASE_URL``).
-        api_key: None for the environment's ``OPENAI_API_KEY``; a local server accepts any text.
+        api_key: Key; None for the environment's ``OPENAI_API_KEY``; a local server accepts any.
         max_passage_chars: Longer titles and texts are truncated and counted, ≥ 1.
-        max_reply_tokens: Longest reply, ≥ 1: bounds the cost of a model that ignores the schema;
-            a model that writes its reasoning out needs more.
-        concurrency: Calls at once within one ``judge``, ≥ 1.
-        max_calls_per_second: Over all threads of this process, retries included, > 0; None for
-            no limit.
-        timeout_seconds: For one call from its start to the end of the reply, > 0; connecting may
-            take as long again.
-        retries: How often a failed call is repeated, ≥ 0.
+        max_reply_tokens: Maximum length of a reply, ≥ 1: bounds the cost of a model that ignores
+            the schema; a model that writes out its reasoning needs more.
+        concurrency: Maximum number of concurrent calls within one ``judge``, ≥ 1.
+        max_calls_per_second: Over all threads of this process, retries included, > 0; None
+            disables it.
+        timeout_seconds: Limit of one call from its start to the end of the reply, > 0; connecting
+            may take as long again.
+        retries: Number of times that a failed call is repeated, ≥ 0.
         prices: Prices of tokens; None counts no cost.
 
     Raises:
-        ConfigurationError: a setting out of its range, or no API key.
+        ConfigurationError: a setting is out of its range, or there is no API key.
         MissingExtraError: the extra ``judge`` is not installed.
     """
 
@@ -191,14 +191,14 @@ class LLMJudge:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Drop the connections without closing them: they are the parent's."""
+        """Drop the connections without closing them: they belong to the parent."""
         self._client: Any = None
         self._connecting = threading.Lock()
         self._pacer = Pacer(self._max_calls_per_second)
         self._this_thread = threading.local()
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
-        """One verdict per passage, in their order; None where there is no valid verdict.
+        """Return one verdict per passage, in their order; None if there is no valid verdict.
 
         Raises:
             StageUnavailableError: the endpoint answered for none of them after all retries: an
@@ -223,18 +223,18 @@ class LLMJudge:
         ]
 
     def accounts(self) -> JudgeAccounts:
-        """Its counts so far in this process."""
+        """Return its counts so far in this process."""
         prices = self._prices
         return self._ledger.snapshot(
             None if prices is None else (prices.input_per_million, prices.output_per_million)
         )
 
     def rejected(self) -> tuple[RejectedReply, ...]:
-        """The replies that gave no verdict and were not taken, the last 1,000 at most."""
+        """Return the replies that gave no verdict and were not taken, the last 1,000 at most."""
         return self._ledger.rejected()
 
     def take_rejected(self) -> tuple[RejectedReply, ...]:
-        """Return what ``rejected`` does, and keep none of it."""
+        """Return the rejected replies and forget them."""
         return self._ledger.take_rejected()
 
     def close(self) -> None:
@@ -279,9 +279,9 @@ class LLMJudge:
         request.extensions["trace"] = self._bound_connection
 
     def _bound_connection(self, event: str, info: dict[str, Any]) -> None:
-        """Bound all that is read from a new connection by the call that the thread is making.
+        """Apply the limits of the thread's current call to all reads from a new connection.
 
-        The client library's own timeout is for each read: one byte at a time never reaches it.
+        The client library's own timeout applies to each read: one byte at a time never reaches it.
         """
         if not event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             return
@@ -320,7 +320,7 @@ class LLMJudge:
     def _complete(
         self, client: Any, conversation: list[dict[str, str]]
     ) -> tuple[int | InvalidReason, str]:
-        """A grade or why there is none, and the reply or what failed."""
+        """Return a grade or why there is none, and the reply or the failure."""
         library = self._library
         try:
             # The raw reply, because the library coerces any reply into its own types.
@@ -350,7 +350,7 @@ class _TooLongError(Exception):
 
 
 def _leave_packed(response: Any) -> None:
-    """Let an answer that is compressed all the same be read as it is, which is no verdict."""
+    """Leave an answer that is compressed all the same as it is, which is no verdict."""
     response.headers.pop("Content-Encoding", None)
 
 
@@ -380,10 +380,10 @@ def _of_status(status_code: int) -> InvalidReason:
 def _in_threads(
     ask: Callable[[Passage], int | InvalidReason], passages: Sequence[Passage], n_threads: int
 ) -> list[int | InvalidReason]:
-    """The results of ``ask`` for the passages, in their order.
+    """Return the results of ``ask`` for the passages, in their order.
 
-    On daemon threads rather than in a pool: the interpreter joins a pool's threads at exit, so a
-    hanging endpoint would keep the process alive.
+    Runs on daemon threads rather than in a pool: the interpreter joins a pool's threads at exit,
+    so a hanging endpoint would keep the process alive.
     """
     answers: dict[int, int | InvalidReason] = {}
     errors: list[Exception] = []

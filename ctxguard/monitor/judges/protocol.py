@@ -15,9 +15,9 @@ class Judgment:
     Attributes:
         passage_id: The passage.
         grade: 0 for irrelevant, higher for more relevant.
-        negative: How a passage of grade 0 is known to mislead; None where it is not known to.
-        judged: False where grade 0 stands for a label that is missing, among labels that also say
-            what is not relevant: the passage is then worth ``Utilities.unjudged``.
+        negative: How a passage of grade 0 is known to mislead; None if it is not known to.
+        judged: False if grade 0 stands for a missing label, in a set that also labels irrelevant
+            passages: the passage is then worth ``Utilities.unjudged``.
     """
 
     passage_id: str
@@ -50,11 +50,11 @@ class Judge(Protocol):
         """Grade passages.
 
         Returns:
-            One verdict per passage, in their order; None where there is no valid verdict. One
+            One verdict per passage, in their order; None if there is no valid verdict. One
             passage never costs another its verdict.
 
         Raises:
-            Exception: the judge could not be called at all, such as in an outage. The sample then
-                waits for another attempt.
+            Exception: the judge could not be called at all, for example in an outage. The sample
+                then waits for another attempt.
         """
         ...

@@ -1,7 +1,7 @@
-"""Reading a language model's reply: a grade, or the reason why it is no verdict.
+"""Reads a language model's reply: a grade, or the reason why it is no verdict.
 
-Replies are untrusted and read strictly: a server may ignore the schema, and a verdict that has to
-be guessed is not valid. Pure: no I/O, no clock, no logging.
+Replies are untrusted and read strictly: a server may ignore the schema, and a verdict that needs
+guessing is not valid. Pure: no I/O, no clock, no logging.
 """
 
 import json
@@ -18,8 +18,8 @@ class Reply:
 
     Attributes:
         verdict: A grade in 0..3, or why there is none.
-        input_tokens: None where the reply does not report them.
-        output_tokens: None where the reply does not report them.
+        input_tokens: Tokens of the prompt; None if the reply does not report them.
+        output_tokens: Tokens of the reply; None if it does not report them.
     """
 
     verdict: int | InvalidReason
@@ -80,7 +80,7 @@ def _grade(content: str) -> int | InvalidReason:
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a repeated key, of which the json module would silently take the last value."""
+    """Refuse a repeated key: the json module would silently take its last value."""
     read = dict(pairs)
     if len(read) < len(pairs):
         raise _RepeatedKeyError

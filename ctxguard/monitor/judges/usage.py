@@ -15,7 +15,7 @@ _MAX_CHARS = 4000
 
 
 class InvalidReason(StrEnum):
-    """Why a passage has no valid verdict. A closed set: it labels a metric."""
+    """The reason why a passage has no valid verdict. A closed set: it labels a metric."""
 
     REFUSED = "refused"
     """The model or a content filter declined to answer."""
@@ -32,7 +32,7 @@ class InvalidReason(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     """An integer outside the judge's grades."""
     NOT_FINITE = "not_finite"
-    """A score that is NaN or infinite, of a judge that scores."""
+    """A NaN or infinite score, from a judge that scores."""
     REJECTED = "rejected"
     """The endpoint refused this request: too long, filtered, or an unknown option."""
     DENIED = "denied"
@@ -52,7 +52,7 @@ UNAVAILABLE = frozenset(
         InvalidReason.UNREACHABLE,
     }
 )
-"""The reasons that do not depend on the passage: the judge could not be reached, or refused all."""
+"""Reasons that do not depend on the passage: the judge was unreachable, or refused all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class JudgeAccounts:
         retries: Requests that repeated a failed one.
         verdicts: Passages with a valid verdict.
         invalid: Passages without a valid verdict, by reason.
-        cut_passages: Passages longer than the judge reads, which were truncated.
-        input_tokens: As the endpoint reported them.
-        output_tokens: As the endpoint reported them.
+        cut_passages: Passages truncated because they were longer than the judge reads.
+        input_tokens: Prompt tokens, as the endpoint reported them.
+        output_tokens: Reply tokens, as the endpoint reported them.
         unmetered: Replies that did not report tokens; tokens and cost are then too low.
-        cost: Of the reported tokens, in the currency of the prices; None without prices.
+        cost: Cost of the reported tokens, in the currency of the prices; None without prices.
     """
 
     calls: int
@@ -89,9 +89,9 @@ class RejectedReply:
     """A reply that gave no valid verdict, for inspection.
 
     Attributes:
-        passage_id: The passage that was to be graded.
+        passage_id: The passage to be graded.
         reason: Why the reply is no verdict.
-        reply: Its first 4,000 characters, redacted; empty where that failed. It may quote the
+        reply: Its first 4,000 characters, redacted; empty if redaction failed. It may quote the
             passage.
     """
 
@@ -108,7 +108,7 @@ class Ledger:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """Forget every count, and the replies kept."""
+        """Reset every count, and drop the replies kept."""
         self._lock = threading.Lock()
         self._calls = self._retries = self._verdicts = self._cut = 0
         self._input_tokens = self._output_tokens = self._unmetered = 0
@@ -127,7 +127,7 @@ class Ledger:
             self._cut += 1
 
     def used(self, input_tokens: int | None, output_tokens: int | None) -> None:
-        """Count the tokens of a reply; None where it does not report them."""
+        """Count the tokens of a reply; None if it does not report them."""
         with self._lock:
             self._input_tokens += input_tokens or 0
             self._output_tokens += output_tokens or 0
@@ -146,19 +146,19 @@ class Ledger:
             self._rejected.append(kept)
 
     def rejected(self) -> tuple[RejectedReply, ...]:
-        """The replies that gave no verdict and were not taken, the last 1,000 at most."""
+        """Return the replies that gave no verdict and were not taken, the last 1,000 at most."""
         with self._lock:
             return tuple(self._rejected)
 
     def take_rejected(self) -> tuple[RejectedReply, ...]:
-        """Return what ``rejected`` does, and keep none of it."""
+        """Return the rejected replies and forget them."""
         with self._lock:
             taken = tuple(self._rejected)
             self._rejected.clear()
         return taken
 
     def snapshot(self, prices_per_million: tuple[float, float] | None = None) -> JudgeAccounts:
-        """The counts now, with the cost at these prices of input and output tokens."""
+        """Return the counts now, with the cost at these prices of input and output tokens."""
         with self._lock:
             cost = None
             if prices_per_million is not None:

@@ -1,7 +1,7 @@
-"""The verdicts on one sample as JSON: what the store keeps of them.
+"""The verdicts on one sample as JSON, the form in which the store keeps them.
 
 For each passage a list of its grade and of how one of grade 0 misleads; a third element, false,
-follows where the grade stands for a missing label.
+follows if the grade stands for a missing label.
 """
 
 import json
@@ -12,7 +12,7 @@ from ctxguard.monitor.judges.protocol import Judgment
 
 
 def verdicts_to_json(verdicts: Mapping[str, Judgment]) -> str:
-    """Verdicts by passage id, for ``verdicts_from_json``.
+    """Convert verdicts by passage id to JSON, for ``verdicts_from_json``.
 
     >>> verdicts_to_json({"a": Judgment("a", 2)})
     '{"a":[2,null]}'
@@ -27,7 +27,7 @@ def verdicts_to_json(verdicts: Mapping[str, Judgment]) -> str:
 
 
 def verdicts_from_json(text: str) -> dict[str, Judgment]:
-    """The verdicts of which ``verdicts_to_json`` returned ``text``; none for an empty text."""
+    """Read the verdicts from a text of ``verdicts_to_json``; empty for an empty text."""
     return {
         passage_id: Judgment(
             passage_id, int(grade), None if negative is None else Negative(negative), *judged
