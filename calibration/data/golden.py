@@ -173,7 +173,7 @@ class GoldenSet:
 
     @cached_property
     def times_asked(self) -> Mapping[str, int]:
-        """Count how often traffic asked each query; queries that it never asked are absent."""
+        """Number of times that traffic asked each query; queries never asked are absent."""
         times: Counter[str] = Counter()
         for occurrence in self.occurrences:
             if occurrence.source == "traffic":

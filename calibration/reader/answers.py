@@ -65,7 +65,7 @@ def read_answers(path: Path | str) -> tuple[Answer, ...]:
     path = Path(path)
     answers = tuple([_answer(record) for record in read_records(path, Counter())])
     if not answers:
-        raise DataError("holds no answer; write one JSON object a line", path=path)
+        raise DataError("holds no answer; write one JSON object per line", path=path)
     return answers
 
 

@@ -124,7 +124,7 @@ class Pooling:
 
     @property
     def sentence(self) -> str:
-        """Describe the finding and its consequence, for people."""
+        """The finding and its consequence, for people."""
         milder, harsher = " and ".join(self.milder), " and ".join(self.harsher)
         bounds = (
             "no interval"

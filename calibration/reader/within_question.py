@@ -108,7 +108,7 @@ class WithinQuestion:
 
     @cached_property
     def rows(self) -> FloatArray:
-        """Build rows (n, p + 1 + controls): deviations, 1, and a basis of the question means."""
+        """Rows (n, p + 1 + controls): deviations, 1, and a basis of the questions' means."""
         table = np.stack(list(self.columns.values()), axis=1)
         deviations = np.stack([centred(column, self.question) for column in table.T], axis=1)
         means = table - deviations

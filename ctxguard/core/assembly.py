@@ -397,7 +397,7 @@ class _Counter:
             tokens = self._assembly.count_tokens(text)
             if tokens >= 0:  # false for NaN; a value that is no number raises
                 return tokens
-            cause = "no number of tokens"
+            cause = "not a number of tokens"
         except Exception as error:
             cause = type(error).__name__
         if not self._failed:

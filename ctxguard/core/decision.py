@@ -159,7 +159,7 @@ class Decision:
         return DropReason.BELOW_RATIO
 
     def _relative_scores(self) -> list[float] | None:
-        """The relative score of each candidate in ``order``; None if they cannot be compared."""
+        """Compute relative scores, aligned with ``order``; None if they cannot be compared."""
         kind = self.ranking.kind
         if not self.order or not is_relative(kind):
             return None

@@ -289,7 +289,7 @@ _by_registry: WeakKeyDictionary[CollectorRegistry, Telemetry] = WeakKeyDictionar
 
 
 def default_telemetry(registry: CollectorRegistry = REGISTRY) -> Telemetry:
-    """The telemetry of a registry, made once: a registry refuses the same name twice."""
+    """Return a registry's telemetry, made once: a registry refuses the same name twice."""
     with _lock:
         telemetry = _by_registry.get(registry)
         if telemetry is None:

@@ -62,13 +62,13 @@ class WithTextSignals:
         return route
 
     def fingerprint(self) -> dict[str, str]:
-        """The retriever's, and the splitter of texts; empty if nothing identifies the retriever."""
+        """Return the retriever's, and the splitter of texts; empty if nothing identifies it."""
         own = getattr(self._retriever, "fingerprint", None)
         found = dict(own()) if callable(own) else {}
         return found and {**found, "text_signals": self._text_signals.fingerprint}
 
     def corpus_sketch(self) -> CorpusSketch | None:
-        """The retriever's; None if it has none."""
+        """Return the retriever's sketch; None if it has none."""
         own = getattr(self._retriever, "corpus_sketch", None)
         sketch: CorpusSketch | None = own() if callable(own) else None
         return sketch

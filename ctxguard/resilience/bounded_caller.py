@@ -135,8 +135,7 @@ class BoundedCaller:
                 return
         raise OverloadedError(
             "guard",
-            f"{self._limit:,} requests are under way, the most that may be (max_in_flight); try "
-            "again later",
+            f"{self._limit:,} requests are under way, the maximum (max_in_flight); try again later",
         )
 
     def _release(self) -> None:

@@ -61,5 +61,5 @@ class FakeRetriever:
         return self.retrieve(query, depth=depth, where=where)
 
     def fingerprint(self) -> dict[str, str]:
-        """Its name, on which its scores depend."""
+        """Return its name, which identifies it."""
         return {"retriever": self._name}

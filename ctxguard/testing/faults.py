@@ -77,7 +77,7 @@ class FaultyEmbedder:
         return self._inner.encode_passages(texts, progress)
 
     def fingerprint(self) -> str:
-        """The inner embedder's fingerprint."""
+        """Return the inner embedder's fingerprint."""
         return self._inner.fingerprint()
 
 

@@ -65,7 +65,7 @@ class WordHashEmbedder:
         return vectors
 
     def fingerprint(self) -> str:
-        """The dimension and the salt, on which the vectors depend."""
+        """Return the dimension and the salt, which determine the vectors."""
         return f"word-hash {self.dimension} {self._salt}"
 
 

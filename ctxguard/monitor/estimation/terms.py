@@ -165,8 +165,8 @@ def table_of(rows: bytes | Sequence[bytes], n: int | None = None) -> Table:
     joined = rows if isinstance(rows, bytes) else b"".join(rows)
     if len(joined) % ROW.itemsize:
         raise DataError(
-            f"{len(joined)} bytes of judged requests are no multiple of {ROW.itemsize}: they were "
-            "written by another release"
+            f"{len(joined)} bytes of judged requests are not a multiple of {ROW.itemsize}: they "
+            "were written by another release"
         )
     table = np.frombuffer(joined, ROW)
     if n is not None and len(table) != n:

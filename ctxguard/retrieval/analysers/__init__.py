@@ -41,8 +41,8 @@ def as_analyser(analyser: Analyser | str) -> Analyser:
         return analyser_for(analyser)
     if not isinstance(analyser, Analyser):
         raise ConfigurationError(
-            f"{analyser!r} is no analyser; give a language code, one of {', '.join(LANGUAGES)}, or "
-            "an object with name, fingerprint, scripts and analyse(text)"
+            f"{analyser!r} is not an analyser; give a language code, one of {', '.join(LANGUAGES)}"
+            ", or an object with name, fingerprint, scripts and analyse(text)"
         )
     return analyser
 

@@ -137,12 +137,12 @@ class SentenceTransformerEmbedder:
         return vectors
 
     def token_encoder(self) -> TokenEncoder | None:
-        """The encoder of word pieces' states; None if the model gives none. Loads the model."""
+        """Return the encoder of word pieces' states; None without one. Loads the model."""
         encoder = self._model.token_encoder()
         return None if encoder is None else _TokenEncoder(self._model, encoder)
 
     def fingerprint(self) -> str:
-        """The digest of the weights, the same on every runtime; see `weights_digest`."""
+        """Return the digest of the weights, the same on every runtime; see `weights_digest`."""
         return self._model.weights
 
 

@@ -156,7 +156,7 @@ class RuntimeModel:
         return self._open_once()[1]
 
     def token_encoder(self) -> Encoder | None:
-        """The model on its runtime, torch included; None if it gives no states of tokens.
+        """Return the model on its runtime, torch included; None if it gives no states of tokens.
 
         Raises:
             MissingExtraError, ConfigurationError: as for ``encoder``.
