@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxguard.errors import CtxguardError
 from tests.fuzz.surfaces import SURFACES, Input, Make
@@ -20,6 +20,13 @@ MEASURED = 20
 """Memory is measured of every so many inputs: that makes them several times slower."""
 _SHOWN = 2_000
 _WARM_UP = 20
+_AGAIN_SECONDS = 0.25
+
+
+class _Took(NamedTuple):
+    seconds: float
+    bytes: int
+    error: str | None
 
 
 @dataclass
@@ -43,6 +50,14 @@ class Report:
     peak_of_bytes: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
 
+    def add(self, given: Input, took: _Took) -> None:
+        """Count an input."""
+        self.inputs += 1
+        self.largest_bytes = max(self.largest_bytes, given.size)
+        self.slowest_seconds = max(self.slowest_seconds, round(took.seconds, 4))
+        if took.bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_of_bytes = took.bytes, given.size
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
@@ -65,35 +80,44 @@ def _give(make: Make, report: Report, inputs: range, *, seed: int, measure: bool
         with suppress(Exception):
             make(Random(f"warm {at}")).run()
     for at in inputs:
-        given = make(Random(f"{seed} {report.surface} {at}"))
-        why = _failure(given, report, traced=measure and at % MEASURED == 0, timed=measure)
+        name, traced = f"{seed} {report.surface} {at}", measure and at % MEASURED == 0
+        given = make(Random(name))
+        took = _tried(given, traced=traced)
+        if took.error is None and (took.seconds > _AGAIN_SECONDS or not _fits(given, took)):
+            # Nor is what this one was the first to import, nor a busy machine.
+            given = make(Random(name))
+            again = _tried(given, traced=traced)
+            took = _Took(
+                min(took.seconds, again.seconds), min(took.bytes, again.bytes), again.error
+            )
+        report.add(given, took)
+        why = took.error
+        if why is None and measure and took.seconds > MOST_SECONDS:
+            why = f"took {took.seconds:.1f} s of processor time for {given.size:,} bytes"
+        if why is None and not _fits(given, took):
+            why = f"took {took.bytes:,} bytes of memory for {given.size:,} bytes"
         if why is not None:
             report.failures.append({"input": at, "why": why, "shown": repr(given.shown)[:_SHOWN]})
             if len(report.failures) == 20:
                 break
 
 
-def _failure(given: Input, report: Report, *, traced: bool, timed: bool) -> str | None:
+def _fits(given: Input, took: _Took) -> bool:
+    return took.bytes <= MOST_TIMES * given.size + FREE_BYTES
+
+
+def _tried(given: Input, *, traced: bool) -> _Took:
+    error = None
     if traced:
         tracemalloc.start()
     began = time.process_time()
     try:
         with suppress(CtxguardError):
             given.run()
-    except Exception as error:
-        return "".join(traceback.format_exception(error)[-8:])[-3000:]
-    finally:
-        took = time.process_time() - began
-        peak = tracemalloc.get_traced_memory()[1] if traced else 0
-        tracemalloc.stop()
-    report.inputs += 1
-    report.largest_bytes = max(report.largest_bytes, given.size)
-    if peak > report.peak_bytes:
-        report.peak_bytes, report.peak_of_bytes = peak, given.size
-    if not traced and took > report.slowest_seconds:
-        report.slowest_seconds = round(took, 4)
-    if timed and not traced and took > MOST_SECONDS:
-        return f"took {took:.1f} s of processor time for {given.size:,} bytes"
-    if peak > MOST_TIMES * given.size + FREE_BYTES:
-        return f"took {peak:,} bytes of memory for {given.size:,} bytes"
-    return None
+    except Exception as raised:
+        error = "".join(traceback.format_exception(raised)[-8:])[-3000:]
+    seconds = time.process_time() - began
+    peak = tracemalloc.get_traced_memory()[1] if traced else 0
+    tracemalloc.stop()
+    # Tracing makes everything several times slower.
+    return _Took(0.0 if traced else seconds, peak, error)
