@@ -1,17 +1,23 @@
-"""Copy measured figures into the pages that quote them.
+"""Fill measured figures into the pages that quote them.
 
     python -m benchmarks.figures            # rewrite README.md, docs/ and benchmarks/README.md
     python -m benchmarks.figures --check    # exit with 1 where a page quotes something else
 
 Every benchmark writes its report with ``--json``; the reports that the project publishes are in
-``benchmarks/results/``. A page quotes a figure between two comments, which readers do not see::
+``benchmarks/results/``. A passage that quotes figures is written as a template in
+``benchmarks/pages/``. Its page names the template, and what stands up to the closing comment is
+generated::
 
-    takes <!--figure overhead sizes/100/decide/p50 .1f-->6.6<!--/--> µs
+    <!-- figures: readme/what-was-measured -->
 
-That is ``results/overhead.json``, the value at that path, and a format as of ``format()``. A path
-is keys with slashes between; in a list, ``name=value&name=value`` is the first item that has these
-values.
-``A ÷ B`` as a path is the ratio of two values of one report.
+    takes 6.6 µs
+
+    <!-- /figures -->
+
+A figure of a template is ``{{overhead sizes/100/decide/p50 .1f}}``: ``results/overhead.json``, the
+value at that path, and a format as of ``format()``. A path is keys with slashes between; in a list,
+``name=value&name=value`` is the first item that has these values. ``A ÷ B`` as a path is the ratio
+of two values of one report.
 """
 
 import argparse
@@ -25,7 +31,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-_FIGURE = re.compile(r"(<!--figure (\S+) (.+?) ([^\s-]+)-->)(.*?)(<!--/-->)", re.DOTALL)
+TEMPLATES = ROOT / "benchmarks" / "pages"
+
+_BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n\n)(.*?)(\n\n<!-- /figures -->)", re.DOTALL)
+_FIGURE = re.compile(r"\{\{(\S+) (.+?) ([^\s}]+)\}\}")
 
 
 class FigureError(Exception):
@@ -63,22 +72,29 @@ def _item(items: list[Any], key: str) -> Any:
     )
 
 
-def with_figures(text: str, results: Path = RESULTS) -> str:
-    """A page with every quoted figure as its report has it.
+def with_figures(text: str, results: Path = RESULTS, templates: Path = TEMPLATES) -> str:
+    """A page with every generated passage as its template and the reports have it.
 
     Raises:
-        FigureError: a report or a value in it is missing.
+        FigureError: a template, a report or a value in it is missing.
     """
 
-    def current(match: re.Match[str]) -> str:
-        opening, name, path, form, _, closing = match.groups()
+    def figure(match: re.Match[str]) -> str:
+        name, path, form = match.groups()
         file = results / f"{name}.json"
         if not file.is_file():
             raise FigureError(f"no report {file.name} in {results}")
-        report = json.loads(file.read_text(encoding="utf-8"))
-        return f"{opening}{value_at(report, path):{form}}{closing}"
+        return f"{value_at(json.loads(file.read_text(encoding='utf-8')), path):{form}}"
 
-    return _FIGURE.sub(current, text)
+    def passage(match: re.Match[str]) -> str:
+        opening, name, _, closing = match.groups()
+        file = templates / f"{name}.md"
+        if not file.is_file():
+            raise FigureError(f"no template {name}.md in {templates}")
+        filled = _FIGURE.sub(figure, file.read_text(encoding="utf-8").rstrip("\n"))
+        return f"{opening}{filled}{closing}"
+
+    return _BLOCK.sub(passage, text)
 
 
 def pages() -> list[Path]:

@@ -62,7 +62,7 @@ REFERENCE = {
 """The pages of the API reference: what each is about, and whose public names it has."""
 
 _LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
-_FIGURE = re.compile(r"<!--(?:figure .*?|/)-->", re.DOTALL)
+_FIGURE = re.compile(r"<!-- (?:figures: \S+|/figures) -->\n\n?")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
