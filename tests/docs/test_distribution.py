@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 OURS = "ctxguard-rag"
-FOREIGN_INSTALL = re.compile(r"pip3? install[^`\n]*?[ \"'](ctxguard)(?![-\w])|\bctxguard-rag\[[a-z{]")
+FOREIGN_INSTALL = re.compile(r"pip3? install[^`\n]*?[ \"'](ctxguard)(?![-\w])|\bctxguard\[[a-z{]")
 """Installs the other project, or names an extra of it."""
 
 SHIPPED_TEXT = [
