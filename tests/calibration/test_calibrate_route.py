@@ -152,7 +152,7 @@ class TestFamily:
         dense[3] = np.nan
         holed = replace(ranking, legs={**ranking.legs, "dense": Leg(dense, ScoreKind.COSINE)})
         holed_retriever = Recorded({**retriever.rankings, text: holed})
-        with pytest.raises(CalibrationError, match=r"lacks a leg's score.*--policy ratio"):
+        with pytest.raises(CalibrationError, match=r"lacks a leg's score.*policy = ratio"):
             calibrate(holed_retriever, dataset, Settings(depth=DEPTH, held_out=0.0))
         asked = Settings("ratio", depth=DEPTH, held_out=0.0)
         calibrate(holed_retriever, dataset, asked)

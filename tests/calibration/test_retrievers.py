@@ -112,7 +112,7 @@ ANYTHING: dict[str, Callable[[], object]] = {
 
 
 def calibrated(retriever: object, kind: str | None = "ratio") -> Calibration:
-    return calibrate(retriever, DATASET, Settings(depth=5), score_kind=kind)  # type: ignore[arg-type]
+    return calibrate(retriever, DATASET, Settings(depth=5, held_out=0.5), score_kind=kind)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ANYTHING)
@@ -244,7 +244,7 @@ class TestRecordedRankings:
         queries = tuple(Query(f"q{number}", f"question {number}") for number in range(40))
         dataset = Dataset("trec", queries, read_trec_qrels(qrels))
         recorded = RecordedRankings.of_run(read_trec_run(run), queries, ScoreKind.RATIO)
-        found = calibrate(recorded, dataset, Settings(depth=10, objective="utility"))
+        found = calibrate(recorded, dataset, Settings(depth=10, objective="utility", held_out=0.5))
         route = found.profile.routes[Route.EXTERNAL]
         assert isinstance(route.policy, RatioPolicy)
         assert route.held_out is not None
