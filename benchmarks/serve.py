@@ -40,7 +40,7 @@ BYTES = 11_000
 MOST_RATIO = 2.0
 MOST_P99_SECONDS = 0.01
 CLIENTS = 16
-PACKAGES = ("ctxguard", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "numpy")
+PACKAGES = ("ctxguard-rag", "starlette", "uvicorn", "httptools", "uvloop", "pydantic", "numpy")
 PATHS = ("/rerank", "/v1/filter")
 
 MOST_ATTACKED_P99_MS = 250.0
