@@ -10,7 +10,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -1059,6 +1059,8 @@ class _CommandsEmbedder(WordTokenEmbedder):
 
 @_surface("command line", is_slow=True)
 def _command_line(folder: Path, closing: ExitStack) -> Make:
+    # A file that an odd argument names is written here.
+    closing.enter_context(chdir(folder))
     embedder = _CommandsEmbedder()
     made = mock.Mock(return_value=embedder)
 
