@@ -39,7 +39,7 @@ _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
 
 
-class Calibrate(System, JudgeModel):
+class Calibrate(JudgeModel, System):
     """Settings of ``ctxguard calibrate``."""
 
     data: _options.LabelledQueriesIfAny = None
