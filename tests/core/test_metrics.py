@@ -444,3 +444,10 @@ def test_an_abstention_outside_the_unit_interval_is_refused() -> None:
 def test_an_empty_keyword_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="keyword ' ' is empty"):
         metrics.keyword_first_ranks([" "], ["text"])
+
+
+def test_infinities_of_both_signs_have_no_mean() -> None:
+    found = metrics.mean([math.inf, 1.0, -math.inf])
+    assert found.n == 3
+    assert found.value is not None
+    assert math.isnan(found.value)

@@ -24,7 +24,7 @@ class Mean:
 
 
 def mean(values: Iterable[float | None]) -> Mean:
-    """Average the defined values and count them.
+    """Average the defined values and count them; NaN where they hold infinities of both signs.
 
     >>> mean([1.0, None, 0.5])
     Mean(value=0.75, n=2)
@@ -34,7 +34,7 @@ def mean(values: Iterable[float | None]) -> Mean:
     defined = [value for value in values if value is not None]
     if not defined:
         return Mean(None, 0)
-    return Mean(math.fsum(defined) / len(defined), len(defined))
+    return Mean(_sum(defined) / len(defined), len(defined))
 
 
 def share(part: float, whole: int) -> float | None:
@@ -44,7 +44,15 @@ def share(part: float, whole: int) -> float | None:
 
 def discounted_sum(values: Sequence[float]) -> float:
     """Σ value_i / log2(i + 1) over the 1-based ranks i."""
-    return math.fsum(value / math.log2(rank + 1) for rank, value in enumerate(values, start=1))
+    return _sum(value / math.log2(rank + 1) for rank, value in enumerate(values, start=1))
+
+
+def _sum(values: Iterable[float]) -> float:
+    try:
+        return math.fsum(values)
+    except ValueError:
+        # −inf + inf
+        return math.nan
 
 
 def check_k(k: int) -> None:
