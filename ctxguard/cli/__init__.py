@@ -91,7 +91,7 @@ _golden = add_group(
 )
 add_command(_golden, golden.freeze, "freeze")
 add_command(_golden, golden.check, "check")
-add_command(_golden, golden.coverage, "coverage", keys=["route"])
+add_command(_golden, golden.coverage, "coverage", keys=["route", "profile"])
 add_command(_golden, hard_negatives.hard_negatives, "hard-negatives")
 
 _fit = add_group(app, "fit", "Fit a ranker, or the utilities of a reader, to labels.")

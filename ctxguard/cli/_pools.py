@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxguard.cli._inputs import Labelled
-from ctxguard.core.types import Route
-from ctxguard.errors import ProfileMismatchError
+from ctxguard.core.types import DEFAULT_DEPTH, Route
+from ctxguard.errors import ConfigurationError, ProfileMismatchError
 from ctxguard.retrieval.analysers.words import words
 
 if TYPE_CHECKING:
@@ -27,6 +27,22 @@ def served_route(retriever: "Source", profile: "Profile | None") -> Route:
     if profile is None or retriever.route is not Route.EXTERNAL or len(profile.routes) != 1:
         return retriever.route
     return next(iter(profile.routes))
+
+
+def served_depth(depth: int | None, k: int, profile: "Profile | None") -> int:
+    """Candidates to retrieve: as many as were asked for, else as many as a guard retrieves.
+
+    The candidates are scored relative to one another, so another depth is another order: to look at
+    the first k that are served, retrieve as many as are served from.
+
+    Raises:
+        ConfigurationError: the depth asked for is less than k.
+    """
+    if depth is None:
+        return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
+    if depth < k:
+        raise ConfigurationError(f"depth {depth} is less than k = {k}")
+    return depth
 
 
 def fusion_of(retriever: "Source") -> dict[str, object] | None:

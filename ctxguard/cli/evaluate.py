@@ -36,12 +36,13 @@ from ctxguard.cli._pools import (
     fusion_of,
     notes_on_pools,
     on_route,
+    served_depth,
     served_route,
     write_pools,
 )
 from ctxguard.cli._system import System
 from ctxguard.cli._tables import Rows
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
+from ctxguard.core.types import DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.describe import describe_policy
 
@@ -115,7 +116,7 @@ def evaluate(settings: Evaluate) -> None:
     route = served_route(source, loaded) if settings.route is None else settings.route
     policy, baseline = _policy(loaded, route, k)
     most = max(policy.k, k or 0)
-    depth = _depth(settings.depth, most, loaded)
+    depth = served_depth(settings.depth, most, loaded)
     if not dataset.answerable and not dataset.keywords:
         raise CalibrationError(
             f"{dataset.name}: none of the {len(dataset)} queries has a relevant passage or "
@@ -239,15 +240,6 @@ def _notes(metrics: "Mapping[str, Interval]") -> list[str]:
         "to the corpus that is searched"
     )
     return [note]
-
-
-def _depth(depth: int | None, k: int, profile: "Profile | None") -> int:
-    """Candidates to retrieve: as many as were asked for, else the profile's."""
-    if depth is None:
-        return max(k, DEFAULT_DEPTH if profile is None else profile.provenance.depth)
-    if depth < k:
-        raise ConfigurationError(f"depth {depth} is less than k = {k}")
-    return depth
 
 
 def _policy(profile: "Profile | None", route: Route, k: int | None) -> "tuple[Policy, str]":

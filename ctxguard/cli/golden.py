@@ -20,7 +20,8 @@ from ctxguard.cli._console import (
     print_json,
     table,
 )
-from ctxguard.cli._inputs import is_split, label_notes, read_labelled
+from ctxguard.cli._inputs import fitted, is_split, label_notes, read_labelled
+from ctxguard.cli._pools import fusion_of, on_route, served_depth, served_route
 from ctxguard.cli._system import open_index
 from ctxguard.server.settings import IndexSettings
 
@@ -79,12 +80,14 @@ class Coverage(IndexSettings):
         list[Annotated[int, Field(ge=1)]],
         setting("Cut-off. Repeatable.", "N", "--k", "-k", default="1, 3, 5, 10 and 20"),
     ] = Field(default_factory=list)
+    profile: _options.ProfileFile = None
     route: _options.OneRoute = None
     out: Annotated[
         Path | None,
         setting("JSONL file for the unlabelled passages that matter most, to label.", "FILE"),
     ] = None
     as_json: _options.AsJson = False
+    depth: _options.Depth = None
     limit: Annotated[int, setting("Most passages written to --out.", "N", key=True, ge=1)] = 200
 
 
@@ -144,11 +147,13 @@ def check(settings: Check) -> None:
 def coverage(settings: Coverage) -> None:
     """Measure how much of what is retrieved has a label: an unlabelled passage may be relevant.
 
+    Passages are ranked as a guard ranks them, with the key profile or without a profile.
     --out writes the unlabelled passages whose labels could change the figures most. Fill in grade
     (or distractor), annotator and date, and pass the file to `ctxguard golden freeze`.
     """
     from calibration.data import coverage as judged
     from calibration.replay import replay
+    from ctxguard.profile.schema import Profile
 
     ks, out, limit = settings.ks or [1, 3, 5, 10, 20], settings.out, settings.limit
     if out is not None:
@@ -157,13 +162,16 @@ def coverage(settings: Coverage) -> None:
     dataset, times_asked, notes = _questions(settings.data)
     with output.doing("opening the index"):
         retriever = open_index(settings)
+    loaded = None if settings.profile is None else Profile.load(settings.profile)
+    source = retriever if loaded is None else fitted(loaded, retriever)
     notes += label_notes(dataset, _corpus(settings.data), retriever)
-    route = settings.route or retriever.route
+    route = settings.route or served_route(source, loaded)
+    depth = served_depth(settings.depth, max(ks), loaded)
     with output.passes() as begin:
         pools = replay(
-            retriever.on_route(route),
+            on_route(source, route),
             dataset.queries,
-            depth=max(ks),
+            depth=depth,
             progress=begin(f"replaying {route.value}", len(dataset)),
         )
     labelled = sum(
@@ -186,6 +194,8 @@ def coverage(settings: Coverage) -> None:
                 "data": dataset.name,
                 "dataset_digest": dataset.digest(),
                 "route": route.value,
+                "depth": depth,
+                "fusion": fusion_of(source),
                 "seed": _SEED,
                 "notes": notes,
             }
@@ -194,7 +204,8 @@ def coverage(settings: Coverage) -> None:
     output.facts(
         [
             ("queries", f"{len(dataset):,} of {dataset.name}: {labelled:,} have a label"),
-            ("route", route.value),
+            ("route", f"{route.value}, {depth} candidates a query"),
+            *[("fusion", each) for each in [source.fingerprint().get("fusion")] if each],
             ("unjudged", f"{len(missing):,} passages among the first {max(ks)}, of all queries"),
         ]
     )

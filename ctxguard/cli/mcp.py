@@ -10,9 +10,10 @@ from ctxguard._support.extras import require
 from ctxguard._support.settings import setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
+from ctxguard.cli._pools import served_depth
 from ctxguard.cli._system import open_index
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K
+from ctxguard.core.types import DEFAULT_K
 from ctxguard.server.settings import IndexSettings
 
 _LOOPBACK = "127.0.0.1"
@@ -65,7 +66,7 @@ def mcp(settings: Mcp) -> None:
         open_index(settings),
         profile=profile,
         k=settings.k,
-        depth=max(settings.k, DEFAULT_DEPTH if profile is None else profile.provenance.depth),
+        depth=served_depth(None, settings.k, profile),
     )
     for line in guard.differences:
         output.note(f"the profile was calibrated on another system: {line}")
