@@ -16,7 +16,8 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.text_files import read_records, write_lines
 from calibration.judged_route import JUDGED_DEPTH
 from calibration.replay import Progress
-from ctxguard.core.types import Passage, Ranking
+from ctxguard.core.decision import candidate_order
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking
 from ctxguard.errors import DataError, QueryError
 
 if TYPE_CHECKING:
@@ -43,16 +44,28 @@ class ToJudge:
 
 
 def questions_to_judge(
-    retriever: Searching, queries: Iterable[Query], *, first: int = JUDGED_DEPTH
+    retriever: Searching,
+    queries: Iterable[Query],
+    *,
+    first: int = JUDGED_DEPTH,
+    depth: int = DEFAULT_DEPTH,
 ) -> list[ToJudge]:
-    """The first candidates of each question, as they are served; none of a question without any."""
+    """The first candidates of each question, as they are served; none of a question without any.
+
+    Args:
+        retriever: Finds them.
+        queries: The questions.
+        first: Candidates of each question to judge.
+        depth: Candidates to retrieve, as many as the guard does: they are scored relative to one
+            another, so another depth is another order.
+    """
     found = []
     for query in queries:
         try:
-            ranking = retriever.retrieve(query.text, depth=first)
+            ranking = retriever.retrieve(query.text, depth=max(first, depth))
         except QueryError:
             continue
-        passages = [ranking.passages[position] for position in range(min(first, len(ranking)))]
+        passages = [ranking.passages[row] for row in list(candidate_order(ranking)[0])[:first]]
         if passages:
             found.append(ToJudge(query, passages))
     return found

@@ -38,7 +38,7 @@ def calibrate_from_questions(settings: "Calibrate", queries: Path, chosen: "Sett
     with output.doing("opening the retriever"):
         opened = settings.open(dataset.queries)
     with output.doing("searching"):
-        questions = questions_to_judge(_as_served(opened), dataset.queries)
+        questions = questions_to_judge(_as_served(opened), dataset.queries, depth=chosen.depth)
     if not questions:
         raise ConfigurationError(f"{queries}: no question finds a passage")
     _print_cost(questions, settings, output)

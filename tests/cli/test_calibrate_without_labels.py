@@ -11,7 +11,10 @@ import pytest
 from chat_endpoint import Answer, ChatEndpoint, grade_by_words
 from running import Run
 
+from calibration.judged_route import JUDGED_DEPTH
+from ctxguard import ContextGuard
 from ctxguard.profile.schema import Profile
+from ctxguard.retrieval import HybridRetriever
 
 
 class StrictEndpoint(ChatEndpoint):
@@ -74,6 +77,13 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
     assert profile.verdict.decision == "shadow"
     calls = len(chat.requests)
     assert calls > 0
+    guard = ContextGuard(HybridRetriever.load(index), k=JUDGED_DEPTH)
+    log = csv.DictReader(queries.read_text(encoding="utf-8").splitlines())
+    texts = {row["query_id"]: row["query"] for row in log}
+    for line in (tmp_path / "p.verdicts.jsonl").read_text(encoding="utf-8").splitlines():
+        verdicts = json.loads(line)
+        served = guard.retrieve(texts[verdicts["query_id"]]).passages
+        assert verdicts["grades"].keys() == {passage.passage_id for passage in served}
 
     to_grade = tmp_path / "p.to-grade.csv"
     rows = list(csv.DictReader(to_grade.read_text(encoding="utf-8").splitlines()))
