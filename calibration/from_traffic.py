@@ -145,10 +145,15 @@ def _dataset(
             ]
         ),
         qrels={
-            question.query_id: {
-                name: verdict.grade for name, verdict in question.labels.items() if verdict.judged
-            }
+            question.query_id: grades
             for question in questions
+            if (
+                grades := {
+                    name: verdict.grade
+                    for name, verdict in question.labels.items()
+                    if verdict.judged
+                }
+            )
         },
         distractors={
             question.query_id: {

@@ -23,7 +23,7 @@ class PoolLabels:
     Attributes:
         grades: Shape (n_q, depth); 0 if not relevant, not judged, or beyond the pool.
         retrieved: Shape (n_q, depth), False beyond the end of a query's pool.
-        judged: Shape (n_q, depth), whether a label exists.
+        judged: Shape (n_q, depth), whether a label exists; see ``Dataset.judged``.
         utilities: Shape (n_q, depth), the strict utility of each candidate; 0 beyond the pool.
         negatives: Shape (n_q, depth) of ``Negative``, for passages known to mislead, or None.
         in_baseline: Shape (n_q, depth), whether the baseline of recall loss serves the
@@ -168,7 +168,7 @@ def label(
         ]
         n = len(ids)
         grades[row, :n] = row_grades
-        row_judged = [passage_id in qrels or passage_id in kinds for passage_id in ids]
+        row_judged = dataset.judged(query_id, ids)
         judged[row, :n] = row_judged
         negatives[row, :n] = row_negatives
         worth[row, :n] = strict_utilities(

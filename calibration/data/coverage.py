@@ -76,8 +76,7 @@ def coverage(
     rows = [
         row
         for row, query_id in enumerate(pools.query_ids)
-        if pools.passage_ids[row]
-        and (dataset.qrels.get(query_id) or dataset.distractors.get(query_id))
+        if pools.passage_ids[row] and dataset.is_labelled(query_id)
     ]
     if not rows:
         raise CalibrationError(f"{dataset.name}: no query has a label and a candidate")
@@ -120,6 +119,5 @@ def unjudged(
 
 def _judged(pools: Pools, dataset: Dataset, row: int) -> NDArray[np.bool_]:
     query_id = pools.query_ids[row]
-    judged = dataset.qrels.get(query_id, {}).keys() | dataset.distractors.get(query_id, {}).keys()
-    ids = pools.labelled_ids(row, judged)
-    return np.array([passage_id in judged for passage_id in ids], dtype=bool)
+    named = dataset.qrels.get(query_id, {}).keys() | dataset.distractors.get(query_id, {}).keys()
+    return np.array(dataset.judged(query_id, pools.labelled_ids(row, named)), dtype=bool)

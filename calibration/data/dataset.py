@@ -42,7 +42,7 @@ class Dataset:
         name: Name for people.
         queries: In the order of the file, ids distinct.
         qrels: Grade of each judged passage, by query id. 0 is judged not relevant; an absent
-            passage is not judged.
+            passage is not judged. An empty entry says that no passage answers the query.
         distractors: Passages known to mislead, by query id.
         pools: Passages that belong to a query, in order, if the collection says so.
         keywords: Words and phrases that an answer to a query needs, by query id.
@@ -77,7 +77,7 @@ class Dataset:
 
     @cached_property
     def positives_only(self) -> bool:
-        """Whether no passage has grade 0, so that the labels do not mark irrelevant passages.
+        """Whether the labels call nothing irrelevant: no grade 0, no distractor, no empty entry.
 
         If they do, a passage without a label was not judged. If they do not, a passage that was
         judged irrelevant cannot be told from one that was not judged.
@@ -85,7 +85,24 @@ class Dataset:
         >>> Dataset("d", (Query("q", "?"),), {"q": {"a": 2, "b": 0}}).positives_only
         False
         """
-        return all(grade > 0 for grades in self.qrels.values() for grade in grades.values())
+        return not any(self.distractors.values()) and all(
+            grades and min(grades.values()) > 0 for grades in self.qrels.values()
+        )
+
+    def is_labelled(self, query_id: str) -> bool:
+        """Tell whether a query has a label of a passage, or an empty entry in the qrels."""
+        return query_id in self.qrels or bool(self.distractors.get(query_id))
+
+    def judged(self, query_id: str, passage_ids: Iterable[str]) -> list[bool]:
+        """Tell of each passage whether it is labelled; all are if no passage answers the query.
+
+        >>> data = Dataset("d", (), {"q": {"a": 2}, "unanswerable": {}})
+        >>> data.judged("q", ["a", "b"]), data.judged("unanswerable", ["a", "b"])
+        ([True, False], [True, True])
+        """
+        grades = self.qrels.get(query_id)
+        labelled = {*(grades or ()), *self.distractors.get(query_id, ())}
+        return [grades == {} or passage_id in labelled for passage_id in passage_ids]
 
     @cached_property
     def answerable(self) -> tuple[str, ...]:

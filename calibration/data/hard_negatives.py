@@ -148,7 +148,7 @@ def _kind(dataset: Dataset, query_id: str, passage_id: str) -> NegativeKind:
     kind = dataset.distractors.get(query_id, {}).get(passage_id)
     if kind is not None:
         return kind
-    return "irrelevant" if passage_id in dataset.qrels.get(query_id, {}) else "unjudged"
+    return "irrelevant" if dataset.judged(query_id, [passage_id])[0] else "unjudged"
 
 
 def _check(kind: ScoreKind, per_query: int, near: int, unjudged_margin: float | None) -> None:

@@ -192,7 +192,8 @@ def read_jsonl(path: Path | str) -> Dataset:
     """Read a data set from one file, one object per query.
 
     Fields: ``query_id`` (or ``_id``, ``id``), ``text`` (or ``query``), ``relevant`` (passage
-    ids with grades, or a list of ids, which gives each grade 1; empty if nothing answers) or
+    ids with grades, or a list of ids, which gives each grade 1; empty if no passage of the corpus
+    answers, which calls every candidate irrelevant) or
     ``keywords`` (words and phrases that an answer needs) or both, and optionally ``distractors``
     (ids with kinds, or a list of ids) and ``metadata``. ``relevant`` is in every row or in none:
     a query without it would count as one without an answer.
@@ -210,12 +211,12 @@ def read_jsonl(path: Path | str) -> Dataset:
         queries.append(query)
         if words := record.texts("keywords"):
             keywords[query.query_id] = words
-        elif "relevant" not in record.fields:
+        elif record.fields.get("relevant") is None:
             raise record.error(
                 "the fields relevant and keywords are missing; write relevant: [] if nothing "
                 "answers the query"
             )
-        if "relevant" not in record.fields:
+        if record.fields.get("relevant") is None:
             continue
         qrels[query.query_id] = {
             passage_id: grade_of(grade, record.path, record.line, counts)

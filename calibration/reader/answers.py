@@ -270,7 +270,7 @@ def _look_up(answer: Answer, dataset: Dataset) -> Context:
         judged=tuple(grades.values()),
         known=None
         if dataset.positives_only
-        else tuple([name in grades or name in misleading for name in answer.passage_ids]),
+        else tuple(dataset.judged(answer.query_id, answer.passage_ids)),
     )
 
 

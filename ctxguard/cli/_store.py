@@ -168,7 +168,13 @@ def _label_judge(labels: Path, output: Output) -> "Judge":
     output.notes(labelled.notes)
     dataset = labelled.dataset
     return LabelJudge(
-        {query.text: dataset.qrels.get(query.query_id, {}) for query in dataset.queries},
+        {
+            query.text: dataset.qrels.get(
+                query.query_id, dict.fromkeys(dataset.distractors.get(query.query_id, ()), 0)
+            )
+            for query in dataset.queries
+            if dataset.is_labelled(query.query_id)
+        },
         {
             query.text: [
                 passage_id

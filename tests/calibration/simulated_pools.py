@@ -66,7 +66,7 @@ def labelled(
     dataset = Dataset(
         "written down",
         queries,
-        {f"q{i}": grades for i, grades in enumerate(qrels)},
+        {f"q{i}": grades for i, grades in enumerate(qrels) if grades},
         {f"q{i}": kinds for i, kinds in enumerate(distractors)},  # type: ignore[misc]
     )
     pools = replay(retriever, queries, depth=depth)

@@ -54,10 +54,14 @@ def simulate(
     needed = random.integers(1, max_needed + 1, n_queries)
     qrels = {f"q{q}": {f"q{q}-r{i}": 1 for i in range(needed[q])} for q in range(n_queries)}
     hard = {f"q{q}": {f"q{q}-h{i}": "hard_negative" for i in range(3)} for q in range(n_queries)}
+    judged = {
+        query_id: {**relevant, **{f"{query_id}-x{i}": 0 for i in range(8)}}
+        for query_id, relevant in qrels.items()
+    }
     dataset = Dataset(
         name="simulated",
         queries=tuple(Query(query_id, f"question {query_id}") for query_id in qrels),
-        qrels=qrels,
+        qrels=judged if hard_negatives else qrels,
         distractors=hard if hard_negatives else {},
     )
     ease = random.normal(0.0, 1.0, n_queries)

@@ -47,6 +47,23 @@ class TestPoolLabels:
         assert labels.positives_only
         assert labels.utilities.tolist() == [[1.0, -0.5]]
 
+    def test_a_named_distractor_is_a_label_of_irrelevance(self) -> None:
+        ranking = [ranking_of([3.0, 2.0, 1.0])]
+        _, labels = labelled(ranking, [{"p0": 1}], depth=3, distractors=[{"p1": "distractor"}])
+        assert not labels.positives_only
+        assert labels.utilities.tolist() == [[1.0, -1.0, -0.2]]
+        assert labels.known(0, [0, 1, 2]) == [True, True, False]
+
+    def test_an_empty_list_of_relevant_passages_judges_every_candidate_of_its_query(self) -> None:
+        rankings = [ranking_of([2.0, 1.0]), ranking_of([2.0, 1.0])]
+        pools, _ = labelled(rankings, [{"p0": 1}, {}], depth=2)
+        queries = (Query("q0", "question 0"), Query("q1", "question 1"))
+        labels = label(pools, Dataset("d", queries, {"q0": {"p0": 1}, "q1": {}}))
+        assert not labels.positives_only
+        assert labels.judged.tolist() == [[True, False], [True, True]]
+        assert labels.utilities.tolist() == [[1.0, -0.2], [-0.5, -0.5]]
+        assert judged_share(labels, 2).tolist() == [0.5, 1.0]
+
     def test_the_worst_worth_takes_a_map_of_grades_into_account(self) -> None:
         utilities = Utilities(by_grade={0: -3.0})
         assert self.of(utilities=utilities).worst_utility == -3.0

@@ -325,6 +325,7 @@ def test_one_jsonl_file_can_hold_a_whole_data_set(tmp_path: Path) -> None:
     [
         ({}, "relevant and keywords are missing; write relevant: []"),
         ({"keywords": []}, "relevant and keywords are missing"),
+        ({"relevant": None}, "relevant and keywords are missing"),
         ({"keywords": "kettle"}, "keywords is 'kettle'; write a list of texts"),
         ({"keywords": ["kettle", " "]}, "write a list of texts"),
         ({"relevant": "a"}, "relevant is 'a'; write a list"),

@@ -36,8 +36,15 @@ def test_labels_are_the_verdicts_in_the_order_of_the_passages() -> None:
 
 
 def test_where_labels_hold_relevant_passages_only_a_missing_one_is_a_verdict() -> None:
-    judge = LabelJudge({"how?": {"a": 2}}, {"how?": ["b"]})
+    judge = LabelJudge({"how?": {"a": 2}})
     assert [verdict and verdict.judged for verdict in judge.judge("how?", PASSAGES)] == [True] * 5
+
+
+def test_where_a_distractor_is_named_a_missing_label_is_not_a_verdict() -> None:
+    judge = LabelJudge({"how?": {"a": 2}, "nothing?": {}}, {"how?": ["b"]})
+    judged = [verdict and verdict.judged for verdict in judge.judge("how?", PASSAGES)]
+    assert judged == [True, True, False, False, False]
+    assert all(verdict and verdict.judged for verdict in judge.judge("nothing?", PASSAGES))
 
 
 def test_a_known_distractor_is_irrelevant_and_marked() -> None:
@@ -84,7 +91,7 @@ class TestRedactedQuestions:
             assert judge.judge(query, PASSAGES) == [
                 Judgment("a", 2),
                 Judgment("b", 0, Negative.DISTRACTOR),
-                *[Judgment(passage.passage_id, 0) for passage in PASSAGES[2:]],
+                *[Judgment(passage.passage_id, 0, judged=False) for passage in PASSAGES[2:]],
             ]
 
     def test_another_redactor_is_applied_where_the_writers_had_another(self) -> None:

@@ -30,7 +30,8 @@ class LabelJudge:
     labels, a sample of that text has no verdict, and ``ambiguous`` counts the text.
 
     Args:
-        qrels: Query text to passage id to grade. A negative grade is read as 0.
+        qrels: Query text to passage id to grade. A negative grade is read as 0. An empty entry
+            says that no passage answers the query.
         distractors: Query text to the ids of its known distractors.
         unjudged: The meaning of a missing label. A query without any label has no verdicts in
             either case.
@@ -65,8 +66,8 @@ class LabelJudge:
         self._qrels = qrels
         self._distractors = {} if distractors is None else distractors
         self._complete = UnjudgedAs(unjudged) is UnjudgedAs.IRRELEVANT
-        self._positives_only = all(
-            grade > 0 for grades in qrels.values() for grade in grades.values()
+        self._positives_only = not any(self._distractors.values()) and all(
+            grades and min(grades.values()) > 0 for grades in qrels.values()
         )
         self._originals = {} if redactor is None else self._by_redacted(redactor)
         self.ambiguous = sum(original is None for original in self._originals.values())
@@ -84,14 +85,15 @@ class LabelJudge:
         >>> a, b, c = judge.judge("how?", [Passage(passage_id, "") for passage_id in "abc"])
         >>> a.grade, b.grade, b.negative.value, c.grade
         (2, 0, 'distractor', 0)
-        >>> b.judged, c.judged  # c has no label, and no other passage has the grade 0
-        (True, True)
+        >>> b.judged, c.judged  # c has no label, and a distractor is labelled
+        (True, False)
         """
         original = self._originals.get(query, query)
         grades = None if original is None else self._qrels.get(original)
         if original is None or grades is None:
             return [None] * len(passages)
         distractors = self._distractors.get(original, ())
+        complete = self._positives_only or not grades
         verdicts: list[Judgment | None] = []
         for passage in passages:
             passage_id = passage.passage_id
@@ -100,7 +102,7 @@ class LabelJudge:
             has_label = misleads or passage_id in grades
             negative = Negative.DISTRACTOR if misleads else None
             verdicts.append(
-                Judgment(passage_id, grade, negative, has_label or self._positives_only)
+                Judgment(passage_id, grade, negative, has_label or complete)
                 if self._complete or has_label
                 else None
             )
