@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import RULES, Annotation, GoldenSet, Occurrence
-from calibration.data.golden_sources import PROVENANCE, QUERIES
+from calibration.data.golden_sources import DEFAULT_SPLIT, PROVENANCE, QUERIES
 from calibration.data.text_files import new_folder, shown, write_lines
 from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard.errors import ConfigurationError, DataError
@@ -54,7 +54,7 @@ class Snapshot(BaseModel):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def freeze(golden: GoldenSet, folder: Path | str, split: str = "test") -> Snapshot:
+def freeze(golden: GoldenSet, folder: Path | str, split: str = DEFAULT_SPLIT) -> Snapshot:
     """Write a golden set that is identified by its digest.
 
     Equal labels give equal files, whatever files and order they came in: neither clock nor path

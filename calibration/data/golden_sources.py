@@ -34,7 +34,8 @@ from ctxguard.errors import ConfigurationError, DataError
 
 PROVENANCE = "provenance.jsonl"
 QUERIES = "queries.jsonl"
-DEFAULT_SPLIT = "test"
+DEFAULT_SPLIT = "train"
+"""The split that `ctxguard calibrate` prefers too."""
 
 _ID_DIGITS = 12
 _UNLABELLED = "rows for a passage have an empty grade and are left out: not labelled yet"
@@ -81,7 +82,7 @@ def read_sources(
     Args:
         paths: Files and folders, in any order: the result does not depend on it.
         source: Origin of labels that do not name one.
-        split: Split of a BEIR folder without provenance; None for ``test`` or the only one.
+        split: Split of a BEIR folder without provenance; None for ``train`` or the only one.
 
     Raises:
         ConfigurationError: no path is given, or one twice.

@@ -59,7 +59,7 @@ class Freeze(SettingsModel):
         setting(
             "Split to read from BEIR folders and to write.",
             "NAME",
-            default="test, or the only one of a folder",
+            default="train, or the only one of a folder",
         ),
     ] = None
     as_json: _options.AsJson = False
@@ -174,10 +174,7 @@ def coverage(settings: Coverage) -> None:
             depth=depth,
             progress=begin(f"replaying {route.value}", len(dataset)),
         )
-    labelled = sum(
-        bool(dataset.qrels.get(q.query_id) or dataset.distractors.get(q.query_id))
-        for q in dataset.queries
-    )
+    labelled = sum(dataset.is_labelled(query.query_id) for query in dataset.queries)
     rows = judged.coverage(pools, dataset, ks, seed=_SEED) if labelled else ()
     missing = judged.unjudged(pools, dataset, max(ks), times_asked)
     notes += [f"left out: {line}" for line in pools.skipped]

@@ -280,14 +280,14 @@ class TestFrozenSets:
         folder = tmp_path / "frozen"
         freeze(golden, folder)
         assert changes(folder) == ()
-        qrels = folder / "qrels" / "test.tsv"
+        qrels = folder / "qrels" / "train.tsv"
         qrels.write_text(qrels.read_text().replace("q2\tp\t1", "q2\tp\t0"))
         (folder / "distractors.tsv").unlink()
         write(folder / "pools.jsonl", "{}")
         assert changes(folder) == (
             "distractors.tsv is gone",
             "pools.jsonl was added",
-            "qrels/test.tsv was changed",
+            "qrels/train.tsv was changed",
         )
 
     def test_changed_counts_are_noticed(self, golden: GoldenSet, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from calibration.data.readers import read_beir
+from ctxguard.cli._inputs import read_labelled
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
 
@@ -95,7 +97,21 @@ class TestFreeze:
         result = run(*freeze, "--json")
         assert result.exit_code == 0, result.stderr
         (note,) = json.loads(result.stdout)["notes"]
-        assert "has no split 'test'; its only one, 'dev', is used" in note
+        assert "has no split 'train'; its only one, 'dev', is used" in note
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    def test_it_freezes_the_split_that_calibrate_then_reads(
+        self, split: str, collection: Path, tmp_path: Path, run: Run
+    ) -> None:
+        frozen = tmp_path / "set"
+        named = () if split == "train" else ("--split", split)
+        freeze = ("golden", "freeze", collection, "--source", "human", "--out", frozen, *named)
+        result = run(*freeze, "--json")
+        assert json.loads(result.stdout)["split"] == split
+        source = read_beir(collection, split)
+        read = read_labelled(frozen, "train")
+        assert (read.split, read.dataset.qrels.keys()) == (split, source.qrels.keys())
+        assert not (split == "train" and read.notes)
 
     def test_a_frozen_set_grows_into_another(
         self, frozen: Path, labels: Path, tmp_path: Path, run: Run
@@ -115,12 +131,12 @@ class TestCheck:
         assert "unchanged" in result.stdout
 
     def test_a_changed_label_is_a_finding(self, frozen: Path, run: Run) -> None:
-        qrels = frozen / "qrels" / "test.tsv"
+        qrels = frozen / "qrels" / "train.tsv"
         qrels.write_text(qrels.read_text().replace("\t2", "\t1"))
         result = run("golden", "check", frozen, "--json")
         assert result.exit_code == 1
-        assert json.loads(result.stdout)["changes"] == ["qrels/test.tsv was changed"]
-        assert "finding: qrels/test.tsv was changed" in result.stderr
+        assert json.loads(result.stdout)["changes"] == ["qrels/train.tsv was changed"]
+        assert "finding: qrels/train.tsv was changed" in result.stderr
 
     def test_what_is_no_frozen_set_is_bad_input(self, tmp_path: Path, run: Run) -> None:
         result = run("golden", "check", tmp_path)
