@@ -302,9 +302,9 @@ class RouteProfile(_Frozen):
         held_out: Evidence on queries that took no part in the choice.
         reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
         safe_policy: What gives up the least recall against the certificate's baseline, to serve
-            when that certificate no longer holds; None in profiles of releases that wrote none.
+            when that certificate no longer holds; None where nothing was calibrated.
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
-            be fitted, and in profiles of releases that wrote none.
+            be fitted.
     """
 
     policy: AnyPolicy

@@ -16,7 +16,7 @@ LEXICAL = "lexical"
 DENSE = "dense"
 
 FORMAT = 1
-"""Of what an index holds beside its passages; raised when an older release could not read it."""
+"""Version of what an index holds beside its passages; another is refused."""
 
 _LONGEST_TOKEN = 120
 _SIGN = 2**63
