@@ -19,10 +19,10 @@ from calibration.fit import fit_fusion, pool_features
 from calibration.pool_labels import IntArray, PoolLabels, label
 from calibration.replay import Pools, replay
 from ctxguard._support.cache_folder import cache_folder
+from ctxguard.cli.demonstration.corpus import passages as demo_passages
+from ctxguard.cli.demonstration.labelled_questions import questions
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import DEFAULT_DEPTH, FloatArray, Route
-from ctxguard.demo.corpus import passages as demo_passages
-from ctxguard.demo.labelled_questions import questions
 from ctxguard.errors import DataError
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever

@@ -38,6 +38,7 @@ from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits
 from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel
 from ctxguard.monitor.labels.samples import graded_samples, unfinished
+from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.sampler import Sampler
@@ -50,7 +51,6 @@ from ctxguard.monitor.store import (
     database,
     schema,
 )
-from ctxguard.redaction import Text
 
 START = 20_000 * DAY_SECONDS
 """When the traffic begins: at midnight."""

@@ -37,8 +37,8 @@ from benchmarks.store import (
     postgresql,
     scan,
 )
+from ctxguard.cli.demonstration.corpus import passages as demo_passages
 from ctxguard.core.types import Hit, Passage, ScoreKind
-from ctxguard.demo.corpus import passages as demo_passages
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges.prompt import messages

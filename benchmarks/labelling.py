@@ -39,12 +39,12 @@ from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.files import IF_NONE_ABOVE, RowToLabel, in_file_order
 from ctxguard.monitor.labels.samples import confirmed_share, graded_samples
+from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
-from ctxguard.redaction import Text
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval.index.lexical import Bm25sIndex
 

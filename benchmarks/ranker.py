@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import ctxguard.signals.ranker
+import ctxguard.retrieval.signals.ranker
 from benchmarks._collection import DEMO, Collection, default_cache
 from benchmarks.policies import Gain, environment, gain
 from calibration.data.dataset import Dataset
@@ -39,7 +39,7 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.errors import CtxguardError
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-from ctxguard.signals.ranker import INPUTS, Ranker, RankerLevel
+from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, RankerLevel
 
 SUMMARY = "Train the pooled ranker, and measure it on collections that it was not trained on."
 LEAST_MEAN_GAIN = 0.03
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **report(leave_one_out(families), options.seed, console),
     }
     if options.write:
-        file = Path(ctxguard.signals.ranker.__file__).with_name("ranker.json")
+        file = Path(ctxguard.retrieval.signals.ranker.__file__).with_name("ranker.json")
         train_ranker({each.name: each.training for each in families}).save(file)
         console.print(f"written: {file.name}")
     if options.json is not None:

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks._redaction_forms import SEED, Form, Half, halves, later
 from benchmarks._redaction_peers import PEERS, versions
-from ctxguard.redaction import redact
+from ctxguard.monitor.redaction import redact
 
 LEAST_CAUGHT = 0.90
 MOST_CHANGED = 0.03

@@ -32,8 +32,8 @@ from rich.table import Table
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.policies import environment
+from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.types import FloatArray
-from ctxguard.demo.corpus import passages
 from ctxguard.profile.reranker_probe import MOST_DIFFERENCE, difference, probe_scores
 from ctxguard.retrieval.models.files import bundled_model
 

@@ -22,8 +22,8 @@ from rich.table import Table
 from benchmarks._collection import DEMO, all_splits
 from benchmarks.policies import environment
 from calibration.data.readers import read_corpus
+from ctxguard.cli.demonstration.corpus import passages as demo_passages
 from ctxguard.core.types import Passage
-from ctxguard.demo.corpus import passages as demo_passages
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder

@@ -43,13 +43,13 @@ from calibration.sufficiency import (
     calibrate_sufficiency,
     certified_threshold,
 )
+from ctxguard.cli.demonstration.corpus import passages
+from ctxguard.cli.demonstration.labelled_questions import questions
 from ctxguard.core.decision import Decision, decide
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.sufficiency import list_signals
 from ctxguard.core.types import FloatArray, Leg, Route, ScoreKind
-from ctxguard.demo.corpus import passages
-from ctxguard.demo.labelled_questions import questions
 from ctxguard.errors import CalibrationError
 from ctxguard.profile.schema import SufficiencyProfile
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder

@@ -36,8 +36,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "term_redundancy",
     ),
 }
-"""The families of `ctxguard.signals`. Beside them, ``legs`` are the stages' own scores, and ``own``
-are all other signals, such as a wrapped retriever's."""
+"""The families of `ctxguard.retrieval.signals`. Beside them, ``legs`` are the stages' own scores,
+and ``own`` are all other signals, such as a wrapped retriever's."""
 
 Labelled = tuple[Pools, PoolLabels]
 

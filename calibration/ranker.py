@@ -4,11 +4,11 @@ The weights a minimise the weighted mean over the queries of
 
     −Σ_i g_i · ln softmax(X a)_i    and    penalty · |a − a₀|²,
 
-where X holds the inputs of a query's candidates (`ctxguard.signals.pooled.ranker_inputs`) and g_i
-is candidate i's share in the sum of their grades (ListNet with the top probability; Cao et al.,
-ICML 2007). A set of n queries weighs √n: with equal weights for all sets a query of a set of 20
-would count like 40 of one of 800, and with equal weights for all queries the largest set would
-decide alone.
+where X holds the inputs of a query's candidates
+(`ctxguard.retrieval.signals.pooled.ranker_inputs`) and g_i is candidate i's share in the sum of
+their grades (ListNet with the top probability; Cao et al., ICML 2007). A set of n queries weighs
+√n: with equal weights for all sets a query of a set of 20 would count like 40 of one of 800, and
+with equal weights for all queries the largest set would decide alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metrics import ndcg
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
-from ctxguard.signals.ranker import INPUTS, Ranker, RankerLevel
+from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, RankerLevel
 
 PENALTY = 3e-3
 """Of weights that are trained on whole collections, towards 0."""
@@ -88,7 +88,7 @@ def training_lists(
         level: Which inputs.
         rows: The queries to take; None for all.
     """
-    pooled = require("ctxguard.signals.pooled", "embedded")
+    pooled = require("ctxguard.retrieval.signals.pooled", "embedded")
     gains = np.maximum(labels.grades, 0) * labels.retrieved
     taken = np.flatnonzero(gains.any(axis=1))
     if rows is not None:
@@ -212,7 +212,7 @@ def refit(
 
 def levels(pools: Pools) -> tuple[RankerLevel, ...]:
     """The levels of a ranker whose inputs these pools have."""
-    pooled = require("ctxguard.signals.pooled", "embedded")
+    pooled = require("ctxguard.retrieval.signals.pooled", "embedded")
     return ("full", "text") if pooled.level_of(pools.signals) == "full" else ("text",)
 
 
@@ -229,7 +229,7 @@ def ndcg_by_query(pools: Pools, labels: PoolLabels, ranker: Ranker | None) -> Fl
         labels: Their labels.
         ranker: Orders the candidates; None for reciprocal ranks.
     """
-    pooled = require("ctxguard.signals.pooled", "embedded")
+    pooled = require("ctxguard.retrieval.signals.pooled", "embedded")
     values = np.full(len(pools), np.nan)
     for row, ranking in enumerate(pools.rankings()):
         if ranker is None:

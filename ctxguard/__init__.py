@@ -42,8 +42,8 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.profile.schema import Profile
-from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.resilience import Deadlines
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from rich.text import Text
 from benchmarks.console import served
 from calibration.report import report, write_html
 from ctxguard._support.cache_folder import cache_folder
+from ctxguard.cli.demonstration.corpus import passages
+from ctxguard.cli.demonstration.labelled_questions import questions
+from ctxguard.cli.demonstration.loop import calibrate_demo, open_index
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit
-from ctxguard.demo.corpus import passages
-from ctxguard.demo.labelled_questions import questions
-from ctxguard.demo.loop import calibrate_demo, open_index
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.labels.samples import to_label

@@ -186,7 +186,7 @@ def open_index(system: IndexSettings) -> "HybridRetriever":
     """
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-    from ctxguard.signals.ranker import Ranker
+    from ctxguard.retrieval.signals.ranker import Ranker
 
     if system.index is None:
         raise ConfigurationError("give --index FOLDER, or a file --system with the key index")

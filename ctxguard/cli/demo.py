@@ -21,8 +21,8 @@ from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
+    from ctxguard.cli.demonstration.loop import BeforeAfter, MonitoredTraffic
     from ctxguard.core.context import Context
-    from ctxguard.demo.loop import BeforeAfter, MonitoredTraffic
     from ctxguard.profile.schema import Evidence, Verdict
 
 _SCRAPED = (
@@ -61,7 +61,7 @@ def demo(settings: Demo) -> None:
     The text is the documentation of the Python that runs this command; the questions were written
     and labelled by hand. Nothing is downloaded.
     """
-    from ctxguard.demo import loop, questions
+    from ctxguard.cli.demonstration import loop, questions
 
     output = Output(as_json=settings.as_json)
     folder = settings.index or cache_folder() / "demo-index"

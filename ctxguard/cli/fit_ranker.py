@@ -56,7 +56,7 @@ def fit_ranker(settings: FitRanker) -> None:
     from calibration.ranker import fit
     from calibration.replay import replay
     from ctxguard.core.fusion import Fusion
-    from ctxguard.signals.ranker import Ranker
+    from ctxguard.retrieval.signals.ranker import Ranker
 
     out = settings.out
     if out is not None:

@@ -31,7 +31,7 @@ class Fusion:
 
     Attributes:
         method: ``reciprocal_rank`` (rank only), ``convex``, or ``ranker``: the candidates that
-            ``reciprocal_rank`` finds, ordered by the pooled ranker (`ctxguard.signals`).
+            ``reciprocal_rank`` finds, ordered by the pooled ranker (`ctxguard.retrieval.signals`).
         weight: The dense leg's share in ``convex``, in [0, 1].
         constant: The constant of ``reciprocal_rank``, > 0.
     """

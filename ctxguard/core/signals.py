@@ -51,7 +51,7 @@ TRANSFORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "term_redundancy": ("raw",),
     }
 )
-"""Transforms of each signal of `ctxguard.signals` that a model may use; none for the ranker's."""
+"""Transforms of each signal that a model may use; none for the ranker's."""
 
 OTHER_TRANSFORMS = ("raw", "z", "gap")
 """Transforms of any other signal, such as a wrapped retriever's own."""

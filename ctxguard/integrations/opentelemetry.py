@@ -18,8 +18,8 @@ from ctxguard._support.extras import require
 from ctxguard.core.context import Context
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of, term
+from ctxguard.monitor.redaction import Redactor, redact, redacted
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.redaction import Redactor, redact, redacted
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider

@@ -30,8 +30,8 @@ from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudg
 from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
 from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
+from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
-from ctxguard.redaction import Redactor, redact
 
 __all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report"]
 

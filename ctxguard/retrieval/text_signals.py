@@ -109,8 +109,8 @@ class TextSignals:
     ) -> None:
         if max_words < 1:
             raise ConfigurationError(f"max_words is {max_words!r}; it must be at least 1")
-        self._kernels: Any = require("ctxguard.signals.text", "embedded")
-        self._vectors: Any = require("ctxguard.signals.term_vectors", "embedded")
+        self._kernels: Any = require("ctxguard.retrieval.signals.text", "embedded")
+        self._vectors: Any = require("ctxguard.retrieval.signals.term_vectors", "embedded")
         analyser = as_analyser(analyser)
         self._analyser = analyser.fingerprint
         self._reading = Reading.of(analyser)
@@ -135,7 +135,7 @@ class TextSignals:
         return f"{self._analyser}, counted in {counted_in}"
 
     def text_signals(self, query: str, passages: Sequence[Passage | Hit]) -> dict[str, FloatArray]:
-        """The text family of some passages, shape (n,) each; see `ctxguard.signals.text`."""
+        """The text family of some passages, shape (n,) each; see `signals.text`."""
         candidates, n_passages = self._candidates(passages)
         corpus, starts = self._corpus, candidates.starts
         words_with = partial(
@@ -148,7 +148,7 @@ class TextSignals:
         return named_signals(candidates, terms)
 
     def term_cosines(self, passages: Sequence[Passage | Hit]) -> FloatArray:
-        """The cosines of term vectors, shape (n, n); see `ctxguard.signals.term_vectors`."""
+        """The cosines of term vectors, shape (n, n); see `signals.term_vectors`."""
         candidates, n_passages = self._candidates(passages)
         stems, distinct = self._vectors.renumbered(candidates.stems)
         if self._corpus is None:

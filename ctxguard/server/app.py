@@ -23,8 +23,8 @@ from ctxguard import __version__
 from ctxguard.core.context import Assembly
 from ctxguard.core.types import DEFAULT_DEPTH
 from ctxguard.guard import ContextGuard, Tracing
+from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.profile.schema import Profile
-from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.rerank_forms import PATHS
@@ -399,7 +399,7 @@ def _retriever(settings: Settings) -> Any:
         return None
     from ctxguard.retrieval import HybridRetriever
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-    from ctxguard.signals.ranker import Ranker
+    from ctxguard.retrieval.signals.ranker import Ranker
 
     retriever = HybridRetriever.load(
         settings.index,

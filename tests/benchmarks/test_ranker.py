@@ -6,7 +6,7 @@ from rich.console import Console
 
 from benchmarks.ranker import report
 from ctxguard.core.types import FloatArray
-from ctxguard.signals.ranker import INPUTS
+from ctxguard.retrieval.signals.ranker import INPUTS
 
 
 def measured(gain: float, n: int = 50) -> dict[str, FloatArray]:

@@ -21,8 +21,8 @@ from calibration.ranker import (
 from calibration.replay import Pools
 from ctxguard.core.types import FloatArray, Leg, Route, ScoreKind
 from ctxguard.errors import CalibrationError
-from ctxguard.signals.pooled import ranker_inputs
-from ctxguard.signals.ranker import INPUTS, Ranker
+from ctxguard.retrieval.signals.pooled import ranker_inputs
+from ctxguard.retrieval.signals.ranker import INPUTS, Ranker
 
 DEPTH = 12
 SIGNALS = sorted({name.rpartition(".")[0] for name in INPUTS["full"]})

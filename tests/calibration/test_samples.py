@@ -27,12 +27,12 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow
 from ctxguard.profile.schema import Profile, RouteProfile, Verdict
-from ctxguard.redaction import Text
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 

@@ -16,7 +16,7 @@ from serving import (
 
 from ctxguard.core.types import FailureKind, Flag, Route
 from ctxguard.errors import IndexFolderError
-from ctxguard.reload import IndexWatcher
+from ctxguard.guard.reload import IndexWatcher
 from ctxguard.request.telemetry import ReloadOutcome
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval import HybridRetriever

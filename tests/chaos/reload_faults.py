@@ -24,7 +24,7 @@ from serving import (
 
 from ctxguard.core.context import Context
 from ctxguard.core.types import Flag
-from ctxguard.reload import IndexWatcher, ProfileWatcher
+from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import ReloadOutcome
 from ctxguard.retrieval import HybridRetriever
 

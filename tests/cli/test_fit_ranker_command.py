@@ -9,7 +9,7 @@ from running import Run
 
 from calibration.data.readers import read_corpus
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-from ctxguard.signals.ranker import Ranker
+from ctxguard.retrieval.signals.ranker import Ranker
 
 pytestmark = pytest.mark.model
 

@@ -254,8 +254,8 @@ class TestExport:
         assert export(traffic) == []
 
     def test_without_stored_texts_that_is_said(self, run: Run, tmp_path: Path) -> None:
+        from ctxguard.monitor.redaction import Text
         from ctxguard.monitor.sampling.privacy import Privacy
-        from ctxguard.redaction import Text
 
         traffic = serve(tmp_path, 2, rates=EVERYTHING, privacy=Privacy(passages=Text.OMITTED))
         judged(run, traffic, tmp_path)

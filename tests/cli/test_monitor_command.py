@@ -348,9 +348,9 @@ def test_with_the_index_texts_are_looked_up_and_what_the_retriever_missed_is_aud
     from prometheus_client import CollectorRegistry
 
     from ctxguard.guard import ContextGuard
+    from ctxguard.monitor.redaction import Text
     from ctxguard.monitor.sampling.privacy import Privacy
     from ctxguard.monitor.sampling.writer import sample_to
-    from ctxguard.redaction import Text
     from ctxguard.request.telemetry import Telemetry
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 

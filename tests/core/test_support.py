@@ -28,7 +28,7 @@ from ctxguard.monitor.labels.files import (
     write_label_file,
 )
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.signals.ranker import Ranker
+from ctxguard.retrieval.signals.ranker import Ranker
 from ctxguard.testing import WordHashEmbedder
 
 

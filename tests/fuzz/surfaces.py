@@ -60,6 +60,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judges.prompt import messages
 from ctxguard.monitor.judges.reply import read_reply
 from ctxguard.monitor.labels.files import read_feedback_file, read_label_file
+from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.sampling.inclusion import InclusionDesign
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample, Sampler
@@ -67,14 +68,13 @@ from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import FeedbackRow, LabelDepth, LabelRow, SampleStore, schema
 from ctxguard.profile.schema import Profile, RouteProfile
-from ctxguard.redaction import redact
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.chunks import chunked
 from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.rerank_client import read_scores
+from ctxguard.retrieval.signals.ranker import FORMAT, Ranker
 from ctxguard.server.app import create_app
 from ctxguard.server.settings import Settings
-from ctxguard.signals.ranker import FORMAT, Ranker
 from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 from tests.core.test_profile import PROFILE
 from tests.fuzz.inputs import altered, body, changed, number, text, value

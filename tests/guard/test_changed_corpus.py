@@ -24,8 +24,8 @@ from ctxguard import (
     passage_digest,
 )
 from ctxguard.errors import ConfigurationError
+from ctxguard.guard.reload import ProfileWatcher
 from ctxguard.profile.schema import RouteProfile, SegmentProfile
-from ctxguard.reload import ProfileWatcher
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import CERTIFICATE, profile_with
 

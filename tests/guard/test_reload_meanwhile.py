@@ -13,8 +13,8 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
-from ctxguard.reload import IndexWatcher, ProfileWatcher
 from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import storage

@@ -15,7 +15,7 @@ from ctxguard.request.wrapped_retriever import calls_of
 
 pytest.importorskip("numba")
 
-NAMES = pytest.importorskip("ctxguard.signals.text").NAMES
+NAMES = pytest.importorskip("ctxguard.retrieval.signals.text").NAMES
 
 HITS = [
     Hit("a", 0.9, "A harbour is a place where ships land."),

@@ -23,7 +23,7 @@ from ctxguard.testing import WordHashEmbedder
 
 ROOT = Path(ctxguard.__file__).parent
 QUERY = "parsing number 107"
-OF_THE_GUARD = ("guard.py", "request/", "core/", "resilience/bounded_caller.py")
+OF_THE_GUARD = ("guard/", "request/", "core/", "resilience/bounded_caller.py")
 
 Call = tuple[str, str]
 """A file below ``ctxguard/``, and a function of it."""

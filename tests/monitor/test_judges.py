@@ -11,8 +11,8 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.errors import RedactionError
 from ctxguard.monitor.judges import Judgment, LabelJudge, UnjudgedAs
+from ctxguard.monitor.redaction import hash_text, redact
 from ctxguard.monitor.service import JudgedAs
-from ctxguard.redaction import hash_text, redact
 from ctxguard.testing import JudgeContract
 
 QRELS = {"how?": {"a": 2, "b": 1, "c": 0, "z": -1}}

@@ -43,8 +43,8 @@ from ctxguard.core.types import DEFAULT_K
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.labels.files import ALWAYS
+from ctxguard.monitor.redaction import redact
 from ctxguard.monitor.store import LabelDepth
-from ctxguard.redaction import redact
 
 LEAST_COVERED = 8 / 12
 MAIN = (Metric.PRECISION, Metric.MRR, Metric.UDCG, Metric.GAIN, Metric.HARM)

@@ -21,9 +21,9 @@ from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPric
 from ctxguard.monitor.judges.llm import Pacer
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages
 from ctxguard.monitor.judges.reply import read_reply
+from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.service import JudgedAs
-from ctxguard.redaction import Text
 from ctxguard.testing import JudgeContract
 
 pytest.importorskip("openai")

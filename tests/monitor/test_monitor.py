@@ -19,11 +19,11 @@ from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import BudgetLimits
+from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.service import JudgedAs, Monitor
 from ctxguard.monitor.store import Entry, State, WorkerCounts
-from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]

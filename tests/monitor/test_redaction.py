@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks._redaction_forms import Half, halves, later
 from benchmarks.redaction import LEAST_CAUGHT, MOST_CHANGED, is_left, measure
 from ctxguard.errors import ConfigurationError, CtxguardError, RedactionError
-from ctxguard.redaction import (
+from ctxguard.monitor.redaction import (
     PatternRedactor,
     Text,
     hash_text,
@@ -20,8 +20,8 @@ from ctxguard.redaction import (
     redact,
     redacted,
 )
-from ctxguard.redaction.patterns import Glance, Kind, is_card
-from ctxguard.redaction.redactor import RULES
+from ctxguard.monitor.redaction.patterns import Glance, Kind, is_card
+from ctxguard.monitor.redaction.redactor import RULES
 from tests.timing import PATIENCE_SECONDS
 
 KEY = b"0123456789abcdef"
@@ -424,7 +424,7 @@ HOSTILE = [
 def test_hostile_texts_of_100_kilobytes_are_redacted_in_linear_time() -> None:
     # Anything quadratic would take 10^10 steps here, minutes for each part.
     script = (
-        "from ctxguard.redaction import redact\n"
+        "from ctxguard.monitor.redaction import redact\n"
         f"for part in {HOSTILE!a}:\n"
         "    text = part * (100_000 // len(part))\n"
         "    redact(text); redact('x ' + text + ' y@')\n"

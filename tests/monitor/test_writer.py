@@ -24,6 +24,7 @@ from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, DataError, StoreFullError, StoreLockedError
 from ctxguard.monitor.judges import Judgment, LabelJudge
+from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import FORMAT, SampleRecord
@@ -31,7 +32,6 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
 from ctxguard.monitor.store import LostReason, SampleStore, State, WorkerCounts
-from ctxguard.redaction import Text
 from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]

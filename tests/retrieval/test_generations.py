@@ -18,8 +18,8 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Flag, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
 from ctxguard.guard import ContextGuard
+from ctxguard.guard.reload import IndexWatcher
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
-from ctxguard.reload import IndexWatcher
 from ctxguard.request.telemetry import ReloadOutcome, Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex

@@ -7,7 +7,7 @@ from enum import StrEnum
 from ctxguard.core.metrics import Negative
 from ctxguard.core.types import Passage
 from ctxguard.monitor.judges.protocol import Judgment
-from ctxguard.redaction import Redactor, redact, redacted
+from ctxguard.monitor.redaction import Redactor, redact, redacted
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import RedactionError
-from ctxguard.redaction import redact
+from ctxguard.monitor.redaction import redact
 
 _MAX_REPLIES = 1000
 _MAX_CHARS = 4000

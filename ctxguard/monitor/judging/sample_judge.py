@@ -13,9 +13,9 @@ from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Judge, Judgment
 from ctxguard.monitor.judging.audit import Audit
+from ctxguard.monitor.redaction import Redactor, is_hash, redact
 from ctxguard.monitor.sampling.privacy import redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
-from ctxguard.redaction import Redactor, is_hash, redact
 
 PassageLookup = Callable[[str], Passage]
 """The passage of an id; raises where there is none."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.redaction import Redactor, Text, kept, redact, redacted
 from ctxguard.monitor.sampling.record import SampleRecord, allowed_values
-from ctxguard.redaction import Redactor, Text, kept, redact, redacted
 
 TextName = Literal["stored", "hashed", "omitted"]
 

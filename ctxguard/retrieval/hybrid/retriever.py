@@ -43,7 +43,7 @@ from ctxguard.retrieval.protocols import (
     Reranker,
     token_encoder_of,
 )
-from ctxguard.signals.ranker import Ranker
+from ctxguard.retrieval.signals.ranker import Ranker
 
 DEFAULT_RERANK_DEPTH = 50
 DEFAULT_MAX_QUERY_CHARS = 10_000

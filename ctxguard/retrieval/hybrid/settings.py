@@ -17,7 +17,7 @@ from ctxguard.retrieval.hybrid.stages import rerank_stage
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import without_surrogates
 from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker
-from ctxguard.signals.ranker import Ranker
+from ctxguard.retrieval.signals.ranker import Ranker
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray, ScoreKind
 from ctxguard.errors import StageError
 from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL, Candidates, Search
-from ctxguard.signals.ranker import RANKER_SIGNAL, Ranker
+from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL, Ranker
 
 SIGNALS = "signals"
 
@@ -78,4 +78,4 @@ def _steps(search: Search, candidates: Candidates, ranker: Ranker) -> Iterator[t
 
 @cache
 def _pooled() -> Any:
-    return require("ctxguard.signals.pooled", "embedded")
+    return require("ctxguard.retrieval.signals.pooled", "embedded")

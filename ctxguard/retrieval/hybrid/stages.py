@@ -22,7 +22,7 @@ from ctxguard.retrieval.hybrid.search import (
 )
 from ctxguard.retrieval.hybrid.signals import SIGNALS, with_signals
 from ctxguard.retrieval.protocols import LexicalHits, Reranker
-from ctxguard.signals.ranker import Ranker
+from ctxguard.retrieval.signals.ranker import Ranker
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -27,7 +27,7 @@ from ctxguard.retrieval.index.row_map import RowMap
 from ctxguard.retrieval.protocols import Analyser, RowArray
 
 if TYPE_CHECKING:
-    from ctxguard.signals.text import CandidateWords, QueryWords
+    from ctxguard.retrieval.signals.text import CandidateWords, QueryWords
 
 _WORDS, _STARTS = "forward.words.npy", "forward.starts.npy"
 _VOCABULARY = "forward.vocabulary.json"
@@ -144,7 +144,7 @@ class ForwardIndex:
         return self._n_passages
 
     def text_signals(self, query: str, rows: RowArray) -> dict[str, FloatArray]:
-        """The text family of some rows, shape (n,) each; see `ctxguard.signals.text`."""
+        """The text family of some rows, shape (n,) each; see `ctxguard.retrieval.signals.text`."""
         terms = query_words(
             self._reading,
             query,
@@ -155,7 +155,7 @@ class ForwardIndex:
         return named_signals(self._candidates(rows), terms)
 
     def term_cosines(self, rows: RowArray) -> FloatArray:
-        """The cosines of rows' term vectors, shape (n, n); see `ctxguard.signals.term_vectors`."""
+        """The cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
         return term_cosines(self._candidates(rows), self._stem_weights)
 
     def _candidates(self, rows: RowArray) -> "CandidateWords":
@@ -332,12 +332,12 @@ def _kernels() -> Any:
 
 @cache
 def _text() -> Any:
-    return require("ctxguard.signals.text", "embedded")
+    return require("ctxguard.retrieval.signals.text", "embedded")
 
 
 @cache
 def _term_vectors() -> Any:
-    return require("ctxguard.signals.term_vectors", "embedded")
+    return require("ctxguard.retrieval.signals.term_vectors", "embedded")
 
 
 _NO_ROWS: RowArray = read_only(np.zeros(0, np.int64))

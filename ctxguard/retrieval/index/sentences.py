@@ -165,7 +165,7 @@ class SearchedSentences:
         self._weights = idf(frequencies, n_passages)
 
     def signals(self, query: QueryTokens, rows: RowArray) -> dict[str, FloatArray]:
-        """The sentence family of some rows, shape (n,) each; see `ctxguard.signals.sentences`.
+        """The sentence family of some rows, shape (n,) each; see `signals.sentences`.
 
         A piece of the query weighs ln(1 + (n − df + ½) / (df + ½)), where df of n passages have
         it. All signals are NaN for a row without a piece, and for a query without one.
@@ -267,4 +267,4 @@ def _kernels() -> Any:
 
 @cache
 def _loops() -> Any:
-    return require("ctxguard.signals.sentences", "embedded")
+    return require("ctxguard.retrieval.signals.sentences", "embedded")

@@ -10,9 +10,14 @@ import numpy as np
 from ctxguard._support.compiled import compiled
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.types import FloatArray, Leg
-from ctxguard.signals.candidates import Float32Array, best_first, cosines_between, list_signals
-from ctxguard.signals.ranker import CLIP, INPUTS, RANKER_SIGNAL, Ranker, RankerLevel
-from ctxguard.signals.second_pass import second_pass
+from ctxguard.retrieval.signals.candidates import (
+    Float32Array,
+    best_first,
+    cosines_between,
+    list_signals,
+)
+from ctxguard.retrieval.signals.ranker import CLIP, INPUTS, RANKER_SIGNAL, Ranker, RankerLevel
+from ctxguard.retrieval.signals.second_pass import second_pass
 
 
 def rank_candidates(

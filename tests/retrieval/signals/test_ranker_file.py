@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxguard.errors import DataError
-from ctxguard.signals.ranker import INPUTS, Ranker
+from ctxguard.retrieval.signals.ranker import INPUTS, Ranker
 
 FLAT = Ranker(dict.fromkeys(INPUTS["full"], 0.5), dict.fromkeys(INPUTS["text"], -2), ("a", "b"))
 

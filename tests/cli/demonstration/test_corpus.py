@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from ctxguard.cli.demonstration import corpus, questions
 from ctxguard.core.types import Passage
-from ctxguard.demo import corpus, questions
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_plausible_distractors_stand_side_by_side(entries: list[Passage]) -> Non
 
 def test_another_process_reads_the_same_text() -> None:
     program = (
-        "import hashlib; from ctxguard.demo import corpus; "
+        "import hashlib; from ctxguard.cli.demonstration import corpus; "
         "print(hashlib.sha256(repr(list(corpus.passages())).encode()).hexdigest())"
     )
     digests = {

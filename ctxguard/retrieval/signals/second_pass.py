@@ -20,7 +20,7 @@ import numpy as np
 
 from ctxguard._support.compiled import compiled
 from ctxguard.core.types import FloatArray
-from ctxguard.signals.candidates import best_first, highest_to_better, mean_of_best
+from ctxguard.retrieval.signals.candidates import best_first, highest_to_better, mean_of_best
 
 _WIDTH = 0.1
 _FLOOR = 1e-6

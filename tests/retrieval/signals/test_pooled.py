@@ -9,10 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxguard.core.types import FloatArray, Leg, ScoreKind
-from ctxguard.signals.candidates import best_first, cosines_between, list_signals
-from ctxguard.signals.pooled import level_of, rank_candidates, ranker_inputs, ranker_scores
-from ctxguard.signals.ranker import INPUTS, Ranker
-from ctxguard.signals.second_pass import second_pass
+from ctxguard.retrieval.signals.candidates import best_first, cosines_between, list_signals
+from ctxguard.retrieval.signals.pooled import (
+    level_of,
+    rank_candidates,
+    ranker_inputs,
+    ranker_scores,
+)
+from ctxguard.retrieval.signals.ranker import INPUTS, Ranker
+from ctxguard.retrieval.signals.second_pass import second_pass
 
 COSINES = np.array(
     [[9.0, 0.9, 0.5, 0.1], [0.9, 9.0, 0.4, 0.2], [0.5, 0.4, 9.0, 0.3], [0.1, 0.2, 0.3, 9.0]]

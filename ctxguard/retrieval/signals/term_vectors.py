@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ctxguard._support.compiled import compiled
 from ctxguard.core.types import FloatArray
-from ctxguard.signals.text import CandidateWords, NumberArray, TermArray
+from ctxguard.retrieval.signals.text import CandidateWords, NumberArray, TermArray
 
 _STEP = 2.0**-24
 """Components are multiples of this. Their products are then added without any rounding, so that no

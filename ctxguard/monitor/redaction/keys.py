@@ -6,7 +6,7 @@ logging.
 
 import re
 
-from ctxguard.redaction.patterns import Kind, Rule
+from ctxguard.monitor.redaction.patterns import Kind, Rule
 
 _PLACEHOLDER = Kind.KEY.placeholder
 

@@ -17,6 +17,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import per_query
 from calibration.pool_labels import label
 from calibration.replay import replay
+from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import (
@@ -29,7 +30,6 @@ from ctxguard.core.metrics import (
 )
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Route
-from ctxguard.demo.corpus import passages
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
 from ctxguard.monitor.estimation.live import Window

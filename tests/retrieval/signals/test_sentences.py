@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.protocols import Sentences
-from ctxguard.signals.sentences import MOST_PIECES, NAMES, sentence_signals, weighted_pieces
+from ctxguard.retrieval.signals.sentences import (
+    MOST_PIECES,
+    NAMES,
+    sentence_signals,
+    weighted_pieces,
+)
 
 NEAR = 1e-5
 """The loops add up in float32, in an order of their own."""

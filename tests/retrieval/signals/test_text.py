@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.analysers import analyser_for
 from ctxguard.retrieval.index.forward import ForwardIndex
-from ctxguard.signals.text import LEAD, NAMES, REACH
+from ctxguard.retrieval.signals.text import LEAD, NAMES, REACH
 
 Texts = Sequence[str]
 

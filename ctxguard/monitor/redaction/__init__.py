@@ -4,8 +4,8 @@
 ``keys`` those for keys, tokens and passwords.
 """
 
-from ctxguard.redaction.patterns import Kind
-from ctxguard.redaction.redactor import (
+from ctxguard.monitor.redaction.patterns import Kind
+from ctxguard.monitor.redaction.redactor import (
     PatternRedactor,
     Redactor,
     Text,

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from string import ascii_letters, digits
 
 from ctxguard.errors import ConfigurationError, RedactionError
-from ctxguard.redaction.keys import KEY_RULES
-from ctxguard.redaction.patterns import PERSONAL_RULES, Glance, Kind
+from ctxguard.monitor.redaction.keys import KEY_RULES
+from ctxguard.monitor.redaction.patterns import PERSONAL_RULES, Glance, Kind
 
 Redactor = Callable[[str], str]
 """Returns its text without secrets. If it raises, the sample is lost."""

@@ -8,7 +8,7 @@ import json
 from importlib.resources import files
 
 from calibration.data.dataset import Dataset, Query
-from ctxguard.demo.corpus import passages
+from ctxguard.cli.demonstration.corpus import passages
 
 QUESTIONS = "questions.jsonl"
 
