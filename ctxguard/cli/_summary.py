@@ -7,17 +7,30 @@ from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from calibration.calibrate import Calibration
+    from calibration.report.data import Summary
     from ctxguard.profile.schema import Interval
 
 _OPTION_METRICS = {"recall": "recall", "harm": "harm", "udcg_strict": "UDCG", "kept": "kept"}
 
 
-def print_summary(
-    route: Route, calibration: "Calibration", output: Output, *, show_all: bool
-) -> None:
-    """Today beside the choice, what to beware of, and on request what else could be chosen."""
-    from calibration.report import certificate_words, summarise
+def print_differences(
+    route: Route,
+    calibration: "Calibration",
+    output: Output,
+    metrics: "Container[str] | None" = None,
+) -> "Summary":
+    """Print today's serving beside the choice.
+
+    Args:
+        route: The route.
+        calibration: The calibration.
+        output: The output.
+        metrics: Names of the metrics to print; None for all.
+    """
+    from calibration.report import summarise
 
     outcome, settings = calibration.outcomes[route], calibration.settings
     summary = summarise(outcome, settings, held_out=calibration.held_out is not None)
@@ -25,9 +38,21 @@ def print_summary(
     output.heading(f"route {route.value}, on {summary.queries:,} {on}")
     rows = table("metric", f"first {summary.serving_k}, as today>", "chosen>", "difference>")
     for row in summary.rows:
-        cells = (_cell(each, row.metric) for each in (row.today, row.chosen))
-        rows.add_row(row.metric, *cells, _cell(row.difference, row.metric, signed=True))
+        if metrics is None or row.metric in metrics:
+            cells = (_cell(each, row.metric) for each in (row.today, row.chosen))
+            rows.add_row(row.metric, *cells, _cell(row.difference, row.metric, signed=True))
     output.out.print(rows)
+    return summary
+
+
+def print_summary(
+    route: Route, calibration: "Calibration", output: Output, *, show_all: bool
+) -> None:
+    """Today beside the choice, what to beware of, and on request what else could be chosen."""
+    from calibration.report import certificate_words
+
+    outcome, settings = calibration.outcomes[route], calibration.settings
+    summary = print_differences(route, calibration, output)
     judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
     facts = [
         ("keeps", describe_policy(outcome.profile.policy)),

@@ -3,41 +3,32 @@
 import platform
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.table import Table
 from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
-from ctxguard.cli._summary import print_summary
-from ctxguard.cli._tables import Rows
+from ctxguard.cli._summary import print_differences
+from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.types import Mode, Route
-from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.cli.demonstration.loop import BeforeAfter, MonitoredTraffic
     from ctxguard.core.context import Context
-    from ctxguard.profile.schema import Evidence, Verdict
+    from ctxguard.profile.schema import Verdict
 
-_SCRAPED = (
-    "ctxguard_requests_total",
-    "ctxguard_dropped_candidates_total",
-    'ctxguard_estimate{metric="recall",window="recent"',
-    'ctxguard_estimate{metric="mrr",window="recent"',
-    'ctxguard_estimate{metric="udcg",window="recent"',
-)
-_GRADES = {
-    2: Text("answers", style="green"),
-    1: Text("helps", style="green"),
-    0: Text("irrelevant", style="dim"),
-    -1: Text("distractor", style="red"),
-}
+_SCRAPED = ('ctxguard_estimate{metric="udcg",window="recent"', "ctxguard_requests_total")
+_METRICS = ("recall", "harm", "udcg_strict", "kept", "tokens")
+_MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", "red")}
+"""Mark and style of a passage by its label: answers, helps, irrelevant, distractor."""
 
 
 class Demo(SettingsModel):
@@ -73,18 +64,16 @@ def demo(settings: Demo) -> None:
         retriever.warm_up()
         compiled(1)
         calibration = loop.calibrate_demo(retriever, labelled, passes)
-        orders = loop.orders(retriever, calibration)
-        question = loop.before_and_after(retriever, calibration)
+        pairs = loop.before_and_after(retriever, calibration)
         traffic = loop.monitor_traffic(retriever, calibration, passes)
     with _metrics_endpoint(traffic) as url:
         if settings.as_json:
-            print_json(_document(calibration, orders, question, traffic))
+            print_json(_document(calibration, pairs, traffic))
         else:
             how = "built" if built else "opened"
-            _show_setup(output, calibration, f"{len(retriever):,} passages, {how} in {folder}")
-            _show_orders(output, orders)
-            _show_question(output, question, calibration.profile.verdict)
-            _show_traffic(output, traffic, _scrape(url))
+            _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
+            _show_questions(output, pairs)
+            _show_traffic(output, traffic, _scrape(url), calibration.profile.verdict)
             _show_next(output, folder)
         if settings.serve:
             output.note(f"metrics are served at {url} until Ctrl-C")
@@ -113,63 +102,69 @@ def _scrape(url: str) -> list[str]:
 
 
 def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None:
-    dataset, routes = calibration.dataset, calibration.profile.routes
-    output.heading(f"1. Corpus: the documentation of Python {platform.python_version()}")
-    questions = f"{len(dataset)}, {len(dataset.answerable)} of them answerable; half are held out"
-    output.facts([("corpus", corpus), ("questions", questions)])
-    output.notes(dataset.notes)
-    output.heading("2. Calibration: keep the recall of the first 5, with less harm")
-    verdict = calibration.profile.verdict
-    output.facts([("verdict", "" if verdict is None else verdict.statement)])
-    print_summary(Route.HYBRID, calibration, output, show_all=True)
-    others = [route for route in routes if route is not Route.HYBRID]
-    output.heading("when a stage is down")
-    output.facts([(route.value, describe_policy(routes[route].policy)) for route in others])
-
-
-def _show_orders(output: Output, orders: "dict[str, Evidence]") -> None:
-    """What signals bring before anything is calibrated."""
-    metrics = next(iter(orders.values())).metrics
-    rows = table("the first 5 by", *(f"{name}>" for name in metrics))
-    for name, evidence in orders.items():
-        cells = [f"{number(one.value)} {interval(one)}" for one in evidence.metrics.values()]
-        rows.add_row(name.replace("_", " "), *cells)
-    output.heading("what signals bring before calibration, held-out questions")
-    output.out.print(rows)
-
-
-def _show_question(output: Output, question: "BeforeAfter", verdict: "Verdict | None") -> None:
-    in_shadow = verdict is not None and verdict.mode is Mode.SHADOW
-    kept = "what the policy would keep" if in_shadow else "what the guard keeps"
-    output.heading("3. Guard: the held-out question of median gain, before and after")
-    output.facts([("question", question.query.text)])
-    for title, context in (
-        ("before: the retriever's top 5", question.bare),
-        (f"after: {kept}", question.guarded),
-    ):
-        output.out.print(_passages(title, question, context))
-
-
-def _passages(title: str, question: "BeforeAfter", context: "Context") -> Rows:
-    title = f"{title} (strict UDCG {question.udcg(context):+.2f})"
-    rows = table("#>", "passage", "label", title=title)
-    for rank, passage in enumerate(context.passages, start=1):
-        grade = question.labels.get(passage.passage_id, 0)
-        rows.add_row(str(rank), one_line(passage.title), _GRADES[grade])
-    return rows
-
-
-def _show_traffic(output: Output, traffic: "MonitoredTraffic", scraped: list[str]) -> None:
-    output.heading(
-        f"4. Monitor: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
+    dataset, verdict = calibration.dataset, calibration.profile.verdict
+    questions = f"{len(dataset)} labelled questions, {len(dataset.answerable)} answerable"
+    output.facts(
+        [
+            ("verdict", "" if verdict is None else verdict.statement),
+            ("corpus", f"the documentation of Python {platform.python_version()}: {corpus}"),
+            ("", questions),
+        ]
     )
+    print_differences(Route.HYBRID, calibration, output, _METRICS)
+
+
+def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]") -> None:
+    from ctxguard.cli.demonstration.loop import typical
+
+    better = sum(pair.gain > 0 for pair in pairs)
+    worse = sum(pair.gain < 0 for pair in pairs)
+    output.heading(
+        f"Held-out questions: {better} better, {worse} worse, {len(pairs) - better - worse} equal "
+        "(✓ relevant, ✗ distractor)"
+    )
+    for title, pair in (
+        ("best", pairs[-1]),
+        ("median", typical(pairs)),
+        ("worst", pairs[0]),
+    ):
+        output.out.print(Text(f"{title}: {one_line(pair.query.text)}"), no_wrap=True)
+        rows = Table.grid(padding=(0, 2))
+        for name, context in (("first 5", pair.bare), ("guard", pair.guarded)):
+            tokens = estimate_tokens(context.text)
+            udcg = f"UDCG {pair.udcg(context):+.2f}, {tokens:,} tokens"
+            rows.add_row(f"  {name}", udcg, _passages(pair, context))
+        output.out.print(rows)
+
+
+def _passages(pair: "BeforeAfter", context: "Context") -> Text:
+    """The names of a context's passages, each with the mark of its label."""
+    names = []
+    for passage in context.passages:
+        mark, style = _MARKS[pair.labels.get(passage.passage_id, 0)]
+        # ``http.client.HTTPConnection.request (method)`` is too long for a list.
+        name = one_line(passage.title).partition(" (")[0]
+        names.append(Text(mark + ".".join(name.split(".")[-2:]), style=style))
+    return Text(", ").join(names)
+
+
+def _show_traffic(
+    output: Output, traffic: "MonitoredTraffic", scraped: list[str], verdict: "Verdict | None"
+) -> None:
+    output.heading(
+        f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"
+    )
+    if verdict is not None and verdict.mode is Mode.SHADOW:
+        output.note(
+            f"in shadow a request is served {traffic.served:.1f} passages; enforcing would serve "
+            f"{traffic.chosen:.1f}"
+        )
     rows = table("metric", "estimate>", "95% interval>", "true value>", "n>")
     for metric, truth in traffic.truth.items():
         estimate = traffic.estimates[metric]
         figures = (number(estimate.value), interval(estimate), number(truth), str(estimate.n))
         rows.add_row(metric.value, *figures)
     output.out.print(rows)
-    output.heading("The same at /metrics, for Prometheus")
     for line in scraped:
         output.out.print(Text(line, style="dim"), soft_wrap=True)
 
@@ -185,10 +180,7 @@ def _show_next(output: Output, folder: Path) -> None:
 
 
 def _document(
-    calibration: "Calibration",
-    orders: "dict[str, Evidence]",
-    question: "BeforeAfter",
-    traffic: "MonitoredTraffic",
+    calibration: "Calibration", pairs: "Sequence[BeforeAfter]", traffic: "MonitoredTraffic"
 ) -> dict[str, object]:
     from calibration.report import summarise
 
@@ -197,15 +189,20 @@ def _document(
         "summary": summarise(
             calibration.outcomes[Route.HYBRID], calibration.settings, held_out=True
         ).model_dump(),
-        "orders": {name: evidence.model_dump() for name, evidence in orders.items()},
-        "question": {
-            "text": question.query.text,
-            "before": question.bare.to_dict(),
-            "after": question.guarded.to_dict(),
-        },
+        "questions": [
+            {
+                "text": pair.query.text,
+                "gain": pair.gain,
+                "before": pair.bare.to_dict(),
+                "after": pair.guarded.to_dict(),
+            }
+            for pair in pairs
+        ],
         "traffic": {
             "requests": traffic.requests,
             "sampled": traffic.sampled,
+            "served": traffic.served,
+            "chosen": traffic.chosen,
             "estimates": {
                 metric.value: {
                     "value": estimate.value,

@@ -8,18 +8,15 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query
-from calibration.evaluate import per_query
-from calibration.pool_labels import label
-from calibration.replay import replay
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
-from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import (
     Negative,
     mean,
@@ -41,13 +38,11 @@ from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
-from ctxguard.profile.schema import Evidence
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 
 SAMPLING_RATE = 0.5
 REQUESTS = 300
-ORDER_METRICS = ("ndcg_at_10", "recall", "udcg_strict")
 SEED = 7
 TOP_GRADE = 2
 
@@ -97,19 +92,6 @@ def calibrate_demo(retriever: HybridRetriever, questions: Dataset, passes: Passe
     return calibrate(retriever, questions, Settings(seed=SEED), passes=passes)
 
 
-def orders(
-    retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
-) -> dict[str, Evidence]:
-    """Measure the first k by fusion, over the held-out questions, before any calibration."""
-    held_out = _held_out(calibration)
-    found: dict[str, Evidence] = {}
-    for fusion in (Fusion(), Fusion("ranker")):
-        pools = replay(retriever.with_fusion(fusion), held_out.queries)
-        metrics = per_query(pools, label(pools, held_out), RatioPolicy(k=k))
-        found[fusion.method] = metrics.evidence(SEED, ORDER_METRICS)
-    return found
-
-
 def _held_out(calibration: Calibration) -> Dataset:
     return calibration.held_out or calibration.dataset
 
@@ -131,19 +113,25 @@ class BeforeAfter:
     guarded: Context
     labels: Mapping[str, int]
 
+    @property
+    def gain(self) -> float:
+        """Strict UDCG with the guard minus that without."""
+        return self.udcg(self.guarded) - self.udcg(self.bare)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the guard serves other passages than the retriever, or in another order."""
+        return _ids(self.bare) != _ids(self.guarded)
+
     def udcg(self, context: Context) -> float:
         """Compute strict UDCG of the passages of a context."""
-        return _strict_udcg([passage.passage_id for passage in context.passages], self.labels)
+        return _strict_udcg(_ids(context), self.labels)
 
 
 def before_and_after(
     retriever: HybridRetriever, calibration: Calibration, k: int = DEFAULT_K
-) -> BeforeAfter:
-    """Choose the held-out question of median gain among those that the bare top k answers.
-
-    The median shows the typical effect, which the best example would not. Questions whose answer
-    the retriever misses show nothing of the guard.
-    """
+) -> list[BeforeAfter]:
+    """Answer every held-out question without and with the guard, in ascending order of the gain."""
     # Its own registry: these requests must not count as traffic.
     bare = ContextGuard(retriever, policy=RatioPolicy(k=k), telemetry=_separate_telemetry())
     profile = calibration.profile
@@ -154,15 +142,26 @@ def before_and_after(
         telemetry=_separate_telemetry(),
     )
     held_out = _held_out(calibration)
-    by_gain = []
-    for query in held_out.queries:
-        labels = _labels(held_out, query.query_id)
-        pair = BeforeAfter(query, bare.retrieve(query.text), guarded.retrieve(query.text), labels)
-        if any(labels.get(passage.passage_id) == TOP_GRADE for passage in pair.bare.passages):
-            gain = pair.udcg(pair.guarded) - pair.udcg(pair.bare)
-            by_gain.append((gain, query.query_id, pair))
-    by_gain.sort(key=lambda entry: entry[:2])
-    return by_gain[len(by_gain) // 2][2]
+    pairs = [
+        BeforeAfter(
+            query,
+            bare.retrieve(query.text),
+            guarded.retrieve(query.text),
+            _labels(held_out, query.query_id),
+        )
+        for query in held_out.queries
+    ]
+    return sorted(pairs, key=lambda pair: (pair.gain, pair.query.query_id))
+
+
+def typical(pairs: Sequence[BeforeAfter]) -> BeforeAfter:
+    """Choose the question of median gain among those that the guard changed, or among all."""
+    changed = [pair for pair in pairs if pair.changed] or list(pairs)
+    return changed[len(changed) // 2]
+
+
+def _ids(context: Context) -> list[str]:
+    return [passage.passage_id for passage in context.passages]
 
 
 def _labels(dataset: Dataset, query_id: str) -> dict[str, int]:
@@ -195,11 +194,16 @@ class MonitoredTraffic:
         sampled: Number of requests sampled and judged.
         estimates: Estimates by metric, from the sampled requests.
         truth: Values by metric, from the labels of every request; unavailable in production.
+        served: Mean number of passages served by a request.
+        chosen: Mean number of passages that the policy chose; lower than ``served`` only if the
+            verdict lets it record and not serve.
         registry: The metrics that ``/metrics`` serves.
     """
 
     requests: int
     sampled: int
+    served: float
+    chosen: float
     estimates: Mapping[Metric, Estimate]
     truth: Mapping[Metric, float]
     registry: CollectorRegistry
@@ -240,6 +244,8 @@ def monitor_traffic(
     return MonitoredTraffic(
         requests=requests,
         sampled=writer.accounts().sampled,
+        served=fmean(len(context.passages) for context in served),
+        chosen=fmean(len(context.decision.kept_ids) for context in served),
         estimates=report.estimates[Window.ALL_RETAINED],
         truth=_truth(served, held_out, query_ids),
         registry=registry,
@@ -254,7 +260,7 @@ def _truth(
     reciprocal_ranks, udcgs, precisions = [], [], []
     for context in served:
         query_id = query_ids[context.query]
-        served_ids = [passage.passage_id for passage in context.passages]
+        served_ids = _ids(context)
         relevant = dataset.relevant(query_id)
         grades = [relevant.get(passage_id, 0) for passage_id in served_ids]
         n_in_pool = sum(i in relevant for i in context.decision.ranking.passage_ids)
