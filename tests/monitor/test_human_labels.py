@@ -4,9 +4,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from judged_rows import table
+from numpy.typing import NDArray
 from watching import Watching
 
 from ctxguard.core.context import Context
@@ -18,7 +20,7 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.ppi import LabelledClusters
 from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.sums import sums_of
-from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
+from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.labels.human import (
     WHOLE_POOL_RATE,
@@ -312,3 +314,28 @@ def test_two_labels_are_too_few_to_borrow_from() -> None:
     labelled = LabelledClusters.of(rows, rows)
     found = borrowed_estimate(Metric.PRECISION, labelled, sums_of(rows), Precision(min_n=2))
     assert (found.value, found.n) == (None, 2)
+
+
+def test_a_borrowed_precision_is_a_mean_over_requests_that_were_served_anything() -> None:
+    """Three requests in ten are served nothing; of twenty windows, three may miss the truth."""
+    rng, n, held = np.random.default_rng(8), 600, 0
+    for _ in range(20):
+        truth = rng.random((n, 5)) < rng.beta(1.2, 0.8, n)[:, None]
+        verdicts = np.where(truth, rng.random(truth.shape) < 0.85, rng.random(truth.shape) < 0.1)
+        is_empty = rng.random(n) < 0.3
+        human, judge = (
+            table_of([_served(row, empty) for row, empty in zip(grades, is_empty, strict=True)])
+            for grades in (truth, verdicts)
+        )
+        labelled = LabelledClusters.of(human[:150], judge[:150])
+        found = borrowed_estimate(
+            Metric.PRECISION, labelled, sums_of(judge[150:]), Precision(min_n=2)
+        )
+        held += found.lower <= truth[150:][~is_empty[150:]].mean() <= found.upper
+    assert held >= 17
+
+
+def _served(grades: NDArray[np.bool_], is_empty: bool) -> bytes:
+    given = () if is_empty else tuple(grades.astype(int).tolist())
+    utilities = tuple(1.0 if grade else -0.5 for grade in given)
+    return JudgedRequest(1.0, given, utilities, None, 0.0, None, 0.0, 0.0).to_row()

@@ -107,9 +107,13 @@ def _columns(source: Metric) -> list[int]:
 
 
 def _means(judged: TermSums, columns: list[int]) -> tuple[FloatArray, FloatArray]:
-    """Compute the judge's means per request and their covariance, linearised over clusters."""
+    """Compute the judge's means per request and their covariance, linearised over clusters.
+
+    Precision is a mean over requests that were served anything, utility over all.
+    """
     n, totals, products = judged.values.n, judged.values.totals, judged.values.products
-    requests = numerator_column(Metric.UDCG) + 1
+    of_precision = columns[0] == numerator_column(Metric.PRECISION)
+    requests = numerator_column(Metric.PRECISION if of_precision else Metric.UDCG) + 1
     count = totals[requests]
     means = totals[columns] / count
     with_requests = products[columns, requests]
