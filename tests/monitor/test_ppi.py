@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.ppi import LabelledClusters, label_weights
 from ctxguard.monitor.estimation.ppi import ppi_estimate as estimate_from_labels
-from ctxguard.monitor.estimation.ratio import Estimate, estimate
+from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate
 from ctxguard.monitor.estimation.sums import sums_of
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, Table
 
@@ -172,9 +172,18 @@ def test_too_few_labels_are_no_data_however_much_was_judged() -> None:
     assert (found.value, found.n, found.n_needed) == (None, 10, 30)
 
 
-def test_labels_without_any_spread_have_no_interval() -> None:
-    labelled = [Labelled(request([1], 0), request([1], 0))] * 50
-    assert ppi_estimate(Metric.PRECISION, labelled, []).value is None
+def test_labels_that_are_all_relevant_leave_room_for_kinds_too_rare_to_be_seen() -> None:
+    """Fifty of fifty say that the share is above 0.93; narrower needs more labels, and how many."""
+    labelled = clusters([Labelled(request([1], 0), request([1], 0))] * 50)
+    found = estimate_from_labels(Metric.PRECISION, labelled)
+    assert (found.value, found.upper, found.method) == (1.0, 1.0, "unseen")
+    assert found.lower == pytest.approx(0.025 ** (1 / 50))
+    wanted = Precision(max_width={Metric.PRECISION: 0.02})
+    needed = estimate_from_labels(Metric.PRECISION, labelled, precision=wanted).n_needed
+    assert needed is not None
+    assert needed > 200
+    # Utility has no bounds to reason from.
+    assert estimate_from_labels(Metric.UDCG, labelled).value is None
 
 
 def test_requests_of_one_session_count_once() -> None:

@@ -14,6 +14,7 @@ from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.ratio import (
     DEFAULT_PRECISION,
+    IN_UNIT_INTERVAL,
     Estimate,
     Precision,
     no_estimate,
@@ -130,7 +131,8 @@ def ppi_estimate(
 
     Returns:
         The estimate, with the number of labelled clusters as n; without a value if that or
-        the width does not suffice, or if all labelled clusters are alike.
+        the width does not suffice, or if UDCG, gain or harm is alike in all labelled clusters.
+        A share that is alike in all of them has the interval of kinds too rare to have been seen.
     """
     columns = control_columns(metric)
     return estimate_from_clusters(
@@ -222,22 +224,24 @@ def estimate_from_clusters(
         covariance = everyone.products / everyone.n - np.outer(overall, overall)
         combined = predictors @ power @ linear
         variance += max(combined @ covariance @ combined, 0.0) / (everyone.n - 1)
-    if variance <= 1e-12 * np.sum(shares**2 * (human @ np.abs(linear)) ** 2):
+    alike = variance <= 1e-12 * np.sum(shares**2 * (human @ np.abs(linear)) ** 2)
+    if alike and metric not in IN_UNIT_INTERVAL:
         return Estimate(None, None, None, n, "none", n_effective=effective)
-    df = min(effective - 1.0, degrees_of_freedom(shares * residuals)) - len(chosen)
-    n_observable = math.inf
+    df = 1.0 if alike else degrees_of_freedom(shares * residuals)
+    df = min(effective - 1.0, df) - len(chosen)
+    n_observable = effective if alike else math.inf
     if inclusion is not None and inclusion[counted].min() < 1.0:
         # A few labels may have missed every value that is observed only by chance.
         n_observable = float(inclusion[counted].sum()) * effective / n
     return shown(
         metric,
         value,
-        float(variance) / float(corrected[1]) ** 2,
+        0.0 if alike else float(variance) / float(corrected[1]) ** 2,
         df=df,
         n=n,
         effective=effective,
         n_observable=n_observable,
-        method="ppi++",
+        method="unseen" if alike else "ppi++",
         precision=precision,
     )
 
