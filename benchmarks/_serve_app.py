@@ -25,7 +25,7 @@ from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
 from ctxguard.profile.schema import Profile, Provenance, RouteProfile
 from ctxguard.server.app import create_app
 from ctxguard.server.run import serve
-from ctxguard.server.settings import Secrets, Settings
+from ctxguard.server.settings import Secrets, ServiceSettings
 from ctxguard.testing import FaultyRetriever
 
 FINGERPRINT = "scores at hand"
@@ -82,14 +82,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "profile.json"
         profile().save(file)
-        settings = Settings(port=0, profile=file)
+        settings = ServiceSettings(port=0, profile=file)
         app: ASGIApp
         if sys.argv[1] == "echo":
             app = Starlette(routes=[HttpRoute("/{path:path}", _echo, methods=["POST"])])
         elif sys.argv[1] == "service":
             app = create_app(settings, scorer=ScoresAtHand())
         else:
-            settings = Settings(
+            settings = ServiceSettings(
                 port=0,
                 store=f"sqlite:///{folder}/samples.db",
                 secrets=Secrets(token=TOKEN, console_token=TOKEN),

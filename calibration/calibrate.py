@@ -22,7 +22,7 @@ from calibration.replay import (
     encode_queries,
     replay,
 )
-from calibration.retrievers import Replayable, WrappedRetriever, wrapped
+from calibration.retrievers import RankingSource, Replayable, wrapped
 from calibration.verdict import FEWEST_HELD_OUT
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
@@ -84,7 +84,7 @@ class Calibration:
 
 
 def calibrate(
-    retriever: "AnyRetriever | MultiRoute | WrappedRetriever",
+    retriever: "AnyRetriever | MultiRoute | RankingSource",
     dataset: Dataset,
     settings: Settings | None = None,
     *,
@@ -145,7 +145,7 @@ def calibrate(
         passes=passes,
         cache=cache,
     )
-    if isinstance(system.source, WrappedRetriever):
+    if isinstance(system.source, RankingSource):
         for pools in system.pools.values():
             check_labels_are_found(pools, dataset)
     outcomes = {
@@ -176,13 +176,13 @@ class ReplayedSystem:
         pools: The replay of each route.
     """
 
-    source: WrappedRetriever | MultiRoute
+    source: RankingSource | MultiRoute
     fusion: Fusion
     pools: Mapping[Route, Pools]
 
 
 def replay_system(
-    retriever: "AnyRetriever | MultiRoute | WrappedRetriever",
+    retriever: "AnyRetriever | MultiRoute | RankingSource",
     dataset: Dataset,
     depth: int,
     *,
@@ -200,8 +200,8 @@ def replay_system(
     """
     passes = silent if passes is None else passes
     vectors = None
-    source: WrappedRetriever | MultiRoute
-    views: Mapping[str, Replayable | WrappedRetriever]
+    source: RankingSource | MultiRoute
+    views: Mapping[str, Replayable | RankingSource]
     if hasattr(retriever, "on_route"):
         several = cast(MultiRoute, retriever)
         progress = passes("encoding queries", len(dataset))

@@ -36,8 +36,8 @@ from ctxguard.profile.schema import (
     Evidence,
     RecallDifference,
     RouteProfile,
+    RouteVerdict,
     SegmentProfile,
-    Verdict,
 )
 
 FEWEST_LABELS = 20
@@ -215,7 +215,7 @@ class RouteOutcome:
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class _FamilyGrids:
     """Every policy of a family, over the queries that it is fitted to and over any others."""
 
     own: Grid
@@ -329,7 +329,7 @@ def calibrate_route(
 def _promised(
     part: Callable[[Dataset], tuple[Pools, PoolLabels]],
     chosen_on: Dataset,
-    make: Callable[[Pools, PoolLabels, Settings], _Candidates],
+    make: Callable[[Pools, PoolLabels, Settings], _FamilyGrids],
     promise: Promise,
     settings: Settings,
 ) -> tuple[Policy, Certification, dict[str, SegmentProfile]]:
@@ -366,7 +366,7 @@ def _verdict(
     *,
     found: bool,
     held_out: Dataset | None,
-) -> Verdict:
+) -> RouteVerdict:
     """Whether the chosen policy may be served; ``found`` unless it is what is served today."""
     promise, limits = settings.promise, (settings.tolerance, settings.max_loss)
     if promise is not None:
@@ -374,7 +374,7 @@ def _verdict(
         limits = (max(limits[0], promise.alpha), max(limits[1], promise.alpha))
     tolerance, max_loss = limits
     if not found:
-        return Verdict(
+        return RouteVerdict(
             decision="keep",
             n=0 if held_out is None else differences.size,
             serving_k=settings.serving_k,
@@ -451,23 +451,23 @@ def _sizes(pools: Pools, settings: Settings) -> list[int]:
     return sorted({*sizes(largest), min(settings.serving_k, largest)})
 
 
-def _ratio_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _Candidates:
+def _ratio_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _FamilyGrids:
     temperature, ks = fit_temperature(pools), _sizes(pools, settings)
 
     def over(pools: Pools, labels: PoolLabels) -> Grid:
         return ratio_grid(pools, labels, temperature=temperature, ks=ks, min_keep=settings.min_keep)
 
-    return _Candidates(over(pools, labels), over)
+    return _FamilyGrids(over(pools, labels), over)
 
 
-def _utility_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _Candidates:
+def _utility_candidates(pools: Pools, labels: PoolLabels, settings: Settings) -> _FamilyGrids:
     table, ks = pool_features(pools), _sizes(pools, settings)
     model = fit_relevance(pools, labels, table)
 
     def grid(pools: Pools, labels: PoolLabels, values: FloatArray) -> Grid:
         return utility_grid(pools, labels, values, model, ks=ks, min_keep=settings.min_keep)
 
-    return _Candidates(
+    return _FamilyGrids(
         grid(pools, labels, out_of_fold(pools, labels, table)),
         lambda pools, labels: grid(
             pools, labels, probabilities(model, pools, pool_features(pools))

@@ -21,10 +21,10 @@ from calibration.judge_mixture import JudgeRates
 from calibration.judged_questions import graded_whole
 from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
 from calibration.replay import Pools
-from calibration.retrievers import WrappedRetriever
+from calibration.retrievers import RankingSource
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind, ScoreKindName
-from ctxguard.profile.schema import Profile, RouteProfile, Verdict
+from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -45,7 +45,7 @@ class JudgedCalibration:
 
 
 def calibrate_from_verdicts(
-    retriever: "AnyRetriever | MultiRoute | WrappedRetriever",
+    retriever: "AnyRetriever | MultiRoute | RankingSource",
     dataset: Dataset,
     verdicts: ByQuestion,
     settings: Settings | None = None,
@@ -121,7 +121,7 @@ def _route_profile(result: JudgedRoute, pools: Pools, settings: Settings) -> Rou
         policy=result.policy,
         score_kind=pools.kind,
         why=result.in_words,
-        verdict=Verdict(
+        verdict=RouteVerdict(
             decision="shadow",
             n=0,
             serving_k=settings.serving_k,

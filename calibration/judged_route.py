@@ -82,7 +82,7 @@ class JudgedRoute:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _JudgedPairs:
     """The judged candidates of a route, flat.
 
     Attributes:
@@ -105,7 +105,7 @@ class _Judged:
     def query_ids(self) -> list[str]:
         return [self.pools.query_ids[row] for row in self.rows]
 
-    def taken(self, chosen: NDArray[np.bool_]) -> "_Judged":
+    def taken(self, chosen: NDArray[np.bool_]) -> "_JudgedPairs":
         return replace(
             self,
             rows=self.rows[chosen],
@@ -178,7 +178,7 @@ def judged_policy(
 
 
 def _fitted(
-    judged: _Judged, *, gain: float, cost: float, min_keep: int, rates: JudgeRates | None
+    judged: _JudgedPairs, *, gain: float, cost: float, min_keep: int, rates: JudgeRates | None
 ) -> tuple[ExpectedUtilityPolicy, JudgeRates]:
     mixture = _mixture(judged, rates)
     k = min(JUDGED_DEPTH, int(judged.columns.max()) + 1)
@@ -187,7 +187,7 @@ def _fitted(
     return policy, mixture.rates
 
 
-def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _Judged:
+def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPairs:
     table = pool_features(pools)
     usable: NDArray[np.bool_] = np.logical_not(np.isnan(table).any(axis=2))
     rows, columns, said, graded = [], [], [], []
@@ -206,14 +206,16 @@ def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _Judged:
             "not both yes and no: ask it about more questions, or check that it can be reached"
         )
     at = (np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64))
-    return _Judged(pools, table, *at, table[at], np.array(said), np.array(graded, dtype=np.int8))
+    return _JudgedPairs(
+        pools, table, *at, table[at], np.array(said), np.array(graded, dtype=np.int8)
+    )
 
 
-def _mixture(judged: _Judged, rates: JudgeRates | None) -> Mixture:
+def _mixture(judged: _JudgedPairs, rates: JudgeRates | None) -> Mixture:
     return fit_mixture(judged.inputs, judged.verdicts, judged.grades, judged.query_ids, rates)
 
 
-def _model(judged: _Judged, relevance: FloatArray) -> RelevanceModel:
+def _model(judged: _JudgedPairs, relevance: FloatArray) -> RelevanceModel:
     """The model of P(relevant): every candidate counts as relevant and as not, by its posterior."""
     n = relevance.size
     answerable = np.zeros(len(judged.pools))
@@ -228,7 +230,7 @@ def _model(judged: _Judged, relevance: FloatArray) -> RelevanceModel:
 
 
 def _gains(
-    judged: _Judged,
+    judged: _JudgedPairs,
     policy: ExpectedUtilityPolicy,
     serving_k: int,
     *,
@@ -269,7 +271,7 @@ def _gains(
     return np.array(expected), np.array(corrections)
 
 
-def _predicted(inside: _Judged, outside: _Judged, rates: JudgeRates) -> FloatArray:
+def _predicted(inside: _JudgedPairs, outside: _JudgedPairs, rates: JudgeRates) -> FloatArray:
     """P(relevant) of some candidates, by a model of others."""
     model = _model(outside, _mixture(outside, rates).relevance)
     return probabilities(model, inside.pools, inside.table)[inside.rows, inside.columns]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.readers import RunEntry
-from calibration.retrievers import WrappedRetriever, wrapped
+from calibration.retrievers import RankingSource, wrapped
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.extras import require
 from ctxguard._support.regular_file import open_regular
@@ -221,7 +221,7 @@ def encode_queries(
 
 
 def replay(
-    retriever: "AnyRetriever | WrappedRetriever",
+    retriever: "AnyRetriever | RankingSource",
     queries: Sequence[Query],
     *,
     depth: int = DEFAULT_DEPTH,
@@ -265,7 +265,7 @@ def replay(
 
 
 def _replay(
-    retriever: WrappedRetriever,
+    retriever: RankingSource,
     queries: Sequence[Query],
     depth: int,
     vectors: Mapping[str, Any] | None,
@@ -409,7 +409,7 @@ def _documents(ranking: Ranking, order: Sequence[int]) -> tuple[str, ...]:
 
 
 def _cache_file(
-    retriever: WrappedRetriever, queries: Sequence[Query], depth: int, cache: Path | None
+    retriever: RankingSource, queries: Sequence[Query], depth: int, cache: Path | None
 ) -> Path | None:
     fingerprint = retriever.fingerprint() if cache is not None else {}
     if cache is None or not fingerprint:

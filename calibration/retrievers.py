@@ -38,7 +38,7 @@ class Replayable(Protocol):
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
 
 
-class WrappedRetriever:
+class RankingSource:
     """Anything that a guard takes, as a plain retriever of rankings.
 
     Asynchronous calls are awaited on one event loop, which has a thread of its own: a client's
@@ -99,12 +99,12 @@ class WrappedRetriever:
         sketch: CorpusSketch | None = own() if callable(own) else None
         return sketch
 
-    def with_fusion(self, fusion: Fusion) -> "WrappedRetriever":
+    def with_fusion(self, fusion: Fusion) -> "RankingSource":
         """The retriever under another fusion if it can be set, else itself; as the guard does."""
         inner: Any = self._retriever
         if not hasattr(inner, "with_fusion"):
             return self
-        return WrappedRetriever(
+        return RankingSource(
             inner.with_fusion(fusion),
             score_kind=self._score_kind,
             fingerprint=self._fingerprint,
@@ -157,15 +157,15 @@ class WrappedRetriever:
 
 
 def wrapped(
-    retriever: "AnyRetriever | WrappedRetriever",
+    retriever: "AnyRetriever | RankingSource",
     *,
     score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
-) -> WrappedRetriever:
+) -> RankingSource:
     """The retriever, wrapped unless it is already."""
-    if isinstance(retriever, WrappedRetriever):
+    if isinstance(retriever, RankingSource):
         return retriever
-    return WrappedRetriever(retriever, score_kind=score_kind, fingerprint=fingerprint)
+    return RankingSource(retriever, score_kind=score_kind, fingerprint=fingerprint)
 
 
 class _EventLoop:

@@ -13,7 +13,7 @@ from calibration.objectives import LOST_QUERIES
 from calibration.weights import counted, weighted_mean, with_lost_queries
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.ratio import t_quantile
-from ctxguard.profile.schema import Verdict
+from ctxguard.profile.schema import RouteVerdict
 
 FEWEST_HELD_OUT = 20
 """Fewer held-out queries with a relevant passage prove nothing."""
@@ -32,7 +32,7 @@ def verdict(
     tolerance: float,
     max_loss: float = MAX_LOSS,
     refutable: bool = True,
-) -> Verdict:
+) -> RouteVerdict:
     """Judge a policy that was chosen on other queries.
 
     Args:
@@ -54,7 +54,7 @@ def verdict(
     """
     weights = np.ones(differences.size) if weights is None else counted(weights)
     n = float(weights.sum())
-    unproven = Verdict(
+    unproven = RouteVerdict(
         decision="shadow",
         n=differences.size,
         serving_k=serving_k,

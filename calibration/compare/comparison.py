@@ -28,7 +28,7 @@ from calibration.evaluate import (
 from calibration.families import FamilyGain, family_gains
 from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
-from calibration.retrievers import WrappedRetriever, wrapped
+from calibration.retrievers import RankingSource, wrapped
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.policies import Policy
 from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind, ScoreKindName
@@ -120,7 +120,7 @@ class Comparison:
 
 def compare(
     candidates: Sequence[Candidate],
-    view: "Callable[[Candidate], AnyRetriever | WrappedRetriever]",
+    view: "Callable[[Candidate], AnyRetriever | RankingSource]",
     dataset: Dataset,
     *,
     score_kind: ScoreKind | ScoreKindName | None = None,
@@ -256,7 +256,7 @@ class _Timed:
 
     def __init__(
         self,
-        retriever: "AnyRetriever | WrappedRetriever",
+        retriever: "AnyRetriever | RankingSource",
         score_kind: ScoreKind | ScoreKindName | None,
         clock: Callable[[], float],
     ) -> None:

@@ -42,7 +42,7 @@ _UNLABELLED = "rows for a passage have an empty grade and are left out: not labe
 
 
 @dataclass(frozen=True)
-class _Row:
+class _SourceRow:
     """One row of a source. Its query is named by id, by text, or by both.
 
     Attributes:
@@ -96,7 +96,7 @@ def read_sources(
         raise ConfigurationError("a source is named twice: its labels would count double")
     counts: Counter[str] = Counter()
     notes: list[str] = []
-    rows: list[_Row] = []
+    rows: list[_SourceRow] = []
     for path in sorted(distinct):
         rows += _rows(distinct[path], source, split, counts, notes)
     if not rows:
@@ -106,8 +106,8 @@ def read_sources(
 
 def _rows(
     path: Path, source: Source | None, split: str | None, counts: Counter[str], notes: list[str]
-) -> list[_Row]:
-    questions: list[_Row] = []
+) -> list[_SourceRow]:
+    questions: list[_SourceRow] = []
     records: Iterator[Record]
     if path.is_dir() and not (path / PROVENANCE).is_file():
         if split is None:
@@ -117,7 +117,7 @@ def _rows(
     if path.is_dir():
         for record in read_records(path / QUERIES, counts):
             query = Query(record.identifier("_id"), record.text("text"), record.metadata())
-            questions.append(_Row(record.path, record.line, query))
+            questions.append(_SourceRow(record.path, record.line, query))
         records = read_records(path / PROVENANCE, counts)
     elif path.suffix.lower() == ".csv":
         records = _csv(path, counts)
@@ -145,14 +145,14 @@ def _is_labelled(record: Record) -> bool:
     return not waits
 
 
-def _row(record: Record, default: Source | None) -> _Row:
+def _row(record: Record, default: Source | None) -> _SourceRow:
     filled = {name: value for name, value in record.fields.items() if value is not None}
     record = record._replace(fields=filled)
     query_id = record.identifier("query_id") if "query_id" in filled else ""
     text = record.text("query", default="")
     if not query_id and not text.strip():
         raise record.error("names no query; give query_id, query or both")
-    row = _Row(record.path, record.line, Query(query_id, text, record.metadata()))
+    row = _SourceRow(record.path, record.line, Query(query_id, text, record.metadata()))
     source = _source(record, default)
     annotator, note = _either(record, "annotator", "who"), record.text("note", default="") or None
     date = _date(record)
@@ -239,7 +239,7 @@ def _csv(path: Path, counts: Counter[str]) -> Iterator[Record]:
 
 def _of_dataset(
     dataset: Dataset, path: Path, source: Source | None, notes: list[str]
-) -> list[_Row]:
+) -> list[_SourceRow]:
     if source is None:
         raise DataError(
             "holds labels that do not say where they come from; say it with --source "
@@ -254,13 +254,13 @@ def _of_dataset(
             **dataset.distractors.get(query.query_id, {}),
         }
         rows += [
-            _Row(path, None, query, Annotation(query.query_id, passage_id, value, source))
+            _SourceRow(path, None, query, Annotation(query.query_id, passage_id, value, source))
             for passage_id, value in labels.items()
-        ] or [_Row(path, None, query, occurrence=Occurrence(query.query_id, source))]
+        ] or [_SourceRow(path, None, query, occurrence=Occurrence(query.query_id, source))]
     return rows
 
 
-def _golden(rows: list[_Row], counts: Counter[str], notes: list[str]) -> GoldenSet:
+def _golden(rows: list[_SourceRow], counts: Counter[str], notes: list[str]) -> GoldenSet:
     ids_of: dict[str, set[str]] = {}
     for row in rows:
         if row.query.query_id and row.query.text.strip():
@@ -294,7 +294,7 @@ def _golden(rows: list[_Row], counts: Counter[str], notes: list[str]) -> GoldenS
     )
 
 
-def _id_of(row: _Row, ids_of: dict[str, set[str]]) -> str:
+def _id_of(row: _SourceRow, ids_of: dict[str, set[str]]) -> str:
     """Return the id of the query with this text, or make one from the text if there is none."""
     text = folded(row.query.text)
     ids = ids_of.get(text, set())
@@ -307,14 +307,14 @@ def _id_of(row: _Row, ids_of: dict[str, set[str]]) -> str:
     return next(iter(ids), made)
 
 
-def _queries(rows: list[_Row]) -> tuple[Query, ...]:
+def _queries(rows: list[_SourceRow]) -> tuple[Query, ...]:
     """Merge the rows to one query per id, with its text and metadata.
 
     Raises:
         DataError: a query has two texts or none, or different metadata in two rows.
     """
-    with_text: dict[str, _Row] = {}
-    with_metadata: dict[str, _Row] = {}
+    with_text: dict[str, _SourceRow] = {}
+    with_metadata: dict[str, _SourceRow] = {}
     for row in rows:
         query = row.query
         if query.text.strip():

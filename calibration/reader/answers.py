@@ -128,7 +128,7 @@ def _context(record: Record) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Context:
+class LabelledContext:
     """The labels of one context.
 
     Attributes:
@@ -188,7 +188,7 @@ class MarkedContexts:
             shares of relevant passages are undefined.
     """
 
-    contexts: tuple[Context, ...]
+    contexts: tuple[LabelledContext, ...]
     correct: NDArray[np.bool_]
     question: IntArray
     query_ids: tuple[str, ...]
@@ -256,10 +256,10 @@ def mark(answers: Sequence[Answer], dataset: Dataset) -> MarkedContexts:
     )
 
 
-def _look_up(answer: Answer, dataset: Dataset) -> Context:
+def _look_up(answer: Answer, dataset: Dataset) -> LabelledContext:
     grades = dataset.qrels.get(answer.query_id, {})
     misleading = dataset.distractors.get(answer.query_id, {})
-    return Context(
+    return LabelledContext(
         grades=tuple([max(grades.get(passage_id, 0), 0) for passage_id in answer.passage_ids]),
         negatives=tuple(
             [
@@ -274,7 +274,7 @@ def _look_up(answer: Answer, dataset: Dataset) -> Context:
     )
 
 
-def term_columns(contexts: Sequence[Context]) -> dict[TermName, FloatArray]:
+def term_columns(contexts: Sequence[LabelledContext]) -> dict[TermName, FloatArray]:
     """Turn the contexts into columns of a regression, shape (n,) each.
 
     ``relevant``: log2(1 + relevant passages held) / log2(1 + needed), in [0, 1]: the share of
@@ -283,7 +283,7 @@ def term_columns(contexts: Sequence[Context]) -> dict[TermName, FloatArray]:
     rank of the first relevant passage), the share that UDCG's discount takes from it; 0 without
     one. ``completeness``: whether every relevant passage is in the context.
 
-    >>> columns = term_columns([Context((0, 1), (None, None), (1, 2, 1))])
+    >>> columns = term_columns([LabelledContext((0, 1), (None, None), (1, 2, 1))])
     >>> {name: round(float(column[0]), 3) for name, column in columns.items()}  # doctest: +ELLIPSIS
     {'relevant': 0.5, 'unjudged': 0.0, 'irrelevant': 1.0, 'hard_negative': 0.0, ...
     """

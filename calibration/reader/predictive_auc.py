@@ -7,7 +7,7 @@ import numpy as np
 
 from calibration.data.dataset import Dataset
 from calibration.evaluate import RESAMPLES, interval_bounds
-from calibration.reader.answers import Answer, Context, MarkedContexts, TermName, mark
+from calibration.reader.answers import Answer, LabelledContext, MarkedContexts, TermName, mark
 from calibration.reader.utilities import ReaderFit, cost_by_kind, fit_terms, penalties
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
@@ -104,7 +104,7 @@ def predictive_aucs(
 
 def _presets(marked: MarkedContexts, utilities: Utilities) -> dict[str, FloatArray]:
     top_grade = marked.top_grade
-    metrics: dict[str, Callable[[Context], float | None]] = {
+    metrics: dict[str, Callable[[LabelledContext], float | None]] = {
         "recall": lambda c: context_recall(c.grades, c.judged),
         "ndcg": lambda c: ndcg(c.grades, c.judged),
         "mrr": lambda c: reciprocal_rank(c.grades, c.judged),
@@ -132,7 +132,7 @@ def _presets(marked: MarkedContexts, utilities: Utilities) -> dict[str, FloatArr
     }
 
 
-def _strict(context: Context, top_grade: int, utilities: Utilities) -> float:
+def _strict(context: LabelledContext, top_grade: int, utilities: Utilities) -> float:
     worth = strict_utilities(
         context.grades,
         top_grade=top_grade,

@@ -15,8 +15,8 @@ from calibration.reader.answers import (
     COSTS,
     TERMS,
     Answer,
-    Context,
     IntArray,
+    LabelledContext,
     MarkedContexts,
     TermName,
     mark,
@@ -409,7 +409,7 @@ def _rounded(found: Bounds) -> tuple[float, float | None, float | None]:
     return round(found.value, _DIGITS) + 0.0, lower, upper
 
 
-def _one_per_question(marked: MarkedContexts) -> list[Context]:
+def _one_per_question(marked: MarkedContexts) -> list[LabelledContext]:
     first: IntArray = np.unique(marked.question, return_index=True)[1]
     return [marked.contexts[row] for row in first]
 

@@ -6,22 +6,18 @@ Frozen models that become JSON; they hold no label and no passage except the exa
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.profile.schema import Certificate, Interval, Provenance
+from ctxguard.profile.schema import Certificate, Frozen, Interval, Provenance
 
 Direction = Literal["higher", "lower"]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class PolicySettings(_Frozen):
+class PolicySettings(Frozen):
     """The settings of a policy that a person would change.
 
     Attributes:
@@ -43,7 +39,7 @@ class PolicySettings(_Frozen):
     gain: float | None = None
 
 
-class MetricComparison(_Frozen):
+class MetricComparison(Frozen):
     """One metric under three policies, on the same queries.
 
     Attributes:
@@ -65,7 +61,7 @@ class MetricComparison(_Frozen):
     against_seed_rule: Interval
 
 
-class SummaryRow(_Frozen):
+class SummaryRow(Frozen):
     """One metric of what is served today and of the choice, on the same queries.
 
     Attributes:
@@ -79,7 +75,7 @@ class SummaryRow(_Frozen):
     difference: Interval
 
 
-class OptionRow(_Frozen):
+class OptionRow(Frozen):
     """One policy that could be served, with its means; None where a metric has no data."""
 
     name: str
@@ -87,7 +83,7 @@ class OptionRow(_Frozen):
     means: dict[str, float | None]
 
 
-class Summary(_Frozen):
+class Summary(Frozen):
     """What a person should see first.
 
     Attributes:
@@ -110,7 +106,7 @@ class Summary(_Frozen):
     warnings: tuple[str, ...]
 
 
-class AtK(_Frozen):
+class AtK(Frozen):
     """Strict UDCG at one size of context.
 
     Attributes:
@@ -127,7 +123,7 @@ class AtK(_Frozen):
     chosen: Interval
 
 
-class FrontPolicy(_Frozen):
+class FrontPolicy(Frozen):
     """One policy of the Pareto front of recall loss and harm."""
 
     k: int
@@ -137,7 +133,7 @@ class FrontPolicy(_Frozen):
     udcg_strict: Interval
 
 
-class Frontier(_Frozen):
+class Frontier(Frozen):
     """Every candidate policy by recall loss and harm, on the choosing queries.
 
     Attributes:
@@ -155,7 +151,7 @@ class Frontier(_Frozen):
     chosen: FrontPolicy
 
 
-class ReliabilityBin(_Frozen):
+class ReliabilityBin(Frozen):
     """Candidates whose P(relevant) lies in [lower, upper).
 
     Attributes:
@@ -172,7 +168,7 @@ class ReliabilityBin(_Frozen):
     queries: Count
 
 
-class Reliability(_Frozen):
+class Reliability(Frozen):
     """Calibration of P(relevant) on held-out queries.
 
     Attributes:
@@ -189,7 +185,7 @@ class Reliability(_Frozen):
     kept_relevant: Interval
 
 
-class SignalFamily(_Frozen):
+class SignalFamily(Frozen):
     """What one family of signals adds to P(relevant): see ``calibration.families``.
 
     Attributes:
@@ -204,7 +200,7 @@ class SignalFamily(_Frozen):
     milliseconds: float | None
 
 
-class MeasuredRule(_Frozen):
+class MeasuredRule(Frozen):
     """The policy that one rule would choose, measured on held-out queries.
 
     Attributes:
@@ -225,7 +221,7 @@ class MeasuredRule(_Frozen):
     price: Interval | None
 
 
-class Price(_Frozen):
+class Price(Frozen):
     """The utility that a guarantee costs, and an upper bound of the recall loss.
 
     Attributes:
@@ -241,7 +237,7 @@ class Price(_Frozen):
     bound: float
 
 
-class SegmentRow(_Frozen):
+class SegmentRow(Frozen):
     """The queries of one segment under the policy that serves them."""
 
     segment: str
@@ -253,7 +249,7 @@ class SegmentRow(_Frozen):
     kept: Interval
 
 
-class Segments(_Frozen):
+class Segments(Frozen):
     """Metrics by segment: the values of a metadata column of the queries.
 
     Attributes:
@@ -265,14 +261,14 @@ class Segments(_Frozen):
     gathered: Count
 
 
-class KeptIf(_Frozen):
+class KeptIf(Frozen):
     """The value of a setting at which a passage would have been kept."""
 
     setting: str
     value: float
 
 
-class Example(_Frozen):
+class Example(Frozen):
     """One dropped passage.
 
     Attributes:
@@ -298,7 +294,7 @@ class Example(_Frozen):
     kept_if: tuple[KeptIf, ...]
 
 
-class Examples(_Frozen):
+class Examples(Frozen):
     """Dropped passages of one kind.
 
     Attributes:
@@ -314,14 +310,14 @@ class Examples(_Frozen):
     shown: tuple[Example, ...]
 
 
-class JudgedShare(_Frozen):
+class JudgedShare(Frozen):
     """Share of the retriever's first k passages that have a label."""
 
     k: int
     share: Interval
 
 
-class RouteReport(_Frozen):
+class RouteReport(Frozen):
     """One route: the chosen policy, its certificate, and its measurements.
 
     Attributes:
@@ -374,7 +370,7 @@ class RouteReport(_Frozen):
         return next(row for row in self.comparison if row.metric == name)
 
 
-class LabelCounts(_Frozen):
+class LabelCounts(Frozen):
     """Numbers of queries and labels.
 
     Attributes:
@@ -395,7 +391,7 @@ class LabelCounts(_Frozen):
     negatives: dict[str, Count]
 
 
-class ReportData(_Frozen):
+class ReportData(Frozen):
     """The evidence of a calibration.
 
     Attributes:

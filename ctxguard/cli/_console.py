@@ -276,7 +276,7 @@ class _Rate(ProgressColumn):
         return Text(f"{task.completed / seconds:,.0f}/s", style="progress.data.speed")
 
 
-class Estimate(Protocol):
+class HasInterval(Protocol):
     """A value with its interval, such as ``ctxguard.profile.schema.Interval``."""
 
     @property
@@ -313,14 +313,14 @@ def number(value: float | None) -> str:
     return NO_DATA if value is None else f"{value:.3f}"
 
 
-def interval(estimate: Estimate) -> str:
+def interval(estimate: HasInterval) -> str:
     """The bounds of an estimate; empty if it has none."""
     if estimate.lower is None or estimate.upper is None:
         return ""
     return f"[{estimate.lower:.3f}, {estimate.upper:.3f}]"
 
 
-def short_interval(estimate: Estimate) -> str:
+def short_interval(estimate: HasInterval) -> str:
     """A value and its bounds with two decimals, or ``no data``."""
     if estimate.value is None or estimate.lower is None or estimate.upper is None:
         return number(estimate.value)

@@ -71,9 +71,9 @@ def _asked(queries: Path, to_grade: Path) -> "Dataset":
 def _as_served(opened: "Source") -> "Searching":
     """The retriever in the order that calibration starts from, with texts."""
     from calibration.calibrate import MultiRoute, default_fusion
-    from calibration.retrievers import WrappedRetriever
+    from calibration.retrievers import RankingSource
 
-    if isinstance(opened, WrappedRetriever):
+    if isinstance(opened, RankingSource):
         return opened
     several = cast(MultiRoute, opened)
     fused = several.with_fusion(default_fusion(several))

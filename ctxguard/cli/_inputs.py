@@ -60,7 +60,7 @@ class Labelled:
             DataError: they belong to another corpus.
         """
         from calibration.data.dataset import unknown_passages
-        from calibration.retrievers import WrappedRetriever
+        from calibration.retrievers import RankingSource
 
         dataset = self.dataset
         answerable = len(dataset.answerable)
@@ -69,7 +69,7 @@ class Labelled:
             "answerable": answerable,
             "without_relevant": len(dataset) - answerable,
         }
-        if isinstance(retriever, WrappedRetriever):
+        if isinstance(retriever, RankingSource):
             return self, counts
         unknown = unknown_passages(dataset, _labelled_ids(dataset, retriever))
         counts["unknown_passages"] = len(unknown)

@@ -21,15 +21,15 @@ from ctxguard.cli._options import Depth, Utility
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.rerank_forms import FORMS
-from ctxguard.server.settings import IndexSettings, ServedSystem
+from ctxguard.server.settings import IndexSystem, ServedSystem
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
-    from calibration.retrievers import WrappedRetriever
+    from calibration.retrievers import RankingSource
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
-Source: TypeAlias = "HybridRetriever | EngineRetriever | WrappedRetriever"
+Source: TypeAlias = "HybridRetriever | EngineRetriever | RankingSource"
 """Where a command's candidates come from."""
 
 SOURCES = {
@@ -122,17 +122,17 @@ class System(ServedSystem):
             return self._reranked_candidates(self.rerank_upstream, queries)
         return self._run(self.run, queries) if self.run is not None else self._own()
 
-    def _run(self, file: Path, queries: "Sequence[Query]") -> "WrappedRetriever":
+    def _run(self, file: Path, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.data.readers import read_trec_run
-        from calibration.retrievers import RecordedRankings, WrappedRetriever
+        from calibration.retrievers import RankingSource, RecordedRankings
 
         kind = self.score_kind or ScoreKind.RANK
         recorded = RecordedRankings.of_run(read_trec_run(file), queries, kind)
-        return WrappedRetriever(recorded, fingerprint=self.fingerprint or None)
+        return RankingSource(recorded, fingerprint=self.fingerprint or None)
 
-    def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "WrappedRetriever":
+    def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.reranked_candidates import RerankedCandidates, read_candidates
-        from calibration.retrievers import WrappedRetriever
+        from calibration.retrievers import RankingSource
         from ctxguard.retrieval.rerank_client import RerankClient
 
         if self.candidates is None:
@@ -154,14 +154,14 @@ class System(ServedSystem):
                 path=self.candidates,
             )
         kind = self.score_kind or FORMS[self.rerank_protocol].kind
-        return WrappedRetriever(RerankedCandidates(candidates, client, kind), keep_passages=True)
+        return RankingSource(RerankedCandidates(candidates, client, kind), keep_passages=True)
 
-    def _own(self) -> "WrappedRetriever":
-        from calibration.retrievers import WrappedRetriever
+    def _own(self) -> "RankingSource":
+        from calibration.retrievers import RankingSource
 
         loaded: Any = _imported(str(self.retriever))
         try:
-            return WrappedRetriever(
+            return RankingSource(
                 loaded,
                 score_kind=self.score_kind,
                 fingerprint=self.fingerprint or None,
@@ -177,7 +177,7 @@ def _shown(name: str) -> str:
     return key_of(name, field) if about(field)["key"] else f"--{key_of(name, field)}"
 
 
-def open_index(system: IndexSettings) -> "HybridRetriever":
+def open_index(system: IndexSystem) -> "HybridRetriever":
     """Load an index with its embedder, and the reranker and the ranker's file if they are named.
 
     Raises:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from ctxguard.cli.demonstration.loop import BeforeAfter, MonitoredTraffic
     from ctxguard.core.context import Context
-    from ctxguard.profile.schema import Verdict
+    from ctxguard.profile.schema import RouteVerdict
 
 _SCRAPED = ('ctxguard_estimate{metric="udcg",window="recent"', "ctxguard_requests_total")
 _METRICS = ("recall", "harm", "udcg_strict", "kept", "tokens")
@@ -149,7 +149,7 @@ def _passages(pair: "BeforeAfter", context: "Context") -> Text:
 
 
 def _show_traffic(
-    output: Output, traffic: "MonitoredTraffic", scraped: list[str], verdict: "Verdict | None"
+    output: Output, traffic: "MonitoredTraffic", scraped: list[str], verdict: "RouteVerdict | None"
 ) -> None:
     output.heading(
         f"Monitoring: {traffic.requests} requests, {traffic.sampled} of them sampled and judged"

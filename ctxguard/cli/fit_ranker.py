@@ -14,7 +14,7 @@ from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
-from ctxguard.server.settings import IndexSettings
+from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.compare.paired_differences import Difference
@@ -30,7 +30,7 @@ _BEFORE = ("reciprocal_rank", "shipped")
 _SEED = 0
 
 
-class FitRanker(IndexSettings):
+class FitRanker(IndexSystem):
     """Settings of ``ctxguard fit ranker``."""
 
     data: _options.LabelledQueries

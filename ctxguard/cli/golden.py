@@ -23,7 +23,7 @@ from ctxguard.cli._console import (
 from ctxguard.cli._inputs import fitted, is_split, label_notes, read_labelled
 from ctxguard.cli._pools import fusion_of, on_route, served_depth, served_route
 from ctxguard.cli._system import open_index
-from ctxguard.server.settings import IndexSettings
+from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.data.coverage import CoverageAt, Unjudged
@@ -72,7 +72,7 @@ class Check(SettingsModel):
     as_json: _options.AsJson = False
 
 
-class Coverage(IndexSettings):
+class Coverage(IndexSystem):
     """Settings of ``ctxguard golden coverage``."""
 
     data: _options.LabelledQueries

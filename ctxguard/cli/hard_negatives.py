@@ -11,12 +11,12 @@ from ctxguard.cli._console import Output, check_writable, number, print_json, ta
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._system import open_index
 from ctxguard.core.types import DEFAULT_DEPTH
-from ctxguard.server.settings import IndexSettings
+from ctxguard.server.settings import IndexSystem
 
 _SHOWN = 5
 
 
-class HardNegatives(IndexSettings):
+class HardNegatives(IndexSystem):
     """Settings of ``ctxguard golden hard-negatives``."""
 
     data: _options.LabelledQueries

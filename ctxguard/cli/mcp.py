@@ -14,12 +14,12 @@ from ctxguard.cli._pools import served_depth
 from ctxguard.cli._system import open_index
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_K
-from ctxguard.server.settings import IndexSettings
+from ctxguard.server.settings import IndexSystem
 
 _LOOPBACK = "127.0.0.1"
 
 
-class Mcp(IndexSettings):
+class Mcp(IndexSystem):
     """Settings of ``ctxguard mcp``."""
 
     profile: _options.ProfileFile = None

@@ -20,7 +20,7 @@ from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_in
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
 from ctxguard.cli._system import open_index
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
-from ctxguard.server.settings import IndexSettings
+from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
@@ -38,7 +38,7 @@ _GIB = 2**30
 _EXIT_SECONDS = 5.0
 
 
-class MonitorSettings(JudgeSettings, IndexSettings):
+class MonitorSettings(JudgeSettings, IndexSystem):
     """Settings of ``ctxguard monitor``; the index is the guard's."""
 
     store: _options.StoreUrl

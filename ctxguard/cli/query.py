@@ -25,7 +25,7 @@ _RANK_WIDTH = 3
 _LINE_END = 8
 
 
-class Query(System):
+class QuerySettings(System):
     """Settings of ``ctxguard query``."""
 
     question: Annotated[str, setting("The query text.", "QUESTION", argument=True)]
@@ -58,7 +58,7 @@ class Query(System):
     as_json: _options.AsJson = False
 
 
-def query(settings: Query) -> None:
+def query(settings: QuerySettings) -> None:
     """Show what the guard keeps and drops for one query, and why.
 
     Each candidate stands with its score, its score relative to the best (r) where scores can be

@@ -2,10 +2,10 @@
 
 from ctxguard._support.extras import require
 from ctxguard.cli._console import Output
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: ServiceSettings) -> None:
     """Serve the rerank protocol with calibrated decisions, or decisions alone, over HTTP.
 
     Point any client of a rerank API (Cohere, Jina, vLLM, TEI) here, at POST /rerank: documents

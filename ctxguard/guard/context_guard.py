@@ -31,7 +31,7 @@ from ctxguard.profile.schema import Profile
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
 from ctxguard.request.build_context import build_context
 from ctxguard.request.input import Request, RequestInput
-from ctxguard.request.instrumentation import Instrumentation, RequestSpan, Sampler, Tracing
+from ctxguard.request.instrumentation import Instrumentation, RequestSampler, RequestSpan, Tracing
 from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.request.wrapped_retriever import describe
 from ctxguard.resilience import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, typed
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.retrieval.protocols import AnyRetriever, AsyncRetrieverFunction, Retrieval
 
-__all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "Sampler", "Tracing"]
+__all__ = ["DEFAULT_MAX_QUERY_CHARS", "ContextGuard", "RequestSampler", "Tracing"]
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class ContextGuard:
         strict: bool = False,
         assembly: Assembly | None = None,
         max_query_chars: int | None = None,
-        sampler: Sampler | None = None,
+        sampler: RequestSampler | None = None,
         telemetry: Telemetry | None = None,
         tracing: Tracing | None = None,
         deadline_seconds: float | None = None,

@@ -56,11 +56,13 @@ for _core in (
 AnyPolicy = Annotated[RatioPolicy | ExpectedUtilityPolicy, Field(discriminator="kind")]
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
+    """A record of a file: frozen, with known fields and finite numbers only."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Interval(_Frozen):
+class Interval(Frozen):
     """A mean with its interval; ``value`` is None where it is undefined for every query."""
 
     value: float | None
@@ -69,14 +71,14 @@ class Interval(_Frozen):
     n: Annotated[int, Field(ge=0, description="Queries on which the metric is defined.")]
 
 
-class Evidence(_Frozen):
+class Evidence(Frozen):
     """What a policy achieved on one set of queries."""
 
     queries: Annotated[int, Field(ge=0)]
     metrics: dict[str, Interval]
 
 
-class RecallDifference(_Frozen):
+class RecallDifference(Frozen):
     """Mean recall less that of the first k served before, and what was proved of it.
 
     Attributes:
@@ -91,7 +93,7 @@ class RecallDifference(_Frozen):
     n: Annotated[int, Field(ge=1)]
 
 
-class Certificate(_Frozen):
+class Certificate(Frozen):
     """What was proved of one route's policy: a promise, and the probability that it is false.
 
     With probability at least 1 − delta over the queries of the test, the policy's mean recall
@@ -165,7 +167,7 @@ class Certificate(_Frozen):
         )
 
 
-class Verdict(_Frozen):
+class RouteVerdict(Frozen):
     """Whether held-out queries show that a route's policy may be served.
 
     ``enforce``: it may. ``shadow``: not yet; it decides and is recorded, and the first
@@ -226,14 +228,14 @@ class Verdict(_Frozen):
         )
 
 
-class SegmentProfile(_Frozen):
+class SegmentProfile(Frozen):
     """The policy of one segment of the queries; only certified ones are kept."""
 
     policy: AnyPolicy
     certificate: Certificate
 
 
-class SufficiencyProfile(_Frozen):
+class SufficiencyProfile(Frozen):
     """How a route tells that nothing relevant was kept, and how often it is wrong.
 
     With probability at least 1 − delta over the held-out queries, of contexts that hold a relevant
@@ -287,7 +289,7 @@ class SufficiencyProfile(_Frozen):
         )
 
 
-class RouteProfile(_Frozen):
+class RouteProfile(Frozen):
     """The policy of one route, and what is known of it.
 
     Attributes:
@@ -310,7 +312,7 @@ class RouteProfile(_Frozen):
     policy: AnyPolicy
     score_kind: ScoreKind
     why: str = ""
-    verdict: Verdict | None = None
+    verdict: RouteVerdict | None = None
     certificate: Certificate | None = None
     segments: dict[str, SegmentProfile] = Field(default_factory=dict)
     chosen_on: Evidence | None = None
@@ -320,7 +322,7 @@ class RouteProfile(_Frozen):
     sufficiency: SufficiencyProfile | None = None
 
 
-class Provenance(_Frozen):
+class Provenance(Frozen):
     """How a profile was made.
 
     Attributes:
@@ -338,7 +340,7 @@ class Provenance(_Frozen):
     utilities_source: str | None = None
 
 
-class Profile(_Frozen):
+class Profile(Frozen):
     """A calibration: one policy per route, valid only for the system it was made on.
 
     Attributes:
@@ -368,7 +370,7 @@ class Profile(_Frozen):
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> RouteVerdict | None:
         """The verdict on the route that answers while every stage works."""
         main = next((route for route in Route if route in self.routes), None)
         return None if main is None else self.routes[main].verdict

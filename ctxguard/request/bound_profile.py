@@ -15,7 +15,7 @@ from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
-from ctxguard.profile.schema import Profile, RouteProfile, SufficiencyProfile, Verdict
+from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict, SufficiencyProfile
 from ctxguard.request.wrapped_retriever import calls_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RoutePolicy:
         policy: Policy,
         *flags: Flag,
         today: RatioPolicy,
-        verdict: Verdict | None = None,
+        verdict: RouteVerdict | None = None,
         score_kind: ScoreKind | None = None,
         differences: tuple[str, ...] = (),
         sufficiency: SufficiencyProfile | None = None,

@@ -17,7 +17,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Sampler(Protocol):
+class RequestSampler(Protocol):
     """Selects requests before retrieval, and takes the selected ones when answered."""
 
     def draw(self, request_id: str, /) -> float:
@@ -91,7 +91,7 @@ class Instrumentation:
         answered: Counts an answered request and its duration; see `Telemetry.answered`.
         failed: Counts a request that ended in an error; see `_failed`.
         cancelled: Counts a request that its caller cancelled, by mode.
-        offer: Hands an answered request to the sampler; see `Sampler.offer`.
+        offer: Hands an answered request to the sampler; see `RequestSampler.offer`.
         begin_span: Begins the span of a request, None if that failed; see `Tracing.begin`. None
             without tracing.
         retrieved: Tells a request's span that the candidates have arrived.
@@ -100,7 +100,7 @@ class Instrumentation:
     """
 
     def __init__(
-        self, telemetry: Telemetry, sampler: Sampler | None, tracing: Tracing | None = None
+        self, telemetry: Telemetry, sampler: RequestSampler | None, tracing: Tracing | None = None
     ) -> None:
         self._telemetry = telemetry
         self._sampler = sampler
@@ -151,7 +151,7 @@ class Instrumentation:
         """Return the probability with which the sampler selected a request; 0.0 if it did not."""
         return 0.0 if self._sampler is None else self._safe_draw(self._sampler, request_id)
 
-    def _draw(self, sampler: Sampler, request_id: str) -> float:
+    def _draw(self, sampler: RequestSampler, request_id: str) -> float:
         probability = sampler.draw(request_id)
         # Compared here, so that a result that is not a number counts as the sampler's error.
         return probability if probability > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""Builds the ASGI application from `Settings`, behind middlewares of one duty each."""
+"""Builds the ASGI application from `ServiceSettings`, behind middlewares of one duty each."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ from ctxguard.server.openapi import Operation, openapi
 from ctxguard.server.problems import ProblemKind, of_status
 from ctxguard.server.reranker_check import RerankerCheck, log_differences
 from ctxguard.server.scoring import BoundedScorer, LocalScorer, Scorer
-from ctxguard.server.settings import Settings, is_loopback
+from ctxguard.server.settings import ServiceSettings, is_loopback
 from ctxguard.server.wire import answer
 
 _SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
@@ -73,7 +73,7 @@ class Service:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServiceSettings,
         scorer: Scorer | None,
         retriever: Any,
         telemetry: Telemetry,
@@ -260,7 +260,7 @@ class Service:
 
 
 def create_app(
-    settings: Settings,
+    settings: ServiceSettings,
     *,
     scorer: Scorer | None = None,
     retriever: Any = None,
@@ -358,7 +358,7 @@ _ENDPOINTS = {
 }
 
 
-def _tracing(settings: Settings) -> Tracing | None:
+def _tracing(settings: ServiceSettings) -> Tracing | None:
     if not settings.opentelemetry:
         return None
     from ctxguard.integrations.opentelemetry import OpenTelemetryTracing
@@ -366,7 +366,7 @@ def _tracing(settings: Settings) -> Tracing | None:
     return OpenTelemetryTracing(settings.index_name if settings.searches else None)
 
 
-def _scorer(settings: Settings) -> Scorer | None:
+def _scorer(settings: ServiceSettings) -> Scorer | None:
     if settings.rerank_upstream is not None:
         from ctxguard.retrieval.rerank_client import RerankClient
 
@@ -388,7 +388,7 @@ def _scorer(settings: Settings) -> Scorer | None:
     return local
 
 
-def _retriever(settings: Settings) -> Any:
+def _retriever(settings: ServiceSettings) -> Any:
     if settings.engine is not None:
         from ctxguard.integrations.engines.retriever import EngineRetriever
 
@@ -411,7 +411,7 @@ def _retriever(settings: Settings) -> Any:
     return retriever
 
 
-def _samples(settings: Settings) -> Any:
+def _samples(settings: ServiceSettings) -> Any:
     if settings.store is None:
         return None
     from ctxguard.monitor.sampling.writer import sample_to

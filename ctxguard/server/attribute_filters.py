@@ -33,7 +33,7 @@ _Value = str | int | float | bool
 
 
 @with_config(STRICT)
-class Comparison(TypedDict):
+class AttributeComparison(TypedDict):
     """A condition on one attribute."""
 
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
@@ -47,12 +47,12 @@ class Compound(TypedDict):
 
     type: Literal["and", "or"]
     filters: Annotated[
-        list["Comparison | Compound"],
+        list["AttributeComparison | Compound"],
         Field(min_length=1, max_length=MOST_CONDITIONS, fail_fast=True),
     ]
 
 
-Filter = Comparison | Compound
+Filter = AttributeComparison | Compound
 
 _ORDERS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
 
@@ -105,7 +105,7 @@ def _size(given: Filter) -> int:
     return sum([_size(each) for each in given["filters"]])
 
 
-def _values(given: Comparison, known: Known) -> frozenset[Token]:
+def _values(given: AttributeComparison, known: Known) -> frozenset[Token]:
     kind, wanted = given["type"], _tokens(given)
     if kind in ("eq", "in"):
         return frozenset(wanted)
@@ -127,7 +127,7 @@ def _values(given: Comparison, known: Known) -> frozenset[Token]:
     return found
 
 
-def _tokens(given: Comparison) -> tuple[Token, ...]:
+def _tokens(given: AttributeComparison) -> tuple[Token, ...]:
     """The values that a comparison names.
 
     Raises:

@@ -11,7 +11,7 @@ from ctxguard import __version__
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.openapi import Operation
 from ctxguard.server.rerank import DEFAULT_MODEL, FULL, OMIT
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 from ctxguard.server.wire import answer
 
 
@@ -44,7 +44,7 @@ class Info(TypedDict):
     version: str
 
 
-def operations(settings: Settings) -> list[Operation]:
+def operations(settings: ServiceSettings) -> list[Operation]:
     """``/v1/models`` and ``/info`` of a service with a reranker."""
     name = settings.rerank_model or settings.reranker or DEFAULT_MODEL
     models: Models = {

@@ -16,7 +16,7 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
 from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
-from ctxguard.server.filtering import KeptIf, Name
+from ctxguard.server.filtering import Name, WouldKeep
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import Problem, ProblemKind, guarded
 from ctxguard.server.wire import STRICT, answer, named, parse
@@ -67,7 +67,7 @@ class ContextVerdict(TypedDict):
     probability: float | None
     kept: bool
     reason: str | None
-    kept_if: list[KeptIf]
+    kept_if: list[WouldKeep]
 
 
 class Failure(TypedDict):

@@ -32,7 +32,7 @@ Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
 
 
 @with_config(STRICT)
-class Candidate(TypedDict):
+class ScoredCandidate(TypedDict):
     """One scored candidate."""
 
     id: str
@@ -71,7 +71,7 @@ class FilterRequest(TypedDict):
     """A query with its candidates, in the order of the engine that found them."""
 
     query: str
-    candidates: Annotated[list[Candidate], Field(fail_fast=True)]
+    candidates: Annotated[list[ScoredCandidate], Field(fail_fast=True)]
     score_kind: NotRequired[
         Annotated[
             ScoreKindName | None,
@@ -83,7 +83,7 @@ class FilterRequest(TypedDict):
     session_id: NotRequired[Name | None]
 
 
-class KeptIf(TypedDict):
+class WouldKeep(TypedDict):
     """A setting and the value of it that would have kept a candidate."""
 
     setting: str
@@ -100,7 +100,7 @@ class VerdictAnswer(TypedDict):
     probability: Annotated[float | None, Field(description="Calibrated P(relevant).")]
     kept: bool
     reason: Annotated[str | None, Field(description="Why it was dropped; null if it was kept.")]
-    kept_if: list[KeptIf]
+    kept_if: list[WouldKeep]
 
 
 class FilterAnswer(TypedDict):
@@ -125,7 +125,7 @@ REQUEST: TypeAdapter[FilterRequest] = TypeAdapter(FilterRequest)
 class _Passages:
     """The candidates as passages, made when they are read."""
 
-    candidates: Sequence[Candidate]
+    candidates: Sequence[ScoredCandidate]
 
     def __getitem__(self, position: int, /) -> Passage:
         one = self.candidates[position]

@@ -1,7 +1,7 @@
 """How much a request may be and hold: its body, its parts, and the requests beside it.
 
 Nothing of a body is parsed before it has passed. It is read here, within its limits, and handed on
-whole. Limits that an operator may want to change are in ``Settings``; all the others are here.
+whole. The limits that an operator may change are in ``ServiceSettings``; the others are here.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ctxguard.server.accounts import ClientGoneError, Head
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 
 MOST_HEAD_BYTES = 64 * 2**10
 """Bytes of a request's head."""
@@ -47,7 +47,7 @@ _FORMS = frozenset({Endpoint.CONSOLE})
 
 
 @dataclass(slots=True)
-class Budget:
+class BodyBudget:
     """What the requests of one kind hold together, of what they may.
 
     Attributes:
@@ -73,7 +73,7 @@ class RequestLimits:
         settings: The limits.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServiceSettings) -> None:
         self._app = app
         self._receive_seconds = settings.receive_seconds
         most = settings.max_body_bytes
@@ -84,10 +84,10 @@ class RequestLimits:
             Endpoint.CONTEXT: min(most, MOST_QUERY_BODY_BYTES),
             Endpoint.VECTOR_STORE_SEARCH: min(most, MOST_QUERY_BODY_BYTES),
         }
-        common = Budget(settings.max_in_flight, settings.max_buffered_bytes)
+        common = BodyBudget(settings.max_in_flight, settings.max_buffered_bytes)
         self._budgets = {
             **dict.fromkeys(Endpoint, common),
-            Endpoint.CONSOLE: Budget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES),
+            Endpoint.CONSOLE: BodyBudget(_OPEN_IN_FLIGHT, _OPEN_BUFFERED_BYTES),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +119,7 @@ class RequestLimits:
             budget.in_flight -= 1
             budget.buffered -= len(body)
 
-    async def _read(self, receive: Receive, most: int, budget: Budget) -> bytes:
+    async def _read(self, receive: Receive, most: int, budget: BodyBudget) -> bytes:
         """The whole body.
 
         Raises:

@@ -25,7 +25,7 @@ _OF_BODIES = (
 )
 
 
-class Fault(TypedDict):
+class FieldFault(TypedDict):
     """A faulty part of a body."""
 
     loc: list[str | int]
@@ -40,7 +40,7 @@ class ProblemDocument(TypedDict, total=False):
     status: int
     detail: str
     request_id: str
-    errors: list[Fault]
+    errors: list[FieldFault]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from uvicorn.supervisors import Multiprocess
 
 from ctxguard.errors import ConfigurationError, CtxguardError
 from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED, MOST_UNREAD_SECONDS
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 
 _log = logging.getLogger("uvicorn.error")
 # Not uvicorn's: a warning for each request that is no HTTP would let anybody fill the log.
@@ -34,7 +34,7 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def serve(
-    settings: Settings, announce: Callable[[str], object], app: ASGIApp | None = None
+    settings: ServiceSettings, announce: Callable[[str], object], app: ASGIApp | None = None
 ) -> None:
     """Serve until a signal ends it; requests under way are finished, and samples stored.
 
@@ -72,7 +72,7 @@ def app_from_environment() -> Starlette:
     from ctxguard.server.app import create_app
 
     try:
-        app = create_app(Settings.from_environment())
+        app = create_app(ServiceSettings.from_environment())
         _spare_collector()
         return app
     except CtxguardError as error:
@@ -80,7 +80,7 @@ def app_from_environment() -> Starlette:
         sys.exit(STARTUP_FAILURE)
 
 
-def _config(settings: Settings, app: Any) -> uvicorn.Config:
+def _config(settings: ServiceSettings, app: Any) -> uvicorn.Config:
     protocol = partial(
         BoundedHttpProtocol,
         receive_seconds=settings.receive_seconds,
@@ -107,7 +107,7 @@ def _spare_collector() -> None:
     gc.freeze()
 
 
-def _listening(settings: Settings) -> socket.socket:
+def _listening(settings: ServiceSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)

@@ -70,7 +70,7 @@ def variable_of(secret: str) -> str:
 IndexFolder = Annotated[Path | None, setting("Index folder that `ctxguard index` wrote.", "FOLDER")]
 
 
-class IndexSettings(SettingsModel):
+class IndexSystem(SettingsModel):
     """An index with the models that order its candidates."""
 
     index: IndexFolder = None
@@ -94,7 +94,7 @@ class IndexSettings(SettingsModel):
     ] = None
 
 
-class ServedSystem(IndexSettings):
+class ServedSystem(IndexSystem):
     """The system that a service stands for: an index, a reranker, or one of the caller's own."""
 
     engine: Annotated[
@@ -156,7 +156,7 @@ class ServedSystem(IndexSettings):
     ] = Field(default_factory=dict)
 
 
-class Settings(ServedSystem):
+class ServiceSettings(ServedSystem):
     """Settings of the service: what it serves, where, and within which limits."""
 
     profile: Annotated[
@@ -325,7 +325,7 @@ class Settings(ServedSystem):
         return {ENVIRONMENT: self.model_dump_json()}
 
     @classmethod
-    def from_environment(cls) -> "Settings":
+    def from_environment(cls) -> "ServiceSettings":
         """The settings that the environment holds, the defaults where it says nothing.
 
         Raises:

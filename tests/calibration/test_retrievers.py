@@ -14,7 +14,7 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.readers import RunEntry, read_trec_qrels, read_trec_run
 from calibration.replay import replay
 from calibration.report import report
-from calibration.retrievers import RecordedRankings, WrappedRetriever
+from calibration.retrievers import RankingSource, RecordedRankings
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Hit, Passage, Ranking, Route, ScoreKind
 from ctxguard.errors import (
@@ -170,7 +170,7 @@ def test_what_a_retriever_raises_is_quoted_with_the_query() -> None:
     with pytest.raises(CalibrationError, match=r"q0: retriever: OSError: engine\.example"):
         calibrated(broken)
     with pytest.raises(StageUnavailableError, match="OSError"):
-        WrappedRetriever(broken).retrieve("a query")
+        RankingSource(broken).retrieve("a query")
 
 
 def test_a_single_query_that_fails_is_left_out_and_said() -> None:
@@ -215,7 +215,7 @@ def test_a_fingerprint_is_that_given_or_the_retrievers_own() -> None:
         Named(), DATASET, Settings(depth=5), score_kind="ratio", fingerprint={"engine": "2"}
     )
     assert given.profile.fingerprint == {"engine": "2"}
-    assert WrappedRetriever(search).fingerprint() == {}
+    assert RankingSource(search).fingerprint() == {}
 
 
 def test_pools_of_a_retriever_without_a_fingerprint_are_not_cached(tmp_path: Path) -> None:
@@ -224,11 +224,11 @@ def test_pools_of_a_retriever_without_a_fingerprint_are_not_cached(tmp_path: Pat
 
 
 def test_passages_are_found_again_where_they_are_kept() -> None:
-    retriever = WrappedRetriever(search, score_kind="ratio", keep_passages=True)
+    retriever = RankingSource(search, score_kind="ratio", keep_passages=True)
     replay(retriever, DATASET.queries[:1])
     assert retriever.passage("0-2") == Passage("0-2", "text 2")
     with pytest.raises(KeyError):
-        WrappedRetriever(search).passage("0-2")
+        RankingSource(search).passage("0-2")
 
 
 class TestRecordedRankings:

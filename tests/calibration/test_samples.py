@@ -32,7 +32,7 @@ from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelRow
-from ctxguard.profile.schema import Profile, RouteProfile, Verdict
+from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 
@@ -423,7 +423,7 @@ class TestRiseByTraffic:
 
     @staticmethod
     def in_shadow(policy: RatioPolicy, *, decision: str = "shadow") -> Profile:
-        verdict = Verdict.model_validate(
+        verdict = RouteVerdict.model_validate(
             {"decision": decision, "n": 0, "serving_k": 3, "tolerance": 0.01, "max_loss": 0.05}
         )
         retriever, _ = simulate(1)

@@ -7,12 +7,12 @@ import pytest
 
 from calibration.verdict import FEWEST_HELD_OUT, verdict
 from ctxguard.core.types import FloatArray, Mode
-from ctxguard.profile.schema import Verdict
+from ctxguard.profile.schema import RouteVerdict
 
 Draw = Callable[[np.random.Generator, int], FloatArray]
 
 
-def judged(differences: object, **settings: object) -> Verdict:
+def judged(differences: object, **settings: object) -> RouteVerdict:
     values = np.array(differences, dtype=float)
     return verdict(values, **{"serving_k": 5, "tolerance": 0.01, **settings})
 

@@ -13,7 +13,7 @@ from running import Run
 
 from ctxguard.core.types import Mode
 from ctxguard.profile.schema import Profile
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 from tests.rerank_endpoint import Answer, RerankEndpoint, share_of_words
 
 pytest.importorskip("httpx2")
@@ -83,7 +83,7 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert "clean-kettle" in shown.stdout
 
     pytest.importorskip("starlette")
-    settings = Settings(
+    settings = ServiceSettings(
         rerank_upstream=upstream.url, rerank_model="m", profile=profile, mode=Mode.ENFORCE
     )
     body = json.loads(_lines(candidates)[0])
@@ -102,7 +102,7 @@ def at_random(query: str, documents: Sequence[str]) -> list[float]:
     return [random.Random(query + each).random() for each in documents]
 
 
-async def ask(settings: Settings, body: object) -> Any:
+async def ask(settings: ServiceSettings, body: object) -> Any:
     """The answer of a service to one request."""
     import httpx2
     from prometheus_client import CollectorRegistry

@@ -1,10 +1,14 @@
 """The names that ``ctxguard`` exports: adding or removing one is a decision, made here too."""
 
+import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+import calibration
 import ctxguard
 
 NAMES = [
@@ -74,6 +78,13 @@ def test_the_exported_names_are_these() -> None:
 def test_every_name_is_there_and_listed(name: str) -> None:
     assert getattr(ctxguard, name) is not None
     assert name in dir(ctxguard)
+
+
+def test_no_two_classes_share_a_name() -> None:
+    folders = [Path(package.__path__[0]) for package in (ctxguard, calibration)]
+    sources = [file.read_text("utf-8") for folder in folders for file in folder.rglob("*.py")]
+    names = Counter(name for text in sources for name in re.findall(r"(?m)^ *class (\w+)", text))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

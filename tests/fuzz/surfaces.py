@@ -74,7 +74,7 @@ from ctxguard.retrieval.models.window import PassageWindow
 from ctxguard.retrieval.rerank_client import read_scores
 from ctxguard.retrieval.signals.ranker import FORMAT, Ranker
 from ctxguard.server.app import create_app
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 from tests.core.test_profile import PROFILE
 from tests.fuzz.inputs import altered, body, changed, number, text, value
@@ -787,7 +787,7 @@ class Service:
         closing.callback(self._loop.close)
         self._apps = [
             create_app(
-                Settings(store=store, sample_rate=0.0),
+                ServiceSettings(store=store, sample_rate=0.0),
                 scorer=scorer,  # type: ignore[arg-type]
                 retriever=retriever,
                 registry=CollectorRegistry(),

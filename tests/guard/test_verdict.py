@@ -18,7 +18,7 @@ from ctxguard import (
     Route,
     ScoreKind,
 )
-from ctxguard.profile.schema import RouteProfile, Verdict
+from ctxguard.profile.schema import RouteProfile, RouteVerdict
 from ctxguard.request.telemetry import Telemetry
 from tests.profiles import profile_with
 
@@ -32,7 +32,7 @@ Decision = Literal["enforce", "shadow", "keep"]
 def route_with(decision: Decision | None, policy: RatioPolicy = SEVENTY) -> RouteProfile:
     verdict = None
     if decision is not None:
-        verdict = Verdict(decision=decision, n=40, serving_k=6, tolerance=0.01, max_loss=0.05)
+        verdict = RouteVerdict(decision=decision, n=40, serving_k=6, tolerance=0.01, max_loss=0.05)
     return RouteProfile(
         policy=policy, score_kind=ScoreKind.RATIO, verdict=verdict, safe_policy=RatioPolicy(k=6)
     )

@@ -242,9 +242,9 @@ def _answer(path: str, body: dict[str, object], **options: Any) -> dict[str, Any
     from starlette.testclient import TestClient
 
     from ctxguard.server.app import create_app
-    from ctxguard.server.settings import Settings
+    from ctxguard.server.settings import ServiceSettings
 
-    settings = Settings(opentelemetry="tracing" not in options)
+    settings = ServiceSettings(opentelemetry="tracing" not in options)
     with TestClient(create_app(settings, **options), base_url="http://127.0.0.1") as client:
         answer: dict[str, Any] = client.post(path, json=body).json()
     return answer

@@ -16,7 +16,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
 from ctxguard.profile.schema import RouteProfile
 from ctxguard.server.app import create_app
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 from tests.profiles import profile_with
 
 
@@ -49,7 +49,7 @@ def serve(scorer: NamedScores, registry: CollectorRegistry) -> Iterator[Serve]:
 
     def start(*, retriever: object = None, **settings: object) -> TestClient:
         app = create_app(
-            Settings(**settings),  # type: ignore[arg-type]
+            ServiceSettings(**settings),  # type: ignore[arg-type]
             scorer=scorer if retriever is None else None,
             retriever=retriever,
             registry=registry,

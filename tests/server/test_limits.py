@@ -13,7 +13,7 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.store import SampleStore
 from ctxguard.server import limits
-from ctxguard.server.settings import Secrets, Settings
+from ctxguard.server.settings import Secrets, ServiceSettings
 
 TOKEN, METRICS_TOKEN = "a" * 16, "b" * 16
 BODY = {"query": "q", "documents": ["0.5"]}
@@ -268,17 +268,17 @@ def test_an_error_of_our_own_is_a_problem_document_that_tells_nothing(
 )
 def test_settings_that_cannot_work_are_refused(settings: dict) -> None:
     with pytest.raises(ConfigurationError):
-        Settings(**{**settings, "secrets": Secrets(**settings.get("secrets", {}))})
+        ServiceSettings(**{**settings, "secrets": Secrets(**settings.get("secrets", {}))})
 
 
 def test_settings_reach_a_worker_without_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(port=1, fingerprint={"engine": "x"}, secrets=Secrets(token=TOKEN))
+    settings = ServiceSettings(port=1, fingerprint={"engine": "x"}, secrets=Secrets(token=TOKEN))
     variables = settings.to_environment()
     assert TOKEN not in str(variables)
     assert TOKEN not in repr(settings)
     for name, value in {**variables, "CTXGUARD_TOKEN": TOKEN}.items():
         monkeypatch.setenv(name, value)
-    assert Settings.from_environment() == settings
+    assert ServiceSettings.from_environment() == settings
     monkeypatch.setenv("CTXGUARD_SERVE", '{"port": "many"}')
     with pytest.raises(ConfigurationError, match="port"):
-        Settings.from_environment()
+        ServiceSettings.from_environment()

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import Hit
 from ctxguard.server.app import create_app
-from ctxguard.server.settings import Secrets, Settings
+from ctxguard.server.settings import Secrets, ServiceSettings
 
 schemathesis = pytest.importorskip("schemathesis")
 pytest.importorskip("schemathesis.checks")
@@ -42,7 +42,7 @@ class AnyScores(NamedScores):
 
 def schema_of(retriever: object):
     app = create_app(
-        Settings(secrets=Secrets(token=TOKEN)),
+        ServiceSettings(secrets=Secrets(token=TOKEN)),
         scorer=None if retriever else AnyScores(),
         retriever=retriever,
         registry=CollectorRegistry(),

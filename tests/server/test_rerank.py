@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from ctxguard.errors import StageError
 from ctxguard.server.app import create_app
 from ctxguard.server.problems import MEDIA_TYPE
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 
 DOCUMENTS = ["0.1 none", "0.9 best", "0.85 good", "0.2 poor", "0.88 fine", "0.84 fourth"]
 
@@ -149,7 +149,7 @@ def test_no_score_is_ever_paired_with_another_document(
     is_calibrated: bool,
 ) -> None:
     app = create_app(
-        Settings(profile=profile if is_calibrated else None),
+        ServiceSettings(profile=profile if is_calibrated else None),
         scorer=NamedScores(),
         registry=CollectorRegistry(),
     )

@@ -28,7 +28,7 @@ from starlette.routing import Route
 from ctxguard.monitor.store import SampleStore
 from ctxguard.server import run
 from ctxguard.server.limits import MOST_HEAD_BYTES, MOST_PIPELINED
-from ctxguard.server.settings import Settings
+from ctxguard.server.settings import ServiceSettings
 
 PATIENCE_SECONDS = 120
 DOCUMENTS = ["0.2 poor", "0.9 best", "0.5 fair"]
@@ -276,7 +276,7 @@ def test_a_client_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             ended.set()
 
     app = Starlette(routes=[Route("/", answer)])
-    server = uvicorn.Server(run._config(Settings(), app))
+    server = uvicorn.Server(run._config(ServiceSettings(), app))
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()

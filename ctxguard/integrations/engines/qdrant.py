@@ -76,7 +76,7 @@ class QdrantEngine:
     """
 
     def __init__(
-        self, address: EngineAddress, settings: IndexSettings, connection: "_Connection"
+        self, address: EngineAddress, settings: IndexSettings, connection: "_QdrantCalls"
     ) -> None:
         self._address = address
         self._settings = settings
@@ -368,7 +368,7 @@ def _passage(payload: Any) -> Passage | None:
     return Passage(passage_id, text, title, found)
 
 
-class _Connection(Protocol):
+class _QdrantCalls(Protocol):
     """Calls a client."""
 
     is_local: bool
@@ -380,7 +380,7 @@ class _Connection(Protocol):
 
 
 def _ask(
-    connection: _Connection, address: EngineAddress, work: Callable[[Any], _Answer]
+    connection: _QdrantCalls, address: EngineAddress, work: Callable[[Any], _Answer]
 ) -> _Answer:
     try:
         return connection.call(work)
@@ -391,7 +391,7 @@ def _ask(
 
 
 @contextmanager
-def _connected(address: EngineAddress, *, make: bool) -> Iterator[_Connection]:
+def _connected(address: EngineAddress, *, make: bool) -> Iterator[_QdrantCalls]:
     """A connection that is closed again if what follows fails."""
     connection = _Server(address) if address.path is None else _folders.open(address, make=make)
     try:

@@ -24,7 +24,7 @@ class JudgedAs(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class JudgingCounts:
     """The counters at one moment, consistent with each other.
 
     Attributes:
@@ -77,10 +77,10 @@ class MonitorCounters:
         """Steps that failed as a whole, and results that the store refused."""
         return self._errors
 
-    def snapshot(self) -> Counted:
+    def snapshot(self) -> JudgingCounts:
         """All counters now."""
         with self._lock:
-            return Counted(
+            return JudgingCounts(
                 sums={metric: self._sums.ratio(metric) for metric in Metric},
                 outcomes=dict(self._outcomes),
                 verdicts=self._verdicts,

@@ -9,13 +9,13 @@ from ctxguard.monitor.explanation import explain_sample, readable
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore, StoredSample
 from ctxguard.profile.schema import Profile
-from ctxguard.server.console.pages import Form, Pages, Refused, base, go_to, whole_number
+from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 
 PAGE_ROWS = 25
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ListedSample:
     """A sample in the list; record None where its text was deleted, or cannot be read."""
 
     stored: StoredSample
@@ -49,7 +49,7 @@ class Decisions:
         return self._pages.page(
             request,
             "decisions.html",
-            rows=[_Row(one, readable(payloads.get(one.sample_id))) for one in shown],
+            rows=[_ListedSample(one, readable(payloads.get(one.sample_id))) for one in shown],
             older=shown[-1].sample_id if len(found) > PAGE_ROWS else None,
             is_first=before is None,
         )
@@ -59,7 +59,7 @@ class Decisions:
         request_id = request.query_params.get("id", "").strip()
         samples = self._store.samples_of(request_id) if request_id else []
         if not samples:
-            raise Refused(
+            raise RefusedPage(
                 404,
                 "No sample of this request",
                 f"The store has no sample of request “{request_id}”: it was not sampled, it is "

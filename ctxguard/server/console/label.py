@@ -18,7 +18,7 @@ from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, mea
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, to_label, unfinished
 from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
-from ctxguard.server.console.pages import Form, Pages, Refused, base, go_to, whole_number
+from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 from ctxguard.server.console.queue import LabelQueue, Place, Task
 
 _MOST_NAME_CHARS = 100
@@ -111,7 +111,7 @@ class Label:
         task = self._of(form)
         n = form.get("n", "")
         if not (n.isascii() and n.isdecimal() and 0 < int(n[:9]) <= _MOST_PICKED):
-            raise Refused(
+            raise RefusedPage(
                 400, "How many?", f"Enter a whole number of requests from 1 to {_MOST_PICKED:,}."
             )
         to_label(self._store, task.series, task.depth, int(n), tenant=task.tenant or None)
@@ -123,15 +123,15 @@ class Label:
         sample_id, passage = form.get("sample", ""), _as_in_forms(form.get("passage", ""))
         given = form.get("grade", "")
         if not (sample_id.isascii() and sample_id.isdecimal() and len(sample_id) < 19):
-            raise Refused(400, "Not a form of the console", "Open the page again.")
+            raise RefusedPage(400, "Not a form of the console", "Open the page again.")
         sample = self._sample(task, int(sample_id))
         passage_id = next(
             (one for one in sample.record.passage_ids if _as_in_forms(one) == passage), None
         )
         if passage_id is None:
-            raise Refused(404, "No such passage", "The request has no passage of this id.")
+            raise RefusedPage(404, "No such passage", "The request has no passage of this id.")
         if given != _TAKE_BACK and given not in self._values:
-            raise Refused(400, "No such grade", f"Use one of {', '.join(self._values)}.")
+            raise RefusedPage(400, "No such grade", f"Use one of {', '.join(self._values)}.")
         grade, negative = self._values.get(given, (None, None))
         before = [label.time_seconds for _, label in self._store.labels([int(sample_id)])]
         row = LabelRow(
@@ -197,19 +197,19 @@ class Label:
     def _of(self, form: Form) -> Task:
         task = _task(form, self._store.series())
         if task is None:
-            raise Refused(400, "Whose labels?", "Enter your name on the page Label first.")
+            raise RefusedPage(400, "Whose labels?", "Enter your name on the page Label first.")
         return task
 
     def _sample(self, task: Task, sample_id: int) -> GradedSample:
         """A sample that was picked for this task.
 
         Raises:
-            Refused: it was not, or its text is deleted.
+            RefusedPage: it was not, or its text is deleted.
         """
         is_picked = sample_id in self._store.picked(task.series, task.depth)
         sample = self._queue.sample(task, sample_id) if is_picked else None
         if sample is None or (task.tenant and not sample.is_of_tenant(task.tenant)):
-            raise Refused(
+            raise RefusedPage(
                 404,
                 "Not to be graded",
                 "This request was not picked for labels, or its text has been deleted since.",
@@ -258,15 +258,15 @@ def _task(fields: Form, all_series: list[str]) -> Task | None:
     if not annotator:
         return None
     if len(annotator) > _MOST_NAME_CHARS:
-        raise Refused(400, "A long name", f"Use at most {_MOST_NAME_CHARS} characters.")
+        raise RefusedPage(400, "A long name", f"Use at most {_MOST_NAME_CHARS} characters.")
     if not all_series:
         raise DataError("the store holds no judgments yet: run `ctxguard monitor` first")
     series = fields.get("judge") or all_series[-1]
     if series not in all_series:
-        raise Refused(404, "No such judge", f"The store has {', '.join(all_series)}.")
+        raise RefusedPage(404, "No such judge", f"The store has {', '.join(all_series)}.")
     depth = fields.get("depth") or LabelDepth.SERVED.value
     if depth not in set(LabelDepth):
-        raise Refused(400, "No such depth", f"Use one of {', '.join(LabelDepth)}.")
+        raise RefusedPage(400, "No such depth", f"Use one of {', '.join(LabelDepth)}.")
     return Task(annotator, series, LabelDepth(depth), fields.get("tenant", "").strip())
 
 

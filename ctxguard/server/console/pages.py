@@ -46,7 +46,7 @@ Form = Mapping[str, str]
 Handler = Callable[[Request, Form], Response]
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, and never leaves the console
+class RefusedPage(Exception):  # noqa: N818 - it is an answer, and never leaves the console
     """An answer other than the one asked for, as a page.
 
     Args:
@@ -114,7 +114,7 @@ class Pages:
         async def answer(request: Request) -> Response:
             try:
                 response = await self._answer(request, handler, is_open=is_open)
-            except Refused as refused:
+            except RefusedPage as refused:
                 response = self._message(request, refused.status, refused.title, refused.text)
             except StoreError as error:
                 _log.warning("the console: %s", describe_error(error))
@@ -132,7 +132,7 @@ class Pages:
 
     async def _answer(self, request: Request, handler: Handler, *, is_open: bool) -> Response:
         if request.method == "POST" and not is_same_site(request):
-            raise Refused(
+            raise RefusedPage(
                 403, "Not sent by this page", "Open the console itself, and send the form there."
             )
         if not is_open and not await run_in_threadpool(self.sessions.allows, request):
@@ -166,7 +166,7 @@ def whole_number(request: Request, name: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise Refused(400, "Not an address of the console", f"{name} is no whole number.")
+        raise RefusedPage(400, "Not an address of the console", f"{name} is no whole number.")
     return int(text)
 
 
@@ -181,7 +181,7 @@ async def _form(request: Request) -> Form:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_FORM_BYTES:
-            raise Refused(413, "Too much was sent", "A form of the console is smaller.")
+            raise RefusedPage(413, "Too much was sent", "A form of the console is smaller.")
     try:
         return dict(
             parse_qsl(
@@ -192,7 +192,7 @@ async def _form(request: Request) -> Form:
             )
         )
     except ValueError as error:
-        raise Refused(400, "Not a form of the console", "Open the page again.") from error
+        raise RefusedPage(400, "Not a form of the console", "Open the page again.") from error
 
 
 def _revealed(text: str) -> Markup:

@@ -12,7 +12,7 @@ from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile
 from ctxguard.server.console.decisions import Decisions
 from ctxguard.server.console.label import Label
-from ctxguard.server.console.pages import FOLDER, Form, Pages, Refused, base, go_to
+from ctxguard.server.console.pages import FOLDER, Form, Pages, RefusedPage, base, go_to
 from ctxguard.server.console.sessions import Sessions
 
 
@@ -47,7 +47,7 @@ def console_routes(
         wanted = form.get("next", "")
         is_own = wanted.startswith(home) and not wanted.startswith("//") and "\\" not in wanted
         if not sessions.may_try(request):
-            raise Refused(429, "Too many attempts", "Wait a minute, then sign in again.")
+            raise RefusedPage(429, "Too many attempts", "Wait a minute, then sign in again.")
         answer = go_to(wanted if is_own else home)
         if sessions.begin(form.get("token", ""), request, answer):
             return answer
@@ -61,7 +61,7 @@ def console_routes(
         return answer
 
     def absent(_request: Request, _form: Form) -> Response:
-        raise Refused(404, "No such page", "The console has two: Decisions and Label.")
+        raise RefusedPage(404, "No such page", "The console has two: Decisions and Label.")
 
     def route(path: str, handler: Callable[[Request, Form], Response], method: str) -> Route:
         return Route(path, pages.endpoint(handler), methods=[method])

@@ -30,7 +30,7 @@ def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     from prometheus_client import CollectorRegistry
 
     from ctxguard.server.app import create_app
-    from ctxguard.server.settings import Settings
+    from ctxguard.server.settings import ServiceSettings
 
     profile = profile_with(
         {
@@ -42,7 +42,7 @@ def guarded(plain: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     )
     file = tmp_path_factory.mktemp("profile") / "profile.json"
     profile.save(file)
-    settings = Settings(rerank_upstream=plain, profile=file, deadline_seconds=60.0)
+    settings = ServiceSettings(rerank_upstream=plain, profile=file, deadline_seconds=60.0)
     app = create_app(settings, registry=CollectorRegistry())
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
