@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import cycle
 from pathlib import Path
+from typing import get_type_hints
 
 sys.path.insert(0, str(Path.cwd()))
 
@@ -29,7 +30,6 @@ from ctxguard.monitor.store import SampleStore, WorkerCounts
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
 from ctxguard.server.app import create_app
-from ctxguard.server.settings import Settings
 
 PASSAGES = 300
 DOCUMENTS = 50
@@ -94,7 +94,9 @@ def rerank(folder: Path) -> Callable[[], object]:
     """One request of the rerank protocol through the whole application, without a socket."""
     file = folder / "profile.json"
     profile().save(file)
-    app = create_app(Settings(port=0, profile=file), scorer=ScoresAtHand())
+    # The class has another name in former checkouts.
+    settings = get_type_hints(create_app)["settings"](port=0, profile=file)
+    app = create_app(settings, scorer=ScoresAtHand())
     body = json.dumps(
         {"query": "a question", "documents": [f"document {n} " * 20 for n in range(DOCUMENTS)]}
     ).encode()
