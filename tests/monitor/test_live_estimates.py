@@ -12,6 +12,7 @@ import pytest
 from storing import NOW, Clock, OpenStore
 
 from ctxguard.core.context import Context
+from ctxguard.core.metadata_filter import Where
 from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.graded import update_graded
@@ -19,12 +20,14 @@ from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimat
 from ctxguard.monitor.estimation.ppi import label_weights
 from ctxguard.monitor.estimation.ratio import Precision
 from ctxguard.monitor.estimation.terms import JudgedRequest, Metric, table_of
+from ctxguard.monitor.labels.samples import to_label
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord, record_of
 from ctxguard.monitor.sampling.sampler import Sample
 from ctxguard.monitor.store import (
     Entry,
     Finished,
+    LabelDepth,
     LabelRow,
     Limits,
     SampleStore,
@@ -66,9 +69,7 @@ def fill(store: SampleStore, record: SampleRecord, requests: Mapping[int, Judged
         store.finish(
             SERIES,
             [
-                Finished(
-                    one.sample_id, one.time_seconds, State.JUDGED, summary=requests[n].to_row()
-                )
+                Finished(one.sample_id, one.time_seconds, State.JUDGED, "{}", requests[n].to_row())
                 for n, one in zip(batch, claimed, strict=True)
             ],
         )
@@ -244,6 +245,51 @@ def test_labels_say_nothing_certain_of_what_was_answered_after_their_export(
     assert (precision.method, precision.n) == ("ppi++", 200)
     assert precision.lower <= truth[:10_000].mean() <= precision.upper
     assert before[Metric.MRR].value is not None
+
+
+@pytest.mark.parametrize("moved", [3 * 86_400.0, -3 * 86_400.0])
+def test_a_wrong_clock_makes_no_request_one_that_could_have_been_picked(
+    moved: float, truth: FloatArray, record: SampleRecord, open_store: OpenStore
+) -> None:
+    """A pick covers the samples that were there, whatever time they bear."""
+    store = open_store("sqlite://")
+    fill(store, record, {n: judged(truth[n]) for n in range(0, 10_000, 10)})
+    store.append(
+        "w",
+        [Entry("strange", NOW + moved, 1.0, None, 0.999, record.to_bytes())],
+        WorkerCounts(1),
+    )
+    [strange] = store.claim("m", 1, lease_seconds=600.0)
+    summary = judged(truth[0]).to_row()
+    store.finish(SERIES, [Finished(strange.sample_id, NOW + moved, State.JUDGED, summary=summary)])
+    label(store, truth, 200)
+    fill(store, record, {n: judged(truth[n]) for n in range(20_000, REQUESTS, 10)})
+    found = estimated(store, now=NOW + 4 * 86_400.0)
+    assert found.populations[Window.UP_TO_LABELS].judged == 1_001
+    precision = found.estimates[Window.ALL_RETAINED][Metric.PRECISION]
+    assert precision.is_borrowed
+    assert precision.lower <= truth[::10][[*range(1_000), *range(2_000, 3_000)]].mean()
+
+
+def test_the_file_of_one_tenant_stands_for_nobody_else(
+    truth: FloatArray, make_context: Callable[..., Context], open_store: OpenStore
+) -> None:
+    """Every second request is of the tenant that fares better and is graded first."""
+    context = make_context([f"p{rank}" for rank in range(SERVED)], SERVED)
+    record = record_of(Sample(context, 1.0, NOW), InclusionDesign(ONLY_SERVED))
+    store = open_store("sqlite://")
+    numbers = {"good": range(0, 1_000, 2), "poor": range(29_001, REQUESTS, 2)}
+    for tenant, own in numbers.items():
+        for n in own:
+            of_tenant = replace(record, request_id=f"r{n}", where=Where(tenant=tenant))
+            fill(store, of_tenant, {n: judged(truth[n])})
+    for tenant in numbers:
+        for sample in to_label(store, SERIES, LabelDepth.SERVED, 200, tenant=tenant):
+            n = int(sample.record.request_id[1:])
+            label_all(store, {n: truth[n]})
+        found = estimated(store).estimates[Window.ALL_RETAINED][Metric.PRECISION]
+        assert (found.value is None) == (tenant == "good")
+    assert found.lower <= truth[[*numbers["good"], *numbers["poor"]]].mean() <= found.upper
 
 
 def test_without_labels_of_its_own_a_window_takes_the_judges_errors_from_others(

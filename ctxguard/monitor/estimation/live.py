@@ -5,7 +5,7 @@ exact, or human labels correct it. The uncorrected figures of a judge that errs 
 separately, under another name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,11 +18,8 @@ from ctxguard.monitor.estimation.ppi import LabelledClusters, ppi_estimate
 from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate
 from ctxguard.monitor.estimation.sums import Accumulator, TermSums, sums_of
 from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
-from ctxguard.monitor.store import GradedRows, LabelDepth, SampleStore
-
-MOST_UNCOVERED = 0.02
-"""Labels stand for a window if at most this share of its traffic had no chance of being picked:
-if quality changes, labels of earlier requests say little about those."""
+from ctxguard.monitor.store import GradedRows, JudgedRows, LabelDepth, SampleStore
+from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_LOSS})
 """The metrics that need labels to ``LabelDepth.POOL``."""
@@ -41,8 +38,6 @@ class Window(StrEnum):
 
 
 Estimates = Mapping[Metric, Estimate]
-
-_Periods = Mapping[LabelDepth, tuple[tuple[float, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +106,18 @@ def live_estimates(
     graded = store.graded(series)
     labels = Labels.of(graded)
     windows = {
-        Window.RECENT: _Judged(labels.periods, since=now_seconds - window_seconds),
-        Window.ALL_RETAINED: _Judged(labels.periods),
+        Window.RECENT: _Judged(labels.last_pick, since=now_seconds - window_seconds),
+        Window.ALL_RETAINED: _Judged(labels.last_pick),
     }
     if not exact:
-        windows[Window.UP_TO_LABELS] = _Judged(labels.periods, covered_only=True)
+        windows[Window.UP_TO_LABELS] = _Judged(labels.last_pick, covered_only=True)
     newest: float | None = None
     for page in store.judged_pages(series):
-        ids, times = page.sample_ids, page.time_seconds
         table = table_of(page.summaries, len(page))
-        near_label = np.zeros(len(page), np.bool_) if exact else labels.near(table, ids)
+        near_label = np.zeros(len(page), np.bool_) if exact else labels.near(table, page.sample_ids)
         for judged in windows.values():
-            judged.add(table, ids, times, near_label)
-        newest = float(times[-1])
+            judged.add(table, page, near_label)
+        newest = float(page.time_seconds[-1])
     judge, corrected = {}, {}
     for window, judged in windows.items():
         sums = judged.sums()
@@ -151,14 +145,14 @@ class Labels:
         judge: Shape (n,), the same by the grades of the judge.
         probability: By depth, shape (n,): the probability with which each was picked and graded;
             NaN if it was not picked at random, or not graded to that depth.
-        periods: By depth, as ``GradedRows.periods``.
+        last_pick: By depth, as ``GradedRows.last_pick``.
     """
 
     sample_ids: NDArray[np.int64]
     human: Table
     judge: Table
     probability: Mapping[LabelDepth, FloatArray]
-    periods: _Periods
+    last_pick: Mapping[LabelDepth, int]
 
     @classmethod
     def of(cls, graded: GradedRows) -> "Labels":
@@ -170,7 +164,7 @@ class Labels:
             LabelDepth.POOL: graded.pool_probability,
         }
         _weigh_searches(human, graded.served_probability)
-        return cls(graded.sample_ids, human, judge, probability, graded.periods)
+        return cls(graded.sample_ids, human, judge, probability, graded.last_pick)
 
     def near(self, table: Table, sample_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which judged requests are labelled, or share their session with one that is."""
@@ -213,15 +207,19 @@ class _Judged:
     sums of the others.
 
     Args:
-        periods: By depth, the times of requests that picks for labels could have taken.
+        last_pick: By depth, as ``GradedRows.last_pick``.
         since: Earlier requests are left out, in seconds since the epoch.
         covered_only: Whether to leave out requests that no pick could have taken.
     """
 
     def __init__(
-        self, periods: _Periods, *, since: float = -np.inf, covered_only: bool = False
+        self,
+        last_pick: Mapping[LabelDepth, int],
+        *,
+        since: float = -np.inf,
+        covered_only: bool = False,
     ) -> None:
-        self._periods = periods
+        self._last_pick = last_pick
         self._since = since
         self._covered_only = covered_only
         self._far = Accumulator()
@@ -236,13 +234,19 @@ class _Judged:
     def add(
         self,
         table: Table,
-        sample_ids: NDArray[np.int64],
-        time_seconds: NDArray[np.float64],
+        page: JudgedRows,
         near_label: NDArray[np.bool_],
     ) -> None:
-        """Add a page of requests, ordered by time; all arguments have shape (n,)."""
+        """Add a page of n requests.
+
+        Args:
+            table: Shape (n,), the page's summaries.
+            page: The page, ordered by time.
+            near_label: Shape (n,), whether each is near a label.
+        """
+        time_seconds, sample_ids = page.time_seconds, page.sample_ids
         is_covered = {
-            depth: _lies_within(time_seconds, periods) for depth, periods in self._periods.items()
+            depth: page.first_pick <= last_pick for depth, last_pick in self._last_pick.items()
         }
         is_inside = time_seconds >= self._since
         if self._covered_only:
@@ -282,15 +286,6 @@ class _Judged:
         picked = labels.sample_ids[~np.isnan(labels.probability[LabelDepth.SERVED])]
         labelled = int(np.count_nonzero(np.isin(self.near()[1], picked)))
         return Population(self._n, labelled, self._first, self._last)
-
-
-def _lies_within(
-    time_seconds: NDArray[np.float64], periods: Sequence[tuple[float, float]]
-) -> NDArray[np.bool_]:
-    within = np.zeros(len(time_seconds), np.bool_)
-    for since, until in periods:
-        within |= (time_seconds >= since) & (time_seconds <= until)
-    return within
 
 
 def _corrected(

@@ -147,7 +147,12 @@ def to_label(
     begun = unfinished(store, series, list(store.picked(series, depth)), depth, n, tenant=tenant)
     pick = store.next_for_labels if dry_run else store.pick_for_labels
     picked = pick(series, n - len(begun), depth=depth, weigh=weigh)
-    return begun + unfinished(store, series, picked, depth, n, tenant=tenant)
+    new = unfinished(store, series, picked, depth, n, tenant=tenant)
+    if not dry_run:
+        names = store.request_ids([*store.picked(series, depth)])
+        asked = {sample.record.request_id for sample in (*begun, *new)}
+        store.ask_for_labels([one for one, name in names.items() if name in asked], tenant or "")
+    return begun + new
 
 
 def unfinished(

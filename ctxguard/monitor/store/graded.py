@@ -13,7 +13,14 @@ import sqlalchemy as sa
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.judgments import series_id
 from ctxguard.monitor.store.part import StorePart, chunks, reads, rows_with, writes
-from ctxguard.monitor.store.types import GradedRow, GradedRows, JudgedRows, LabelDepth
+from ctxguard.monitor.store.types import (
+    MOST_UNCOVERED,
+    NO_PICK,
+    GradedRow,
+    GradedRows,
+    JudgedRows,
+    LabelDepth,
+)
 
 _judged = schema.judged.c
 _graded = schema.graded.c
@@ -48,7 +55,12 @@ class Graded(StorePart):
     ) -> JudgedRows:
         """The judged rows of some samples, by ascending id, without those that were deleted."""
         query = (
-            sa.select(_judged.sample_id, _judged.time_seconds, _judged.summary)
+            sa.select(
+                _judged.sample_id,
+                _judged.time_seconds,
+                sa.func.coalesce(_judged.first_pick, NO_PICK).label("first_pick"),
+                _judged.summary,
+            )
             .where(_judged.series_id == series_id(connection, series))
             .order_by(_judged.sample_id)
         )
@@ -57,6 +69,7 @@ class Graded(StorePart):
         return JudgedRows(
             np.array([row.sample_id for row in rows], np.int64),
             np.array([row.time_seconds for row in rows], np.float64),
+            np.array([row.first_pick for row in rows], np.int64),
             b"".join([row.summary for row in rows]),
         )
 
@@ -99,7 +112,7 @@ class Graded(StorePart):
             .where(_graded.series_id == own_series, _graded.depth != "")
             .order_by(_graded.sample_id)
         ).all()
-        served, pool = _probabilities(connection, own_series)
+        served, pool, last_pick = _probabilities(connection, own_series)
         nothing = float("nan")
         return GradedRows(
             sample_ids=np.array([row.sample_id for row in rows], np.int64),
@@ -110,42 +123,22 @@ class Graded(StorePart):
             judge=b"".join([row.judge for row in rows]),
             served_probability=np.array([served.get(row.sample_id, nothing) for row in rows]),
             pool_probability=np.array([pool.get(row.sample_id, nothing) for row in rows]),
-            periods=_periods(connection, own_series),
+            last_pick=last_pick,
             disagreements=sum(row.disagreements for row in rows),
         )
 
 
-def _periods(
-    connection: sa.Connection, own_series: int
-) -> dict[LabelDepth, tuple[tuple[float, float], ...]]:
-    picks = schema.label_picks.c
-    rows = connection.execute(
-        sa.select(picks.depth, picks.since_seconds, picks.until_seconds)
-        .where(picks.series_id == own_series)
-        .order_by(picks.pick_id)
-    ).all()
-    return {
-        # A pick to the pool is one to what was served as well.
-        depth: tuple(
-            [
-                (row.since_seconds, row.until_seconds)
-                for row in rows
-                if depth is LabelDepth.SERVED or row.depth == depth.value
-            ]
-        )
-        for depth in LabelDepth
-    }
-
-
 def _probabilities(
     connection: sa.Connection, own_series: int
-) -> tuple[dict[int, float], dict[int, float]]:
-    """By sample, the probability with which it was picked and graded, to each depth.
+) -> tuple[dict[int, float], dict[int, float], dict[LabelDepth, int]]:
+    """By sample, the probability with which it was picked and graded to each depth; and the picks.
 
-    What a pick's samples lack of being graded is a chance of its own, the same for all of them
-    (weighting classes: Särndal, Swensson and Wretman, "Model Assisted Survey Sampling", 1992,
-    §15.6): people grade them in random order. Those that an alarm has asked for as well are
-    graded more often, and are a class by themselves.
+    Part of a pick's samples are graded: a chance of its own, the same for all of them (weighting
+    classes: Särndal, Swensson and Wretman, "Model Assisted Survey Sampling", 1992, §15.6), since
+    people grade them in random order. Samples that an alarm has asked for as well are graded more
+    often, and those of one tenant's file apart from the others: they are classes by themselves.
+    If nothing of another tenants' part is graded, the pick stands for nothing: no label of it
+    counts until some is.
     """
     targeted = schema.label_queue.c.sample_id
     rows = connection.execute(
@@ -162,21 +155,29 @@ def _probabilities(
     to_pool = [row for row in rows if row.depth == LabelDepth.POOL.value]
     # What is graded to the pool is graded as far as what was served, too.
     to_served = {row.sample_id: row for row in sorted(rows, key=lambda row: row.probability)}
-    return (
-        _with_response(list(to_served.values()), {each.value for each in LabelDepth}),
-        _with_response(to_pool, {LabelDepth.POOL.value}),
+    served, last_served = _with_response(
+        list(to_served.values()), {each.value for each in LabelDepth}
     )
+    pool, last_pool = _with_response(to_pool, {LabelDepth.POOL.value})
+    last_pick = {LabelDepth.SERVED: last_served, LabelDepth.POOL: last_pool}
+    return served, pool, last_pick
 
 
 def _with_response(
     rows: Sequence[sa.Row[tuple[object, ...]]], enough: set[str]
-) -> dict[int, float]:
-    picked = Counter((row.pick_id, row.is_targeted) for row in rows)
+) -> tuple[dict[int, float], int]:
+    """Probabilities of the graded samples of picks that stand for all, and the last such pick."""
     usable = [row for row in rows if row.graded_to in enough]
-    graded = Counter((row.pick_id, row.is_targeted) for row in usable)
+    graded_files = {(row.pick_id, row.asked) for row in usable}
+    per_pick = Counter(row.pick_id for row in rows)
+    missed = Counter(row.pick_id for row in rows if (row.pick_id, row.asked) not in graded_files)
+    whole = {pick for pick, n in per_pick.items() if missed[pick] <= MOST_UNCOVERED * n}
+    picked = Counter((row.pick_id, row.asked, row.is_targeted) for row in rows)
+    graded = Counter((row.pick_id, row.asked, row.is_targeted) for row in usable)
     return {
         row.sample_id: row.probability
-        * graded[row.pick_id, row.is_targeted]
-        / picked[row.pick_id, row.is_targeted]
+        * graded[row.pick_id, row.asked, row.is_targeted]
+        / picked[row.pick_id, row.asked, row.is_targeted]
         for row in usable
-    }
+        if row.pick_id in whole
+    }, max(whole, default=0)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
 from ctxguard.monitor.store.part import StorePart, reads, rows_with
-from ctxguard.monitor.store.types import JudgedRows, State, StoredSample
+from ctxguard.monitor.store.types import NO_PICK, JudgedRows, State, StoredSample
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
@@ -65,7 +65,12 @@ class Judgments(StorePart):
     ) -> JudgedRows:
         """The first rows after the one with this time and sample id; None for the first of all."""
         query = (
-            sa.select(_judged.sample_id, _judged.time_seconds, _judged.summary)
+            sa.select(
+                _judged.sample_id,
+                _judged.time_seconds,
+                sa.func.coalesce(_judged.first_pick, NO_PICK),
+                _judged.summary,
+            )
             .where(_judged.series_id == series_id(connection, series))
             .order_by(_judged.time_seconds, _judged.sample_id)
             .limit(PAGE_ROWS)
@@ -80,10 +85,11 @@ class Judgments(StorePart):
         if until is not None:
             query = query.where(_judged.time_seconds < until)
         rows = driver_rows(connection, query)
-        ids, times, summaries = zip(*rows, strict=True) if rows else ((), (), ())
+        ids, times, picks, summaries = zip(*rows, strict=True) if rows else ((), (), (), ())
         return JudgedRows(
             np.fromiter(ids, np.int64, len(ids)),
             np.fromiter(times, np.float64, len(times)),
+            np.fromiter(picks, np.int64, len(picks)),
             b"".join(summaries),
         )
 

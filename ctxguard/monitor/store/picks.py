@@ -10,6 +10,7 @@ its probability is the highest of theirs. So picks of several days, weighted or 
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.judgments import driver_rows, series_id
-from ctxguard.monitor.store.part import StorePart, reads, writes
+from ctxguard.monitor.store.part import StorePart, chunks, reads, writes
 from ctxguard.monitor.store.types import LabelDepth, PickedSample, Weigh
 
 _judged = schema.judged.c
 _picked = schema.picked.c
+_HAS_TEXT = sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id)
 
 
 class Picks(StorePart):
@@ -68,11 +70,14 @@ class Picks(StorePart):
                 depth=depth.value,
                 is_weighted=weigh is not None,
                 threshold=threshold,
-                since_seconds=float(population.time_seconds.min()),
-                until_seconds=float(population.time_seconds.max()),
             )
             .returning(schema.label_picks.c.pick_id)
         ).scalar_one()
+        connection.execute(
+            sa.update(schema.judged)
+            .where(_judged.series_id == own_series, _judged.first_pick.is_(None), _HAS_TEXT)
+            .values(first_pick=pick_id)
+        )
         probability_of = population.probabilities(threshold)
         for each in LabelDepth if depth is LabelDepth.POOL else (depth,):
             before = _probabilities(connection, own_series, each)
@@ -90,6 +95,23 @@ class Picks(StorePart):
             if new:
                 connection.execute(sa.insert(schema.picked), new)
         return chosen
+
+    @writes
+    def ask_for_labels(
+        self, connection: sa.Connection, sample_ids: Sequence[int], tenant: str
+    ) -> None:
+        """Remember that people are asked to grade picked samples, which is the first time.
+
+        Args:
+            sample_ids: The samples.
+            tenant: The tenant whose file they are in; empty for a file of all tenants.
+        """
+        for some in chunks(sample_ids):
+            connection.execute(
+                sa.update(schema.picked)
+                .where(_picked.sample_id.in_(some), _picked.asked.is_(None))
+                .values(asked=tenant)
+            )
 
     @reads
     def next_for_labels(
@@ -140,7 +162,6 @@ class _Population(NamedTuple):
     """The judged samples of a series whose payload is kept; shape (n,) each."""
 
     sample_ids: NDArray[np.int64]
-    time_seconds: NDArray[np.float64]
     label_orders: NDArray[np.float64]
     weights: NDArray[np.float64]
     is_picked: NDArray[np.bool_]
@@ -154,18 +175,16 @@ class _Population(NamedTuple):
 def _population(
     connection: sa.Connection, own_series: int, depth: LabelDepth, weigh: Weigh | None
 ) -> _Population:
-    columns = [_judged.sample_id, _judged.time_seconds, _judged.label_order]
+    columns = [_judged.sample_id, _judged.label_order]
     query = sa.select(*columns, *([_judged.summary] if weigh else [])).where(
-        _judged.series_id == own_series,
-        sa.exists().where(schema.payloads.c.sample_id == _judged.sample_id),
+        _judged.series_id == own_series, _HAS_TEXT
     )
     rows = driver_rows(connection, query)
     sample_ids = np.array([row[0] for row in rows], np.int64)
     return _Population(
         sample_ids,
         np.array([row[1] for row in rows], np.float64),
-        np.array([row[2] for row in rows], np.float64),
-        weigh(b"".join([row[3] for row in rows])) if weigh else np.ones(len(rows)),
+        weigh(b"".join([row[2] for row in rows])) if weigh else np.ones(len(rows)),
         np.isin(sample_ids, list(_probabilities(connection, own_series, depth))),
     )
 

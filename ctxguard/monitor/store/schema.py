@@ -67,6 +67,8 @@ judged = sa.Table(
     sa.Column("time_seconds", sa.Double, primary_key=True),
     sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
     sa.Column("label_order", sa.Double, nullable=False),
+    # The first pick for labels that could have taken it; none so far where it is null.
+    sa.Column("first_pick", sa.BigInteger),
     sa.Column("summary", sa.LargeBinary, nullable=False),
     sa.Index("ctxguard_judged_sample", "sample_id"),
     # Clustered by its key: a window of a series lies in one run of pages.
@@ -141,9 +143,6 @@ label_picks = sa.Table(
     sa.Column("depth", sa.Text, nullable=False),
     sa.Column("is_weighted", sa.Boolean, nullable=False),
     sa.Column("threshold", sa.Double, nullable=False),
-    # When the first and the last eligible sample were answered.
-    sa.Column("since_seconds", sa.Double, nullable=False),
-    sa.Column("until_seconds", sa.Double, nullable=False),
 )
 
 # The samples that were picked at random, and with what probability by all picks together.
@@ -154,6 +153,9 @@ picked = sa.Table(
     sa.Column("depth", sa.Text, primary_key=True),
     sa.Column("pick_id", _Id, nullable=False),
     sa.Column("probability", sa.Double, nullable=False),
+    # The tenant whose file it was written to first, or nothing for a file of all tenants; null
+    # where nobody was asked to grade it so far.
+    sa.Column("asked", sa.Text),
 )
 
 # What estimates need of a sample that people graded completely; it outlives the sample.

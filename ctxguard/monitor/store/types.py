@@ -18,6 +18,12 @@ DEFAULT_MAX_AGE_SECONDS = 30 * 86_400.0
 DEFAULT_MAX_BYTES = 2 * 2**30
 HOUR_SECONDS = 3600.0
 
+MOST_UNCOVERED = 0.02
+"""Labels stand for requests if at most this share of them had no chance of being graded."""
+
+NO_PICK = 2**62
+"""Greater than the number of any pick."""
+
 Weigh = Callable[[bytes], NDArray[np.float64]]
 """From n summaries, one after the other, to the weights of their samples: shape (n,), > 0."""
 
@@ -251,11 +257,14 @@ class JudgedRows:
     Attributes:
         sample_ids: Shape (n,), int64.
         time_seconds: Shape (n,), float64.
+        first_pick: Shape (n,), int64, the first pick for labels that could have taken each;
+            ``NO_PICK`` where none could so far.
         summaries: All n of them, one after the other; of one size.
     """
 
     sample_ids: NDArray[np.int64]
     time_seconds: NDArray[np.float64]
+    first_pick: NDArray[np.int64]
     summaries: bytes
 
     def __len__(self) -> int:
@@ -268,6 +277,7 @@ class JudgedRows:
         return cls(
             np.concatenate([np.empty(0, np.int64), *(part.sample_ids for part in parts)]),
             np.concatenate([np.empty(0), *(part.time_seconds for part in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(part.first_pick for part in parts)]),
             b"".join([part.summaries for part in parts]),
         )
 
@@ -310,8 +320,9 @@ class GradedRows:
         served_probability: Shape (n,), the probability with which each was picked for grading and
             graded at least to ``LabelDepth.SERVED``; NaN where it was not picked at random.
         pool_probability: The same for ``LabelDepth.POOL``.
-        periods: By depth, when the first and the last request that a pick could have taken were
-            answered, for each pick.
+        last_pick: By depth, the last pick whose samples stand for all that it could have taken: a
+            judged request is covered by labels if a pick up to this one could have taken it. 0
+            without one.
         disagreements: Passages on whose relevance annotators disagree.
     """
 
@@ -323,7 +334,7 @@ class GradedRows:
     judge: bytes
     served_probability: NDArray[np.float64]
     pool_probability: NDArray[np.float64]
-    periods: Mapping[LabelDepth, tuple[tuple[float, float], ...]]
+    last_pick: Mapping[LabelDepth, int]
     disagreements: int
 
 
