@@ -17,9 +17,9 @@ from calibration.calibrate import (
 )
 from calibration.calibrate_route import Settings, reference_deciles
 from calibration.data.dataset import Dataset
-from calibration.judge_mixture import JudgeRates
+from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
 from calibration.judged_questions import graded_whole
-from calibration.judged_route import ByQuestion, JudgedRoute, judged_route
+from calibration.judged_route import ByQuestion, JudgedRoute, JudgedSettings, judged_route
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
 from ctxguard.core.policies import RatioPolicy
@@ -50,7 +50,7 @@ def calibrate_from_verdicts(
     verdicts: ByQuestion,
     settings: Settings | None = None,
     *,
-    rates: JudgeRates | None = None,
+    rates: JudgeRates = DEFAULT_RATES,
     score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
     passes: Passes | None = None,
@@ -93,10 +93,12 @@ def calibrate_from_verdicts(
             pools,
             verdicts,
             grades,
-            serving_k=settings.serving_k,
-            cost=max(-settings.utilities.irrelevant, 0.0),
-            min_keep=settings.min_keep,
-            rates=rates,
+            JudgedSettings(
+                settings.serving_k,
+                cost=max(-settings.utilities.irrelevant, 0.0),
+                min_keep=settings.min_keep,
+                rates=rates,
+            ),
         )
         for route, pools in system.pools.items()
     }

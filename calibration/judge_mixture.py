@@ -55,6 +55,9 @@ class JudgeRates:
         return capped
 
 
+DEFAULT_RATES = JudgeRates()
+
+
 @dataclass(frozen=True)
 class Mixture:
     """What verdicts and grades say together.
@@ -75,7 +78,7 @@ def fit_mixture(
     verdicts: NDArray[np.bool_],
     grades: NDArray[np.int8],
     query_ids: Sequence[str],
-    rates: JudgeRates | None = None,
+    assumed: JudgeRates = DEFAULT_RATES,
 ) -> Mixture:
     """Fit P(relevant) and, where people graded some of the candidates, the judge's rates.
 
@@ -87,9 +90,8 @@ def fit_mixture(
         verdicts: Shape (n,), the judge's.
         grades: Shape (n,): 1 relevant, 0 not, −1 not graded by people.
         query_ids: Length n, the query of each candidate, which decides its fold.
-        rates: What is assumed of the judge; by default 0.85 and 0.10.
+        assumed: The judge's rates before people grade.
     """
-    assumed = JudgeRates() if rates is None else rates
     x = _with_intercept(standardised(inputs)[0])
     nearness = np.zeros(len(x))
     known = grades >= 0

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features, probabilities
-from calibration.judge_mixture import JudgeRates, Mixture, fit_mixture
+from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, Mixture, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.types import FloatArray
+from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
 from ctxguard.profile.schema import Interval
@@ -30,17 +30,39 @@ ByQuestion = Mapping[str, Mapping[str, bool]]
 
 
 @dataclass(frozen=True)
+class JudgedSettings:
+    """What a policy from verdicts is fitted for.
+
+    Attributes:
+        serving_k: How many passages are served today.
+        gain: What a relevant passage is worth, > 0.
+        cost: What another one costs, ≥ 0.
+        min_keep: The fewest passages kept.
+        rates: What is assumed of the judge before people grade.
+    """
+
+    serving_k: int = DEFAULT_K
+    gain: float = 1.0
+    cost: float = 0.5
+    min_keep: int = 1
+    rates: JudgeRates = DEFAULT_RATES
+
+
+DEFAULT_SETTINGS = JudgedSettings()
+
+
+@dataclass(frozen=True)
 class JudgedRoute:
     """A route's policy, and what is known of it.
 
     Attributes:
-        policy: What the guard applies.
+        policy: The policy that the guard applies.
         rates: How the judge errs, learned from graded questions where there are any.
         gain: Strict UDCG of the policy less that of the first ``serving_k``, a mean over all
             questions: the mixture's expectation, corrected by the graded ones
             (prediction-powered inference; Angelopoulos et al. 2023). None without graded questions.
         expected_gain: The mixture's expectation alone, which is as good as the rates are.
-        cost_if_less_specific: What another policy would gain more, if the judge said yes to
+        cost_if_less_specific: Gain that another policy would add, if the judge said yes to
             irrelevant passages more often by 0.10 than is believed.
         n_questions: Questions with a verdict.
         n_graded: Of these, questions that people graded whole.
@@ -120,30 +142,22 @@ def judged_route(
     pools: Pools,
     verdicts: ByQuestion,
     grades: ByQuestion,
-    *,
-    serving_k: int,
-    gain: float = 1.0,
-    cost: float = 0.5,
-    min_keep: int = 1,
-    rates: JudgeRates | None = None,
+    settings: JudgedSettings = DEFAULT_SETTINGS,
 ) -> JudgedRoute:
     """Fit a route's policy, and say what it gains.
 
     Args:
         pools: The replay of the route.
         verdicts: The judge's, of the first candidates of each question; a missing one is left out.
-        grades: People's, of whole questions.
-        serving_k: How many passages are served today.
-        gain: What a relevant passage is worth, > 0.
-        cost: What another one costs, ≥ 0.
-        min_keep: The fewest passages kept.
-        rates: What is assumed of the judge; by default 0.85 and 0.10.
+        grades: People's.
+        settings: What the policy is fitted for.
 
     Raises:
         CalibrationError: no candidate was judged, or all of them alike.
     """
     judged = _judged(pools, verdicts, grades)
-    policy, believed = _fitted(judged, gain=gain, cost=cost, min_keep=min_keep, rates=rates)
+    policy, believed = _fitted(judged, settings)
+    serving_k = settings.serving_k
     expected, corrections = _gains(judged, policy, serving_k, fitted=believed, true=believed)
     less_specific = replace(
         believed, false_yes=min(believed.false_yes + 0.1, believed.sensitivity - 0.1)
@@ -166,24 +180,23 @@ def judged_policy(
     pools: Pools,
     verdicts: ByQuestion,
     grades: ByQuestion,
-    *,
-    gain: float = 1.0,
-    cost: float = 0.5,
-    min_keep: int = 1,
-    rates: JudgeRates | None = None,
+    settings: JudgedSettings = DEFAULT_SETTINGS,
 ) -> ExpectedUtilityPolicy:
     """The policy of `judged_route` alone, without what is known of it."""
-    judged = _judged(pools, verdicts, grades)
-    return _fitted(judged, gain=gain, cost=cost, min_keep=min_keep, rates=rates)[0]
+    return _fitted(_judged(pools, verdicts, grades), settings)[0]
 
 
 def _fitted(
-    judged: _JudgedPairs, *, gain: float, cost: float, min_keep: int, rates: JudgeRates | None
+    judged: _JudgedPairs, settings: JudgedSettings
 ) -> tuple[ExpectedUtilityPolicy, JudgeRates]:
-    mixture = _mixture(judged, rates)
-    k = min(JUDGED_DEPTH, int(judged.columns.max()) + 1)
-    model = _model(judged, mixture.relevance)
-    policy = ExpectedUtilityPolicy(model, k=k, cost=cost, gain=gain, min_keep=min_keep)
+    mixture = _mixture(judged, settings.rates)
+    policy = ExpectedUtilityPolicy(
+        _model(judged, mixture.relevance),
+        k=min(JUDGED_DEPTH, int(judged.columns.max()) + 1),
+        cost=settings.cost,
+        gain=settings.gain,
+        min_keep=settings.min_keep,
+    )
     return policy, mixture.rates
 
 
@@ -211,7 +224,7 @@ def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPa
     )
 
 
-def _mixture(judged: _JudgedPairs, rates: JudgeRates | None) -> Mixture:
+def _mixture(judged: _JudgedPairs, rates: JudgeRates) -> Mixture:
     return fit_mixture(judged.inputs, judged.verdicts, judged.grades, judged.query_ids, rates)
 
 
