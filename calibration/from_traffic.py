@@ -31,7 +31,7 @@ from ctxguard.core.types import FloatArray, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.monitor.estimation.rise import Rise, rise
 from ctxguard.monitor.estimation.terms import table_of
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.judges.verdict_text import verdicts_from_json
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.inclusion import HashSampler
@@ -218,6 +218,7 @@ def _wholly_judged(
     A pool is judged in full with a higher probability where nothing relevant was served, and so
     such a request weighs less.
     """
+    alone = series == PEOPLE_ALONE
     rows = store.judged(series)
     ids = rows.sample_ids.tolist()
     table = dict(zip(ids, table_of(rows.summaries), strict=True))
@@ -226,12 +227,12 @@ def _wholly_judged(
     samples, in_part = [], []
     for sample_id, payload in sorted(store.payloads(ids).items(), reverse=True):
         record, row = SampleRecord.from_bytes(payload), table[sample_id]
-        labels = verdicts_from_json(verdicts.get(sample_id, ""))
+        labels = {} if alone else verdicts_from_json(verdicts.get(sample_id, ""))
         people = by_people[sample_id].by_passage if sample_id in by_people else {}
         labels.update(people)
         if record.query is None:
             left_out["without the query's text"] += 1
-        elif np.isnan(row["pool_relevant"]) and np.isnan(row["partial_pool_relevant"]):
+        elif (chance := _whole_pool_chance(record, row, alone=alone)) is None:
             left_out[_IN_PART] += 1
             in_part.append(record)
         elif record.dropped and not record.rates.full_pool_probability(has_hit=True):
@@ -240,9 +241,23 @@ def _wholly_judged(
         elif not _pool(record) <= labels.keys():
             left_out["with passages that have no verdict"] += 1
         else:
-            weight = 1.0 / float(row["probability"] * row["full_pool_probability"])
+            weight = 1.0 / float(row["probability"] * chance)
             samples.append(_Graded(sample_id, record, labels, people, weight))
     return samples, in_part
+
+
+def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> float | None:
+    """The probability with which the whole pool was to be judged; None where it was not.
+
+    Without a judge nothing is known of what was served when pools are chosen.
+    """
+    if alone:
+        whole = record.full_pool or record.rates.dropped_rate == 1.0
+        chance = record.rates.full_pool_probability(has_hit=True)
+        return 1.0 if not record.dropped else chance if whole else None
+    if np.isnan(row["pool_relevant"]) and np.isnan(row["partial_pool_relevant"]):
+        return None
+    return float(row["full_pool_probability"])
 
 
 def _count_words(

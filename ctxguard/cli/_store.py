@@ -87,8 +87,11 @@ class JudgeSettings(JudgeModel):
     """The judge of sampled requests."""
 
     judge: Annotated[
-        Literal["labels", "llm", "cross-encoder"],
-        setting("Grades passages: labels, llm (a language model) or cross-encoder.", "JUDGE"),
+        Literal["labels", "llm", "cross-encoder", "people"],
+        setting(
+            "Grades passages: labels, llm (a language model), cross-encoder, or people alone.",
+            "JUDGE",
+        ),
     ]
     labels: Annotated[
         Path | None,
@@ -109,6 +112,10 @@ class JudgeSettings(JudgeModel):
         Raises:
             ConfigurationError: a setting that this kind of judge needs is missing.
         """
+        if self.judge == "people":
+            from ctxguard.monitor.judges import PeopleAlone
+
+            return PeopleAlone()
         if self.judge != "labels":
             return self.model_judge(self.judge, reranker)
         if self.labels is None:
@@ -154,7 +161,10 @@ def named_series(store: "SampleStore", named: str | None) -> str:
     if named is None and len(all_series) == 1:
         return all_series[0]
     if not all_series:
-        raise DataError("the store holds no judgments yet: run `ctxguard monitor` first")
+        raise DataError(
+            "the store holds no judgments yet: run `ctxguard monitor`, or have people grade alone "
+            "with `ctxguard label export --out FILE` or in the console"
+        )
     problem = (
         "the store holds several judges" if named is None else f"the store has no judge {named!r}"
     )

@@ -107,6 +107,9 @@ def export(settings: Export) -> None:
     Each row is one passage, with an empty grade to fill in. A page beside
     the file tells people how to grade.
 
+    In a store that no judge has seen, people grade alone: a judge gets none
+    of these requests any more.
+
     Requests that were exported before and still lack grades come first.
     Exports of several days, weighted or not, are one sample: each request
     keeps the probability with which it was picked.
@@ -115,6 +118,7 @@ def export(settings: Export) -> None:
     from ctxguard.monitor.labels.files import write_label_file
     from ctxguard.monitor.labels.guide import grading_guide
     from ctxguard.monitor.labels.samples import to_label, unfinished
+    from ctxguard.monitor.service import let_people_grade
     from ctxguard.monitor.store import LabelDepth
 
     out, alarm, n, tenant = settings.out, settings.alarm, settings.n, settings.tenant
@@ -126,6 +130,8 @@ def export(settings: Export) -> None:
     # What an alarm is about is recall as well.
     depth = LabelDepth.POOL if settings.recall or alarm else LabelDepth.SERVED
     with open_store(settings.store) as opened:
+        if out is not None and not opened.series():
+            let_people_grade(opened)
         series = named_series(opened, settings.judge)
         if alarm:
             targeted = [one for one, _ in opened.label_queue()]

@@ -118,6 +118,10 @@ class MonitorSettings(JudgeSettings, IndexSystem):
             raise ConfigurationError("--json prints what --once found: give --once")
         if self.switch_to_safe and self.profile is None:
             raise ConfigurationError("--switch-to-safe switches a profile: give --profile")
+        if self.judge == "people" and self.profile is not None:
+            raise ConfigurationError(
+                "alarms need a judge: leave out --profile, or name another --judge"
+            )
         if self.audit and self.index is None:
             raise ConfigurationError("audit searches an index: give --index")
         if self.cost_per_day is not None and self.prices is None:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimat
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.judges import Judge
+from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
 from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
@@ -38,6 +38,8 @@ __all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report"]
 _log = logging.getLogger(__name__)
 
 DEFAULT_WINDOW_SECONDS = 3600.0
+MOST_UNJUDGED = 2_000
+"""Samples that one call lets people grade without a judge."""
 _STEP_LIMIT = 100
 _FIRST_LIMIT = 10
 """Samples claimed at once at first: the others wait while a slow judge is at work on one."""
@@ -205,6 +207,8 @@ class Monitor:
             window_seconds=self.window_seconds,
             precision=self.precision,
         )
+        if self.series == PEOPLE_ALONE:
+            live = replace(live, judge_estimates={})
         states = self.store.states()
         counted = self._counters.snapshot()
         self._latest = Report(
@@ -346,6 +350,18 @@ class Monitor:
                 # A judge that is down is called less and less often, at least once a minute.
                 longer = min(interval_seconds * 2.0 ** min(failures, 20), _LONGEST_WAIT_SECONDS)
                 stopping.wait(longer if failures else interval_seconds)
+
+
+def let_people_grade(store: SampleStore, most: int = MOST_UNJUDGED) -> None:
+    """Let people grade waiting samples that no judge has seen, the oldest first.
+
+    Args:
+        store: Where the samples wait. No judge gets those that are let through.
+        most: How many at most.
+    """
+    monitor, left = Monitor(store, PeopleAlone()), most
+    while left > 0 and (n_finished := monitor.step(min(left, _STEP_LIMIT))):
+        left -= n_finished
 
 
 def _next_limit(limit: int, n_finished: int, seconds: float) -> int:

@@ -717,3 +717,35 @@ def test_labels_of_people_correct_a_judge_that_errs(
     assert corrected["lower"] < truth < corrected["upper"]
     alone = found["judge_estimates"]["all_retained"]["precision"]
     assert corrected["value"] != alone["value"]
+
+
+def test_people_alone_grade_a_store_that_no_judge_has_seen(
+    run: Run, tmp_path: Path, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]]
+) -> None:
+    """From requests to estimates and to a new profile, without a judge."""
+    traffic = serve(tmp_path, 60, rates=EVERYTHING, profile=profile_of(RatioPolicy(k=5)))
+    nothing = run("label", "export", "--store", traffic.url)
+    assert "have people grade alone" in " ".join(nothing.stderr.split())
+    rows = export(traffic, "--recall", "-n", 60)
+    assert import_(traffic, graded(rows, traffic))["usable"]["precision"] == 60
+    monitor = ("monitor", "--store", traffic.url, "--judge", "people", "--once")
+    document = json.loads(run(*monitor, "--json").stdout)
+    assert document["labelled"] == 60
+    assert document["judge_estimates"] == {}, "nobody judged"
+    with SampleStore.open(traffic.url) as store:
+        ids = [one.sample_id for one in store.newest_samples(60)]
+        records = [SampleRecord.from_bytes(each) for each in store.payloads(ids).values()]
+    truth = [
+        [one.passage_ids[place] in traffic.relevant[str(one.query)] for place in one.served]
+        for one in records
+    ]
+    precision = document["estimates"]["all_retained"]["precision"]
+    true_precision = sum(map(sum, truth)) / sum(map(len, truth))
+    assert precision["value"] == pytest.approx(true_precision, abs=0.02)
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    profile_of(RatioPolicy(k=5)).save(before)
+    result = run(
+        *("recalibrate", "--store", traffic.url, "--profile", before, "--out", after, "--json")
+    )
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["requests"] == 60

@@ -1,4 +1,4 @@
-"""Judges, which grade how well a passage answers a query: one protocol, three implementations.
+"""Judges, which grade how well a passage answers a query: one protocol and its implementations.
 
 ``ctxguard.testing.JudgeContract`` tests any judge against the protocol. Importing this package
 loads no optional library: the client library (extra ``judge``) and the cross-encoder (extra
@@ -8,10 +8,12 @@ loads no optional library: the client library (extra ``judge``) and the cross-en
 from ctxguard.monitor.judges.cross_encoder import CrossEncoderJudge
 from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
 from ctxguard.monitor.judges.llm import LLMJudge, TokenPrices
+from ctxguard.monitor.judges.people_alone import PEOPLE_ALONE, PeopleAlone
 from ctxguard.monitor.judges.protocol import Judge, Judgment
 from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, RejectedReply
 
 __all__ = [
+    "PEOPLE_ALONE",
     "CrossEncoderJudge",
     "InvalidReason",
     "Judge",
@@ -19,6 +21,7 @@ __all__ = [
     "Judgment",
     "LLMJudge",
     "LabelJudge",
+    "PeopleAlone",
     "RejectedReply",
     "TokenPrices",
     "UnjudgedAs",

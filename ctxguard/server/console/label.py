@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from ctxguard.core.metrics import Negative
 from ctxguard.core.render import sanitise
-from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.plan import UNFINISHED, label_plan, usable_requests
-from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
 from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
 from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, to_label, unfinished
+from ctxguard.monitor.service import let_people_grade
 from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
 from ctxguard.server.console.pages import Form, Pages, RefusedPage, base, go_to, whole_number
 from ctxguard.server.console.queue import LabelQueue, Place, Task
@@ -72,10 +72,14 @@ class Label:
 
     def grade_page(self, request: Request, _form: Form) -> Response:
         """The next request to grade; the form that begins without a name."""
-        all_series = self._store.series()
-        task = _task(dict(request.query_params), all_series)
+        task = self._task(dict(request.query_params))
         if task is None:
-            return self._pages.page(request, "label_start.html", judges=all_series)
+            return self._pages.page(
+                request,
+                "label_start.html",
+                judges=self._store.series(),
+                is_empty=not self._store.newest_samples(1),
+            )
         sample_id = whole_number(request, "sample")
         if sample_id is None:
             found = self._queue.next_open(task)
@@ -114,6 +118,8 @@ class Label:
             raise RefusedPage(
                 400, "How many?", f"Enter a whole number of requests from 1 to {_MOST_PICKED:,}."
             )
+        if task.series == PEOPLE_ALONE:
+            let_people_grade(self._store)
         to_label(self._store, task.series, task.depth, int(n), tenant=task.tenant or None)
         return go_to(task.address(f"{base(request)}/label"))
 
@@ -154,7 +160,7 @@ class Label:
 
     def gains(self, request: Request, _form: Form) -> Response:
         """What the labels so far, and those that are picked, give."""
-        task = _task(dict(request.query_params), self._store.series())
+        task = self._task(dict(request.query_params))
         if task is None:
             return go_to(f"{base(request)}/label")
         picked = self._store.picked_samples(task.series, task.depth)
@@ -195,10 +201,14 @@ class Label:
         }
 
     def _of(self, form: Form) -> Task:
-        task = _task(form, self._store.series())
+        task = self._task(form)
         if task is None:
             raise RefusedPage(400, "Whose labels?", "Enter your name on the page Label first.")
         return task
+
+    def _task(self, fields: Form) -> Task | None:
+        """Read the task from the fields of an address or a form; None without a person."""
+        return _task(fields, self._store.series() or [PEOPLE_ALONE])
 
     def _sample(self, task: Task, sample_id: int) -> GradedSample:
         """A sample that was picked for this task.
@@ -259,8 +269,6 @@ def _task(fields: Form, all_series: list[str]) -> Task | None:
         return None
     if len(annotator) > _MOST_NAME_CHARS:
         raise RefusedPage(400, "A long name", f"Use at most {_MOST_NAME_CHARS} characters.")
-    if not all_series:
-        raise DataError("the store holds no judgments yet: run `ctxguard monitor` first")
     series = fields.get("judge") or all_series[-1]
     if series not in all_series:
         raise RefusedPage(404, "No such judge", f"The store has {', '.join(all_series)}.")

@@ -10,6 +10,10 @@ from judged_store import HOSTILE, REQUEST, SHOWN, WordJudge, filled, visitor
 from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.ratio import Precision
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.judges import PeopleAlone
 from ctxguard.monitor.labels.samples import to_label
 from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
@@ -42,7 +46,7 @@ def pick(client: TestClient, n: object = 3, **task: str) -> Response:
     return client.post("/console/label/pick", data={**ANN, **task, "n": str(n)})
 
 
-def page(client: TestClient, **more: object) -> str:
+def page(client: TestClient, **more: str | int) -> str:
     return client.get("/console/label", params={**ANN, **more}).text
 
 
@@ -247,13 +251,30 @@ def test_a_number_of_requests_that_is_none_is_refused(
     assert store.picked(SERIES, LabelDepth.SERVED) == {}
 
 
-def test_before_anything_is_judged_it_says_what_to_do(tmp_path: Path) -> None:
-    with SampleStore.open(filled(tmp_path, 1, judge=False)) as store:
+def test_an_empty_store_says_that_requests_are_missing(tmp_path: Path) -> None:
+    with SampleStore.open(f"sqlite:///{tmp_path / 'samples.db'}") as store:
+        assert "No request has been sampled yet" in visitor(store).get("/console/label").text
+
+
+def test_people_grade_requests_that_no_judge_has_seen(tmp_path: Path) -> None:
+    """From served requests to an estimate from grades alone."""
+    with SampleStore.open(filled(tmp_path, 12, judge=False)) as store:
         client = visitor(store)
-        assert "Nothing has been judged yet" in client.get("/console/label").text
-        asked = client.get("/console/label", params={"annotator": "ann"})
-        assert asked.status_code == 400
-        assert "ctxguard monitor" in asked.text
+        assert "No judge has seen them" in client.get("/console/label").text
+        task = {"judge": ""}
+        pick(client, 12, **task)
+        for _ in range(12):
+            text = page(client, **task)
+            sample = sample_on(text)
+            for passage in shown(text):
+                relevant = passage.endswith(("-1", "0-0"))
+                give(client, "2" if relevant else "0", passage, sample, **task)
+        assert "All that was picked is graded" in page(client, **task)
+        report = Monitor(store, PeopleAlone(), precision=Precision(min_n=5)).report()
+        precision = report.estimates[Window.ALL_RETAINED][Metric.PRECISION]
+        assert report.live.labelled == 12
+        assert report.live.judge_estimates == {}
+        assert precision.value == pytest.approx((12 + 2) / 48)
 
 
 def test_what_the_labels_give_is_told(store: SampleStore, client: TestClient) -> None:
