@@ -354,7 +354,7 @@ def _strict_order(scores: Sequence[float | None]) -> Sequence[int]:
         if _strictly_descending(scores):
             return range(n)
         by_score = sorted(range(n), key=scores.__getitem__, reverse=True)  # type: ignore[arg-type]
-        if _strictly_descending([scores[position] for position in by_score]):
+        if _strictly_descending(list(map(scores.__getitem__, by_score))):
             return by_score
     except TypeError:
         pass

@@ -108,7 +108,10 @@ def form_of(fields: Mapping[str, object]) -> RerankForm:
     >>> form_of({"query": "q", "texts": []}) is FORMS["tei"]
     True
     """
-    return next(
-        (form for form in FORMS.values() if not form.marks.isdisjoint(fields)),
-        FORMS["cohere"],
-    )
+    for mark, form in _MARKS.items():
+        if mark in fields:
+            return form
+    return FORMS["cohere"]
+
+
+_MARKS = {mark: form for form in FORMS.values() for mark in form.marks}

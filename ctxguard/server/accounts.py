@@ -2,16 +2,15 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ctxguard._support.error_text import describe_error
-from ctxguard.errors import CtxguardError
+from ctxguard.errors import CtxguardError, QueryError, StageError
 from ctxguard.server.metrics import Endpoint, HttpMetrics, Outcome
-from ctxguard.server.problems import Problem, ProblemKind
+from ctxguard.server.problems import Problem, ProblemKind, problem_of
 
 _log = logging.getLogger(__name__)
 
@@ -20,62 +19,18 @@ _BEAR_RETRY_AFTER = frozenset({Endpoint.FILTER, Endpoint.CONTEXT, Endpoint.VECTO
 """Clients of the rerank protocol retry as often as ten times when they are told when to."""
 
 
+_ONCE = frozenset({b"host", b"authorization"})
+"""Whoever reads the other one of two, such as a proxy, would take the request for another."""
+
+
 class ClientGoneError(Exception):
     """The client closed the connection before its request was whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The headers of a request that the middlewares read; empty where one is missing.
-
-    Attributes:
-        repeated: The header that came twice and must not, because whoever reads the other one, such
-            as a proxy, would take the request for another.
-    """
-
-    host: bytes = b""
-    authorization: bytes = b""
-    content_type: bytes = b""
-    origin: bytes = b""
-    content_length: bytes = b""
-    transfer_encoding: bytes = b""
-    x_request_id: bytes = b""
-    repeated: str = ""
-
-    @classmethod
-    def of(cls, scope: Scope) -> "Head":
-        """The head of an HTTP request."""
-        found: dict[str, bytes] = {}
-        repeated = ""
-        for name, value in scope["headers"]:
-            if name in _FIELDS:
-                if name in _ONCE and _FIELDS[name] in found:
-                    repeated = name.decode("ascii")
-                found[_FIELDS[name]] = value
-        return cls(**found, repeated=repeated)
-
-    @property
-    def has_body(self) -> bool:
-        """Whether a body follows."""
-        return bool(self.transfer_encoding) or self.content_length not in (b"", b"0")
-
-
-_FIELDS = {
-    b"host": "host",
-    b"authorization": "authorization",
-    b"content-type": "content_type",
-    b"origin": "origin",
-    b"content-length": "content_length",
-    b"transfer-encoding": "transfer_encoding",
-    b"x-request-id": "x_request_id",
-}
-_ONCE = frozenset({b"host", b"authorization"})
 
 
 class RequestAccounts:
     """Middleware that counts every request once, and answers each `Problem` with a document.
 
-    Sets ``request_id``, ``endpoint`` and ``head`` in the scope's state.
+    Sets ``request_id``, ``endpoint`` and ``head``, the headers by name, in the scope's state.
 
     Args:
         app: Answers.
@@ -96,40 +51,55 @@ class RequestAccounts:
             await self._app(scope, receive, send)
             return
         start = perf_counter()
-        head, endpoint = Head.of(scope), self._endpoint_of(scope["path"])
+        headers, endpoint = scope["headers"], self._endpoint_of(scope["path"])
+        head = dict(headers)
         self._metrics.received(endpoint)
-        answer = _Answer(send, request_id_for(head.x_request_id))
+        request_id = request_id_for(head.get(b"x-request-id", b""))
         state = scope.setdefault("state", {})
-        state.update(request_id=answer.request_id, endpoint=endpoint, head=head)
-        outcome = Outcome.CANCELLED
+        state.update(request_id=request_id, endpoint=endpoint, head=head)
+        outcome, status = Outcome.CANCELLED, 0
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+            await send(message)
+
         try:
             try:
-                if head.repeated:
-                    raise Problem(
-                        ProblemKind.REPEATED_HEADER, f"{head.repeated} may be sent once only"
-                    )
-                await self._app(scope, receive, answer.send)
-            except Problem as problem:
+                if len(head) < len(headers):
+                    _check_repeated(headers)
+                await self._app(scope, receive, send_counted)
+            except (Problem, StageError, QueryError) as error:
+                problem = problem_of(error)
                 is_shed = problem.kind is ProblemKind.OVERLOADED
                 retry_after = is_shed and endpoint in _BEAR_RETRY_AFTER
-                response = problem.response(answer.request_id, retry_after=retry_after)
-                await response(scope, receive, answer.send)
-                outcome = Outcome.SHED if is_shed else _outcome(answer.status, state)
+                response = problem.response(request_id, retry_after=retry_after)
+                await response(scope, receive, send_counted)
+                outcome = Outcome.SHED if is_shed else _outcome(status, state)
             else:
-                outcome = _outcome(answer.status, state)
+                outcome = _outcome(status, state)
         except ClientGoneError:
             pass
         except Exception as error:
             outcome = Outcome.FAILED
-            _log.error("request %s failed: %s", answer.request_id, describe_error(error))
-            if answer.status == 0:
+            _log.error("request %s failed: %s", request_id, describe_error(error))
+            if status == 0:
                 # Such as a damaged index: its text holds paths, and it is not the caller's fault.
                 is_known = isinstance(error, CtxguardError)
                 kind = ProblemKind.UNAVAILABLE if is_known else ProblemKind.INTERNAL
                 unknown = Problem(kind, "the log of the service has the request id")
-                await unknown.response(answer.request_id)(scope, receive, answer.send)
+                await unknown.response(request_id)(scope, receive, send_counted)
         finally:
             self._metrics.ended(endpoint, outcome, perf_counter() - start)
+
+
+def _check_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    names = [name for name, _ in headers if name in _ONCE]
+    if len(names) > len(set(names)):
+        repeated = max(names, key=names.count).decode("ascii")
+        raise Problem(ProblemKind.REPEATED_HEADER, f"{repeated} may be sent once only")
 
 
 def request_id_for(label: bytes) -> str:
@@ -142,23 +112,6 @@ def request_id_for(label: bytes) -> str:
     if 0 < len(label) <= _MOST_LABEL_CHARS and all(33 <= each <= 126 for each in label):
         return f"{label.decode('ascii')}.{own}"
     return own
-
-
-class _Answer:
-    """Sends an answer with its request id, and remembers its status; 0 before it has one."""
-
-    __slots__ = ("_send", "request_id", "status")
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self.request_id = request_id
-        self.status = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
-        await self._send(message)
 
 
 def _outcome(status: int, state: Mapping[str, object]) -> Outcome:

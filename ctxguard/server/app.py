@@ -29,7 +29,7 @@ from ctxguard.request.telemetry import Telemetry, default_telemetry
 from ctxguard.resilience import Deadlines
 from ctxguard.retrieval.rerank_forms import PATHS
 from ctxguard.server import clients, context, filtering, rerank
-from ctxguard.server.access import BearerToken, OwnHost
+from ctxguard.server.access import Access
 from ctxguard.server.accounts import RequestAccounts
 from ctxguard.server.limits import RequestLimits
 from ctxguard.server.metrics import Endpoint, forget_dead_workers, http_metrics
@@ -172,28 +172,22 @@ class Service:
         ]
         if self.scorer is not None:
             fields = (self.guard, self.scorer, settings.kind, settings.rerank_model)
-            bodies = {
-                "/rerank": (rerank.REQUEST, rerank.ANSWER),
-                "/score": (rerank.SCORE_REQUEST, rerank.SCORE_ANSWER),
-            }
-            endpoints = {
-                path: rerank.RerankEndpoint(
+            for paths, (asks, answers) in rerank.BODIES.items():
+                endpoint = rerank.RerankEndpoint(
                     *fields, max_documents=settings.max_documents, request=asks
                 )
-                for path, (asks, _) in bodies.items()
-            }
-            operations += [
-                Operation(
-                    path,
-                    "POST",
-                    endpoints[form.paths[0]].__call__,
-                    Endpoint.RERANK,
-                    "Rerank documents; what the decision drops has a score of 0.0",
-                    bodies[form.paths[0]][1],
-                    bodies[form.paths[0]][0],
-                )
-                for path, form in PATHS.items()
-            ]
+                operations += [
+                    Operation(
+                        path,
+                        "POST",
+                        endpoint.__call__,
+                        Endpoint.RERANK,
+                        "Rerank documents; what the decision drops has a score of 0.0",
+                        answers,
+                        asks,
+                    )
+                    for path in paths
+                ]
             operations += clients.operations(settings)
         if self._retriever is not None:
             operations += self._index_operations()
@@ -295,8 +289,7 @@ def create_app(
         exception_handlers={HTTPException: _http_problem},
         middleware=[
             Middleware(RequestAccounts, metrics=http_metrics(registry), endpoint_of=endpoint_of),
-            Middleware(OwnHost, secrets=settings.secrets),
-            Middleware(BearerToken, secrets=settings.secrets),
+            Middleware(Access, secrets=settings.secrets),
             Middleware(RequestLimits, settings=settings),
         ],
     )

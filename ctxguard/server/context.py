@@ -18,7 +18,7 @@ from ctxguard.guard import ContextGuard
 from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
 from ctxguard.server.filtering import Name, WouldKeep
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
-from ctxguard.server.problems import Problem, ProblemKind, guarded
+from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.wire import STRICT, answer, named, parse
 
 Scalar = str | int | bool
@@ -379,14 +379,13 @@ async def _retrieved(
     state = request.scope["state"]
     request_id = state["request_id"] if nth == 0 else f"{state['request_id']}-{nth}"
     where = None if conditions is None else await where_of(conditions)
-    with guarded():
-        context = await guard.aretrieve(
-            query,
-            request_id=request_id,
-            segment=segment,
-            session_id=session_id,
-            where=where,
-        )
+    context = await guard.aretrieve(
+        query,
+        request_id=request_id,
+        segment=segment,
+        session_id=session_id,
+        where=where,
+    )
     state["degraded"] = bool(context.decision.ranking.failures)
     return context
 

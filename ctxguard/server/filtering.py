@@ -24,7 +24,7 @@ from ctxguard.core.types import (
 )
 from ctxguard.guard import ContextGuard
 from ctxguard.server.limits import MOST_NAME_CHARS, MOST_NAMES
-from ctxguard.server.problems import Problem, ProblemKind, guarded
+from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.wire import STRICT, answer, named, parse
 
 Name = Annotated[str, Field(max_length=MOST_NAME_CHARS)]
@@ -160,14 +160,13 @@ class FilterEndpoint:
                 "send fewer, or start the service with a larger max-documents",
             )
         ranking = ranking_of(given, self._kind)
-        with guarded():
-            context = self._guard.filter(
-                given["query"],
-                ranking,
-                request_id=request.scope["state"]["request_id"],
-                segment=given.get("segment"),
-                session_id=given.get("session_id"),
-            )
+        context = self._guard.filter(
+            given["query"],
+            ranking,
+            request_id=request.scope["state"]["request_id"],
+            segment=given.get("segment"),
+            session_id=given.get("session_id"),
+        )
         return answer(decision_of(context))
 
 

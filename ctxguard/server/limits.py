@@ -5,11 +5,12 @@ whole. The limits that an operator may change are in ``ServiceSettings``; the ot
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ctxguard.server.accounts import ClientGoneError, Head
+from ctxguard.server.accounts import ClientGoneError
 from ctxguard.server.metrics import Endpoint
 from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.settings import ServiceSettings
@@ -44,6 +45,10 @@ _OPEN_BUFFERED_BYTES = 4 * 2**20
 _NEVER_SHED = frozenset({Endpoint.HEALTH, Endpoint.METRICS})
 _FORMS = frozenset({Endpoint.CONSOLE})
 """What these take is no JSON."""
+
+
+Head = Mapping[bytes, bytes]
+"""The headers of a request by name."""
 
 
 @dataclass(slots=True)
@@ -99,7 +104,7 @@ class RequestLimits:
         head: Head = scope["state"]["head"]
         budget = self._budgets[endpoint]
         body = b""
-        if head.has_body:
+        if b"transfer-encoding" in head or head.get(b"content-length", b"0") not in (b"", b"0"):
             most = self._most_bytes[endpoint]
             _check_body(head, endpoint, most)
             body = await self._read(receive, most, budget)
@@ -113,8 +118,14 @@ class RequestLimits:
             )
         budget.in_flight += 1
         budget.buffered += len(body)
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            """Hands on the body that was read already, then what comes after it."""
+            return unread.pop() if unread else await receive()
+
         try:
-            await self._app(scope, _Replay(body, receive), send)
+            await self._app(scope, replay, send)
         finally:
             budget.in_flight -= 1
             budget.buffered -= len(body)
@@ -153,31 +164,16 @@ class RequestLimits:
             budget.buffered -= received
 
 
-class _Replay:
-    """Hands on a body that was read already, then what comes after it."""
-
-    __slots__ = ("_body", "_receive")
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-
 def _check_body(head: Head, endpoint: Endpoint, most: int) -> None:
     # What is no number is left to the count of the bytes themselves.
-    if most == 0 or (head.content_length.isdigit() and int(head.content_length) > most):
+    length = head.get(b"content-length", b"")
+    if most == 0 or (length.isdigit() and int(length) > most):
         raise _too_large(most)
-    media_type = head.content_type.partition(b";")[0].strip().lower()
+    media_type = head.get(b"content-type", b"").partition(b";")[0].strip().lower()
     # A page of another site may send a form or plain text without asking first, JSON never; a
     # browser then sends an Origin, and a script that posts JSON as text sends none.
     is_json = media_type == b"application/json" or media_type.endswith(b"+json")
-    is_json |= media_type in (b"", b"text/plain") and not head.origin
+    is_json |= media_type in (b"", b"text/plain") and not head.get(b"origin")
     if not is_json and endpoint not in _FORMS:
         raise Problem(ProblemKind.NOT_JSON, "send the header Content-Type: application/json")
 

@@ -3,8 +3,7 @@
 A problem never quotes a query or a document: error pages end in logs.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import Enum
 from http import HTTPStatus
 
@@ -12,12 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from ctxguard.errors import (
-    FilterViolationError,
-    OverloadedError,
-    QueryError,
-    StageError,
-)
+from ctxguard.errors import FilterViolationError, OverloadedError, StageError
 
 MEDIA_TYPE = "application/problem+json"
 TYPES = "urn:ctxguard:problem:"
@@ -122,26 +116,25 @@ def invalid_request(error: ValidationError) -> Problem:
     return Problem(ProblemKind.INVALID_REQUEST, f"{first}: {found[0]['msg']}{more}", errors=errors)
 
 
-@contextmanager
-def guarded() -> Iterator[None]:
-    """Turn the errors that a request may meet into problems.
+def problem_of(error: Exception) -> Problem:
+    """The problem that a request met, from what was raised.
 
-    Only a query can be at fault here: a filter is built, and all else checked, before the guard
-    is asked. Other errors are the service's own, and pass.
+    Only a caller's query can be at fault by then: an endpoint builds the filter, and checks all
+    else, before it asks the guard.
 
-    Raises:
-        Problem: the query cannot be searched, or no stage could answer.
+    Args:
+        error: A `Problem`, a `QueryError` or a `StageError`; others are the service's own.
     """
-    try:
-        yield
-    except QueryError as error:
-        raise Problem(ProblemKind.INVALID_REQUEST, str(error)) from error
-    except FilterViolationError as error:
-        raise Problem(ProblemKind.FILTER_VIOLATED, "nothing was served") from error
-    except OverloadedError as error:
-        raise Problem(ProblemKind.OVERLOADED, str(error)) from error
-    except StageError as error:
-        raise Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer") from error
+    match error:
+        case Problem():
+            return error
+        case FilterViolationError():
+            return Problem(ProblemKind.FILTER_VIOLATED, "nothing was served")
+        case OverloadedError():
+            return Problem(ProblemKind.OVERLOADED, str(error))
+        case StageError():
+            return Problem(ProblemKind.UNAVAILABLE, f"{error.stage} did not answer")
+    return Problem(ProblemKind.INVALID_REQUEST, str(error))
 
 
 def of_status(status: int) -> Problem:

@@ -6,9 +6,12 @@ fails leaves the documents in their order: its outage neither fails a query nor 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from time import perf_counter, time
 from typing import Annotated, Any, Literal, NotRequired, cast
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, create_model
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -18,11 +21,11 @@ from ctxguard.core.copies import copies_of
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.scores import relative_scores
-from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure
+from ctxguard.core.types import Flag, Mode, Passage, Ranking, ScoreKind, StageFailure, StageTiming
 from ctxguard.guard import ContextGuard
-from ctxguard.resilience import StageClock, failure_of
-from ctxguard.retrieval.rerank_forms import FORMS, RerankForm, form_of
-from ctxguard.server.problems import Problem, ProblemKind, guarded
+from ctxguard.resilience import failure_of
+from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm, form_of
+from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.scoring import STAGE, BoundedScorer
 from ctxguard.server.wire import answer, parse
 
@@ -102,22 +105,6 @@ class ScoreRequest(TypedDict):
     model: NotRequired[str | None]
 
 
-class RerankResult(TypedDict):
-    """One document's score: in (0, 1] if it is kept, 0.0 if it is dropped."""
-
-    index: Annotated[int, Field(description="Its position in the request, from 0.")]
-    relevance_score: float
-    document: NotRequired[Document]
-
-
-class TeiResult(TypedDict):
-    """One text's score, as in ``RerankResult``."""
-
-    index: int
-    score: float
-    text: NotRequired[str]
-
-
 class Degraded(TypedDict):
     """Why the reranker's scores are missing."""
 
@@ -137,73 +124,44 @@ class GuardMeta(TypedDict):
     degraded: Degraded | None
 
 
-class RerankMeta(TypedDict):
-    """What was decided, beside what the protocol has there."""
-
-    ctxguard: GuardMeta
-
-
-class Usage(TypedDict):
-    """Zero: tokens are counted by the reranker, if at all."""
-
-    total_tokens: int
-    prompt_tokens: int
-
-
-class RerankAnswer(TypedDict):
-    """The results, best first."""
-
-    id: str
-    model: str
-    results: list[RerankResult]
-    meta: RerankMeta
-    usage: Usage
-
-
-class VoyageResult(TypedDict):
-    """One document's score, as in ``RerankResult``."""
-
-    index: int
-    relevance_score: float
-    document: NotRequired[str]
+def answer_type(name: str, form: RerankForm) -> Any:
+    """The type of a form's answers, for the OpenAPI document."""
+    result: dict[str, Any] = {
+        **{key: (Literal[value], ...) for key, value in form.each.items()},
+        "index": (int, Field(description="Its position in the request, from 0.")),
+        form.score: (float, Field(description="In (0, 1] if it is kept, 0.0 if it is dropped.")),
+    }
+    if form.echo is not None:
+        echoed: Any = Document if form.echoes_object else str
+        result[form.echoed] = echoed, Field(default_factory=echoed)
+    results: Any = list[create_model(f"{name.title()}Result", **result)]  # type: ignore[misc]
+    if form.results is None:
+        return results
+    whole: dict[str, Any] = {
+        **{key: (Literal[value], ...) for key, value in form.envelope.items()},
+        "id": (str, ...),
+        "model": (str, ...),
+        form.results: (results, ...),
+        "meta": (dict[Literal["ctxguard"], GuardMeta], ...),
+        "usage": (dict[str, int], Field(description="Zero: the reranker counts, if at all.")),
+    }
+    return create_model(f"{name.title()}Answer", **whole)
 
 
-class VoyageAnswer(TypedDict):
-    """The results, best first, as Voyage writes them."""
-
-    object: Literal["list"]
-    id: str
-    model: str
-    data: list[VoyageResult]
-    meta: RerankMeta
-    usage: Usage
-
-
-class ScoreResult(TypedDict):
-    """One text's score, as in ``RerankResult``."""
-
-    index: int
-    object: Literal["score"]
-    score: float
-
-
-class ScoreAnswer(TypedDict):
-    """The scores in the order of the texts, as vLLM writes them."""
-
-    object: Literal["list"]
-    id: str
-    created: int
-    model: str
-    data: list[ScoreResult]
-    meta: RerankMeta
-    usage: Usage
-
-
-REQUEST: TypeAdapter[Any] = TypeAdapter(RerankRequest)
-ANSWER: TypeAdapter[Any] = TypeAdapter(RerankAnswer | VoyageAnswer | list[TeiResult])
-SCORE_REQUEST: TypeAdapter[Any] = TypeAdapter(ScoreRequest)
-SCORE_ANSWER: TypeAdapter[Any] = TypeAdapter(ScoreAnswer)
-_USAGE: Usage = {"total_tokens": 0, "prompt_tokens": 0}
+_USAGE = {"total_tokens": 0, "prompt_tokens": 0}
+_SPOKEN: tuple[tuple[tuple[Protocol, ...], Any], ...] = (
+    (("cohere", "voyage", "tei"), RerankRequest),
+    (("score",), ScoreRequest),
+)
+BODIES: dict[tuple[str, ...], tuple[TypeAdapter[Any], TypeAdapter[Any]]] = {
+    FORMS[names[0]].paths: (
+        TypeAdapter(asks),
+        TypeAdapter(reduce(or_, [answer_type(name, FORMS[name]) for name in names])),
+    )
+    for names, asks in _SPOKEN
+}
+"""The types of a request and of its answer, by the paths that take it."""
+_DOCUMENTS = frozenset([form.documents for form in FORMS.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +211,13 @@ class RerankEndpoint:
         model: str | None,
         *,
         max_documents: int,
-        request: TypeAdapter[Any] = REQUEST,
+        request: TypeAdapter[Any],
     ) -> None:
         self._guard = guard
         self._scorer = scorer
         self._kind = kind
         self._model = model
+        self._most_chars = guard.max_query_chars
         self._max_documents = max_documents
         self._request = request
         self._ids = tuple(map(str, range(max_documents)))
@@ -281,15 +240,16 @@ class RerankEndpoint:
                 f"aliases are {OMIT} and {FULL}; any other model is the reranker's own",
             )
         state = request.scope["state"]
-        context = await self._decided(query, texts, given, state["request_id"])
+        ranking = await self._scored(query, texts, given)
+        context = self._guard.filter(query, ranking, request_id=state["request_id"])
         ranked = ranked_of(context)
-        failure = next(iter(context.decision.ranking.failures), None)
+        failure = next(iter(ranking.failures), None)
         headers = None
         if failure is not None:
             state["degraded"] = True
             headers = {"x-ctxguard-degraded": failure.kind.value}
         most = None if form.most is None else given.get(form.most)
-        pairs = _shown(ranked, context.decision.ranking.copies, most, asked)
+        pairs = _shown(ranked, ranking.copies, most, asked)
         if form.in_order:
             pairs.sort()
         results: list[dict[str, object]] = [
@@ -300,13 +260,24 @@ class RerankEndpoint:
                 result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
         if form.results is None:
             return answer(results, headers)
+        meta: GuardMeta = {
+            "request_id": context.request_id,
+            "policy": context.profile_id,
+            "mode": context.mode.value,
+            "kept": ranked.kept,
+            "dropped": ranked.dropped,
+            "flags": [flag.value for flag in context.flags],
+            "degraded": (
+                None if failure is None else {"stage": failure.stage, "kind": failure.kind.value}
+            ),
+        }
         return answer(
             {
                 **form.envelope,
                 "id": context.request_id,
                 "model": asked or self._model or DEFAULT_MODEL,
                 form.results: results,
-                "meta": {"ctxguard": _meta(context, ranked, failure)},
+                "meta": {"ctxguard": meta},
                 "usage": _USAGE,
             },
             headers,
@@ -318,8 +289,7 @@ class RerankEndpoint:
         Raises:
             Problem: not one of the fields for documents is there, or something is too long.
         """
-        names = sorted({each.documents for each in FORMS.values()} & given.keys())
-        if names != [form.documents]:
+        if _DOCUMENTS & given.keys() != {form.documents}:
             raise Problem(
                 ProblemKind.INVALID_REQUEST, "give the documents as `documents`, or as `texts`"
             )
@@ -335,49 +305,50 @@ class RerankEndpoint:
                 f"{len(texts):,} documents, the limit is {self._max_documents:,}: send fewer, or "
                 "start the service with a larger max-documents",
             )
-        most = self._guard.max_query_chars
-        if len(query) > most:
+        if len(query) > self._most_chars:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,
-                f"the query has {len(query):,} characters, the limit is {most:,}",
+                f"the query has {len(query):,} characters, the limit is {self._most_chars:,}",
             )
         return query, texts
 
-    async def _decided(
-        self, query: str, texts: list[str], given: Mapping[str, Any], request_id: str
-    ) -> Context:
-        asked = given.get("model")
+    async def _scored(self, query: str, texts: list[str], given: Mapping[str, Any]) -> Ranking:
+        """The documents with the reranker's scores, or with the reason why there are none."""
+        n, model = len(texts), given.get("model")
         # A profile is of one model, whatever a request names.
-        is_free = self._model is None and self._guard.profile is None
-        model = asked if is_free and asked and not asked.startswith(ALIAS) else None
-        scores: list[float | None] = [None] * len(texts)
+        if model and (self._model or model.startswith(ALIAS) or self._guard.profile is not None):
+            model = None
+        scores: list[float | None] = [None] * n
         failures: tuple[StageFailure, ...] = ()
-        clock = StageClock()
+        timings: tuple[StageTiming, ...] = ()
         copies = copies_of(texts)
         if texts:
-            firsts = [at for at in range(len(texts)) if at not in copies]
+            began_at, began = time(), perf_counter()
+            distinct = (
+                [text for at, text in enumerate(texts) if at not in copies] if copies else texts
+            )
             try:
                 found = await self._scorer.scores(
-                    query, [texts[at] for at in firsts], model, given.get("max_tokens_per_doc")
+                    query, distinct, model or None, given.get("max_tokens_per_doc")
                 )
-                score_of = dict(zip(firsts, found.tolist(), strict=True))
-                scores = [score_of[copies.get(at, at)] for at in range(len(texts))]
+                scores = found.tolist()
+                if copies:
+                    firsts = (at for at in range(n) if at not in copies)
+                    score_of = dict(zip(firsts, scores, strict=True))
+                    scores = [score_of[copies.get(at, at)] for at in range(n)]
             except Exception as error:
                 failures = (failure_of(STAGE, error),)
-            clock.ended(STAGE)
-        n = len(texts)
-        ranking = Ranking(
+            timings = (StageTiming(STAGE, began_at, perf_counter() - began),)
+        return Ranking(
             self._ids[:n],
             scores,
             self._kind,
             _Texts(texts),
             ranks=self._ranks[:n],
             failures=failures,
-            timings=clock.timings,
+            timings=timings,
             copies=copies,
         )
-        with guarded():
-            return self._guard.filter(query, ranking, request_id=request_id)
 
 
 def ranked_of(context: Context) -> Ranked:
@@ -388,13 +359,13 @@ def ranked_of(context: Context) -> Ranked:
     follows the document that it repeats, with the same score.
     """
     decision, ranking = context.decision, context.decision.ranking
-    n = len(ranking)
     if ranking.failures:
+        n = len(ranking)
         return Ranked(range(n), [(n - at) / (n + 1) for at in range(n)], n, {})
     if context.mode is not Mode.ENFORCE or ranking.kind is ScoreKind.RANK:
-        return _plain(ranking)
+        return _plain(context)
     if not _PLAIN.isdisjoint(context.flags):
-        return _plain(ranking)
+        return _plain(context)
     kept, beyond = list(decision.kept), decision.order[decision.n_kept :]
     scores = decision.probabilities
     if scores is None:
@@ -419,14 +390,19 @@ def ranked_of(context: Context) -> Ranked:
     )
 
 
-def _plain(ranking: Ranking) -> Ranked:
+def _plain(context: Context) -> Ranked:
     """The reranker's own order and scores; documents without a valid one last, with the least."""
-    order, set_aside, _ = candidate_order(ranking)
+    decision, ranking = context.decision, context.decision.ranking
+    order, set_aside = decision.order, decision.set_aside
+    is_by_score = isinstance(decision.policy, RatioPolicy) and context.mode is not Mode.OFF
+    if ranking.copies or not is_by_score:
+        order, set_aside, _ = candidate_order(ranking)
     given = cast(Sequence[float], ranking.scores)
-    positions = [*order, *[at for at, _ in set_aside]]
-    scores = [given[at] for at in order]
-    scores += [min(scores, default=0.0)] * len(set_aside)
-    return Ranked(positions, scores, len(positions), {})
+    scores = list(map(given.__getitem__, order))
+    if set_aside:
+        scores += [min(scores, default=0.0)] * len(set_aside)
+        order = [*order, *[at for at, _ in set_aside]]
+    return Ranked(order, scores, len(order), {})
 
 
 def _shown(
@@ -442,17 +418,3 @@ def _shown(
         extra = set(sorted(copies)[: max(room, 0)])
         pairs = [pair for pair in pairs if pair[0] not in copies or pair[0] in extra]
     return pairs[:most]
-
-
-def _meta(context: Context, ranked: Ranked, failure: StageFailure | None) -> GuardMeta:
-    return {
-        "request_id": context.request_id,
-        "policy": context.profile_id,
-        "mode": context.mode.value,
-        "kept": ranked.kept,
-        "dropped": ranked.dropped,
-        "flags": [flag.value for flag in context.flags],
-        "degraded": (
-            None if failure is None else {"stage": failure.stage, "kind": failure.kind.value}
-        ),
-    }
