@@ -313,7 +313,7 @@ def calibrate_route(
         safe_policy=today,
         sufficiency=calibrate_sufficiency(
             policy,
-            chosen_part,
+            getattr(grid.policy(best), "model", None),
             None if held_out is None else measured_part,
             false_alarms=settings.false_alarms,
             delta=settings.delta if settings.promise is None else settings.promise.delta,

@@ -1,39 +1,29 @@
-"""Fit P(sufficient) for one route, and certify a threshold below which nothing relevant was kept.
+"""Certify a threshold of P(relevant) below which a context probably holds nothing relevant.
 
-The model is fitted on the queries that chose the policy, on contexts that it would keep had
-P(relevant) not been fitted to them. The threshold comes from held-out queries.
+A context is judged by the highest P(relevant) of its kept passages. The threshold comes from
+held-out queries.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from calibration import risk
-from calibration.fit import FOLDS, fit_relevance, fold_of, pool_features
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
-from calibration.weights import counted, n_equivalent
-from ctxguard._support.extras import require
-from ctxguard.core.decision import Decision, decide
+from calibration.weights import n_equivalent
+from ctxguard.core.decision import decide
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
-from ctxguard.core.sufficiency import SufficiencyModel, legs_of, list_signals
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.sufficiency import p_sufficient
 from ctxguard.core.types import FloatArray
-from ctxguard.errors import CalibrationError, ConfigurationError
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import SufficiencyProfile
 
 DEFAULT_FALSE_ALARMS = 0.05
 
-FEWEST_OF_EITHER = 5
-"""With fewer contexts that hold a relevant passage, or fewer that hold none, nothing is fitted."""
-
-_REGULARISATION = 0.3
-"""C of the regression. In nested cross-validation on four collections 0.1 and 0.3 were equal, and
-0.03 had a higher log loss by 0.02 to 0.03."""
-
-_MAX_ITERATIONS = 1_000
 _DIGITS = 8
 
 Labelled = tuple[Pools, PoolLabels]
@@ -41,32 +31,28 @@ Labelled = tuple[Pools, PoolLabels]
 
 def calibrate_sufficiency(
     policy: Policy,
-    chosen_on: Labelled,
+    model: RelevanceModel | None,
     held_out: Labelled | None,
     *,
     false_alarms: float = DEFAULT_FALSE_ALARMS,
     delta: float = 0.1,
 ) -> SufficiencyProfile | None:
-    """Fit P(sufficient) of what a policy keeps, and certify a threshold on it.
+    """Certify a threshold of sufficiency for a policy.
 
     Args:
         policy: The route's.
-        chosen_on: The queries that chose the policy, with their labels: they fit the model.
-        held_out: Queries that chose and fitted nothing: they set the threshold. None for none.
+        model: P(relevant), for a policy without probabilities; None if none was fitted.
+        held_out: Queries that chose and fitted nothing, with their labels; None if there are none.
         false_alarms: The largest share of contexts with a relevant passage that may be called
             insufficient, in (0, 1).
         delta: The probability that this promise may be false, in (0, 1).
 
     Returns:
-        None where nothing can be fitted: fewer than ``FEWEST_OF_EITHER`` contexts of either kind,
-        or scores that carry rank only. Without a threshold where the held-out queries are too few.
+        None without probabilities. Without a threshold if the held-out queries are too few.
     """
-    pools, labels = chosen_on
-    legs = legs_of(next(pools.rankings())) if len(pools) else ()
-    if not legs:
-        return None
-    model = _fit(list(_unseen_decisions(policy, pools, labels)), labels, legs)
-    if model is None:
+    if isinstance(policy, ExpectedUtilityPolicy):
+        model = None
+    elif model is None:
         return None
     sufficient: list[float] = []
     insufficient: list[float] = []
@@ -75,9 +61,9 @@ def calibrate_sufficiency(
         pools, labels = held_out
         for row, ranking in enumerate(pools.rankings()):
             decision = decide(ranking, policy)
-            probability = model.probability(decision)
+            probability = p_sufficient(decision, model)
             if probability is not None:
-                holds = _holds_relevant(decision, labels, row)
+                holds = bool(labels.relevant[row, list(decision.kept)].any())
                 (sufficient if holds else insufficient).append(probability)
                 if holds:
                     weights.append(float(labels.weights[row]))
@@ -86,7 +72,8 @@ def calibrate_sufficiency(
         # Rounded down: a higher threshold would call more contexts insufficient.
         threshold = math.floor(threshold * 10**_DIGITS) / 10**_DIGITS
     return SufficiencyProfile(
-        model=replace(model, threshold=threshold),
+        threshold=threshold,
+        model=model,
         alpha=false_alarms,
         delta=delta,
         n_sufficient=len(sufficient),
@@ -99,17 +86,13 @@ def calibrate_sufficiency(
     )
 
 
-def sufficiency_words(fitted: SufficiencyProfile | None) -> str:
+def sufficiency_words(certified: SufficiencyProfile | None) -> str:
     """Whether contexts can be called insufficient, and on what evidence, in words."""
-    if fitted is None:
-        return (
-            f"Not fitted: it needs at least {FEWEST_OF_EITHER} queries to choose on whose context "
-            f"holds a relevant passage, {FEWEST_OF_EITHER} whose context holds none, and scores "
-            "that say more than an order."
-        )
-    if fitted.auroc is None:
-        return fitted.statement
-    return f"{fitted.statement} AUROC on held-out queries {fitted.auroc:.2f}."
+    if certified is None:
+        return "Not certified: no probabilities were fitted."
+    if certified.auroc is None:
+        return certified.statement
+    return f"{certified.statement} AUROC on held-out queries {certified.auroc:.2f}."
 
 
 def certified_threshold(
@@ -126,8 +109,8 @@ def certified_threshold(
     et al., Distribution-free, risk-controlling prediction sets, JACM 68(6), 2021, Theorem 1).
 
     Args:
-        probabilities: Shape (n,), P(sufficient) of contexts that hold a relevant passage, from
-            queries that fitted nothing.
+        probabilities: Shape (n,), P(relevant) of the best passage of contexts that hold a
+            relevant passage, from queries that fitted nothing.
         alpha: In (0, 1).
         delta: The probability that the promise is false, in (0, 1).
         weights: Shape (n,), as for ``risk.betting_p_value``; None where all weigh the same.
@@ -187,64 +170,6 @@ def _binomial(n: int, count: int, share: float) -> float:
     return math.exp(ways + count * math.log(share) + (n - count) * math.log1p(-share))
 
 
-def _unseen_decisions(policy: Policy, pools: Pools, labels: PoolLabels) -> Iterator[Decision]:
-    """What the policy keeps of each query, by probabilities that were not fitted to it."""
-    rankings = pools.rankings()
-    if not isinstance(policy, ExpectedUtilityPolicy):
-        yield from (decide(ranking, policy) for ranking in rankings)
-        return
-    table = pool_features(pools)
-    folds = np.array([fold_of(query_id) for query_id in pools.query_ids])
-    policies = []
-    for number in range(FOLDS):
-        try:
-            model = fit_relevance(pools, labels, table, np.flatnonzero(folds != number))
-        except CalibrationError:
-            model = policy.model
-        policies.append(replace(policy, model=model))
-    for fold, ranking in zip(folds.tolist(), rankings, strict=True):
-        yield decide(ranking, policies[fold])
-
-
-def _holds_relevant(decision: Decision, labels: PoolLabels, row: int) -> bool:
-    return bool(labels.relevant[row, list(decision.kept)].any())
-
-
-def _fit(
-    decisions: Sequence[Decision], labels: PoolLabels, legs: tuple[str, ...]
-) -> SufficiencyModel | None:
-    """L2 logistic regression on the list's signals; None where there is too little to learn from.
-
-    Decisions that keep nothing or lack a signal are left out.
-    """
-    rows, holds, used = [], [], []
-    for row, decision in enumerate(decisions):
-        values = list_signals(decision, legs) if decision.n_kept else None
-        if values is not None:
-            rows.append(values)
-            used.append(row)
-            holds.append(_holds_relevant(decision, labels, row))
-    if not FEWEST_OF_EITHER <= sum(holds) <= len(holds) - FEWEST_OF_EITHER:
-        return None
-    features = np.array(rows)
-    means, scales = features.mean(axis=0), features.std(axis=0)
-    scales[scales < 1e-12] = 1.0
-    linear_model = require("sklearn.linear_model", "calibrate")
-    regression = linear_model.LogisticRegression(C=_REGULARISATION, max_iter=_MAX_ITERATIONS)
-    # The number of threads changes the order of sums, and so the last digits of a coefficient.
-    with require("threadpoolctl", "calibrate").threadpool_limits(1):
-        regression.fit(
-            (features - means) / scales, holds, sample_weight=counted(labels.weights[used])
-        )
-    return SufficiencyModel(
-        legs=legs,
-        coefficients=_rounded(regression.coef_[0]),
-        means=_rounded(means),
-        scales=_rounded(scales),
-        intercept=_rounded(regression.intercept_)[0],
-    )
-
-
 def _n_below(probabilities: Sequence[float], threshold: float | None) -> int | None:
     return None if threshold is None else sum(value < threshold for value in probabilities)
 
@@ -255,7 +180,3 @@ def _auroc(above: Sequence[float], below: Sequence[float]) -> float | None:
         return None
     higher = np.subtract.outer(np.array(above), np.array(below))
     return float(f"{np.heaviside(higher, 0.5).mean():.6g}")
-
-
-def _rounded(values: FloatArray) -> tuple[float, ...]:
-    return tuple(float(f"{value:.{_DIGITS}g}") for value in values)

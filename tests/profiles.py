@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.sufficiency import RANKING, SufficiencyModel
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import (
     Certificate,
@@ -29,11 +28,9 @@ CERTIFICATE = Certificate(
 
 
 def sufficiency_with(*, threshold: float | None) -> SufficiencyProfile:
-    """P(sufficient) that rises with the best score of a ranking without legs."""
+    """A certificate of sufficiency with this threshold."""
     return SufficiencyProfile(
-        model=SufficiencyModel(
-            (RANKING,), (0.0, 1.0, 0.0, 0.0), (0.0,) * 4, (1.0,) * 4, 0.0, threshold
-        ),
+        threshold=threshold,
         alpha=0.05,
         delta=0.1,
         n_sufficient=100,

@@ -141,7 +141,7 @@ def _print(
 
 def _sufficiency(context: "Context") -> str:
     answer = {True: "yes", False: "no", None: "no threshold"}[context.sufficient]
-    return f"{answer}: P(a kept passage is relevant) = {context.p_sufficient:.3g}"
+    return f"{answer}: P(the best kept passage is relevant) = {context.p_sufficient:.3g}"
 
 
 def _candidate(

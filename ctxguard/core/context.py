@@ -65,7 +65,7 @@ class Context:
         profile_id: The profile that decided; None without a profile.
         differences: How the system that answered differs from the one that the profile was
             calibrated on, one readable line each.
-        p_sufficient: Calibrated probability that the decision kept at least one relevant passage;
+        p_sufficient: P(relevant) of the best passage that the decision kept;
             0.0 if it kept none. None if this was not calibrated for the policy that decided, or
             could not be computed.
         sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.

@@ -230,7 +230,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     # A score that is impossible for its kind is no signal of the model; it matters without one.
     garbage = problem if problem is Flag.INVALID_SCORES else None
     flags = _score_flags(set_aside, garbage) if set_aside or garbage else ()
-    probabilities = _probabilities(ranking, order, policy.model) if n else None
+    probabilities = probabilities_in_order(ranking, order, policy.model) if n else None
     if probabilities is None:
         if n:
             flags += (Flag.MISSING_SIGNALS,)
@@ -255,7 +255,7 @@ def _decide_by_utility(ranking: Ranking, policy: ExpectedUtilityPolicy) -> Decis
     )
 
 
-def _probabilities(
+def probabilities_in_order(
     ranking: Ranking, order: Sequence[int], model: RelevanceModel
 ) -> FloatArray | None:
     """Compute P(relevant) of the candidates in this order; None if the model lacks a signal."""

@@ -19,7 +19,6 @@ from ctxguard.core.fusion import Fusion
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
-from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.trees import Trees
 from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.errors import ProfileError, ProfileFormatError
@@ -46,7 +45,6 @@ for _core in (
     ExpectedUtilityPolicy,
     RelevanceModel,
     Trees,
-    SufficiencyModel,
     Fusion,
     Utilities,
     CorpusSketch,
@@ -242,8 +240,10 @@ class SufficiencyProfile(Frozen):
     passage at most a share alpha is called insufficient. Each route is certified by itself.
 
     Attributes:
-        model: P(at least one kept passage is relevant), with the threshold below which a context
-            is called insufficient.
+        threshold: A context is called insufficient if P(relevant) of its best kept passage is
+            below it, in [0, 1]; None if no threshold could be certified.
+        model: P(relevant), for a policy without probabilities; None if the policy has its own, or
+            no model was fitted.
         alpha: The largest share of false alarms.
         delta: The probability that the promise is false.
         n_sufficient: Held-out contexts that hold a relevant passage.
@@ -257,7 +257,8 @@ class SufficiencyProfile(Frozen):
             weight; None where all weigh the same.
     """
 
-    model: SufficiencyModel
+    threshold: Annotated[float, Field(ge=0, le=1)] | None
+    model: RelevanceModel | None = None
     alpha: float
     delta: float
     n_sufficient: Annotated[int, Field(ge=0)]
@@ -275,7 +276,7 @@ class SufficiencyProfile(Frozen):
         if self.n_equivalent is not None:
             test = "betting, over requests"
             weight = f", which weigh as much as {self.n_equivalent:.3g} of the most frequent"
-        if self.model.threshold is None:
+        if self.threshold is None:
             return (
                 f"No context is called insufficient: a threshold needs {self.needed} held-out "
                 f"queries whose context holds a relevant passage, and there were "

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.sufficiency import SufficiencyModel
 from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
@@ -39,7 +38,7 @@ class RoutePolicy:
         compares_scores: Whether it needs scores that carry more than an order.
         differences: Differences from the system that the profile was calibrated on, which every
             answer by it reports.
-        sufficiency: Decides whether the kept passages suffice; None if not calibrated.
+        sufficiency: The certified threshold of sufficiency; None if not calibrated.
     """
 
     policy: Policy
@@ -50,7 +49,7 @@ class RoutePolicy:
     differences: tuple[str, ...]
     today: RatioPolicy
     mode: Mode = Mode.ENFORCE
-    sufficiency: SufficiencyModel | None = None
+    sufficiency: SufficiencyProfile | None = None
 
     @classmethod
     def of(
@@ -73,7 +72,7 @@ class RoutePolicy:
             differences,
             today,
             Mode.ENFORCE if verdict is None else verdict.mode,
-            None if sufficiency is None else sufficiency.model,
+            sufficiency,
         )
 
 

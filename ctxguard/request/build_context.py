@@ -20,8 +20,9 @@ from ctxguard.core.decision import Decision, decide
 from ctxguard.core.metadata_filter import verified
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy
 from ctxguard.core.signals import RANKING
-from ctxguard.core.sufficiency import SufficiencyModel
+from ctxguard.core.sufficiency import p_sufficient, suffices
 from ctxguard.core.types import DropReason, Flag, Mode, Ranking, ScoreKind
+from ctxguard.profile.schema import SufficiencyProfile
 from ctxguard.request.bound_profile import RoutePolicy
 from ctxguard.request.input import Request
 from ctxguard.request.wrapped_retriever import ranking_of
@@ -68,8 +69,7 @@ def build_context(
         if assembly.drop_duplicates and copies_of(read.texts):
             decision = _without_copies(decision)
             read = read_passages(source, decision.order[: decision.n_kept], most)
-    p_sufficient = None if sufficiency is None else sufficiency.probability(decision)
-    sufficient = None if sufficiency is None else sufficiency.suffices(p_sufficient)
+    p_relevant, sufficient = _sufficiency(decision, sufficiency)
     assembled = (
         Assembled()
         if read is None
@@ -85,7 +85,7 @@ def build_context(
             assembled = assemble(decision, assembly)
             passages, flags = assembled.passages, (*flags, Flag.UNREADABLE)
             # Both are about passages that are not served.
-            p_sufficient = sufficient = None
+            p_relevant = sufficient = None
         elif mode is Mode.ENFORCE:
             raise nothing_readable(assembled.failures)
     if assembled.flags:
@@ -116,7 +116,7 @@ def build_context(
         session_id=given.session_id,
         profile_id=bound.profile_id,
         differences=differences,
-        p_sufficient=p_sufficient,
+        p_sufficient=p_relevant,
         sufficient=sufficient,
         where=given.where,
     )
@@ -128,10 +128,10 @@ def _none_readable(assembled: Assembled) -> bool:
 
 def _decide(
     mode: Mode, ranking: Ranking, applies: RoutePolicy
-) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...], SufficiencyModel | None]:
+) -> tuple[Decision, tuple[Flag, ...], tuple[str, ...], SufficiencyProfile | None]:
     """Decide by the policy that applies; return flags and differences from the profile too.
 
-    The flags are those of the policy and of the scores. The last item is the sufficiency model.
+    The flags are those of the policy and of the scores. The last item says when a context suffices.
     """
     if mode is Mode.OFF:
         n = len(ranking.passage_ids)
@@ -156,6 +156,16 @@ def _decide(
     if Flag.MISSING_SIGNALS in decision.flags:
         differences = (*differences, _missing_signals(ranking, policy))
     return decision, (*flags, *decision.flags), differences, sufficiency
+
+
+def _sufficiency(
+    decision: Decision, certified: SufficiencyProfile | None
+) -> tuple[float | None, bool | None]:
+    """Return P(sufficient) and the verdict on it; None where the route has no certificate."""
+    if certified is None:
+        return None, None
+    probability = p_sufficient(decision, certified.model)
+    return probability, suffices(probability, certified.threshold)
 
 
 def _without_copies(decision: Decision) -> Decision:

@@ -1,7 +1,6 @@
 """The benchmark of sufficiency: passages taken away, pairs counted, certificates simulated."""
 
 import numpy as np
-import pytest
 
 from benchmarks.sufficiency import (
     auroc,
@@ -11,31 +10,33 @@ from benchmarks.sufficiency import (
     without_relevant,
 )
 from calibration.data.dataset import Dataset, Query
-from ctxguard.core.fusion import Fusion
+from calibration.replay import Pools
+from ctxguard.core.types import FloatArray
 
 
-def test_taken_passages_leave_the_rest_fused_anew() -> None:
+def test_passages_that_are_taken_away_leave_the_rest_in_their_order() -> None:
     pools, labels = simulated_rankings(6, seed=0)
     ids = pools.passage_ids[0]
     qrels = {
         query_id: {ids[column]: 1 for column in np.flatnonzero(row).tolist()}
         for query_id, row in zip(pools.query_ids, labels.relevant, strict=True)
     }
-    answerable = [query_id for query_id, grades in qrels.items() if grades]
+    lost = next(query_id for query_id, grades in qrels.items() if grades)
     dataset = Dataset("d", tuple(Query(name, name) for name in pools.query_ids), qrels)
-    lost = frozenset(answerable[:1])
-    stripped, again = without_relevant(pools, dataset, Fusion("convex", 0.5), lost)
+
+    stripped, again = without_relevant(pools, dataset, frozenset([lost]))
+
     for row, query_id in enumerate(pools.query_ids):
-        n = len(stripped.passage_ids[row])
-        assert n == len(ids) - (len(qrels[query_id]) if query_id in lost else 0)
-        assert again.relevant[row].any() == (query_id in answerable and query_id not in lost)
-        assert (np.diff(stripped.scores[row, :n]) <= 0.0).all()
-        assert np.isnan(stripped.scores[row, n:]).all()
-        for name, scores in pools.legs.items():
-            moved = [ids.index(name) for name in stripped.passage_ids[row]]
-            assert stripped.legs[name][row, :n] == pytest.approx(
-                scores[row, [pools.passage_ids[row].index(ids[at]) for at in moved]]
-            )
+        left = [n for n, name in enumerate(ids) if query_id != lost or name not in qrels[lost]]
+        assert stripped.passage_ids[row] == tuple(ids[column] for column in left)
+        assert again.relevant[row].any() == (bool(qrels[query_id]) and query_id != lost)
+        for ours, theirs in ((stripped.scores, pools.scores), *zip_values(stripped, pools)):
+            assert ours[row, : len(left)].tolist() == theirs[row, left].tolist()
+            assert np.isnan(ours[row, len(left) :]).all()
+
+
+def zip_values(stripped: Pools, pools: Pools) -> list[tuple[FloatArray, FloatArray]]:
+    return [(stripped.legs[name], pools.legs[name]) for name in pools.legs]
 
 
 def test_auroc_counts_pairs_and_ties_by_half() -> None:

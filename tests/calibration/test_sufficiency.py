@@ -1,14 +1,15 @@
-"""P(sufficient): what is fitted, the certified threshold, and when there is none."""
+"""The certified threshold of sufficiency, and when there is none."""
 
 import math
 
 import numpy as np
 import pytest
-from simulated_pools import DEPTH, calibrated, labelled, ranking_of, simulate
+from simulated_pools import calibrated, simulate
 
-from calibration.calibrate import calibrate
-from calibration.calibrate_route import Settings
-from calibration.pool_labels import label
+from benchmarks.sufficiency import simulated_rankings
+from calibration.fit import fit_relevance, pool_features
+from calibration.pool_labels import PoolLabels, label
+from calibration.replay import Pools
 from calibration.report import report
 from calibration.sufficiency import (
     calibrate_sufficiency,
@@ -17,19 +18,30 @@ from calibration.sufficiency import (
     sufficiency_words,
 )
 from ctxguard.core.decision import decide
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
+from ctxguard.core.sufficiency import p_sufficient, suffices
+from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.schema import SufficiencyProfile
 
 ALPHA, DELTA = 0.05, 0.1
+SIMULATED = simulated_rankings(200, seed=0)
 
 
-def fitted(**asked: object) -> SufficiencyProfile:
-    calibration = calibrated(600, noise=0.2, unanswerable=0.4, **asked)
+def fitted() -> SufficiencyProfile:
+    calibration = calibrated(600, noise=0.2, unanswerable=0.4)
     own = calibration.profile.routes[Route.HYBRID].sufficiency
     assert own is not None
     return own
+
+
+POLICY = ExpectedUtilityPolicy(
+    fit_relevance(*SIMULATED, pool_features(SIMULATED[0])), k=3, cost=0.0
+)
+
+
+def held_out_of(n: int) -> tuple[Pools, PoolLabels]:
+    return simulated_rankings(n, seed=1)
 
 
 class TestThreshold:
@@ -64,64 +76,64 @@ class TestThreshold:
 
 
 class TestCalibration:
-    @pytest.mark.parametrize("policy", ["ratio", "expected_utility"])
-    def test_it_tells_contexts_apart_and_keeps_its_promise_on_new_queries(
-        self, policy: str
-    ) -> None:
-        own = fitted(policy=policy)
+    def test_it_tells_contexts_apart_and_keeps_its_promise_on_new_queries(self) -> None:
+        own = fitted()
         assert own.auroc is not None
         assert own.auroc > 0.8
-        assert own.model.legs == ("dense", "lexical")
         assert own.false_alarms is not None
         assert own.false_alarms <= ALPHA * own.n_sufficient
         assert own.detected is not None
         assert own.detected > 0.2 * own.n_insufficient
-        calibration = calibrated(600, noise=0.2, unanswerable=0.4, policy=policy)
+        calibration = calibrated(600, noise=0.2, unanswerable=0.4)
         route = calibration.profile.routes[Route.HYBRID]
         retriever, dataset = simulate(1_000, seed=1, noise=0.2, unanswerable=0.4)
         alarms = []
         for query in dataset.queries:
             decision = decide(retriever.retrieve(query.text), route.policy)
             if set(decision.kept_ids) & dataset.qrels[query.query_id].keys():
-                alarms.append(own.model.suffices(own.model.probability(decision)) is False)
+                probability = p_sufficient(decision, own.model)
+                alarms.append(suffices(probability, own.threshold) is False)
         # The promise itself fails in one calibration of ten; this one must be near it.
         assert np.mean(alarms) <= 1.5 * ALPHA
 
-    def test_too_few_held_out_queries_give_a_probability_and_say_what_would_do(self) -> None:
-        calibration = calibrated(60, noise=0.25, unanswerable=0.5)
-        own = calibration.profile.routes[Route.HYBRID].sufficiency
+    def test_too_few_held_out_queries_give_no_threshold_and_say_what_would_do(self) -> None:
+        own = calibrate_sufficiency(POLICY, None, held_out_of(40))
         assert own is not None
-        assert own.model.threshold is None
+        assert own.threshold is None
         assert own.n_sufficient < own.needed == 45
         assert "needs 45 held-out queries" in own.statement
         assert f"there were {own.n_sufficient}." in own.statement
 
     def test_without_held_out_queries_there_is_no_threshold(self) -> None:
-        retriever, dataset = simulate(100, noise=0.25, unanswerable=0.5)
-        settings = Settings(depth=DEPTH, held_out=0.0)
-        own = calibrate(retriever, dataset, settings).profile.routes[Route.HYBRID].sufficiency
+        own = calibrate_sufficiency(POLICY, None, None)
         assert own is not None
-        assert (own.model.threshold, own.n_sufficient, own.auroc) == (None, 0, None)
+        assert (own.threshold, own.n_sufficient, own.auroc) == (None, 0, None)
 
-    def test_where_every_context_holds_a_relevant_passage_nothing_is_fitted(self) -> None:
-        calibration = calibrated(120)
-        route = calibration.profile.routes[Route.HYBRID]
-        assert route.sufficiency is None
-        assert sufficiency_words(None).startswith("Not fitted: it needs at least 5 queries")
+    def test_without_probabilities_there_is_none(self) -> None:
+        calibration = calibrated(120, policy="ratio")
+        assert calibration.profile.routes[Route.HYBRID].sufficiency is None
+        assert sufficiency_words(None) == "Not certified: no probabilities were fitted."
 
-    def test_scores_that_carry_rank_only_tell_nothing(self) -> None:
-        rankings = [ranking_of([0.03, 0.02], kind=ScoreKind.RANK) for _ in range(40)]
-        pools, labels = labelled(rankings, [{"p0": number % 2} for number in range(40)])
-        assert calibrate_sufficiency(RatioPolicy(k=1), (pools, labels), None) is None
+    def test_a_policy_without_its_own_probabilities_takes_those_that_were_fitted(self) -> None:
+        first, held_out = RatioPolicy(k=3), held_out_of(200)
+        own = calibrate_sufficiency(first, POLICY.model, held_out)
+        assert own is not None
+        assert own.model == POLICY.model
+        assert own.threshold is not None
+        assert own.auroc is not None
+        assert own.auroc > 0.7
 
     def test_the_same_labels_give_the_same_numbers(self) -> None:
-        retriever, dataset = simulate(120, noise=0.25, unanswerable=0.5)
-        again = [calibrate(retriever, dataset, Settings(depth=DEPTH)).profile for _ in range(2)]
-        assert again[0].to_json() == again[1].to_json()
+        assert calibrate_sufficiency(POLICY, None, held_out_of(200)) == calibrate_sufficiency(
+            POLICY, None, held_out_of(200)
+        )
 
     def test_a_larger_share_of_false_alarms_detects_more(self) -> None:
-        strict, lax = fitted(policy="ratio"), fitted(policy="ratio", false_alarms=0.2)
-        assert (strict.model.threshold or 1.0) < (lax.model.threshold or 0.0)
+        strict = calibrate_sufficiency(POLICY, None, held_out_of(200))
+        lax = calibrate_sufficiency(POLICY, None, held_out_of(200), false_alarms=0.2)
+        assert strict is not None
+        assert lax is not None
+        assert (strict.threshold or 1.0) < (lax.threshold or 0.0)
         assert "at most 0.2 are called insufficient" in lax.statement
 
     def test_the_safe_profile_has_none(self) -> None:
@@ -135,23 +147,17 @@ class TestCalibration:
         assert words == sufficiency_words(own)
         assert "AUROC on held-out queries 0." in words
 
-    def test_labels_of_the_kept_passages_decide_and_no_others(self) -> None:
-        # The second passage is relevant and never kept: no context is sufficient.
-        rankings = [ranking_of([0.9, 0.8], kind=ScoreKind.COSINE) for _ in range(40)]
-        pools, labels = labelled(rankings, [{"p1": 1}] * 40)
-        assert calibrate_sufficiency(RatioPolicy(k=1), (pools, labels), None) is None
 
-
-def test_pools_of_the_whole_calibration_are_labelled_once_more_alike() -> None:
-    calibration = calibrated(600, noise=0.2, unanswerable=0.4, policy="ratio")
+def test_labels_of_the_kept_passages_decide_and_no_others() -> None:
+    calibration = calibrated(600, noise=0.2, unanswerable=0.4)
     assert calibration.held_out is not None
     route = calibration.profile.routes[Route.HYBRID]
     pools = calibration.pools[Route.HYBRID].subset(
         [query.query_id for query in calibration.held_out.queries]
     )
     labels = label(pools, calibration.dataset)
-    kept = [decide(ranking, route.policy).n_kept for ranking in pools.rankings()]
-    holds = [bool(labels.relevant[row, :n].any()) for row, n in enumerate(kept)]
+    kept = [list(decide(ranking, route.policy).kept) for ranking in pools.rankings()]
+    holds = [bool(labels.relevant[row, own].any()) for row, own in enumerate(kept)]
     assert route.sufficiency is not None
     assert route.sufficiency.n_sufficient == sum(holds)
     assert route.sufficiency.n_insufficient == len(holds) - sum(holds)

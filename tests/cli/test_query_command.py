@@ -7,7 +7,8 @@ import pytest
 from household import write_jsonl
 from running import Run
 
-from ctxguard.core.sufficiency import SufficiencyModel
+from ctxguard.core.relevance import RelevanceModel
+from ctxguard.core.signals import feature_names
 from ctxguard.core.types import Route
 from ctxguard.profile.schema import Profile
 from tests.profiles import sufficiency_with
@@ -155,14 +156,15 @@ def test_a_context_that_is_called_insufficient_is_said_to_be(
 ) -> None:
     calibrated = Profile.load(profile)
     route = calibrated.routes[Route.HYBRID]
-    model = SufficiencyModel(("dense", "lexical"), (0.0,) * 7, (0.0,) * 7, (1.0,) * 7, -2.0, 0.5)
-    fitted = sufficiency_with(threshold=0.5).model_copy(update={"model": model})
-    doubting = route.model_copy(update={"sufficiency": fitted})
+    n = len(feature_names(("dense", "lexical")))
+    model = RelevanceModel(("dense", "lexical"), (0.0,) * n, (0.0,) * n, (1.0,) * n, -2.0)
+    certified = sufficiency_with(threshold=0.5).model_copy(update={"model": model})
+    doubting = route.model_copy(update={"sufficiency": certified})
     file = tmp_path / "doubting.json"
     calibrated.model_copy(update={"routes": {Route.HYBRID: doubting}}).save(file)
     result = run("query", "--index", index, "--profile", file, QUESTION)
     words = " ".join(result.stdout.split())
-    assert "sufficient no: P(a kept passage is relevant) = 0.119" in words
+    assert "sufficient no: P(the best kept passage is relevant) = 0.119" in words
     assert "note: insufficient: probably no passage that was kept is relevant" in words
     document = json.loads(
         run("query", "--index", index, "--profile", file, QUESTION, "--json").stdout

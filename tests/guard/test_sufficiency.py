@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +144,7 @@ class TestUnknown:
     ) -> None:
         route = profile.routes[Route.HYBRID]
         assert route.sufficiency is not None
-        model = replace(route.sufficiency.model, threshold=None)
-        fitted = route.sufficiency.model_copy(update={"model": model})
+        fitted = route.sufficiency.model_copy(update={"threshold": None})
         routes = {Route.HYBRID: route.model_copy(update={"sufficiency": fitted})}
         guard = guard_of(retriever, profile.model_copy(update={"routes": routes}))
         for context in answers(guard, retriever):
