@@ -180,7 +180,7 @@ def saved_bytes(retriever: HybridRetriever) -> Counter[str]:
     found = Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         retriever.save(Path(name) / "index")
-        for file in Path(name).rglob("base/*"):
+        for file in Path(name).rglob("segment_0/*"):
             found[file.name.partition(".")[0]] += file.stat().st_size
     return found
 

@@ -112,8 +112,8 @@ class TestIndex:
         ("spoil", "outcome"),
         [
             (shutil.rmtree, "unreadable"),
-            (lambda folder: next(folder.glob("*/base/vectors.npy")).unlink(), "malformed"),
-            (lambda folder: next(folder.glob("*/base/vectors.npy")).write_bytes(b""), "malformed"),
+            (lambda folder: next(folder.rglob("vectors.npy")).unlink(), "malformed"),
+            (lambda folder: next(folder.rglob("vectors.npy")).write_bytes(b""), "malformed"),
             (lambda folder: shutil.rmtree(next(folder.glob("generation-*"))), "malformed"),
         ],
         ids=["no folder", "a file is missing", "a file is empty", "no generation"],

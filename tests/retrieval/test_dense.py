@@ -125,7 +125,7 @@ def test_a_saved_index_answers_as_before(tmp_path: Path, exact_limit: int) -> No
     vectors = random_units(1500)
     index = DenseIndex.build(vectors, exact_limit=exact_limit)
     index.save(tmp_path)
-    loaded = DenseIndex.load(PartFiles(tmp_path), with_codes=not index.is_exact)
+    loaded = DenseIndex.load(PartFiles(tmp_path))
     rows, scores = loaded.search(vectors[3], 20)
     assert len(rows) == 20
     assert_best(rows, vectors @ vectors[3])

@@ -122,7 +122,7 @@ def test_edits_of_a_saved_index_give_the_answers_of_one_built_anew(
         edit(writer, now, chance.choice(["add", "delete", "upsert"]), some(4))
         writer.save(tmp_path)
         reader.reload()
-        merged.add(reader.generation.edits is None)
+        merged.add(reader.generation.rows.is_plain)
         assert_same_answers(reader, build(now))
     assert merged == {True, False}
 
@@ -209,7 +209,7 @@ class TestUpsert:
         assert retriever.fingerprint() != before
         retriever.delete(["d"])
         assert retriever.fingerprint() == before
-        assert retriever.generation.edits is None
+        assert retriever.generation.rows.is_plain
 
     def test_a_broken_passage_changes_nothing(self, retriever: HybridRetriever) -> None:
         before = retriever.generation
@@ -250,11 +250,11 @@ class TestSaving:
 
     def test_what_did_not_change_is_not_written_again(self, folder: Path) -> None:
         retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
-        (before,) = folder.glob("generation-*/base/vectors.npy")
+        (before,) = folder.glob("generation-*/segment_0/vectors.npy")
         inode = before.stat().st_ino
         retriever.add(passages_of({"new": "sea"}))
         retriever.save(folder)
-        (after,) = folder.glob("generation-*/base/vectors.npy")
+        (after,) = folder.glob("generation-*/segment_0/vectors.npy")
         assert (after.stat().st_ino, after != before) == (inode, True)
         assert "new" in HybridRetriever.load(folder, embedder=WordHashEmbedder()).passage_ids
 
@@ -282,11 +282,11 @@ class TestSaving:
             HybridRetriever.load(folder, embedder=WordHashEmbedder()) for _ in range(2)
         )
         reader.warm_up(filter_fields=["first"])
-        base = reader.generation.base
+        base = reader.generation.segments[0]
         writer.add(passages_of({"new": "sea"}))
         writer.save(folder)
         assert reader.reload()
-        assert reader.generation.base is base
+        assert reader.generation.segments[0] is base
         assert reader.generation.passages.metadata_rows.fields == ("first",)
         assert reader.retrieve("sea", where=Where(first="sea")).passage_ids == ("new",)
 
@@ -294,7 +294,7 @@ class TestSaving:
         retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
         retriever.add(passages_of({"new": "sea"}))
         retriever.save(folder)
-        file = next(folder.glob("generation-*/tail/deleted.npy"))
+        file = next(folder.glob("generation-*/rows/deleted.npy"))
         np.save(file, np.array([1, 2]))
         with pytest.raises(IndexFolderError, match=r"deleted\.npy"):
             HybridRetriever.load(folder, embedder=WordHashEmbedder())

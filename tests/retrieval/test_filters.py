@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import StrEnum
@@ -36,14 +36,19 @@ from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import filters as filters_module
-from ctxguard.retrieval.index.filters import AllowedRows, MetadataRows
+from ctxguard.retrieval.index.filters import AllowedRows, MetadataFields, MetadataRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.passages import PassageTable
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.testing import FaultyRetriever, WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS
 
 WORDS = ("red", "fox", "dog", "rose", "snow", "hill", "rain", "cloud")
 ROUTES = (Route.HYBRID, Route.LEXICAL, Route.DENSE)
+
+
+def metadata_rows(read: Callable[[], Iterable[object]], n_passages: int) -> MetadataRows:
+    return MetadataRows([MetadataFields(read, n_passages)], Rows.whole(n_passages))
 
 
 class Tenant(StrEnum):
@@ -399,7 +404,7 @@ class TestReadingFields:
 
     def test_fields_are_prepared_in_one_pass(self) -> None:
         read = Readings(self.every)
-        held = MetadataRows(read, 60)
+        held = metadata_rows(read, 60)
         held.prepare(["t", "u", "f0"])
         assert held.fields == ("t", "u", "f0")
         assert held.allowed(Where(t=1, u=1)).rows.tolist() == [1, 16, 31, 46]
@@ -408,12 +413,12 @@ class TestReadingFields:
 
     def test_a_filter_on_several_fields_reads_them_in_one_pass(self) -> None:
         read = Readings(self.every)
-        MetadataRows(read, 60).allowed(Where(t=1, u=1, f1=1))
+        metadata_rows(read, 60).allowed(Where(t=1, u=1, f1=1))
         assert read.count == 1
 
     def test_what_was_read_before_is_not_prepared_again(self) -> None:
         read = Readings(self.every)
-        held = MetadataRows(read, 60)
+        held = metadata_rows(read, 60)
         held.prepare(["t", "u"])
         held.prepare(["u", "t", "t"])
         held.prepare([])
@@ -421,7 +426,7 @@ class TestReadingFields:
 
     def test_preparing_a_field_that_no_passage_has_is_harmless(self) -> None:
         read = Readings(self.every)
-        held = MetadataRows(read, 60)
+        held = metadata_rows(read, 60)
         held.prepare(["absent", "t"])
         assert held.fields == ("t",)
         assert held.allowed(Where(absent=1)).rows.size == 0
@@ -430,25 +435,25 @@ class TestReadingFields:
         assert read.count == 1
 
     def test_of_too_many_fields_the_first_are_prepared(self) -> None:
-        held = MetadataRows(Readings(self.every), 60)
+        held = metadata_rows(Readings(self.every), 60)
         held.prepare(["t", *(f"f{n}" for n in range(20))])
         assert held.fields == ("t", *(f"f{n}" for n in range(filters_module.MAX_FIELDS - 1)))
 
     def test_a_filter_on_more_fields_than_are_kept_is_answered_all_the_same(self) -> None:
         every = [{f"f{n}": n < 3 or row % 2 for n in range(40)} for row in range(6)]
-        held = MetadataRows(Readings(every), 6)
+        held = metadata_rows(Readings(every), 6)
         where = Where({f"f{n}": [True, 1] for n in range(40)})
         assert held.allowed(where).rows.tolist() == [1, 3, 5]
         assert len(held.fields) == filters_module.MAX_FIELDS
 
     def test_a_filter_that_allows_nothing_reads_nothing(self) -> None:
         read = Readings(self.every)
-        assert MetadataRows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
+        assert metadata_rows(read, 60).allowed(Where(t=1, u=[])).rows.size == 0
         assert read.count == 0
 
     def test_filters_on_other_fields_are_answered_while_a_field_is_read(self) -> None:
         read = HeldUp(self.every)
-        held = MetadataRows(read, 60)
+        held = metadata_rows(read, 60)
         before = held.allowed(Where(t=1))
         read.begun.clear()
         read.let_go.clear()
@@ -472,7 +477,7 @@ class TestReadingFields:
 
     def test_those_who_need_the_field_that_is_being_read_wait_for_that_one_pass(self) -> None:
         read = HeldUp(self.every)
-        held = MetadataRows(read, 60)
+        held = metadata_rows(read, 60)
         read.let_go.clear()
         with ThreadPoolExecutor(9) as pool:
             preparing = pool.submit(held.prepare, ["t"])
@@ -493,16 +498,16 @@ class TestReadingFields:
                 raise failure
             yield from read()
 
-        held = MetadataRows(unsure, 60)
+        held = metadata_rows(unsure, 60)
         with pytest.raises(OSError, match="a page"):
             held.prepare(["t"])
         assert held.allowed(Where(t=1)).rows.size == 12
 
     def test_a_forked_child_does_not_wait_for_its_parents_pass(self) -> None:
-        held = MetadataRows(Readings(self.every), 60)
+        held = MetadataFields(Readings(self.every), 60)
         with held._reading, held._lock:
             held._reset_after_fork()
-            assert held.allowed(Where(t=1)).rows.size == 12
+            assert held.allowed(Where(t=1)).size == 12
 
 
 class TestWarmingUp:
@@ -548,10 +553,10 @@ class TestWarmingUp:
         retriever.warm_up(filter_fields=iter(("tenant", "groups")))
         retriever.delete(["p1"])
         retriever.add([Passage("p9", "red fox", metadata={"tenant": 1, "groups": [1]})])
-        assert readings == [6, 0, 1]
+        assert readings == [6, 1]
         ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
         assert sorted(ranking.passage_ids) == ["p3", "p5"]
-        assert readings == [6, 0, 1]
+        assert readings == [6, 1]
 
     def test_a_field_that_no_passage_has_is_no_error(
         self, retriever: HybridRetriever, readings: list[int]
@@ -578,14 +583,14 @@ class TestWarmingUp:
 
 class TestRowsOfMetadata:
     def rows(self) -> MetadataRows:
-        return MetadataRows(lambda: [{"t": i % 5, f"f{i % 20}": 1} for i in range(100)], 100)
+        return metadata_rows(lambda: [{"t": i % 5, f"f{i % 20}": 1} for i in range(100)], 100)
 
     @given(corpora(), WHERES)
     @settings(deadline=None)
     def test_the_rows_are_those_that_the_filter_allows(
         self, corpus: list[Passage], where: Where
     ) -> None:
-        held = MetadataRows(lambda: [each.metadata for each in corpus], len(corpus))
+        held = metadata_rows(lambda: [each.metadata for each in corpus], len(corpus))
         rows = held.allowed(where).rows.tolist()
         assert rows == [n for n, each in enumerate(corpus) if where.allows(each.metadata)]
 
@@ -635,7 +640,7 @@ class TestRowsOfMetadata:
 
     def test_a_field_that_no_passage_has_is_not_looked_for_again(self) -> None:
         read = Readings([{"t": 1}])
-        held = MetadataRows(read, 1)
+        held = metadata_rows(read, 1)
         for n in range(50):
             assert held.allowed(Where({f"absent{n}": 1})).rows.size == 0
         assert read.count == 1

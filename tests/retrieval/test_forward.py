@@ -20,6 +20,7 @@ from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.part_files import PartFiles
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.text_signals import TextSignals
 from ctxguard.testing import WordHashEmbedder
 
@@ -135,10 +136,9 @@ def test_joined_parts_are_the_index_of_their_texts(
         rows[part % 2].append(new)
         if new >= 0:
             whole[new] = text
-    joined = ForwardIndex.joined(
-        [ForwardIndex.build(part) for part in parts], [np.array(new, np.int64) for new in rows]
-    )
-    assert_same_words(joined, ForwardIndex.build(whole))
+    segments = [ForwardIndex.build(part) for part in parts]
+    joined = ForwardIndex.over(segments, Rows.of([np.array(new, np.int64) for new in rows]))
+    assert_same_words(joined.merged(), ForwardIndex.build(whole))
 
 
 @given(
@@ -213,7 +213,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 def test_damaged_words_are_refused(tmp_path: Path, damage: str) -> None:
     build({"a": "red fox", "b": "the sea", "c": "a dog. sun"}).save(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    files = tmp_path / manifest["generation"] / "base"
+    files = tmp_path / manifest["generation"] / "segment_0"
     DAMAGE[damage](files)
     for name, described in manifest["files"].items():
         described["bytes"] = (tmp_path / manifest["generation"] / name).stat().st_size

@@ -107,7 +107,7 @@ class TestReloading:
         self, retriever: HybridRetriever, folder: Path
     ) -> None:
         built("second").save(folder)
-        next(folder.glob("generation-*/base/vectors.npy")).write_bytes(b"")
+        next(folder.glob("generation-*/segment_0/vectors.npy")).write_bytes(b"")
         with pytest.raises(IndexFolderError, match=r"vectors\.npy has 0 bytes"):
             retriever.reload()
         assert names(retriever) == {"first"}

@@ -281,10 +281,10 @@ class TestFailures:
         deadlines: Deadlines | None,
     ) -> None:
         index = retriever.generation
-        vectors = index.dense.vectors.copy()
+        vectors = index.dense.vectors_at(np.arange(len(retriever)))
         vectors[retriever.passage_ids.index("json.loads")] = np.nan
         damaged = HybridRetriever(
-            replace(index, dense=DenseIndex(vectors)),
+            replace(index, dense=DenseIndex.build(vectors)),
             embedder=embedder,
             fusion=fusion,
             deadlines=deadlines,

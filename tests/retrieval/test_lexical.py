@@ -15,8 +15,7 @@ from ctxguard.retrieval.index.lexical import (
     B,
     Bm25sIndex,
     RankBm25Index,
-    build_lexical,
-    load_lexical,
+    lexical_index,
 )
 from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.testing import LexicalContract
@@ -88,11 +87,9 @@ def test_a_negative_score_of_rank_bm25_is_no_hit() -> None:
     assert RankBm25Index.build(texts).search("fox", 3).rows.size == 0
 
 
-def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'bm25s' or 'rank-bm25'"):
-        build_lexical("lucene", ["text"], ENGLISH)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="lucene"):
-        load_lexical("lucene", PartFiles(tmp_path), ENGLISH)  # type: ignore[arg-type]
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'lucene' is unknown; use 'bm25s' or 'rank-bm25'"):
+        lexical_index("lucene")  # type: ignore[arg-type]
 
 
 def test_the_two_engines_have_different_fingerprints() -> None:

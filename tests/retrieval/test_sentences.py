@@ -58,6 +58,11 @@ def signals_of(index: HybridIndex, query: str = QUERY) -> dict[str, list[float]]
     return {name: values.tolist() for name, values in found.items()}
 
 
+def sentences_in(index: HybridIndex) -> Sentences:
+    assert index.sentences is not None
+    return index.sentences.taken(np.arange(len(index.passages)))
+
+
 def starts_of(text: str) -> list[int]:
     """Where each word begins."""
     return [
@@ -181,12 +186,8 @@ def test_merged_edits_have_the_same_sentences(
     merged, _ = merged.deleted(["c"])
     corpus = {each: text for each, text in TEXTS.items() if each != "c"}
     anew = build(corpus | {"aa": "A new fox, and red."})
-    assert merged.edits is None
-    assert merged.base.sentences is not None
-    assert anew.base.sentences is not None
-    for one, other in zip(
-        merged.base.sentences.sentences, anew.base.sentences.sentences, strict=True
-    ):
+    assert merged.rows.is_plain
+    for one, other in zip(sentences_in(merged), sentences_in(anew), strict=True):
         assert one.tolist() == other.tolist()
 
 
@@ -235,13 +236,16 @@ def test_damaged_arrays_are_refused(
     damage: Callable[[Sentences, np.ndarray], tuple[Sentences, np.ndarray]], tmp_path: Path
 ) -> None:
     """Also where no digest is checked."""
-    built = build(TEXTS).base.sentences
+    built = build(TEXTS).sentences
     assert built is not None
-    sentences, frequencies = damage(built.sentences, built.frequencies)
-    for name, array in (*sentences._asdict().items(), ("frequencies", frequencies)):
-        np.save(tmp_path / f"sentences.{name}.npy", array)
+    built.save(tmp_path)
+    files = [tmp_path / f"sentences.{name}.npy" for name in (*Sentences._fields, "frequencies")]
+    *arrays, frequencies = map(np.load, files)
+    sentences, frequencies = damage(Sentences(*arrays), frequencies)
+    for file, array in zip(files, (*sentences, frequencies), strict=True):
+        np.save(file, array)
     with pytest.raises(ValueError, match=r"sentence|word piece"):
-        SentenceIndex.load(PartFiles(tmp_path))
+        SentenceIndex.load(PartFiles(tmp_path), built.table)
 
 
 @pytest.mark.parametrize("table", [np.zeros((9, 32), np.int8), np.zeros((N_PIECES, 32))])

@@ -33,7 +33,7 @@ def saved(retriever: HybridRetriever, tmp_path: Path) -> Path:
 
 
 def data_file(folder: Path, name: str) -> Path:
-    (file,) = folder.glob(f"generation-*/base/{name}")
+    (file,) = folder.glob(f"generation-*/segment_0/{name}")
     return file
 
 
@@ -154,7 +154,7 @@ def test_arrays_that_lead_outside_of_others_are_refused_though_no_digest_is_chec
     np.save(file, change(np.load(file)))
     manifest = saved / "manifest.json"
     content = json.loads(manifest.read_text())
-    content["files"][f"base/{file.name}"]["bytes"] = file.stat().st_size
+    content["files"][f"segment_0/{file.name}"]["bytes"] = file.stat().st_size
     manifest.write_text(json.dumps(content))
     with pytest.raises(IndexFolderError, match=message):
         HybridRetriever.load(saved, embedder=embedder, verify=False)
@@ -396,7 +396,7 @@ class TestALargeIndex:
         before = loaded.retrieve(QUERY).passage_ids
         retriever.add([Passage("new", "another text")])
         retriever.save(saved)
-        (file,) = saved.glob("generation-*/tail/passages.jsonl")
+        (file,) = saved.glob("generation-*/segment_1/passages.jsonl")
         flip_a_byte(file)
         with pytest.raises(IndexFolderError, match=r"passages\.jsonl was changed or damaged"):
             loaded.reload()

@@ -22,8 +22,8 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import DataError
 from ctxguard.retrieval.index.filters import AllowedRows
-from ctxguard.retrieval.index.part_files import PartFiles
-from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.index.part_files import PartFiles, read_only
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Float32Array, RowArray
 
 EXACT_LIMIT = 20_000
@@ -40,7 +40,7 @@ _MIN_CODED = 1_000
 
 
 def unit_rows(vectors: Float32Array, passage_ids: Sequence[str]) -> Float32Array:
-    """Vectors at unit length, shape as given; zero vectors stay zero.
+    """Bring vectors to unit length, shape as given; zero vectors stay zero.
 
     Args:
         vectors: Shape (n, dimension).
@@ -62,7 +62,7 @@ def unit_rows(vectors: Float32Array, passage_ids: Sequence[str]) -> Float32Array
 
 
 def build_pq_codes(vectors: Float32Array) -> Any:
-    """A faiss index of product-quantisation codes, for unit vectors of an even dimension."""
+    """Build a faiss index of product-quantisation codes, for unit vectors of an even dimension."""
     faiss = require("faiss", "embedded")
     dimension = vectors.shape[1]
     width = _FINE if vectors.size <= _FINE_NUMBERS or dimension % _COARSE else _COARSE
@@ -80,190 +80,181 @@ def build_pq_codes(vectors: Float32Array) -> Any:
 
 
 def rescore_factor(codes: Any) -> int:
-    """How many vectors are compared after the codes, for each of the ``k`` best."""
+    """Return how many vectors are compared after the codes, for each of the ``k`` best."""
     return _RESCORE_FACTOR[codes.pq.dsub]
 
 
-class DenseIndex:
-    """Unit vectors by row, and codes for them where there are many.
-
-    Args:
-        vectors: Unit vectors, shape (n, dimension), float32.
-        codes: From `build_pq_codes`; None to compare every vector.
-        exact_limit: Up to this many allowed rows, a filtered search compares every vector.
+class _Vectors:
+    """The unit vectors of a segment, and codes for them if there are many.
 
     Attributes:
-        vectors: As given, read-only.
+        vectors: Unit vectors, shape (n, dimension), float32, read-only.
+        codes: From `build_pq_codes`; None to compare every vector.
+        exact_limit: Up to this many allowed rows, a filtered search compares every vector.
+    """
+
+    def __init__(self, vectors: Float32Array, codes: Any, exact_limit: int) -> None:
+        self.vectors: Float32Array = read_only(vectors)
+        self.codes = codes
+        self.exact_limit = exact_limit
+        self._rescore_factor = 1 if codes is None else rescore_factor(codes)
+
+    def rows_to_compare(
+        self, vector: Float32Array, k: int, allowed: AllowedRows | None
+    ) -> RowArray | None:
+        """Return the rows whose vectors a search for the ``k`` nearest compares; None for all.
+
+        With codes, those with the best ones. For a filter that allows more than ``exact_limit``
+        rows, as many more codes are taken as forbidden rows are expected among them; all allowed
+        rows if fewer than ``k`` are found.
+        """
+        if allowed is None:
+            return None if self.codes is None else self._nearest_codes(vector, k, 1.0)
+        if self.codes is None or allowed.rows.size <= self.exact_limit:
+            return allowed.rows
+        is_allowed = np.zeros(allowed.n_passages, np.bool_)
+        is_allowed[allowed.rows] = True
+        rows = self._nearest_codes(vector, k, allowed.rows.size / allowed.n_passages)
+        rows = rows[is_allowed[rows]]
+        return rows if rows.size >= k else allowed.rows
+
+    def _nearest_codes(self, vector: Float32Array, k: int, share: float) -> RowArray:
+        """Return the rows with the best codes, enough if a share of them may be returned."""
+        n = math.ceil(max(self._rescore_factor * k, _MIN_RESCORED) / share)
+        rows: RowArray
+        _, (rows,) = self.codes.search(vector[np.newaxis, :], min(n, len(self.vectors)))
+        # faiss pads with row -1 where it finds fewer.
+        return rows if rows[-1] >= 0 else rows[rows >= 0]
+
+
+class DenseIndex:
+    """Unit vectors by row, and codes for segments that have many.
+
+    Args:
+        segments: The vectors of each segment.
+        rows: Their rows.
+
+    Attributes:
+        vectors: The vector of every row, shape (n, dimension), read-only; None if they do not lie
+            in one array.
         dimension: Length of a vector.
-        exact_limit: As given.
+        exact_limit: Up to this many allowed rows, a filtered search compares every vector.
         is_exact: Whether a search compares the query with every vector.
     """
 
-    def __init__(
-        self, vectors: Float32Array, codes: Any = None, *, exact_limit: int = EXACT_LIMIT
-    ) -> None:
+    def __init__(self, segments: Sequence[_Vectors], rows: Rows) -> None:
         self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
-        # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.vectors = np.asarray(vectors).view()
-        self.vectors.flags.writeable = False
-        self.dimension: int = self.vectors.shape[1]
-        self.exact_limit = exact_limit
-        self.is_exact = codes is None
-        self._codes = codes
-        self._rescore_factor = 1 if codes is None else rescore_factor(codes)
+        self._segments, self._rows = segments, rows
+        self.vectors = segments[0].vectors if rows.is_plain else None
+        self.dimension: int = segments[0].vectors.shape[1]
+        self.exact_limit = segments[0].exact_limit
+        self.is_exact = all(each.codes is None for each in segments)
+        self._n_deleted = [int((each < 0).sum()) for each in rows.of_segments]
 
     @classmethod
     def build(cls, vectors: Float32Array, *, exact_limit: int = EXACT_LIMIT) -> "DenseIndex":
         """Index unit vectors, with codes for more than ``exact_limit`` of them.
 
         Fewer than 1,000 vectors, and vectors of an odd dimension, are always searched exactly.
+
+        Args:
+            vectors: Unit vectors, shape (n, dimension), float32.
+            exact_limit: As for the attribute.
         """
         is_exact = len(vectors) <= max(exact_limit, _MIN_CODED) or vectors.shape[1] % 2
-        return cls(vectors, None if is_exact else build_pq_codes(vectors), exact_limit=exact_limit)
+        codes = None if is_exact else build_pq_codes(vectors)
+        return cls([_Vectors(vectors, codes, exact_limit)], Rows.whole(len(vectors)))
+
+    @classmethod
+    def over(cls, indexes: Sequence["DenseIndex"], rows: Rows) -> "DenseIndex":
+        """Search segments as one index; those without codes are compared one by one."""
+        return cls([each for index in indexes for each in index._segments], rows)
+
+    def merged(self, exact_limit: int) -> "DenseIndex":
+        """Store the vectors as one segment."""
+        return self.build(self.vectors_at(np.arange(len(self))), exact_limit=exact_limit)
 
     def __len__(self) -> int:
-        return len(self.vectors)
+        return len(self._rows)
 
     def search(
         self, vector: Float32Array, k: int, allowed: AllowedRows | None = None
     ) -> tuple[RowArray, FloatArray]:
-        """The at most ``k`` rows nearest to a unit vector, best first, with their cosines.
+        """Find the at most ``k`` rows nearest to a unit vector, best first, with their cosines.
 
         Args:
             vector: Shape (dimension,).
             k: ≥ 1.
             allowed: The only rows to return; None for all.
         """
-        if allowed is None:
-            rows = None if self.is_exact else self.candidate_rows(vector, k)
-        else:
-            k = min(k, allowed.rows.size)
-            rows = self._allowed_candidates(vector, k, allowed)
-        nearest: tuple[RowArray, FloatArray] = self._kernels.nearest(self.vectors, vector, k, rows)
+        if self.vectors is not None:
+            return self._nearest(self._segments[0], vector, k, allowed)
+        parts = [None] * len(self._segments) if allowed is None else self._allowed(allowed)
+        found = [self._nearest_there(at, vector, k, part) for at, part in enumerate(parts)]
+        rows, cosines = map(np.concatenate, zip(*found, strict=True))
+        best = np.lexsort((rows, -cosines))[:k]
+        return rows[best], cosines[best]
+
+    def candidate_rows(self, vector: Float32Array, k: int) -> RowArray | None:
+        """Return the rows whose vectors a search of one segment compares; None for all."""
+        return self._segments[0].rows_to_compare(vector, k, None)
+
+    def _nearest(
+        self, segment: _Vectors, vector: Float32Array, k: int, allowed: AllowedRows | None
+    ) -> tuple[RowArray, FloatArray]:
+        k = min(k, len(segment.vectors) if allowed is None else allowed.rows.size)
+        rows = segment.rows_to_compare(vector, k, allowed)
+        nearest: tuple[RowArray, FloatArray] = self._kernels.nearest(
+            segment.vectors, vector, k, rows
+        )
         return nearest
 
-    def candidate_rows(self, vector: Float32Array, k: int) -> RowArray:
-        """The rows with the best codes, whose vectors a search for the ``k`` nearest compares.
+    def _allowed(self, allowed: AllowedRows) -> list[AllowedRows | None]:
+        """Split allowed rows into those of each segment."""
+        parts = zip(self._rows.split(allowed.rows), self._segments, strict=True)
+        return [AllowedRows(rows, len(segment.vectors)) for (_, rows), segment in parts]
 
-        Only for an index that has codes.
-        """
-        return self._nearest_codes(vector, self._n_rescored(k))
-
-    def _allowed_candidates(self, vector: Float32Array, k: int, allowed: AllowedRows) -> RowArray:
-        """The allowed rows whose vectors a search compares, at least ``k`` of them.
-
-        Above the exact limit, those with the best codes: as many more codes are taken as forbidden
-        rows are expected among them. All allowed rows where that finds too few.
-        """
-        if self.is_exact or allowed.rows.size <= self.exact_limit:
-            return allowed.rows
-        is_allowed = np.zeros(allowed.n_passages, np.bool_)
-        is_allowed[allowed.rows] = True
-        share = allowed.rows.size / allowed.n_passages
-        rows = self._nearest_codes(vector, math.ceil(self._n_rescored(k) / share))
-        rows = rows[is_allowed[rows]]
-        return rows if rows.size >= k else allowed.rows
-
-    def _n_rescored(self, k: int) -> int:
-        return max(self._rescore_factor * k, _MIN_RESCORED)
-
-    def _nearest_codes(self, vector: Float32Array, n: int) -> RowArray:
-        rows: RowArray
-        _, (rows,) = self._codes.search(vector[np.newaxis, :], min(n, len(self.vectors)))
-        # faiss pads with row -1 where it finds fewer.
-        return rows if rows[-1] >= 0 else rows[rows >= 0]
+    def _nearest_there(
+        self, at: int, vector: Float32Array, k: int, allowed: AllowedRows | None
+    ) -> tuple[RowArray, FloatArray]:
+        """Search one of several segments: deleted rows take places, so more are looked for."""
+        n_deleted = 0 if allowed is not None else self._n_deleted[at]
+        found, cosines = np.zeros(0, np.int64), np.zeros(0)
+        for more in (min(k, n_deleted), n_deleted):
+            stored, cosines = self._nearest(self._segments[at], vector, k + more, allowed)
+            found = self._rows.of_segments[at][stored]
+            if more == n_deleted or (found >= 0).sum() >= k:
+                break
+        return found[found >= 0][:k], cosines[found >= 0][:k]
 
     def vectors_at(self, rows: RowArray) -> Float32Array:
-        """The vectors of rows, in their order, shape (n_rows, dimension)."""
-        return self.vectors[rows]
+        """Return the vectors of rows, in their order, shape (n_rows, dimension)."""
+        if self.vectors is not None:
+            return self.vectors[rows]
+        vectors = np.empty((rows.size, self.dimension), np.float32)
+        for (at, stored), segment in zip(self._rows.split(rows), self._segments, strict=True):
+            vectors[at] = segment.vectors[stored]
+        return read_only(vectors)
 
     def save(self, folder: Path) -> None:
-        """Write the vectors as an array and the codes, if there are any, as faiss writes them."""
-        np.save(folder / VECTORS, self.vectors)
-        if self._codes is not None:
-            require("faiss", "embedded").write_index(self._codes, str(folder / CODES))
+        """Write the vectors of one segment as an array, and its codes as faiss writes them."""
+        (segment,) = self._segments
+        np.save(folder / VECTORS, segment.vectors)
+        if segment.codes is not None:
+            require("faiss", "embedded").write_index(segment.codes, str(folder / CODES))
 
     @classmethod
-    def load(
-        cls, files: PartFiles, *, with_codes: bool, exact_limit: int = EXACT_LIMIT
-    ) -> "DenseIndex":
+    def load(cls, files: PartFiles, *, exact_limit: int = EXACT_LIMIT) -> "DenseIndex":
         """Read what ``save`` wrote.
 
-        faiss trusts its files: read codes only after their digest was checked.
+        faiss trusts its files: check the digest of codes before.
 
         Raises:
             ValueError: files that ``save`` did not write together.
         """
-        vectors = files.large_array(VECTORS)
-        if vectors.dtype != np.float32 or vectors.ndim != 2:
-            raise ValueError(f"{VECTORS} holds {vectors.dtype} of shape {vectors.shape}")
-        codes = None
-        if with_codes:
+        vectors, codes = files.large_array(VECTORS, "float32", ndim=2), None
+        if CODES in files:
             codes = require("faiss", "embedded").read_index(str(files.folder / CODES))
             if (codes.ntotal, codes.d) != vectors.shape:
                 raise ValueError(f"{CODES} and {VECTORS} do not belong together")
-        return cls(vectors, codes, exact_limit=exact_limit)
-
-
-class EditedDenseIndex:
-    """The vectors of an edited index: the base's are searched as before, the tail's one by one.
-
-    Args:
-        base: The base's vectors.
-        tail: The tail's vectors, without codes.
-        row_map: Which of them are there.
-
-    Attributes:
-        dimension: Length of a vector.
-        exact_limit: The base's.
-        is_exact: Whether a search compares the query with every vector.
-    """
-
-    def __init__(self, base: DenseIndex, tail: DenseIndex, row_map: RowMap) -> None:
-        self._base, self._tail, self._row_map = base, tail, row_map
-        self._n_deleted = int((row_map.base_rows < 0).sum())
-        self.dimension = base.dimension
-        self.exact_limit = base.exact_limit
-        self.is_exact = base.is_exact
-
-    def __len__(self) -> int:
-        return self._row_map.stored.size
-
-    def search(
-        self, vector: Float32Array, k: int, allowed: AllowedRows | None = None
-    ) -> tuple[RowArray, FloatArray]:
-        """The at most ``k`` rows nearest to a unit vector; arguments as for `DenseIndex.search`."""
-        in_base = in_tail = None
-        if allowed is not None:
-            base_rows, tail_rows = self._row_map.split(allowed.rows)
-            in_base = AllowedRows(base_rows, len(self._base))
-            in_tail = AllowedRows(tail_rows, len(self._tail))
-        base = self._search_base(vector, k, in_base)
-        tail = self._tail.search(vector, min(k, len(self._tail)), in_tail)
-        rows = np.concatenate((base[0], self._row_map.tail_rows[tail[0]]))
-        cosines = np.concatenate((base[1], tail[1]))
-        best = np.lexsort((rows, -cosines))[:k]
-        return rows[best], cosines[best]
-
-    def _search_base(
-        self, vector: Float32Array, k: int, allowed: AllowedRows | None
-    ) -> tuple[RowArray, FloatArray]:
-        """The base's best that are there: deleted ones take places, so more are looked for."""
-        rows, cosines = np.zeros(0, np.int64), np.zeros(0)
-        for more in (min(k, self._n_deleted), self._n_deleted):
-            stored, cosines = self._base.search(vector, min(k + more, len(self._base)), allowed)
-            rows = self._row_map.base_rows[stored]
-            if allowed is not None or more == self._n_deleted or (rows >= 0).sum() >= k:
-                break
-        return rows[rows >= 0][:k], cosines[rows >= 0][:k]
-
-    def vectors_at(self, rows: RowArray) -> Float32Array:
-        """The vectors of rows, in their order, shape (n_rows, dimension)."""
-        stored = self._row_map.stored[rows]
-        in_tail = stored >= len(self._base)
-        vectors = np.empty((rows.size, self.dimension), np.float32)
-        vectors[~in_tail] = self._base.vectors[stored[~in_tail]]
-        vectors[in_tail] = self._tail.vectors[stored[in_tail] - len(self._base)]
-        # Compiled loops have one variant for vectors that cannot be written to.
-        vectors.flags.writeable = False
-        return vectors
+        return cls([_Vectors(vectors, codes, exact_limit)], Rows.whole(len(vectors)))

@@ -1,8 +1,8 @@
-"""Which rows of an index a filter allows.
+"""Finds the rows of an index that a filter allows.
 
 A filter is applied inside the search, before the best are chosen, so that a search returns as many
 allowed passages as its depth, where there are so many. The values of a field are read once for each
-generation of an index and stay in memory with it.
+segment and stay in memory with it.
 """
 
 from array import array
@@ -10,14 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.metadata_filter import Token, Where, tokens
-from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import RowArray
 
 MAX_FIELDS = 16
@@ -40,7 +39,7 @@ class AllowedRows:
     n_passages: int
 
     def hold(self, rows: RowArray) -> bool:
-        """Whether every one of these rows is allowed."""
+        """Tell whether every one of these rows is allowed."""
         return bool(np.isin(rows, self.rows, assume_unique=True).all())
 
 
@@ -59,7 +58,7 @@ class _Field:
     ends: RowArray
 
     def mask(self, wanted: frozenset[Token], n_passages: int) -> NDArray[np.bool_]:
-        """Whether each row holds any of the values, shape (n_passages,)."""
+        """Tell whether each row holds any of the values, shape (n_passages,)."""
         holds = np.zeros(n_passages, np.bool_)
         for token in wanted:
             number = self.numbers.get(token)
@@ -111,67 +110,8 @@ def _read_fields(
     return fields, frozenset(existing)
 
 
-class FilteredRows(Protocol):
-    """Which rows of one generation a filter on metadata allows. Safe for several threads."""
-
-    def allowed(self, where: Where) -> AllowedRows:
-        """The rows that a filter allows."""
-        ...
-
-    def values(self, field: str) -> Collection[Token]:
-        """All values that passages have of a field."""
-        ...
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields in memory, which a new generation should read before it answers."""
-        ...
-
-    def prepare(self, fields: Iterable[str]) -> None:
-        """Read fields before the first filter needs them."""
-        ...
-
-
-class EditedMetadataRows:
-    """The rows of an edited index, from those of its base and its tail.
-
-    Args:
-        base: The rows of the base, whose fields stay in memory through all edits.
-        tail: The rows of the tail.
-        row_map: Which of them are there.
-    """
-
-    def __init__(self, base: FilteredRows, tail: FilteredRows, row_map: RowMap) -> None:
-        self._base, self._tail, self._row_map = base, tail, row_map
-
-    def allowed(self, where: Where) -> AllowedRows:
-        """The rows that a filter allows."""
-        rows = np.concatenate(
-            (
-                self._row_map.base_rows[self._base.allowed(where).rows],
-                self._row_map.tail_rows[self._tail.allowed(where).rows],
-            )
-        )
-        return AllowedRows(np.sort(rows[rows >= 0], kind="stable"), self._row_map.stored.size)
-
-    def values(self, field: str) -> Collection[Token]:
-        """All values of a field, deleted passages' among them."""
-        return {*self._base.values(field), *self._tail.values(field)}
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The base's fields in memory."""
-        return self._base.fields
-
-    def prepare(self, fields: Iterable[str]) -> None:
-        """Read fields of both before the first filter needs them."""
-        names = tuple(fields)
-        self._base.prepare(names)
-        self._tail.prepare(names)
-
-
-class MetadataRows:
-    """The rows that hold each value of the metadata fields of one generation's passages.
+class MetadataFields:
+    """The values of a segment's metadata fields, by row.
 
     A field is read on first use; at most ``MAX_FIELDS`` fields stay in memory. Safe to use from
     several threads at once: while one thread reads a field, only threads that need an unread field
@@ -180,7 +120,7 @@ class MetadataRows:
 
     Args:
         read: Returns the metadata of every passage, by row.
-        n_passages: How many passages there are.
+        n_passages: The number of passages.
     """
 
     def __init__(self, read: Callable[[], Iterable[object]], n_passages: int) -> None:
@@ -192,56 +132,16 @@ class MetadataRows:
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
-        """In a forked child: drop the cached filters and take new locks."""
-        # By digest: an access list of thousands of ids would be kept as often as it is written.
-        self._cached: OrderedDict[bytes, AllowedRows] = OrderedDict()
-        self._cached_rows = 0
+        """In a forked child: take new locks."""
         self._lock = Lock()
         self._reading = Lock()
 
-    def allowed(self, where: Where) -> AllowedRows:
-        """The rows that a filter allows."""
-        digest = where.digest
-        with self._lock:
-            cached = self._cached.get(digest)
-            if cached is not None:
-                self._cached.move_to_end(digest)
-                return cached
-        allowed = AllowedRows(self._rows(where), self._n_passages)
-        with self._lock:
-            # Another thread may have cached the same filter meanwhile.
-            if digest not in self._cached:
-                self._cached[digest] = allowed
-                self._cached_rows += allowed.rows.size + ROWS_OF_A_FILTER
-            while len(self._cached) > 1 and self._cached_rows > MAX_CACHED_ROWS:
-                _, oldest = self._cached.popitem(last=False)
-                self._cached_rows -= oldest.rows.size + ROWS_OF_A_FILTER
-        return allowed
-
-    def values(self, field: str) -> Collection[Token]:
-        """All values that passages have of a field."""
-        read = self._load_fields((field,)).get(field)
-        return () if read is None else read.numbers.keys()
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields in memory, which a new generation should read before it answers."""
-        with self._lock:
-            return tuple(self._fields)
-
-    def prepare(self, fields: Iterable[str]) -> None:
-        """Read fields before the first filter needs them, all in one pass.
-
-        Filters on fields in memory are answered meanwhile. The first ``MAX_FIELDS`` names are
-        read. A field that no passage has is no error.
-        """
-        self._load_fields(tuple(dict.fromkeys(fields))[:MAX_FIELDS])
-
-    def _rows(self, where: Where) -> RowArray:
+    def allowed(self, where: Where) -> RowArray:
+        """Find the rows that a filter allows, ascending."""
         nothing = np.zeros(0, np.int64)
         if not all(wanted for _, wanted in where.conditions):
             return nothing
-        fields = self._load_fields(where.fields)
+        fields = self.named(where.fields)
         mask: NDArray[np.bool_] | None = None
         for name, wanted in where.conditions:
             field = fields.get(name)
@@ -251,14 +151,20 @@ class MetadataRows:
             mask = holds if mask is None else mask & holds
         return nothing if mask is None else np.flatnonzero(mask)
 
-    def _load_fields(self, names: Sequence[str]) -> dict[str, _Field]:
-        """The named fields that a passage has, read now where they were not read before."""
-        fields, unread = self._fields_in_memory(names)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields in memory."""
+        with self._lock:
+            return tuple(self._fields)
+
+    def named(self, names: Sequence[str]) -> dict[str, _Field]:
+        """Return the named fields that a passage has; those not read before are read now."""
+        fields, unread = self._in_memory(names)
         if not unread:
             return fields
         with self._reading:
             # Another thread may have read them while this one waited.
-            fields, unread = self._fields_in_memory(names)
+            fields, unread = self._in_memory(names)
             if unread:
                 read, existing = _read_fields(unread, self._read())
                 fields |= read
@@ -269,8 +175,8 @@ class MetadataRows:
                         self._fields.popitem(last=False)
         return fields
 
-    def _fields_in_memory(self, names: Sequence[str]) -> tuple[dict[str, _Field], list[str]]:
-        """The named fields that were read, and the names of those that a passage may have."""
+    def _in_memory(self, names: Sequence[str]) -> tuple[dict[str, _Field], list[str]]:
+        """Return the named fields that were read, and the names of others that may exist."""
         fields: dict[str, _Field] = {}
         unread: list[str] = []
         with self._lock:
@@ -282,3 +188,74 @@ class MetadataRows:
                 elif self._names is None or name in self._names:
                     unread.append(name)
         return fields, unread
+
+
+class MetadataRows:
+    """Finds the rows of one index that a filter on metadata allows. Safe for several threads.
+
+    The fields of a segment are read once for all indexes that share it.
+
+    Args:
+        segments: The fields of each segment.
+        rows: Their rows.
+    """
+
+    def __init__(self, segments: Sequence[MetadataFields], rows: Rows) -> None:
+        self._segments = segments
+        self._rows = rows
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        """In a forked child: drop the cached filters and take a new lock."""
+        # By digest: an access list of thousands of ids would be kept as often as it is written.
+        self._cached: OrderedDict[bytes, AllowedRows] = OrderedDict()
+        self._cached_rows = 0
+        self._lock = Lock()
+
+    def allowed(self, where: Where) -> AllowedRows:
+        """Find the rows that a filter allows."""
+        digest = where.digest
+        with self._lock:
+            cached = self._cached.get(digest)
+            if cached is not None:
+                self._cached.move_to_end(digest)
+                return cached
+        allowed = AllowedRows(self._find(where), len(self._rows))
+        with self._lock:
+            # Another thread may have cached the same filter meanwhile.
+            if digest not in self._cached:
+                self._cached[digest] = allowed
+                self._cached_rows += allowed.rows.size + ROWS_OF_A_FILTER
+            while len(self._cached) > 1 and self._cached_rows > MAX_CACHED_ROWS:
+                _, oldest = self._cached.popitem(last=False)
+                self._cached_rows -= oldest.rows.size + ROWS_OF_A_FILTER
+        return allowed
+
+    def _find(self, where: Where) -> RowArray:
+        found = [fields.allowed(where) for fields in self._segments]
+        if self._rows.is_plain:
+            return found[0]
+        parts = zip(self._rows.of_segments, found, strict=True)
+        rows = np.sort(np.concatenate([of_index[stored] for of_index, stored in parts]))
+        return rows[rows >= 0]
+
+    def values(self, field: str) -> Collection[Token]:
+        """Return all values of a field, deleted passages' among them."""
+        read = [fields.named((field,)).get(field) for fields in self._segments]
+        return {token for each in read if each is not None for token in each.numbers}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields in memory, which a new generation should read before it answers."""
+        return self._segments[0].names
+
+    def prepare(self, fields: Iterable[str]) -> None:
+        """Read fields before the first filter needs them, all in one pass.
+
+        Filters on fields in memory are answered meanwhile. The first ``MAX_FIELDS`` names are
+        read. A field that no passage has is no error.
+        """
+        names = tuple(dict.fromkeys(fields))[:MAX_FIELDS]
+        for each in self._segments:
+            each.named(names)

@@ -1,18 +1,17 @@
 """The forward index: the words of each passage in order, with sentence starts, and their stems.
 
 A search reads the candidates' words from it, which to split anew would take tens of milliseconds.
-A word takes four bytes. Which stem a word has, and how many passages have it, is computed when an
-index is built or opened: in an edited index it changes with every edit.
+A word takes four bytes. Its stem, and the number of passages that have it, are computed when an
+index is built or opened: edits change them.
 """
 
-import json
 from array import array
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from math import log, log1p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,15 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import Reading
-from ctxguard.retrieval.index.lexical import K1, B, idf, read_only
-from ctxguard.retrieval.index.part_files import PartFiles
-from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.index.lexical import K1, B, idf
+from ctxguard.retrieval.index.part_files import (
+    PartFiles,
+    check_numbers,
+    check_starts,
+    read_only,
+    write_texts,
+)
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import Analyser, RowArray
 
 if TYPE_CHECKING:
@@ -35,7 +40,7 @@ _VOCABULARY = "forward.vocabulary.json"
 NumberArray = NDArray[np.int64]
 
 Known = Callable[[list[str]], tuple[NumberArray, NumberArray]]
-"""The number of each term, −1 for none, and how many passages have it."""
+"""Gives the number of each term, −1 for none, and the number of passages that have it."""
 
 
 class Ordered(NamedTuple):
@@ -52,47 +57,95 @@ class Ordered(NamedTuple):
     starts: NumberArray
 
 
+class _Words:
+    """The words of a segment's passages.
+
+    Attributes:
+        vocabulary: The number of each word, from 0 in its own order.
+        ordered: The words of each passage, read-only.
+        stems: The number of each stem, from 0 in its own order.
+        stem_of: The number of each word's stem, shape (n_words,).
+        words_with: The number of passages that have each word, same shape.
+        stems_with: The number of passages that have each stem, shape (n_stems,).
+    """
+
+    def __init__(self, reading: Reading, vocabulary: Mapping[str, int], ordered: Ordered) -> None:
+        self.vocabulary = vocabulary
+        # Read-only whether built or mapped, so that numba compiles one variant of each loop.
+        self.ordered = _read_only(ordered)
+        self.stems: dict[str, int] = {}
+        stems = reading.stems(list(vocabulary))
+        numbers = [self.stems.setdefault(stem, len(self.stems)) for stem in stems]
+        self.stem_of: NDArray[np.int32] = read_only(np.array(numbers, np.int32))
+        self.words_with, self.stems_with = self.passages_with(self.ordered)
+
+    def passages_with(self, ordered: Ordered) -> tuple[NumberArray, NumberArray]:
+        """Count the passages that have each word, and each stem."""
+        itself = read_only(np.arange(self.stem_of.size, dtype=np.int32))
+        count = _kernels().passages_with
+        with_word: NumberArray = count(ordered, itself, self.stem_of.size)
+        return with_word, count(ordered, self.stem_of, len(self.stems))
+
+
 class ForwardIndex:
-    """The words of passages in order, by row, and what they say of a query.
+    """The words of passages in order, by row, and the signals that they give for a query.
+
+    Words and stems that the first segment does not have are numbered behind its own. All signals
+    are those of an index built anew.
 
     Args:
         analyser: Splits passages and queries; see `Reading.of`.
-        vocabulary: The number of each word, from 0 in its own order.
-        ordered: The words of each passage.
+        segments: The words of each segment.
+        rows: Their rows.
 
     Attributes:
         analyser: As given.
-        vocabulary: As given.
-        ordered: As given, read-only.
+        vocabulary: The number of each word.
         stems: The number of each stem.
-        stem_of: The number of each word's stem, shape (n_words,).
-        words_with: How many passages have each word, same shape.
-        stems_with: How many passages have each stem, shape (n_stems,).
+        words_with: The number of passages that have each word, shape (n_words,).
+        stems_with: The number of passages that have each stem, shape (n_stems,).
 
     Raises:
         MissingExtraError: a library that it needs is not installed.
     """
 
-    def __init__(self, analyser: Analyser, vocabulary: Mapping[str, int], ordered: Ordered) -> None:
+    def __init__(self, analyser: Analyser, segments: Sequence[_Words], rows: Rows) -> None:
         self.analyser = analyser
-        self.vocabulary = vocabulary
-        # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.ordered = _read_only(ordered)
         self._reading = Reading.of(analyser)
-        stems: dict[str, int] = {}
-        of_words = self._reading.stems(list(vocabulary))
-        numbers = [stems.setdefault(stem, len(stems)) for stem in of_words]
-        self.stems: Mapping[str, int] = stems
-        self.stem_of = read_only(np.array(numbers, np.int32))
-        self.words_with, self.stems_with = _passages_with(self.ordered, self.stem_of, len(stems))
-        self._count(self.ordered.starts.size - 1, self.ordered.words.size)
-        self._tail, self._stored = _NO_WORDS, _NO_ROWS
+        self._segments, self._rows = segments, rows
+        first = segments[0]
+        self.vocabulary: Mapping[str, int] = first.vocabulary
+        self.stems: Mapping[str, int] = first.stems
+        self._stem_of, self._ordered = first.stem_of, [each.ordered for each in segments]
+        self.words_with, self.stems_with = first.words_with, first.stems_with
+        if not rows.is_plain:
+            self._number_and_count()
+        n_words = int(self._lengths(rows.stored).sum())
+        self._norm = bm25_norm(n_words / len(self) if len(self) else 0.0)
+        self._stem_weights = read_only(idf(self.stems_with, len(self)))
 
-    def _count(self, n_passages: int, n_words: int) -> None:
-        """Set what BM25 needs to know of all passages."""
-        self._n_passages = n_passages
-        self._norm = bm25_norm(n_words / n_passages if n_passages else 0.0)
-        self._stem_weights = read_only(idf(self.stems_with, n_passages))
+    def _number_and_count(self) -> None:
+        """Number the words of all segments as one, and count the passages that are there."""
+        numbers = []
+        for segment in self._segments:
+            self.vocabulary, words = _extended(self.vocabulary, segment.vocabulary)
+            self.stems, stems = _extended(self.stems, segment.stems)
+            numbers.append((words, stems))
+        stem_of = np.empty(len(self.vocabulary), np.int32)
+        self.words_with = np.zeros(len(self.vocabulary), np.int64)
+        self.stems_with = np.zeros(len(self.stems), np.int64)
+        for at, (segment, (words, stems)) in enumerate(zip(self._segments, numbers, strict=True)):
+            deleted = np.flatnonzero(self._rows.of_segments[at] < 0)
+            gone = _read_only(Ordered(*_kernels().taken(segment.ordered, deleted)))
+            words_gone, stems_gone = segment.passages_with(gone)
+            stem_of[words] = stems[segment.stem_of]
+            self.words_with[words] += segment.words_with - words_gone
+            self.stems_with[stems] += segment.stems_with - stems_gone
+            # The first segment, which may be mapped, keeps its numbers.
+            if at:
+                renumbered = _kernels().renumbered(segment.ordered.words, words)
+                self._ordered[at] = _read_only(Ordered(renumbered, segment.ordered.starts))
+        self._stem_of = read_only(stem_of)
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
@@ -107,44 +160,42 @@ class ForwardIndex:
                 words[at] = ~words[at]
             starts.append(len(words))
         ordered = Ordered(np.array(words, np.int32), np.array(starts, np.int64))
-        return cls(analyser, vocabulary, ordered)
+        return cls._of(analyser, vocabulary, ordered)
 
     @classmethod
-    def joined(cls, indexes: "Sequence[ForwardIndex]", rows: Sequence[RowArray]) -> "ForwardIndex":
-        """One index of several, without reading any text; arguments as for `Segment.joined`.
+    def _of(cls, analyser: Analyser, vocabulary: Mapping[str, int], ordered: Ordered) -> Self:
+        segment = _Words(Reading.of(analyser), vocabulary, ordered)
+        return cls(analyser, [segment], Rows.whole(ordered.starts.size - 1))
 
-        It is the same as one that was built from their texts.
-        """
-        kernels, words, lengths = _kernels(), [], []
-        vocabulary: dict[str, int] = {}
-        for index in indexes:
-            numbers = [vocabulary.setdefault(word, len(vocabulary)) for word in index.vocabulary]
-            words.append(kernels.renumbered(index.ordered.words, np.array(numbers, np.int32)))
-            lengths.append(np.diff(index.ordered.starts))
-        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.concatenate(lengths))))
-        new = np.concatenate(rows)
-        order = np.empty(int((new >= 0).sum()), np.int64)
-        order[new[new >= 0]] = np.flatnonzero(new >= 0)
-        stored = _read_only(Ordered(np.concatenate(words), starts))
-        taken = Ordered(*kernels.taken(stored, order))
+    @classmethod
+    def over(cls, indexes: "Sequence[ForwardIndex]", rows: Rows) -> Self:
+        """Read segments as one index."""
+        segments = [each for index in indexes for each in index._segments]
+        return cls(indexes[0].analyser, segments, rows)
+
+    def merged(self) -> Self:
+        """Store the words as one segment, the same as one that was built from the texts."""
+        words, starts = self.ordered
         # Numbers by first appearance, without the words that are gone.
-        numbers_there = np.where(taken.words < 0, ~taken.words, taken.words)
-        there, first = np.unique(numbers_there, return_index=True)
+        there, first = np.unique(np.where(words < 0, ~words, words), return_index=True)
         there = there[np.argsort(first)]
-        new_numbers = np.full(len(vocabulary), -1, np.int32)
-        new_numbers[there] = np.arange(there.size)
-        names = list(vocabulary)
-        return cls(
-            indexes[0].analyser,
-            {names[number]: at for at, number in enumerate(there.tolist())},
-            Ordered(kernels.renumbered(taken.words, new_numbers), taken.starts),
-        )
+        numbers = np.full(len(self.vocabulary), -1, np.int32)
+        numbers[there] = np.arange(there.size)
+        names = list(self.vocabulary)
+        vocabulary = {names[number]: at for at, number in enumerate(there.tolist())}
+        ordered = Ordered(_kernels().renumbered(words, numbers), starts)
+        return self._of(self.analyser, vocabulary, ordered)
 
     def __len__(self) -> int:
-        return self._n_passages
+        return len(self._rows)
+
+    @property
+    def ordered(self) -> Ordered:
+        """The words of each passage, read-only."""
+        return self._ordered[0] if self._rows.is_plain else self._gathered(np.arange(len(self)))
 
     def text_signals(self, query: str, rows: RowArray) -> dict[str, FloatArray]:
-        """The text family of some rows, shape (n,) each; see `ctxguard.retrieval.signals.text`."""
+        """Compute the text family of some rows, shape (n,) each; see `signals.text`."""
         terms = query_words(
             self._reading,
             query,
@@ -155,85 +206,59 @@ class ForwardIndex:
         return named_signals(self._candidates(rows), terms)
 
     def term_cosines(self, rows: RowArray) -> FloatArray:
-        """The cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
+        """Compute the cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
         return term_cosines(self._candidates(rows), self._stem_weights)
 
     def _candidates(self, rows: RowArray) -> "CandidateWords":
+        ordered = self._ordered[0]
+        if not self._rows.is_plain:
+            ordered, rows = self._gathered(rows), np.arange(rows.size)
         candidates: CandidateWords = _text().CandidateWords(
-            *_kernels().candidate_words(
-                rows,
-                self._stored,
-                self.ordered,
-                self._tail,
-                self.stem_of,
-                self._norm,
-            )
+            *_kernels().candidate_words(rows, ordered, self._stem_of, self._norm)
         )
         return candidates
 
+    def _gathered(self, rows: RowArray) -> Ordered:
+        """Copy the words of some rows, in their order."""
+        every, taken, places = np.arange(rows.size), [], []
+        for (at, stored), ordered in zip(self._rows.split(rows), self._ordered, strict=True):
+            taken.append(_kernels().taken(ordered, stored))
+            places.append(every[at])
+        starts = np.cumsum(np.concatenate([[0], *[np.diff(starts) for _, starts in taken]]))
+        words = np.concatenate([words for words, _ in taken])
+        order = np.argsort(np.concatenate(places))
+        return _read_only(Ordered(*_kernels().taken(_read_only(Ordered(words, starts)), order)))
+
+    def _lengths(self, stored: RowArray) -> NumberArray:
+        """Count the words of stored rows, same shape."""
+        return np.concatenate([np.diff(each.starts) for each in self._ordered])[stored]
+
     def save(self, folder: Path) -> None:
-        """Write the words as arrays and the vocabulary as JSON."""
+        """Write the words of one segment as arrays and its vocabulary as JSON."""
         np.save(folder / _WORDS, self.ordered.words)
         np.save(folder / _STARTS, self.ordered.starts)
-        text = json.dumps(list(self.vocabulary), ensure_ascii=False)
-        (folder / _VOCABULARY).write_text(text, encoding="utf-8")
+        write_texts(folder / _VOCABULARY, self.vocabulary)
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self | None:
-        """Read what ``save`` wrote; None where it wrote nothing.
+        """Read what ``save`` wrote; return None if it wrote nothing.
 
         Raises:
             ValueError, OSError: files that ``save`` did not write together.
         """
         if _WORDS not in files:
             return None
-        words, starts = files.large_array(_WORDS), files.array(_STARTS)
-        vocabulary = {word: number for number, word in enumerate(files.texts(_VOCABULARY))}
-        _check(Ordered(words, starts), len(vocabulary))
-        return cls(analyser, vocabulary, Ordered(words, starts))
-
-
-class EditedForwardIndex(ForwardIndex):
-    """The forward index of an edited index, with the signals that a new one would give.
-
-    Words and stems of the tail that the base does not have are numbered behind the base's.
-
-    Args:
-        base: The base's index.
-        tail: The tail's index.
-        row_map: Which of their passages are there.
-    """
-
-    def __init__(self, base: ForwardIndex, tail: ForwardIndex, row_map: RowMap) -> None:
-        kernels = _kernels()
-        self.analyser, self._reading, self.ordered = base.analyser, base._reading, base.ordered
-        self.vocabulary, word_numbers = _extended(base.vocabulary, tail.vocabulary)
-        self.stems, stem_numbers = _extended(base.stems, tail.stems)
-        stem_of = np.empty(len(self.vocabulary), np.int32)
-        stem_of[: base.stem_of.size] = base.stem_of
-        stem_of[word_numbers] = stem_numbers[tail.stem_of]
-        self.stem_of = read_only(stem_of)
-        words = kernels.renumbered(tail.ordered.words, word_numbers)
-        self._tail = _read_only(Ordered(words, tail.ordered.starts))
-        self._stored = row_map.stored
-        deleted = np.flatnonzero(row_map.base_rows < 0)
-        gone = _read_only(Ordered(*kernels.taken(self.ordered, deleted)))
-        counts = [
-            _passages_with(part, self.stem_of, len(self.stems)) for part in (self._tail, gone)
-        ]
-        (self.words_with, self.stems_with), (words_gone, stems_gone) = counts
-        self.words_with -= words_gone
-        self.words_with[: base.words_with.size] += base.words_with
-        self.stems_with -= stems_gone
-        self.stems_with[: base.stems_with.size] += base.stems_with
-        n_words = self.ordered.words.size + self._tail.words.size - gone.words.size
-        self._count(self._stored.size, n_words)
+        words, starts = files.large_array(_WORDS, "int32"), files.array(_STARTS, "int64")
+        vocabulary = files.vocabulary(_VOCABULARY)
+        check_starts("the words of passages", starts, starts.size - 1, words.size)
+        check_numbers("the words", words, len(vocabulary), least=-len(vocabulary))
+        return cls._of(analyser, vocabulary, Ordered(words, starts))
 
 
 def query_words(
     reading: Reading, query: str, words_with: Known, stems_with: Known, n_passages: int
 ) -> "QueryWords":
-    """The words of a query with their weights among so many passages.
+    """Weigh the words of a query among so many passages.
 
     A word weighs its inverse document frequency; one that no passage has weighs ln(n + 1.5), and
     such a stem ln(n + 1).
@@ -255,19 +280,19 @@ def query_words(
 
 
 def named_signals(candidates: "CandidateWords", query: "QueryWords") -> dict[str, FloatArray]:
-    """The text family by name, shape (n,) each."""
+    """Compute the text family by name, shape (n,) each."""
     text = _text()
     return dict(zip(text.NAMES, text.text_signals(candidates, query), strict=True))
 
 
 def term_cosines(candidates: "CandidateWords", stem_weights: FloatArray) -> FloatArray:
-    """The cosines of candidates' term vectors, shape (n, n)."""
+    """Compute the cosines of candidates' term vectors, shape (n, n)."""
     cosines: FloatArray = _term_vectors().term_cosines(candidates, stem_weights)
     return cosines
 
 
 def bm25_norm(mean_length: float) -> tuple[float, float]:
-    """What BM25 adds to the counts of a passage without words, and for each word."""
+    """Return the addend of BM25's counts for a passage without words, and for each word."""
     return K1 * (1.0 - B), K1 * B / (mean_length or 1.0)
 
 
@@ -284,45 +309,22 @@ def _known(
     return found, frequencies
 
 
-def _passages_with(
-    ordered: Ordered, stem_of: NDArray[np.int32], n_stems: int
-) -> tuple[NumberArray, NumberArray]:
-    """How many passages have each word, and each stem."""
-    itself = read_only(np.arange(stem_of.size, dtype=np.int32))
-    with_word: NumberArray = _kernels().passages_with(ordered, itself, stem_of.size)
-    return with_word, _kernels().passages_with(ordered, stem_of, n_stems)
-
-
 def _extended(
-    base: Mapping[str, int], tail: Mapping[str, int]
+    first: Mapping[str, int], second: Mapping[str, int]
 ) -> tuple[Mapping[str, int], NDArray[np.int32]]:
-    """The numbers of two vocabularies as one, and those of the second's terms in it."""
+    """Number two vocabularies as one; also return the numbers of the second's terms in it."""
+    if first is second:
+        return first, np.arange(len(first), dtype=np.int32)
     new: dict[str, int] = {}
-    for term in tail:
-        if term not in base:
-            new[term] = len(base) + len(new)
-    both = ChainMap(new, dict(base))
-    return both, np.array([both[term] for term in tail], np.int32)
+    for term in second:
+        if term not in first:
+            new[term] = len(first) + len(new)
+    both = ChainMap(new, cast(MutableMapping[str, int], first))
+    return both, np.array([both[term] for term in second], np.int32)
 
 
 def _read_only(ordered: Ordered) -> Ordered:
     return Ordered(read_only(ordered.words), read_only(ordered.starts))
-
-
-def _check(ordered: Ordered, n_words: int) -> None:
-    """Refuse arrays with which the compiled loops would read or write outside of them.
-
-    Digests are not checked on every load.
-    """
-    words, starts = ordered
-    if (str(words.dtype), str(starts.dtype)) != ("int32", "int64"):
-        raise ValueError(f"the forward index is of {words.dtype} and {starts.dtype}")
-    if words.ndim != 1 or starts.ndim != 1 or starts.size == 0 or starts[-1] != words.size:
-        raise ValueError("the words of the forward index and their passages do not belong together")
-    if starts[0] != 0 or (np.diff(starts) < 0).any():
-        raise ValueError("the words of some passage of the forward index end before they begin")
-    if words.size and not (words.min() >= -n_words and words.max() < n_words):
-        raise ValueError("a word of the forward index is not in its vocabulary")
 
 
 @cache
@@ -338,7 +340,3 @@ def _text() -> Any:
 @cache
 def _term_vectors() -> Any:
     return require("ctxguard.retrieval.signals.term_vectors", "embedded")
-
-
-_NO_ROWS: RowArray = read_only(np.zeros(0, np.int64))
-_NO_WORDS = _read_only(Ordered(np.zeros(0, np.int32), np.zeros(1, np.int64)))

@@ -1,6 +1,6 @@
 """The inner loops of the forward index, compiled by numba.
 
-A word that is none there are, as in a mapped file that somebody altered, is taken for the first.
+A word that does not exist, as in a mapped file that somebody altered, is taken for the first.
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
@@ -19,7 +19,7 @@ Numbers = NDArray[np.int64]
 
 @compiled()
 def passages_with(ordered: Ordered, number_of: Numbers32, n_numbers: int) -> Numbers:
-    """How many passages have each number, shape (n_numbers,).
+    """Count the passages that have each number, shape (n_numbers,).
 
     Args:
         ordered: The words of the passages.
@@ -41,7 +41,7 @@ def passages_with(ordered: Ordered, number_of: Numbers32, n_numbers: int) -> Num
 
 @compiled()
 def renumbered(words: Numbers32, numbers: Numbers32) -> Numbers32:
-    """The new number of each word; complements stay complements."""
+    """Give each word its new number; complements stay complements."""
     new = np.empty(words.size, np.int32)
     for at in range(words.size):
         known = words[at] if words[at] >= 0 else ~words[at]
@@ -52,7 +52,7 @@ def renumbered(words: Numbers32, numbers: Numbers32) -> Numbers32:
 
 @compiled()
 def taken(ordered: Ordered, rows: RowArray) -> tuple[Numbers32, Numbers]:
-    """The words of some passages, in the order of ``rows``, and where each begins."""
+    """Copy the words of some passages, in the order of ``rows``; also return their starts."""
     starts = np.zeros(rows.size + 1, np.int64)
     for i in range(rows.size):
         size = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
@@ -65,40 +65,29 @@ def taken(ordered: Ordered, rows: RowArray) -> tuple[Numbers32, Numbers]:
 
 
 @compiled()
-def candidate_words(  # noqa: PLR0917  compiled code takes no keywords
-    rows: RowArray,
-    stored: RowArray,
-    base: Ordered,
-    tail: Ordered,
-    stem_of: Numbers32,
-    norm: tuple[float, float],
+def candidate_words(
+    rows: RowArray, ordered: Ordered, stem_of: Numbers32, norm: tuple[float, float]
 ) -> tuple[Numbers32, Numbers32, Numbers, FloatArray]:
-    """The fields of `CandidateWords` of some rows.
+    """Gather the fields of `CandidateWords` of some rows.
 
     Args:
-        rows: Of the edited index, or of the base where it has no edits.
-        stored: As for `RowMap`; empty without edits.
-        base: The base's words.
-        tail: The tail's words.
+        rows: Rows of ``ordered``.
+        ordered: The words of passages.
         stem_of: The stem of each word.
-        norm: What BM25 adds to the counts of a passage without words, and for each word.
+        norm: BM25's addend to the counts of a passage without words, and for each word.
     """
-    n_base = base.starts.size - 1
-    places = rows if stored.size == 0 else stored[rows]
     starts = np.zeros(rows.size + 1, np.int64)
     norms = np.empty(rows.size, np.float64)
     for i in range(rows.size):
-        part, row = (base, places[i]) if places[i] < n_base else (tail, places[i] - n_base)
-        length = part.starts[row + 1] - part.starts[row]
+        length = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
         starts[i + 1] = starts[i] + length
         norms[i] = norm[0] + norm[1] * length
     words = np.empty(starts[-1], np.int32)
     stems = np.empty(starts[-1], np.int32)
     for i in range(rows.size):
-        part, row = (base, places[i]) if places[i] < n_base else (tail, places[i] - n_base)
-        begin = part.starts[row]
+        begin = ordered.starts[rows[i]]
         for at in range(starts[i + 1] - starts[i]):
-            word = part.words[begin + at]
+            word = ordered.words[begin + at]
             known = word if word >= 0 else ~word
             known = known if known < stem_of.size else 0
             words[starts[i] + at] = known if word >= 0 else ~known

@@ -1,15 +1,16 @@
-"""The index of a hybrid retriever: passages, a lexical and a dense index, the embedder's identity.
+"""The index of a hybrid retriever: segments of passages, and the embedder's identity.
 
-An index never changes: adding and deleting make a new one, which shares the base with the old one.
-A search of an edited index finds what a search of one built anew from its passages finds; only
-codes, where there are any, are those of the base.
+An index never changes: adding and deleting make a new one, which shares segments with the old one.
+Its searches find what those of one built anew from its passages find; only codes, if there are any,
+are those of its segments.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,33 +23,22 @@ from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval.analysers import analyser_of_index
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.index import storage
-from ctxguard.retrieval.index.dense import (
-    CODES,
-    EXACT_LIMIT,
-    DenseIndex,
-    EditedDenseIndex,
-    unit_rows,
-)
+from ctxguard.retrieval.index.dense import CODES, EXACT_LIMIT, DenseIndex, unit_rows
 from ctxguard.retrieval.index.filters import AllowedRows
-from ctxguard.retrieval.index.forward import EditedForwardIndex, ForwardIndex
-from ctxguard.retrieval.index.lexical import Bm25sIndex, EditedBm25sIndex, LexicalEngine
+from ctxguard.retrieval.index.forward import ForwardIndex
+from ctxguard.retrieval.index.lexical import Bm25sIndex, LexicalEngine
 from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import (
     BuildReport,
-    EditedPassageTable,
     PassageTable,
     passage_line,
     searchable_text,
     validate_passages,
 )
-from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
 from ctxguard.retrieval.index.segment import Encoded, Segment, SignalLevel
-from ctxguard.retrieval.index.sentences import (
-    SearchedSentences,
-    SentenceIndex,
-    TokenTable,
-)
+from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable, sentences_at
 from ctxguard.retrieval.protocols import (
     Analyser,
     Embedder,
@@ -57,6 +47,7 @@ from ctxguard.retrieval.protocols import (
     LexicalIndex,
     Progress,
     RowArray,
+    Sentences,
     TokenEncoder,
     token_encoder_of,
 )
@@ -66,21 +57,23 @@ if TYPE_CHECKING:
 
 
 MERGE_FROM = 2_000
-"""Passages in the tail, or deleted from the base, above which a change merges base and tail."""
+"""Passages in later segments, or deleted, above which a change merges all segments into one."""
 
-_BASE, _TAIL, _TOKENS = "base", "tail", "tokens"
-_DELETED = "deleted.npy"
+_Part = tuple[Segment, NDArray[np.bool_]]
+"""A segment, and which of its rows are kept."""
+
+_SEGMENT, _ROWS, _TOKENS = "segment", "rows", "tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a change of an index did, in passages.
+    """The effect of a change of an index, in passages.
 
     Attributes:
         added: New ids.
-        changed: Ids that were there with another title, text or metadata.
+        changed: Ids that had another title, text or metadata.
         deleted: Ids that are no longer there.
-        unchanged: Ids that were given as they were there.
+        unchanged: Ids that were given as they were.
         encoded: Passages whose vectors were computed: those added or with another title or text.
     """
 
@@ -91,60 +84,34 @@ class Changes:
     encoded: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Edits:
-    """What was added to the base of an index and deleted from it, and is not merged yet.
-
-    Attributes:
-        tail: The passages that were added.
-        deleted: The rows of the base that were deleted, ascending.
-        row_map: The rows that are left, of both.
-    """
-
-    tail: Segment
-    deleted: RowArray
-    row_map: RowMap
-
-    @classmethod
-    def of(cls, base: Segment, tail: Segment, deleted: RowArray) -> "Edits":
-        """Map the rows of a base and a tail."""
-        row_map = RowMap.of(base.passages.ids, tail.passages.ids, deleted)
-        return cls(tail, deleted, row_map)
-
-    def save(self, folder: Path) -> None:
-        """Write plain files into a folder that is there."""
-        self.tail.save(folder)
-        np.save(folder / _DELETED, self.deleted)
-
-
 @dataclass(frozen=True, slots=True)
 class HybridIndex:
-    """Passages with what is kept for each; row i is the same passage in all of it.
+    """Passages with the data kept for each; row i is the same passage in all of it.
 
     Attributes:
-        base: The passages as they were built or merged last.
-        edits: What was added and deleted since; None for nothing.
+        segments: The first as it was built or merged last, then passages added since.
+        rows: Their rows.
         passages: The passages, in the order of their ids.
         lexical: Their BM25 index.
         dense: Their vectors.
-        forward: Their words in order; None where they are not kept.
-        sentences: Their sentences; None where they are not kept.
+        forward: Their words in order; None if they are not kept.
+        sentences: Their sentences; None if they are not kept.
         engine: The lexical engine.
         embedder: The name of the model that made the vectors.
         embedder_weights: The digest of its weights.
-        letters: How many letters of each script the passages have.
-        report: How many passages were indexed, left out and repaired.
-        maps: The files that are mapped. A search asks first whether they are whole.
-        unchecked: Files that it was read from whose digests are still to be checked.
+        letters: The number of letters of each script in the passages.
+        report: The numbers of passages that were indexed, left out and repaired.
+        maps: The mapped files. A search asks first whether they are whole.
+        unchecked: Its files whose digests are still to be checked.
     """
 
-    base: Segment
-    edits: Edits | None
+    segments: tuple[Segment, ...]
+    rows: Rows
     passages: PassageTable
     lexical: LexicalIndex
-    dense: DenseIndex | EditedDenseIndex
+    dense: DenseIndex
     forward: ForwardIndex | None
-    sentences: SearchedSentences | None
+    sentences: SentenceIndex | None
     engine: LexicalEngine
     embedder: str
     embedder_weights: str
@@ -183,11 +150,11 @@ class HybridIndex:
             analyser=analyser,
             exact_limit=exact_limit,
             signals=signals,
+            table=table,
         )
         return cls._of(
-            segment,
-            None,
-            table=table,
+            [segment],
+            Rows.whole(len(valid)),
             engine=engine,
             embedder=embedder.name,
             embedder_weights=embedder.fingerprint(),
@@ -198,35 +165,33 @@ class HybridIndex:
     @classmethod
     def _of(
         cls,
-        base: Segment,
-        edits: Edits | None,
+        segments: Sequence[Segment],
+        rows: Rows,
         *,
-        table: TokenTable | None,
         engine: LexicalEngine,
         embedder: str,
         embedder_weights: str,
         letters: Mapping[str, int],
         report: BuildReport,
     ) -> "HybridIndex":
-        passages, lexical, dense, forward = _searched(base, edits)
-        sentences = None if table is None else _searched_sentences(table, base, edits)
-        unhandled, warning = unhandled_letters(letters, lexical.analyser)
+        whole = Segment.over(segments, rows, engine)
+        unhandled, warning = unhandled_letters(letters, whole.lexical.analyser)
         return cls(
-            base=base,
-            edits=edits,
-            passages=passages,
-            lexical=lexical,
-            dense=dense,
-            forward=forward,
-            sentences=sentences,
+            segments=tuple(segments),
+            rows=rows,
+            passages=whole.passages,
+            lexical=whole.lexical,
+            dense=whole.dense,
+            forward=whole.forward,
+            sentences=whole.sentences,
             engine=engine,
             embedder=embedder,
             embedder_weights=embedder_weights,
             letters=letters,
-            maps={**base.maps, **({} if edits is None else edits.tail.maps)},
+            maps=whole.maps,
             report=replace(
                 report,
-                indexed=len(passages),
+                indexed=len(rows),
                 unhandled_letters=unhandled,
                 script_warning=warning,
             ),
@@ -239,7 +204,7 @@ class HybridIndex:
 
     @property
     def signals(self) -> SignalLevel:
-        """What is kept for signals."""
+        """The data kept for signals."""
         if self.forward is None:
             return "none"
         return "text" if self.sentences is None else "full"
@@ -254,7 +219,7 @@ class HybridIndex:
         embedder: Embedder,
         progress: Progress | None = None,
     ) -> "tuple[HybridIndex, Changes]":
-        """An index with more passages; only the new ones are encoded.
+        """Make an index with more passages; only the new ones are encoded.
 
         Raises:
             DataError: an id that is already there; otherwise as for ``build``.
@@ -271,7 +236,7 @@ class HybridIndex:
         return index, Changes(added=len(new), encoded=len(new))
 
     def deleted(self, passage_ids: Iterable[str]) -> "tuple[HybridIndex, Changes]":
-        """An index without some passages.
+        """Make an index without some passages.
 
         Raises:
             DataError: an id that is not in the index, or nothing would be left.
@@ -285,13 +250,11 @@ class HybridIndex:
             )
         if len(gone) == len(self.passages):
             raise DataError("deleting every passage would leave nothing to search")
-        return self._changed((), self._encoded_before([]), gone, self.report), Changes(
-            deleted=len(gone)
-        )
+        return self._changed((), None, gone, self.report), Changes(deleted=len(gone))
 
     def edited(self) -> "HybridIndex":
-        """This index with an edit, if it can have one: its searches take other compiled loops."""
-        if self.edits is not None or self.engine != "bm25s" or len(self.passages) == 1:
+        """Return this index with an edit, if it has none: its searches take other loops."""
+        if not self.rows.is_plain or len(self.passages) == 1:
             return self
         return self.deleted(self.passages.ids[:1])[0]
 
@@ -303,7 +266,7 @@ class HybridIndex:
         *,
         delete_others: bool = False,
     ) -> "tuple[HybridIndex, Changes]":
-        """An index in which passages have been added, or have replaced those of the same ids.
+        """Make an index in which passages are added, or replace those of the same ids.
 
         Only texts that are new are encoded. A passage that is there as given is left as it is.
 
@@ -347,7 +310,7 @@ class HybridIndex:
         embedder: Embedder,
         progress: Progress | None,
     ) -> tuple[Encoded, int]:
-        """Passages encoded, where the row's text is another; how many those are."""
+        """Encode passages with another text than their row's; return also their number."""
         unknown, known, rows = [], [], []
         for at, (passage, row) in enumerate(passages):
             if row is None or searchable_text(self.passages[row]) != searchable_text(passage):
@@ -356,59 +319,51 @@ class HybridIndex:
                 known.append(at)
                 rows.append(row)
         new = _encode(embedder, [passages[at][0] for at in unknown], self._table, progress)
-        old = self._encoded_before(rows)
-        vectors = np.empty((len(passages), self.dense.dimension), np.float32)
-        vectors[unknown], vectors[known] = new.vectors, old.vectors
-        sentences = None
-        if new.sentences is not None and old.sentences is not None:
-            sentences = SentenceIndex.joined(
-                [new.sentences, old.sentences],
-                [np.array(unknown, np.int64), np.array(known, np.int64)],
-            )
+        old, order = np.array(rows, np.int64), np.argsort([*unknown, *known])
+        vectors = np.concatenate((new.vectors, self.dense.vectors_at(old)))[order]
+        sentences = new.sentences
+        if sentences is not None and self.sentences is not None:
+            both = Sentences.of([sentences, self.sentences.taken(old)])
+            sentences = sentences_at(both, order)
         return Encoded(vectors, sentences), len(unknown)
-
-    def _encoded_before(self, rows: Sequence[int]) -> Encoded:
-        """What a model made of the passages of some rows."""
-        at = np.array(rows, np.int64)
-        sentences = None if self.sentences is None else self.sentences.taken(at)
-        return Encoded(self.dense.vectors_at(at), sentences)
 
     def _changed(
         self,
         new: Sequence[Passage],
-        encoded: Encoded,
+        encoded: Encoded | None,
         gone: Collection[str],
         report: BuildReport,
     ) -> "HybridIndex":
-        """Without the passages ``gone``, and with ``new``, whose ids are not there then.
+        """Drop the passages ``gone``, and add ``new``, whose ids are not there then.
 
-        The tail is made again, the base only when it has changed much.
+        Later segments are made one, or all of them if they have changed much.
         """
         letters = Counter(self.letters)
         letters.update(letters_by_script([searchable_text(passage) for passage in new]))
         rows = [row for row in map(self._row, gone) if row is not None]
         letters.subtract(letters_by_script([searchable_text(self.passages[row]) for row in rows]))
-        added = Segment.build(
-            new,
-            encoded,
-            engine=self.engine,
-            analyser=self.lexical.analyser,
-            exact_limit=len(new),
-            signals=self.signals,
-        )
-        parts = [*self._kept(np.array(rows, np.int64)), (added, np.ones(len(new), np.bool_))]
-        (base, in_base), *tail = parts
-        deleted = np.flatnonzero(~in_base)
-        n_tail = sum(int(keep.sum()) for _, keep in tail)
-        edits = None
-        if self.engine != "bm25s" or max(n_tail, deleted.size) > MERGE_FROM or not in_base.any():
-            base = Segment.joined(parts, self.engine, exact_limit=self.dense.exact_limit)
-        elif n_tail or deleted.size:
-            edits = Edits.of(base, Segment.joined(tail, self.engine, exact_limit=n_tail), deleted)
+        kept = self.rows.kept_without(np.array(rows, np.int64))
+        parts = [part for part in zip(self.segments, kept, strict=True) if part[1].any()]
+        if encoded is not None and new:
+            added = Segment.build(
+                new,
+                encoded,
+                engine=self.engine,
+                analyser=self.lexical.analyser,
+                exact_limit=len(new),
+                signals=self.signals,
+                table=self._table,
+            )
+            parts.append((added, np.ones(len(new), np.bool_)))
+        n_later = sum(int(keep.sum()) for _, keep in parts[1:])
+        n_deleted = int((~parts[0][1]).sum())
+        if parts[0][0] is not self.segments[0] or max(n_later, n_deleted) > MERGE_FROM:
+            parts = [self._merged(parts, self.dense.exact_limit)]
+        elif n_later:
+            parts = [parts[0], self._merged(parts[1:], n_later)]
         return self._of(
-            base,
-            edits,
-            table=self._table,
+            [segment for segment, _ in parts],
+            _in_order(parts),
             engine=self.engine,
             embedder=self.embedder,
             embedder_weights=self.embedder_weights,
@@ -416,16 +371,10 @@ class HybridIndex:
             report=report,
         )
 
-    def _kept(self, gone: RowArray) -> list[tuple[Segment, NDArray[np.bool_]]]:
-        """The base and the tail, and which of their rows are there without those ``gone``."""
-        in_base = np.ones(len(self.base.passages), np.bool_)
-        if self.edits is None:
-            in_base[gone] = False
-            return [(self.base, in_base)]
-        in_tail = np.ones(len(self.edits.tail.passages), np.bool_)
-        gone_from_base, gone_from_tail = self.edits.row_map.split(gone)
-        in_base[self.edits.deleted] = in_base[gone_from_base] = in_tail[gone_from_tail] = False
-        return [(self.base, in_base), (self.edits.tail, in_tail)]
+    def _merged(self, parts: Sequence[_Part], exact_limit: int) -> _Part:
+        segments = [segment for segment, _ in parts]
+        whole = Segment.over(segments, _in_order(parts), self.engine).merged(exact_limit)
+        return whole, np.ones(len(whole.passages), np.bool_)
 
     def _row(self, passage_id: str) -> int | None:
         return self.passages.row_of(passage_id)
@@ -454,10 +403,10 @@ class HybridIndex:
             )
 
     def search_lexical(self, query: str, k: int, allowed: AllowedRows | None) -> LexicalHits:
-        """The at most ``k`` best rows that share a word with a query.
+        """Find the at most ``k`` best rows that share a word with a query.
 
         Args:
-            query: What to search for.
+            query: The query's text.
             k: ≥ 1.
             allowed: The only rows to return; None for all. Scores do not depend on it: how rare a
                 word is was counted over all passages.
@@ -472,22 +421,22 @@ class HybridIndex:
     def search_both(
         self, query: str, vector: Float32Array, k: int, fusion: Fusion
     ) -> "FusedCandidates | None":
-        """Both legs' searches and their fusion, in one compiled call.
+        """Search both legs and fuse them, in one compiled call.
 
         Concurrent clients wait for the interpreter lock whenever it is released: here once, or
         twice where codes are compared first.
 
         Args:
-            query: What to search for.
+            query: The query's text.
             vector: Its unit vector, shape (dimension,).
             k: The most rows of each leg, and of their fusion.
-            fusion: How the legs' scores become one.
+            fusion: The rule by which the legs' scores become one.
 
         Returns:
-            None where the lexical engine, or an edited index, has no such call.
+            None if the lexical engine, or an index that is not one plain segment, has no such call.
         """
         lexical, dense, kernels = self.lexical, self.dense, _kernels()
-        if not isinstance(lexical, Bm25sIndex) or not isinstance(dense, DenseIndex):
+        if not isinstance(lexical, Bm25sIndex) or not self.rows.is_plain:
             return None
         fused: FusedCandidates = kernels.search_both(
             lexical.words(query),
@@ -495,7 +444,7 @@ class HybridIndex:
             dense.vectors,
             vector,
             k,
-            None if dense.is_exact else dense.candidate_rows(vector, k),
+            dense.candidate_rows(vector, k),
             kernels.kernel_params(fusion),
         )
         return fused
@@ -503,15 +452,15 @@ class HybridIndex:
     def fuse(
         self, hits: LexicalHits, dense_rows: RowArray, vector: Float32Array, k: int, fusion: Fusion
     ) -> "FusedCandidates":
-        """The at most ``k`` best of what each leg found by itself, every row scored in both."""
+        """Fuse the rows that each leg found by itself: the at most ``k`` best, scored in both."""
         kernels, params = _kernels(), _kernels().kernel_params(fusion)
         fused: FusedCandidates
-        if isinstance(self.dense, DenseIndex):
+        if self.dense.vectors is not None:
             fused = kernels.fuse_candidates(
                 hits.rows, hits.all_scores, dense_rows, self.dense.vectors, vector, k, params
             )
             return fused
-        # Of an edited index, the candidates' vectors alone: those of all do not lie in one array.
+        # The candidates' vectors alone: those of all rows do not lie in one array.
         rows = np.union1d(hits.rows, dense_rows)
         fused = kernels.fuse_candidates(
             np.searchsorted(rows, hits.rows),
@@ -525,7 +474,7 @@ class HybridIndex:
         return rows[fused[0]], *fused[1:]
 
     def save(self, folder: Path) -> None:
-        """Save as a folder of plain files. What it holds of this index is not written again.
+        """Save as a folder of plain files. Segments that it holds already are not written again.
 
         Raises:
             IndexFolderError: the folder holds something else, or cannot be written.
@@ -543,12 +492,14 @@ class HybridIndex:
                 "embedder": self.embedder,
                 "weights": self.embedder_weights,
                 "exact_limit": self.dense.exact_limit,
-                "codes": not self.dense.is_exact,
             },
         }
-        parts = {_BASE: storage.Part(self.base.segment_id, self.base.save)}
-        if self.edits is not None:
-            parts[_TAIL] = storage.Part(self.edits.tail.segment_id, self.edits.save)
+        parts = {
+            f"{_SEGMENT}_{n}": storage.Part(segment.segment_id, segment.save)
+            for n, segment in enumerate(self.segments)
+        }
+        if not self.rows.is_plain:
+            parts[_ROWS] = storage.Part(token_hex(8), self.rows.save)
         if self._table is not None:
             parts[_TOKENS] = storage.Part(self._table.table_id, self._table.save)
         storage.save(folder, content, parts)
@@ -570,26 +521,21 @@ class HybridIndex:
             analyser: The one that the index was built with; None for one that comes with
                 ctxguard.
             verify: As for `storage.load`.
-            opened: An index whose base is not opened again where the saved one has the same.
+            opened: An index whose segments are not opened again if the saved one has them too.
             defer: As for `storage.load`.
 
         Raises:
             IndexFolderError: not a saved index, of another version, incomplete or damaged.
             ConfigurationError: the index was built with another analyser.
         """
-        known = None if opened is None else opened.base
-        saved = storage.load(
-            folder,
-            verify=verify,
-            opened=() if known is None else (known.segment_id,),
-            defer=defer,
-        )
+        known = {} if opened is None else {each.segment_id: each for each in opened.segments}
+        saved = storage.load(folder, verify=verify, opened=known, defer=defer)
         try:
             index = cls._read(saved, analyser, known)
         except ConfigurationError:
             raise
         except Exception as error:
-            # What reads arrays and JSON raises any type for a file that is neither.
+            # Readers of arrays and JSON raise any type for a file that is neither.
             raise IndexFolderError(
                 f"{folder} is not a usable index ({type(error).__name__}: {error}); build it again "
                 "with `ctxguard index`"
@@ -598,41 +544,37 @@ class HybridIndex:
 
     @classmethod
     def _read(
-        cls, saved: storage.SavedIndex, analyser: Analyser | None, known: Segment | None
+        cls, saved: storage.SavedIndex, analyser: Analyser | None, known: Mapping[str, Segment]
     ) -> "HybridIndex":
         manifest, folder = saved.manifest, saved.files
         lexical, dense, parts = manifest["lexical"], manifest["dense"], manifest["parts"]
         files = {name: PartFiles(folder / name, mapped=saved.is_large) for name in parts}
-        load = partial(
-            Segment.load,
-            engine=lexical["engine"],
-            analyser=analyser_of_index(lexical["analyser"], analyser),
-            exact_limit=dense["exact_limit"],
-        )
-        base = known
-        if base is None or base.segment_id != parts[_BASE]:
-            if dense["codes"]:
-                codes = f"{_BASE}/{CODES}"
-                storage.check_digest(folder / codes, manifest["files"][codes]["sha256"])
-            base = load(files[_BASE], parts[_BASE], with_codes=dense["codes"])
-        edits = None
-        if _TAIL in parts:
-            tail = load(files[_TAIL], parts[_TAIL], with_codes=False)
-            deleted = files[_TAIL].array(_DELETED)
-            if deleted.dtype != np.int64 or (np.diff(deleted) <= 0).any():
-                raise ValueError(f"{_DELETED} is not as it was saved")
-            if deleted.size and not 0 <= deleted[0] <= deleted[-1] < len(base.passages):
-                raise ValueError(f"{_DELETED} names a row that the base does not have")
-            edits = Edits.of(base, tail, deleted)
         table = None
         if _TOKENS in parts:
             table = TokenTable.load(files[_TOKENS], parts[_TOKENS])
+        segments = []
+        for name in [name for name in parts if name.startswith(_SEGMENT)]:
+            segment = known.get(parts[name])
+            if segment is None:
+                codes = f"{name}/{CODES}"
+                if codes in manifest["files"]:
+                    storage.check_digest(folder / codes, manifest["files"][codes]["sha256"])
+                segment = Segment.load(
+                    files[name],
+                    parts[name],
+                    engine=lexical["engine"],
+                    analyser=analyser_of_index(lexical["analyser"], analyser),
+                    table=table,
+                    exact_limit=dense["exact_limit"],
+                )
+            segments.append(segment)
+        ids = [segment.passages.ids for segment in segments]
+        rows = Rows.load(files[_ROWS], ids) if _ROWS in parts else Rows.whole(len(ids[0]))
         report = dict(manifest["report"])
         letters = report.pop("letters")
         index = cls._of(
-            base,
-            edits,
-            table=table,
+            segments,
+            rows,
             engine=lexical["engine"],
             embedder=dense["embedder"],
             embedder_weights=dense["weights"],
@@ -651,35 +593,13 @@ class HybridIndex:
         return index
 
 
-def _searched(
-    base: Segment, edits: Edits | None
-) -> tuple[PassageTable, LexicalIndex, DenseIndex | EditedDenseIndex, ForwardIndex | None]:
-    """What a search of a base and its edits reads."""
-    if edits is None:
-        return base.passages, base.lexical, base.dense, base.forward
-    tail, row_map = edits.tail, edits.row_map
-    if not isinstance(base.lexical, Bm25sIndex) or not isinstance(tail.lexical, Bm25sIndex):
-        raise ValueError(f"an index of {base.lexical.fingerprint} has no tail")
-    return (
-        EditedPassageTable(base.passages, tail.passages, row_map),
-        EditedBm25sIndex(base.lexical, tail.lexical, row_map),
-        EditedDenseIndex(base.dense, tail.dense, row_map),
-        EditedForwardIndex(base.forward, tail.forward, row_map)
-        if base.forward is not None and tail.forward is not None
-        else None,
-    )
+def _in_order(parts: Sequence[_Part]) -> Rows:
+    return Rows.in_order([segment.passages.ids for segment, _ in parts], [k for _, k in parts])
 
 
 @cache
 def _kernels() -> Any:
     return require("ctxguard.retrieval.index.kernels", "embedded")
-
-
-def _searched_sentences(table: TokenTable, base: Segment, edits: Edits | None) -> SearchedSentences:
-    tail, row_map = (None, None) if edits is None else (edits.tail.sentences, edits.row_map)
-    if base.sentences is None or (row_map is not None and tail is None):
-        raise ValueError("there is a token table, but not every passage has sentences")
-    return SearchedSentences(table, base.sentences, tail, row_map)
 
 
 def _token_encoder(embedder: Embedder) -> TokenEncoder:
@@ -699,14 +619,13 @@ def _encode(
     table: TokenTable | None,
     progress: Progress | None,
 ) -> Encoded:
-    """Encode passages; their sentences too where there is a token table."""
+    """Encode passages, with their sentences if there is a token table."""
     texts = [searchable_text(passage) for passage in passages]
     sentences = None
     if table is None:
         vectors = embedder.encode_passages(texts, progress)
     else:
-        vectors, found = _token_encoder(embedder).encode_passages(texts, progress)
-        sentences = SentenceIndex(found, n_vocabulary=len(table.states))
+        vectors, sentences = _token_encoder(embedder).encode_passages(texts, progress)
     if vectors.shape != (len(texts), embedder.dimension):
         raise ConfigurationError(
             f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "

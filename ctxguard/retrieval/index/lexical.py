@@ -1,11 +1,11 @@
 """The lexical indexes: BM25 as bm25s scores it (the default) or as rank-bm25 does."""
 
-import json
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +14,16 @@ from ctxguard._support.extras import require
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers.english import ENGLISH
-from ctxguard.retrieval.index.part_files import ALTERED, PartFiles
-from ctxguard.retrieval.index.row_map import RowMap
-from ctxguard.retrieval.protocols import (
-    Analyser,
-    Float32Array,
-    LexicalHits,
-    LexicalIndex,
-    RowArray,
+from ctxguard.retrieval.index.part_files import (
+    ALTERED,
+    PartFiles,
+    check_numbers,
+    check_starts,
+    read_only,
+    write_texts,
 )
+from ctxguard.retrieval.index.rows import Rows
+from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalHits
 
 LexicalEngine = Literal["bm25s", "rank-bm25"]
 Postings = tuple[Float32Array, NDArray[np.int32], NDArray[np.int64]]
@@ -52,44 +53,24 @@ class Counted(NamedTuple):
     lengths: NDArray[np.int32]
 
 
-def build_lexical(engine: LexicalEngine, texts: Iterable[str], analyser: Analyser) -> LexicalIndex:
-    """Index texts, one per row.
+class _Terms(NamedTuple):
+    """The terms of a segment's passages.
 
-    Raises:
-        ConfigurationError: an engine that does not exist.
+    Attributes:
+        vocabulary: The number of each term, from 0 in its own order.
+        counted: Their counts by passage, read-only.
+        scores: The BM25 score of each posting among the segment's own passages, read-only, shape
+            (n_postings,).
     """
-    return _engine(engine).build(texts, analyser)
 
+    vocabulary: dict[str, int]
+    counted: Counted
+    scores: Float32Array
 
-def load_lexical(engine: LexicalEngine, files: PartFiles, analyser: Analyser) -> LexicalIndex:
-    """Read what ``save`` wrote.
-
-    Args:
-        engine: The one that built it.
-        files: Where it was saved.
-        analyser: The one that it was built with.
-
-    Raises:
-        ConfigurationError: an engine that does not exist.
-        ValueError, OSError: a file that is not what ``save`` wrote.
-    """
-    return _engine(engine).load(files, analyser)
-
-
-def join_lexical(
-    engine: LexicalEngine, indexes: Sequence[LexicalIndex], rows: Sequence[RowArray]
-) -> LexicalIndex:
-    """One index of several of an engine; arguments as for `Segment.joined`."""
-    joined: LexicalIndex = _engine(engine).joined(cast(Any, indexes), rows)
-    return joined
-
-
-def _engine(engine: LexicalEngine) -> "type[Bm25sIndex] | type[RankBm25Index]":
-    if engine == "bm25s":
-        return Bm25sIndex
-    if engine == "rank-bm25":
-        return RankBm25Index
-    raise ConfigurationError(f"lexical engine {engine!r} is unknown; use 'bm25s' or 'rank-bm25'")
+    @property
+    def postings(self) -> Postings:
+        """The scores and rows of all terms, one after the other, and the start of each."""
+        return self.scores, self.counted.rows, self.counted.starts
 
 
 class Bm25sIndex:
@@ -99,38 +80,44 @@ class Bm25sIndex:
     idf = ln(1 + (n − df + ½) / (df + ½)), where df passages of n have the word (Kamphuis et al.,
     ECIR 2020).
 
+    The scores of one segment are computed when it is built. With several, or deleted passages, how
+    rare each word is and how long passages are on the mean is counted anew, and each posting's
+    score is computed when it is read: it is that of an index built anew.
+
     Args:
         analyser: Splits passages and queries into terms.
-        vocabulary: The number of each term.
-        counted: How often each passage has each term.
-        scores: BM25 score of each posting, shape (n_postings,); None to compute them.
+        segments: The terms of each segment.
+        rows: Their rows.
 
     Attributes:
         analyser: As given.
-        vocabulary: As given.
-        counted: As given, read-only.
-        postings: The scores and rows of all terms, one after the other, and where each begins.
+        postings: The scores and rows of all terms; None if there is more than one plain segment.
     """
 
-    def __init__(
-        self,
-        analyser: Analyser,
-        vocabulary: dict[str, int],
-        counted: Counted,
-        scores: Float32Array | None = None,
-    ) -> None:
+    def __init__(self, analyser: Analyser, segments: Sequence[_Terms], rows: Rows) -> None:
         self.analyser = analyser
+        self._segments, self._rows = segments, rows
         self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
-        self.vocabulary = vocabulary
+        self.postings = segments[0].postings if rows.is_plain else None
+        if self.postings is None:
+            lengths = np.concatenate([each.counted.lengths for each in segments])
+            self._norms = read_only(length_norms(lengths[rows.stored]))
+            self._passages_with = [
+                self._kernels.passages_with(each.counted.rows, each.counted.starts, there)
+                for each, there in zip(segments, rows.of_segments, strict=True)
+            ]
+
+    @classmethod
+    def _of(cls, analyser: Analyser, vocabulary: dict[str, int], counted: Counted) -> Self:
+        """Score the postings of one segment."""
         # Read-only whether built or mapped, so that numba compiles one variant of each loop.
-        self.counted = Counted(*[read_only(each) for each in counted])
-        counts, rows, starts, lengths = self.counted
-        if scores is None:
-            weights = idf(np.diff(starts), len(self))
-            scores = self._kernels.posting_scores(
-                counts, rows, starts, weights, length_norms(lengths)
-            )
-        self.postings: Postings = read_only(scores), rows, starts
+        counted = Counted(*[read_only(each) for each in counted])
+        counts, rows, starts, lengths = counted
+        scores = require("ctxguard.retrieval.index.kernels", "embedded").posting_scores(
+            counts, rows, starts, idf(np.diff(starts), lengths.size), length_norms(lengths)
+        )
+        segment = _Terms(vocabulary, counted, read_only(scores))
+        return cls(analyser, [segment], Rows.whole(lengths.size))
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
@@ -142,24 +129,31 @@ class Bm25sIndex:
         pairs, counts = np.unique(words * max(lengths.size, 1) + rows, return_counts=True)
         words, rows = np.divmod(pairs, max(lengths.size, 1))
         counted = _counted(words, rows, counts, lengths, len(vocabulary))
-        return cls(analyser, vocabulary, counted)
+        return cls._of(analyser, vocabulary, counted)
 
     @classmethod
-    def joined(cls, indexes: "Sequence[Bm25sIndex]", rows: Sequence[RowArray]) -> "Bm25sIndex":
-        """One index of several, without analysing anything; arguments as for `Segment.joined`."""
+    def over(cls, indexes: "Sequence[Bm25sIndex]", rows: Rows) -> Self:
+        """Search segments as one index."""
+        segments = [each for index in indexes for each in index._segments]
+        return cls(indexes[0].analyser, segments, rows)
+
+    def merged(self) -> Self:
+        """Store the terms as one segment, without analysing anything."""
         vocabulary: dict[str, int] = {}
-        lengths = np.zeros(sum(int((new >= 0).sum()) for new in rows), np.int64)
+        lengths = np.zeros(len(self), np.int64)
         words, passages, counts = [], [], []
-        for index, new in zip(indexes, rows, strict=True):
-            counted = index.counted
-            if _has_odd_row(counted.rows, new.size):
-                raise IndexFolderError(f"{_array('rows')} {ALTERED}")
+        for segment, new in zip(self._segments, self._rows.of_segments, strict=True):
+            counted = segment.counted
+            try:
+                check_numbers("the rows", counted.rows, new.size)
+            except ValueError as error:
+                raise IndexFolderError(f"{_array('rows')} {ALTERED}") from error
             lengths[new[new >= 0]] = counted.lengths[new >= 0]
             new_rows = new[counted.rows]
             is_there = new_rows >= 0
-            old = np.repeat(np.arange(len(index.vocabulary)), np.diff(counted.starts))[is_there]
-            numbers = np.full(len(index.vocabulary), -1)
-            terms = list(index.vocabulary)
+            old = np.repeat(np.arange(len(segment.vocabulary)), np.diff(counted.starts))[is_there]
+            numbers = np.full(len(segment.vocabulary), -1)
+            terms = list(segment.vocabulary)
             for number in np.unique(old).tolist():
                 numbers[number] = vocabulary.setdefault(terms[number], len(vocabulary))
             words.append(numbers[old])
@@ -168,23 +162,39 @@ class Bm25sIndex:
         word, row, count = map(np.concatenate, (words, passages, counts))
         order = np.argsort(word * max(lengths.size, 1) + row)
         counted = _counted(word[order], row[order], count[order], lengths, len(vocabulary))
-        return cls(indexes[0].analyser, vocabulary, counted)
+        return self._of(self.analyser, vocabulary, counted)
 
     def __len__(self) -> int:
-        return self.counted.lengths.size
+        return len(self._rows)
 
     def search(self, query: str, k: int) -> LexicalHits:
-        """The at most ``k`` best rows, and every row's score."""
-        words = self.words(query)
-        if words.size == 0 or len(self) == 0:
-            return _no_hits(len(self))
-        return LexicalHits(
-            *self._kernels.search_postings(words, self.postings, len(self), min(k, len(self)))
-        )
+        """Find the at most ``k`` best rows; also return every row's score."""
+        k = min(k, len(self))
+        if self.postings is not None:
+            return LexicalHits(
+                *self._kernels.search_postings(self.words(query), self.postings, len(self), k)
+            )
+        terms = self.analyser.analyse(query)
+        frequencies = np.zeros(len(terms), np.int64)
+        numbers = []
+        for segment, passages_with in zip(self._segments, self._passages_with, strict=True):
+            words = np.array([segment.vocabulary.get(term, -1) for term in terms], np.int64)
+            frequencies[words >= 0] += passages_with[words[words >= 0]]
+            numbers.append(words)
+        all_scores, weights = np.zeros(len(self), np.float32), idf(frequencies, len(self))
+        for segment, words, rows in zip(
+            self._segments, numbers, self._rows.of_segments, strict=True
+        ):
+            counts, stored, starts, _ = segment.counted
+            self._kernels.add_scores(
+                all_scores, words, weights, counts, stored, starts, rows, self._norms
+            )
+        best = self._kernels.best_first(all_scores, k, 0.0)
+        return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
 
     def words(self, query: str) -> NDArray[np.int64]:
-        """The numbers of a query's terms, without those that no passage has."""
-        numbers = self.vocabulary
+        """Return the numbers of a query's terms in the one segment that has them."""
+        numbers = self._segments[0].vocabulary
         terms = self.analyser.analyse(query)
         return np.array([numbers[term] for term in terms if term in numbers], np.int64)
 
@@ -194,89 +204,38 @@ class Bm25sIndex:
         return f"bm25s lucene k1={K1} b={B}; {self.analyser.fingerprint}"
 
     def save(self, folder: Path) -> None:
-        """Write the postings as arrays and the vocabulary as JSON."""
-        np.save(folder / _array("scores"), self.postings[0])
-        for name, counted in self.counted._asdict().items():
-            np.save(folder / _array(name), counted)
-        _write_vocabulary(folder, list(self.vocabulary))
+        """Write the postings of one segment as arrays and its vocabulary as JSON."""
+        ((vocabulary, counted, scores),) = self._segments
+        for name, array_of in (("scores", scores), *counted._asdict().items()):
+            np.save(folder / _array(name), array_of)
+        write_texts(folder / _VOCABULARY, vocabulary)
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
         """Read what ``save`` wrote."""
-        scores, counts, rows = map(files.large_array, map(_array, ("scores", "counts", "rows")))
-        starts, lengths = map(files.array, map(_array, ("starts", "lengths")))
-        vocabulary = {word: number for number, word in enumerate(files.texts(_VOCABULARY))}
-        found = Counted(counts, rows, starts, lengths)
-        _check_postings(found, scores, len(vocabulary))
-        return cls(analyser, vocabulary, found, scores)
-
-
-class EditedBm25sIndex:
-    """The BM25 index of an edited index, with the scores that a new one would give.
-
-    How rare each word is and how long passages are on the mean change with every edit, so the
-    score of each posting is computed when it is read.
-
-    Args:
-        base: The base's index.
-        tail: The tail's index.
-        row_map: Which of their passages are there.
-
-    Attributes:
-        analyser: The base's.
-    """
-
-    def __init__(self, base: Bm25sIndex, tail: Bm25sIndex, row_map: RowMap) -> None:
-        self.analyser = base.analyser
-        self._base = base
-        self._kernels = require("ctxguard.retrieval.index.kernels", "embedded")
-        lengths = np.concatenate((base.counted.lengths, tail.counted.lengths))
-        self._norms = read_only(length_norms(lengths[row_map.stored]))
-        self._parts = [
-            (
-                index,
-                rows,
-                self._kernels.passages_with(index.counted.rows, index.counted.starts, rows),
-            )
-            for index, rows in ((base, row_map.base_rows), (tail, row_map.tail_rows))
-        ]
-
-    def __len__(self) -> int:
-        return self._norms.size
-
-    def search(self, query: str, k: int) -> LexicalHits:
-        """The at most ``k`` best rows, and every row's score."""
-        n, terms = len(self), self.analyser.analyse(query)
-        words = [
-            np.array([index.vocabulary.get(term, -1) for term in terms], np.int64)
-            for index, _, _ in self._parts
-        ]
-        frequencies = np.zeros(len(terms), np.int64)
-        for numbers, (_, _, passages_with) in zip(words, self._parts, strict=True):
-            is_known = numbers >= 0
-            frequencies[is_known] += passages_with[numbers[is_known]]
-        all_scores, weights = np.zeros(n, np.float32), idf(frequencies, n)
-        for numbers, (index, rows, _) in zip(words, self._parts, strict=True):
-            counts, stored, starts, _ = index.counted
-            self._kernels.add_scores(
-                all_scores, numbers, weights, counts, stored, starts, rows, self._norms
-            )
-        best = self._kernels.best_first(all_scores, min(k, n), 0.0)
-        return LexicalHits(best, all_scores[best].astype(np.float64), all_scores)
-
-    @property
-    def fingerprint(self) -> str:
-        """The engine, the analyser and their parameters."""
-        return self._base.fingerprint
-
-    def save(self, folder: Path) -> None:
-        """Write one index of both parts."""
-        parts, rows = zip(*[(index, rows) for index, rows, _ in self._parts], strict=True)
-        Bm25sIndex.joined(parts, rows).save(folder)
+        scores = files.large_array(_array("scores"), "float32")
+        counted = Counted(
+            files.large_array(_array("counts"), "uint16"),
+            files.large_array(_array("rows"), "int32"),
+            files.array(_array("starts"), "int64"),
+            files.array(_array("lengths"), "int32"),
+        )
+        counts, rows, starts, lengths = counted
+        vocabulary = files.vocabulary(_VOCABULARY)
+        check_starts("the postings of words", starts, len(vocabulary), rows.size)
+        if not scores.size == counts.size == rows.size:
+            raise ValueError("the lexical postings do not belong together")
+        check_numbers("the passages of lexical postings", rows, lengths.size)
+        if (lengths < 0).any():
+            raise ValueError("a passage has a negative length")
+        segment = _Terms(
+            vocabulary, Counted(*[read_only(each) for each in counted]), read_only(scores)
+        )
+        return cls(analyser, [segment], Rows.whole(lengths.size))
 
 
 def idf(passages_with: NDArray[np.int64], n_passages: int) -> FloatArray:
-    """Lucene's inverse document frequency of words that so many of n passages have, same shape."""
+    """Compute Lucene's inverse document frequency of words that so many of n passages have."""
     return np.log1p((n_passages - passages_with + 0.5) / (passages_with + 0.5))
 
 
@@ -305,30 +264,6 @@ def _counted(
     )
 
 
-def _check_postings(counted: Counted, scores: Float32Array, n_words: int) -> None:
-    """Refuse arrays with which the compiled loops would read or write outside of them.
-
-    Digests are not checked on every load.
-    """
-    counts, rows, starts, lengths = counted
-    dtypes = [str(array.dtype) for array in (counts, rows, starts, lengths, scores)]
-    if dtypes != ["uint16", "int32", "int64", "int32", "float32"]:
-        raise ValueError(f"the lexical postings are of {', '.join(dtypes)}")
-    shapes = {array.shape for array in (counts, rows, scores)}
-    if starts.shape != (n_words + 1,) or lengths.ndim != 1 or shapes != {(int(starts[-1]),)}:
-        raise ValueError("the lexical postings and the vocabulary do not belong together")
-    if starts[0] != 0 or (np.diff(starts) < 0).any():
-        raise ValueError("the lexical postings of some word end before they begin")
-    if _has_odd_row(rows, lengths.size):
-        raise ValueError(f"a lexical posting is of no passage from 0 to {lengths.size - 1}")
-    if (lengths < 0).any():
-        raise ValueError("a passage has a negative length")
-
-
-def _has_odd_row(rows: NDArray[np.int32], n_passages: int) -> bool:
-    return bool(rows.size) and not 0 <= rows.min() <= rows.max() < n_passages
-
-
 def _array(name: str) -> str:
     return f"lexical.{name}.npy"
 
@@ -346,12 +281,14 @@ class RankBm25Index:
     def __init__(self, passages: list[list[str]], analyser: Analyser) -> None:
         self.analyser = analyser
         self._passages = passages
-        # BM25Okapi divides by the number of passages and by the number of terms.
-        self._okapi: Any = (
-            require("rank_bm25", "embedded").BM25Okapi(passages, k1=K1, b=B, epsilon=0.25)
-            if any(passages)
-            else None
-        )
+        self._library = require("rank_bm25", "embedded")
+
+    @cached_property
+    def _okapi(self) -> Any:
+        """The library's index; None without terms: it divides by their number."""
+        if not any(self._passages):
+            return None
+        return self._library.BM25Okapi(self._passages, k1=K1, b=B, epsilon=0.25)
 
     @classmethod
     def build(cls, texts: Iterable[str], analyser: Analyser = ENGLISH) -> Self:
@@ -359,26 +296,23 @@ class RankBm25Index:
         return cls([analyser.analyse(text) for text in texts], analyser)
 
     @classmethod
-    def joined(
-        cls, indexes: "Sequence[RankBm25Index]", rows: Sequence[RowArray]
-    ) -> "RankBm25Index":
-        """One index of several, without analysing anything; arguments as for `Segment.joined`."""
-        passages = {
-            new: index._passages[old]
-            for index, new_rows in zip(indexes, rows, strict=True)
-            for old, new in enumerate(new_rows.tolist())
-        }
-        n_passages = len(passages) - (-1 in passages)
-        return cls([passages[row] for row in range(n_passages)], indexes[0].analyser)
+    def over(cls, indexes: "Sequence[RankBm25Index]", rows: Rows) -> Self:
+        """Search segments as one index, without analysing anything."""
+        stored = [passage for index in indexes for passage in index._passages]
+        return cls([stored[at] for at in rows.stored.tolist()], indexes[0].analyser)
+
+    def merged(self) -> Self:
+        """Return this index: its segments are one already."""
+        return self
 
     def __len__(self) -> int:
         return len(self._passages)
 
     def search(self, query: str, k: int) -> LexicalHits:
-        """The at most ``k`` best rows, and every row's score."""
+        """Find the at most ``k`` best rows; also return every row's score."""
         words = self.analyser.analyse(query)
         if self._okapi is None or not words:
-            return _no_hits(len(self._passages))
+            return LexicalHits(np.zeros(0, np.int64), np.zeros(0), np.zeros(len(self), np.float32))
         all_scores = np.maximum(self._okapi.get_scores(words), 0.0).astype(np.float32)
         rows = np.flatnonzero(all_scores)
         best = rows[np.argsort(-all_scores[rows], kind="stable")[:k]]
@@ -396,33 +330,28 @@ class RankBm25Index:
             for word in passage:
                 vocabulary.setdefault(word, len(vocabulary))
         flat = [vocabulary[word] for passage in self._passages for word in passage]
-        np.save(folder / "lexical.words.npy", np.array(flat, np.int32))
-        ends = np.cumsum([0, *map(len, self._passages)], dtype=np.int64)
-        np.save(folder / "lexical.offsets.npy", ends)
-        _write_vocabulary(folder, list(vocabulary))
+        np.save(folder / _array("words"), np.array(flat, np.int32))
+        starts = np.cumsum([0, *map(len, self._passages)], dtype=np.int64)
+        np.save(folder / _array("offsets"), starts)
+        write_texts(folder / _VOCABULARY, vocabulary)
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
         """Read what ``save`` wrote; the statistics are computed again."""
-        flat, ends = files.array("lexical.words.npy"), files.array("lexical.offsets.npy")
+        flat, starts = (
+            files.array(_array(name), "int32", "int64") for name in ("words", "offsets")
+        )
         names = files.texts(_VOCABULARY)
-        if ends.size == 0 or ends[0] != 0 or ends[-1] != flat.size or (np.diff(ends) < 0).any():
-            raise ValueError("the lexical words and their offsets do not belong together")
-        if flat.size and not (flat.min() >= 0 and flat.max() < len(names)):
-            raise ValueError("a lexical word is not in the vocabulary")
+        check_starts("the lexical words of passages", starts, starts.size - 1, flat.size)
+        check_numbers("the lexical words", flat, len(names))
         words = [names[word] for word in flat.tolist()]
-        bounds = ends.tolist()
-        return cls([words[a:b] for a, b in pairwise(bounds)], analyser)
-
-
-def _no_hits(n_passages: int) -> LexicalHits:
-    return LexicalHits(np.zeros(0, np.int64), np.zeros(0), np.zeros(n_passages, np.float32))
+        return cls([words[a:b] for a, b in pairwise(starts.tolist())], analyser)
 
 
 def _term_ids(
     texts: Iterable[str], analyser: Analyser
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, int]]:
-    """The numbers of all terms, one text after the other, where each text begins, and the terms."""
+    """Return the numbers of all terms, text after text, the start of each text, and the terms."""
     vocabulary: dict[str, int] = {}
     number, analyse = vocabulary.setdefault, analyser.analyse
     words, ends = array("q"), array("q", [0])
@@ -432,13 +361,14 @@ def _term_ids(
     return np.array(words, np.int64), np.array(ends, np.int64), vocabulary
 
 
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that cannot be written to, of a mapped array too."""
-    view = np.asarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view
+def lexical_index(engine: LexicalEngine) -> type[Bm25sIndex] | type[RankBm25Index]:
+    """Return the lexical index of an engine.
 
-
-def _write_vocabulary(folder: Path, vocabulary: list[str]) -> None:
-    text = json.dumps(vocabulary, ensure_ascii=False)
-    (folder / _VOCABULARY).write_text(text, encoding="utf-8")
+    Raises:
+        ConfigurationError: an engine that does not exist.
+    """
+    if engine == "bm25s":
+        return Bm25sIndex
+    if engine == "rank-bm25":
+        return RankBm25Index
+    raise ConfigurationError(f"lexical engine {engine!r} is unknown; use 'bm25s' or 'rank-bm25'")

@@ -1,4 +1,4 @@
-"""The passages of an index: which are valid, and how they are stored and read.
+"""The passages of an index: their validation, and how they are stored and read.
 
 Each passage is one line of JSON in a block of bytes, in memory or mapped from a file, so that a
 search reads only the passages that it returns. Rows are in the order of their ids: a tie broken by
@@ -8,7 +8,7 @@ row is a tie broken by passage id, and an index does not depend on the order of 
 import hashlib
 import json
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +20,15 @@ from numpy.typing import NDArray
 from ctxguard.core.corpus_sketch import CorpusSketch, DigestArray, passage_digest
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import DataError, IndexFolderError
-from ctxguard.retrieval.index.filters import EditedMetadataRows, FilteredRows, MetadataRows
-from ctxguard.retrieval.index.part_files import ALTERED, Lines, PartFiles
-from ctxguard.retrieval.index.row_map import RowMap
+from ctxguard.retrieval.index.filters import MetadataFields, MetadataRows
+from ctxguard.retrieval.index.part_files import (
+    ALTERED,
+    Lines,
+    PartFiles,
+    check_starts,
+    write_texts,
+)
+from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import RowArray
 
 PASSAGES = "passages.jsonl"
@@ -37,7 +43,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """What happened to the passages that an index was built from.
+    """The passages that an index was built from: indexed, left out, repaired.
 
     Attributes:
         indexed: Passages in the index.
@@ -58,7 +64,7 @@ class BuildReport:
 
 
 def without_surrogates(text: str) -> str:
-    """Text with each lone surrogate replaced by U+FFFD.
+    """Replace each lone surrogate by U+FFFD.
 
     >>> without_surrogates("a\\ud800b")
     'a\ufffdb'
@@ -67,7 +73,7 @@ def without_surrogates(text: str) -> str:
 
 
 def validate_passages(passages: Iterable[Passage]) -> tuple[list[Passage], BuildReport]:
-    """The passages that can be indexed, in the order of their ids, and what happened to the rest.
+    """Order the passages that can be indexed by their ids, and report the rest.
 
     Raises:
         DataError: a repeated or empty id, a field that is not a string, or no passage with a text
@@ -122,7 +128,7 @@ def _repaired(passage: Passage) -> Passage:
 
 
 def searchable_text(passage: Passage | Hit) -> str:
-    """The text that both legs index and a reranker reads: title and text."""
+    """Join title and text, as both legs index them and a reranker reads them."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
@@ -144,7 +150,7 @@ class PassageLines:
         return len(self._starts)
 
     def __getitem__(self, position: int, /) -> Passage:
-        """The passage at a position.
+        """Read the passage at a position.
 
         Raises:
             IndexFolderError: the file was altered since it was opened.
@@ -161,7 +167,7 @@ class PassageLines:
         return (self[position] for position in range(len(self)))
 
     def line(self, position: int) -> bytes:
-        """The line of a passage, as `passage_line` wrote it."""
+        """Return the line of a passage, as `passage_line` wrote it."""
         return self._lines[self._starts[position] : self._ends[position]]
 
 
@@ -174,6 +180,13 @@ class PassageTable(PassageLines):
         ends: As for `PassageLines`.
         ids: The id of each passage, ascending, shape (n,), dtype object.
         digests: 64 bits that identify each passage's id, title and text, shape (n,).
+        metadata: The metadata fields of each segment, and their rows; None for one segment, whose
+            fields are read from these passages.
+
+    Attributes:
+        ids: The id of each passage, ascending.
+        digests: As given.
+        metadata_rows: Finds the rows that a filter on metadata allows.
     """
 
     def __init__(
@@ -183,11 +196,17 @@ class PassageTable(PassageLines):
         ends: NDArray[np.int64],
         ids: NDArray[np.object_],
         digests: DigestArray,
+        *,
+        metadata: tuple[Sequence[MetadataFields], Rows] | None = None,
     ) -> None:
         super().__init__(lines, starts, ends)
         self._ids_by_row = ids
         self.ids: tuple[str, ...] = tuple(ids.tolist())
         self.digests = digests
+        if metadata is None:
+            metadata = [MetadataFields(self._each_metadata, len(self))], Rows.whole(len(self))
+        self._fields, _ = metadata
+        self.metadata_rows = MetadataRows(*metadata)
 
     @classmethod
     def of(cls, passages: Sequence[Passage]) -> "PassageTable":
@@ -201,18 +220,25 @@ class PassageTable(PassageLines):
         return cls._packed(lines, ids, [passage_digest(passage) for passage in passages])
 
     @classmethod
-    def joined(cls, tables: Sequence["PassageTable"], rows: Sequence[RowArray]) -> "PassageTable":
-        """One table of several; arguments as for `Segment.joined`."""
-        kept = sorted(
-            (new, table, row)
-            for table, table_rows in enumerate(rows)
-            for row, new in enumerate(table_rows.tolist())
-            if new >= 0
+    def over(cls, tables: Sequence["PassageTable"], rows: Rows) -> "PassageTable":
+        """Read segments as one table."""
+        stored, blocks = rows.stored, _Blocks(tables)
+        begins = zip(tables, blocks.starts, strict=True)
+        starts = np.concatenate([each._starts + begin for each, begin in begins])[stored]
+        sizes = np.concatenate([each._ends - each._starts for each in tables])[stored]
+        return cls(
+            blocks,
+            starts,
+            starts + sizes,
+            np.concatenate([each._ids_by_row for each in tables])[stored],
+            np.concatenate([each.digests for each in tables])[stored],
+            metadata=([fields for each in tables for fields in each._fields], rows),
         )
-        return cls._packed(
-            [tables[table].line(row) for _, table, row in kept],
-            [tables[table].ids[row] for _, table, row in kept],
-            [tables[table].digests[row] for _, table, row in kept],
+
+    def merged(self) -> "PassageTable":
+        """Store the passages as one segment."""
+        return self._packed(
+            [self.line(row) for row in range(len(self))], self.ids, self.digests.tolist()
         )
 
     @classmethod
@@ -228,25 +254,25 @@ class PassageTable(PassageLines):
             np.array(digests, dtype=np.uint64),
         )
 
+    @property
+    def n_bytes(self) -> int:
+        """The length of the block of lines of one segment."""
+        return int(self._ends[-1])
+
     def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageLines]:
-        """The ids of rows, in their order, and their passages, which are read when accessed."""
+        """Return the ids of rows, in their order, and their passages, read when accessed."""
         passages = PassageLines(self._lines, self._starts[rows], self._ends[rows])
         return tuple(self._ids_by_row[rows].tolist()), passages
 
     def row_of(self, passage_id: str) -> int | None:
-        """The row of a passage; None if it is not there."""
+        """Return the row of a passage; None if it is not there."""
         row = bisect_left(self.ids, passage_id)
         return row if row < len(self.ids) and self.ids[row] == passage_id else None
 
-    @cached_property
-    def metadata_rows(self) -> FilteredRows:
-        """Which rows a filter on metadata allows."""
-        return MetadataRows(self._each_metadata, len(self))
-
     def _each_metadata(self) -> Iterator[object]:
-        """What each passage says of itself, by row, without reading its text.
+        """Yield each passage's metadata, by row, without reading its text.
 
-        A line that cannot be read, or is not written as `passage_line` does, says nothing.
+        A line that cannot be read, or is not written as `passage_line` does, has none.
         """
         for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
             line = self._lines[start:end]
@@ -268,61 +294,39 @@ class PassageTable(PassageLines):
         return hashlib.sha256(self.digests.astype("<u8").tobytes()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write the lines, their offsets, the ids and the digests. Not for an edited table."""
+        """Write the lines of one segment, their offsets, the ids and the digests."""
         (folder / PASSAGES).write_bytes(self._lines[:])
         np.save(folder / OFFSETS, np.concatenate((np.zeros(1, np.int64), self._ends)))
-        (folder / IDS).write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
+        write_texts(folder / IDS, self.ids)
         np.save(folder / DIGESTS, self.digests)
 
     @classmethod
     def load(cls, files: PartFiles) -> "PassageTable":
         """Read what ``save`` wrote."""
         lines, n_bytes = files.lines(PASSAGES)
-        offsets, digests, ids = files.array(OFFSETS), files.array(DIGESTS), files.texts(IDS)
-        n = len(ids)
-        if (offsets.shape, digests.shape) != ((n + 1,), (n,)) or offsets[-1] != n_bytes:
-            raise ValueError(f"{PASSAGES}, {OFFSETS}, {DIGESTS} and {IDS} do not belong together")
-        if offsets[0] != 0 or (np.diff(offsets) < 0).any() or digests.dtype != np.uint64:
-            raise ValueError(f"{OFFSETS} or {DIGESTS} is not as it was saved")
-        return cls(lines, offsets[:-1], offsets[1:], np.array(ids, dtype=object), digests)
+        offsets, digests = files.array(OFFSETS, "int64"), files.array(DIGESTS, "uint64")
+        ids = np.array(files.texts(IDS), dtype=object)
+        check_starts(f"the lines of {PASSAGES}", offsets, ids.size, n_bytes)
+        if digests.shape != ids.shape:
+            raise ValueError(f"{DIGESTS} and {IDS} do not belong together")
+        return cls(lines, offsets[:-1], offsets[1:], ids, digests)
 
 
-class EditedPassageTable(PassageTable):
-    """The passages of an edited index, by row, read from where they are stored.
+class _Blocks:
+    """The blocks of bytes of several tables as one; a part never crosses a border.
 
-    Args:
-        base: The base's passages.
-        tail: The tail's passages.
-        row_map: Which of them are there.
+    Attributes:
+        starts: The start of each table's block.
     """
 
-    def __init__(self, base: PassageTable, tail: PassageTable, row_map: RowMap) -> None:
-        stored, n_bytes = row_map.stored, int(base._ends[-1])
-        super().__init__(
-            _TwoBlocks(base._lines, n_bytes, tail._lines),
-            np.concatenate((base._starts, tail._starts + n_bytes))[stored],
-            np.concatenate((base._ends, tail._ends + n_bytes))[stored],
-            np.concatenate((base._ids_by_row, tail._ids_by_row))[stored],
-            np.concatenate((base.digests, tail.digests))[stored],
-        )
-        self._base, self._tail, self._row_map = base, tail, row_map
-
-    @cached_property
-    def metadata_rows(self) -> FilteredRows:
-        """Which rows a filter on metadata allows; the base's fields are read once for all edits."""
-        return EditedMetadataRows(self._base.metadata_rows, self._tail.metadata_rows, self._row_map)
-
-
-class _TwoBlocks:
-    """Two blocks of bytes as one; a part never crosses the border."""
-
-    def __init__(self, first: Lines, n_bytes: int, second: Lines) -> None:
-        self._first, self._n_bytes, self._second = first, n_bytes, second
+    def __init__(self, tables: Sequence[PassageTable]) -> None:
+        self._blocks = [each._lines for each in tables]
+        self.starts = np.cumsum([0, *[each.n_bytes for each in tables[:-1]]]).tolist()
 
     def __getitem__(self, part: slice, /) -> bytes:
-        if part.start < self._n_bytes:
-            return self._first[part]
-        return self._second[part.start - self._n_bytes : part.stop - self._n_bytes]
+        at = bisect_right(self.starts, part.start) - 1
+        begin = self.starts[at]
+        return self._blocks[at][part.start - begin : part.stop - begin]
 
 
 def _refuse_one_key_twice(value: object) -> None:
@@ -339,7 +343,7 @@ def _refuse_one_key_twice(value: object) -> None:
 
 
 def passage_line(passage: Passage) -> bytes:
-    """A passage as one line of JSON; equal passages have equal lines.
+    """Write a passage as one line of JSON; equal passages have equal lines.
 
     Raises:
         DataError: metadata that JSON cannot hold.

@@ -1,61 +1,54 @@
 """A segment: passages that are stored together with their lexical and dense index.
 
-A segment never changes. An index holds one, its base, and for passages that were added later a
-second one, its tail. Each is a folder of its own in a saved index; whatever else is kept for each
-passage belongs there too.
+A segment never changes. An index is a list of them: one as it is built, and others for passages
+that were added later. Each is a folder of its own in a saved index; any other data of a passage
+belongs there too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal, NamedTuple
 
 from ctxguard.core.types import Passage
 from ctxguard.retrieval.index.dense import DenseIndex
 from ctxguard.retrieval.index.forward import ForwardIndex
-from ctxguard.retrieval.index.lexical import (
-    LexicalEngine,
-    build_lexical,
-    join_lexical,
-    load_lexical,
-)
+from ctxguard.retrieval.index.lexical import LexicalEngine, lexical_index
 from ctxguard.retrieval.index.part_files import Maps, PartFiles
 from ctxguard.retrieval.index.passages import PassageTable, searchable_text
-from ctxguard.retrieval.index.sentences import SentenceIndex
-from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, RowArray
+from ctxguard.retrieval.index.rows import Rows
+from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable
+from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, Sentences
 
 SignalLevel = Literal["full", "text", "none"]
-"""What is kept for signals: words in order and sentence vectors, words alone, or nothing."""
+"""The data kept for signals: words in order and sentence vectors, words alone, or none."""
 
 
 class Encoded(NamedTuple):
-    """What a model made of some passages.
+    """A model's results for some passages.
 
     Attributes:
         vectors: Unit vectors, shape (n, dimension).
-        sentences: Their sentences; None where they are not kept.
+        sentences: Their sentences; None if they are not kept.
     """
 
     vectors: Float32Array
-    sentences: SentenceIndex | None
+    sentences: Sentences | None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Passages with what is kept for each; row i is the same passage in all of it.
+    """Passages with the data kept for each; row i is the same passage in all of it.
 
     Attributes:
-        segment_id: No other segment has it.
+        segment_id: Unique to the segment.
         passages: The passages, in the order of their ids.
         lexical: Their BM25 index.
         dense: Their vectors.
-        forward: Their words in order; None where they are not kept.
-        sentences: Their sentences; None where they are not kept.
-        maps: The files of it that are mapped.
+        forward: Their words in order; None if they are not kept.
+        sentences: Their sentences; None if they are not kept.
+        maps: Its mapped files.
     """
 
     segment_id: str
@@ -76,59 +69,78 @@ class Segment:
         analyser: Analyser,
         exact_limit: int,
         signals: SignalLevel,
+        table: TokenTable | None,
     ) -> "Segment":
-        """Index passages that `validate_passages` returned, with what was encoded of them."""
-        texts = map(searchable_text, passages)
+        """Index passages that `validate_passages` returned, with a model's results for them.
+
+        Args:
+            passages: At least one.
+            encoded: A model's results for them.
+            engine: The lexical engine.
+            analyser: Splits them into terms.
+            exact_limit: As for `DenseIndex.build`.
+            signals: The data kept for signals.
+            table: The model's token table; None without sentences.
+        """
+        forward = sentences = None
+        if signals != "none":
+            forward = ForwardIndex.build(map(searchable_text, passages), analyser)
+        if table is not None and encoded.sentences is not None:
+            sentences = SentenceIndex.build(table, encoded.sentences)
         return cls(
             token_hex(8),
             PassageTable.of(passages),
-            build_lexical(engine, map(searchable_text, passages), analyser),
+            lexical_index(engine).build(map(searchable_text, passages), analyser),
             DenseIndex.build(encoded.vectors, exact_limit=exact_limit),
-            None if signals == "none" else ForwardIndex.build(texts, analyser),
-            encoded.sentences,
+            forward,
+            sentences,
         )
 
     @classmethod
-    def joined(
-        cls,
-        parts: "Sequence[tuple[Segment, NDArray[np.bool_]]]",
-        engine: LexicalEngine,
-        *,
-        exact_limit: int,
-    ) -> "Segment":
-        """One segment of several, without encoding or analysing anything.
+    def over(cls, segments: "Sequence[Segment]", rows: Rows, engine: LexicalEngine) -> "Segment":
+        """Read segments as one; it is not to be saved.
 
         Args:
-            parts: Segments, and which of their rows to keep. No id is kept twice.
+            segments: At least one, of one model, engine and analyser.
+            rows: Their rows.
             engine: Their lexical engine.
+        """
+        if rows.is_plain:
+            return segments[0]
+        lexical: Any = [each.lexical for each in segments]
+        forward = [each.forward for each in segments if each.forward is not None]
+        sentences = [each.sentences for each in segments if each.sentences is not None]
+        return cls(
+            "",
+            PassageTable.over([each.passages for each in segments], rows),
+            lexical_index(engine).over(lexical, rows),
+            DenseIndex.over([each.dense for each in segments], rows),
+            ForwardIndex.over(forward, rows) if len(forward) == len(segments) else None,
+            SentenceIndex.over(sentences, rows) if len(sentences) == len(segments) else None,
+            {file: mapped for each in segments for file, mapped in each.maps.items()},
+        )
+
+    def merged(self, exact_limit: int) -> "Segment":
+        """Store the passages as one segment, without encoding or analysing anything.
+
+        Args:
             exact_limit: As for `DenseIndex.build`.
         """
-        segments = [segment for segment, _ in parts]
-        forward = [segment.forward for segment in segments if segment.forward is not None]
-        sentences = [segment.sentences for segment in segments if segment.sentences is not None]
-        rows = _new_rows(parts)
-        n = sum(int(keep.sum()) for _, keep in parts)
-        vectors = np.empty((n, segments[0].dense.dimension), np.float32)
-        for segment, new in zip(segments, rows, strict=True):
-            vectors[new[new >= 0]] = segment.dense.vectors[new >= 0]
-        return cls(
+        lexical: Any = self.lexical
+        return Segment(
             token_hex(8),
-            PassageTable.joined([segment.passages for segment in segments], rows),
-            join_lexical(engine, [segment.lexical for segment in segments], rows),
-            DenseIndex.build(vectors, exact_limit=exact_limit),
-            ForwardIndex.joined(forward, rows) if len(forward) == len(segments) else None,
-            SentenceIndex.joined(sentences, rows) if len(sentences) == len(segments) else None,
+            self.passages.merged(),
+            lexical.merged(),
+            self.dense.merged(exact_limit),
+            None if self.forward is None else self.forward.merged(),
+            None if self.sentences is None else self.sentences.merged(),
         )
 
     def save(self, folder: Path) -> None:
         """Write plain files into a folder that is there."""
-        self.passages.save(folder)
-        self.lexical.save(folder)
-        self.dense.save(folder)
-        if self.forward is not None:
-            self.forward.save(folder)
-        if self.sentences is not None:
-            self.sentences.save(folder)
+        for each in (self.passages, self.lexical, self.dense, self.forward, self.sentences):
+            if each is not None:
+                each.save(folder)
 
     @classmethod
     def load(
@@ -138,7 +150,7 @@ class Segment:
         *,
         engine: LexicalEngine,
         analyser: Analyser,
-        with_codes: bool,
+        table: TokenTable | None,
         exact_limit: int,
     ) -> "Segment":
         """Read what ``save`` wrote.
@@ -146,35 +158,14 @@ class Segment:
         Raises:
             ValueError, KeyError, TypeError, OSError: files that ``save`` did not write together.
         """
-        segment = cls(
-            segment_id,
-            PassageTable.load(files),
-            load_lexical(engine, files, analyser),
-            DenseIndex.load(files, with_codes=with_codes, exact_limit=exact_limit),
+        passages = PassageTable.load(files)
+        parts = (
+            lexical_index(engine).load(files, analyser),
+            DenseIndex.load(files, exact_limit=exact_limit),
             ForwardIndex.load(files, analyser),
-            SentenceIndex.load(files),
-            files.maps,
+            SentenceIndex.load(files, table),
         )
-        sizes = {len(segment.passages), len(segment.lexical), len(segment.dense)}
-        if segment.forward is not None:
-            sizes.add(len(segment.forward))
-        if segment.sentences is not None:
-            sizes.add(len(segment.sentences))
+        sizes = {len(each) for each in (passages, *parts) if each is not None}
         if len(sizes) > 1:
             raise ValueError(f"its parts hold different numbers of passages: {sorted(sizes)}")
-        return segment
-
-
-def _new_rows(parts: Sequence[tuple[Segment, NDArray[np.bool_]]]) -> list[RowArray]:
-    """The row of each row of each part in the segment that joins them, −1 for those not kept."""
-    ids = np.concatenate([np.array(part.passages.ids, object)[keep] for part, keep in parts])
-    order = np.argsort(ids, kind="stable")
-    joined = np.empty(order.size, np.int64)
-    joined[order] = np.arange(order.size)
-    rows, start = [], 0
-    for _, keep in parts:
-        new = np.full(keep.size, -1, np.int64)
-        new[keep] = joined[start : start + int(keep.sum())]
-        start += int(keep.sum())
-        rows.append(new)
-    return rows
+        return cls(segment_id, passages, *parts, files.maps)
