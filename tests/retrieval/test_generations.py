@@ -250,7 +250,7 @@ class TestTheProfileFollows:
                 assert context.flags == (Flag.PROFILE_MISMATCH,)
                 assert len(context) == 3
         assert [record.name for record in caplog.records if record.name != "bm25s"] == [
-            "ctxguard.guard"
+            "ctxguard.guard.context_guard"
         ]
         assert any(line.startswith("corpus_digest is") for line in guard.differences)
         counted = registry.get_sample_value("ctxguard_flags_total", {"flag": "profile_mismatch"})

@@ -176,6 +176,8 @@ class ForwardIndex:
     def merged(self) -> Self:
         """Store the words as one segment, the same as one that was built from the texts."""
         words, starts = self.ordered
+        # Only numbers of words: a mapped file may have been altered.
+        words = _kernels().renumbered(words, np.arange(len(self.vocabulary), dtype=np.int32))
         # Numbers by first appearance, without the words that are gone.
         there, first = np.unique(np.where(words < 0, ~words, words), return_index=True)
         there = there[np.argsort(first)]
