@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.fusion import Fusion
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import FloatArray, Route, ScoreKind
+from ctxguard.core.types import FloatArray, Route
+from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.ecusum import DEFAULT_THRESHOLD, ECusum
 from ctxguard.monitor.alarms.loss_monitor import QUIET_E_VALUE, LossMonitor, PromisedLoss, Quantity
 from ctxguard.monitor.alarms.reference import (
@@ -27,8 +26,6 @@ from ctxguard.monitor.alarms.reference import (
     Correction,
     corrected,
 )
-from ctxguard.monitor.alarms.state import AlarmState, LossChanges
-from ctxguard.profile.schema import Certificate, Profile, Provenance, RouteProfile
 
 IntArray = NDArray[np.int64]
 
@@ -37,6 +34,8 @@ JUDGES = ((1.0, 1.0), (0.95, 0.98), (0.90, 0.95), (0.85, 0.90))
 
 FIRST = 10
 REQUESTS = 300_000
+PER_DAY = 200
+"""Judged losses a day; alarms are raised at the end of one."""
 LABEL_RATES = (0.05, 0.1)
 """Probabilities with which requests are labelled: those of several exports differ."""
 
@@ -109,7 +108,7 @@ def of_baseline(found: FloatArray) -> IntArray:
 
 
 def _first_alarms(found: FloatArray, ecusums: Sequence[ECusum | None] | None) -> IntArray:
-    """The 1-based request of each stream's first alarm, as ``LossMonitor`` raises it."""
+    """The losses up to each stream's first alarm, as ``LossMonitor`` raises it after a day."""
     n_streams = len(found)
     promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.5)
     logs = np.zeros((3, n_streams))
@@ -118,24 +117,26 @@ def _first_alarms(found: FloatArray, ecusums: Sequence[ECusum | None] | None) ->
     for place, ecusum in enumerate(ecusums or ()):
         if ecusum is not None:
             bets[:, place], targets[place] = ecusum.bets, ecusum.target
-    totals, squares = np.zeros(n_streams), np.zeros(n_streams)
+    baselines = [Baseline()] * n_streams
     first = np.zeros(n_streams, dtype=np.int64)
-    for n in range(1, found.shape[1] + 1):
-        losses = found[:, n - 1]
-        logs = np.maximum(logs, 0.0) + np.log1p(bets * (losses - targets))
+    for end in range(PER_DAY, found.shape[1] + 1, PER_DAY):
+        losses = found[:, end - PER_DAY : end]
+        gains = bets[:, :, None] * (losses - targets[:, None])
+        logs = np.maximum(logs, 0.0) + np.log1p(gains).sum(axis=2)
         e_values = np.exp(np.minimum(logs, 500.0)).mean(axis=0)
-        first[(first == 0) & (e_values >= DEFAULT_THRESHOLD)] = n
-        totals += losses
-        squares += losses * losses
-        is_due = (due <= min(n, LONGEST_BASELINE)) & (e_values < QUIET_E_VALUE)
-        for place in np.flatnonzero(is_due & (first == 0)).tolist():
-            baseline = Baseline(n, float(totals[place]), float(squares[place]))
+        first[(first == 0) & (e_values >= DEFAULT_THRESHOLD)] = end
+        for place in np.flatnonzero((due <= LONGEST_BASELINE) & (first == 0)).tolist():
+            day = Day(losses[place], np.ones(PER_DAY), 1.0, PER_DAY)
+            baselines[place] = baseline = baselines[place].after(day)
+            if not baseline.is_due or e_values[place] >= QUIET_E_VALUE:
+                continue
             ecusum = LossMonitor.of_corrected(
-                promise, Correction(baseline.upper_limit, 0.0, baseline.deviation, n)
+                promise, Correction(baseline.upper_limit, 0.0, baseline.deviation, end)
             ).ecusum
             assert ecusum is not None
             bets[:, place], targets[place] = ecusum.bets, ecusum.target
-            due[place] *= 2
+            baselines[place] = baseline.extended()
+            due[place] = baselines[place].due
     return first
 
 
@@ -323,21 +324,25 @@ class Ending:
 
 
 def ending(mean: float, promised: float, requests: int, repeats: int, seed: int) -> Ending:
-    """Alarms through ``AlarmState``: how soon they end, and whether they are raised again."""
+    """Alarms of an exact judge: how soon they end, and whether they are raised again."""
     rng = np.random.default_rng(seed)
     high, other = (recall_losses(each, 1.0, 1.0).judged for each in (0.3, mean))
+    promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, promised)
     ended_after, again = [], 0
     for _ in range(repeats):
-        state = AlarmState(profile_of(promised))
-        for loss in streams(high, rng, (1, 1_000))[0].tolist():
-            if _add(state, loss).raised:
-                break
+        monitor = LossMonitor.of_exact_judge(promise)
+        while not monitor.is_alarm:
+            monitor = monitor.after(one_day(high, rng))
+        monitor = monitor.alarmed()
         first_end, raised = np.inf, False
-        for n, loss in enumerate(streams(other, rng, (1, requests))[0].tolist(), start=1):
-            changes = _add(state, loss)
-            if changes.ended:
-                first_end = min(first_end, n)
-            raised |= bool(changes.raised)
+        for end in range(PER_DAY, requests + 1, PER_DAY):
+            monitor = monitor.after(one_day(other, rng))
+            if monitor.is_alarm:
+                raised |= first_end < np.inf
+                monitor = monitor.alarmed()
+            elif monitor.has_recovered:
+                first_end = min(first_end, end)
+                monitor = monitor.recovered()
         ended_after.append(first_end)
         again += raised
     delays = np.array(ended_after)
@@ -346,28 +351,6 @@ def ending(mean: float, promised: float, requests: int, repeats: int, seed: int)
     )
 
 
-def _add(state: AlarmState, loss: float) -> LossChanges:
-    return state.add_losses(Route.HYBRID, recall_loss=loss, harm=None, time_seconds=0.0)
-
-
-def profile_of(promised: float) -> Profile:
-    """A profile that promises a mean recall loss, and nothing else."""
-    certificate = Certificate(
-        alpha=promised,
-        beta=None,
-        delta=0.1,
-        baseline=f"k={FIRST}",
-        test="",
-        p_value=0.1,
-        recall_loss=promised,
-        harm=0.0,
-        n_recall=1,
-        n_queries=1,
-    )
-    route = RouteProfile(policy=RatioPolicy(), score_kind=ScoreKind.RATIO, certificate=certificate)
-    provenance = Provenance(
-        ctxguard_version="0", seed=0, dataset="simulated", dataset_digest="", depth=FIRST
-    )
-    return Profile(
-        routes={Route.HYBRID: route}, fusion=Fusion(), fingerprint={}, provenance=provenance
-    )
+def one_day(losses: FloatArray, rng: np.random.Generator) -> Day:
+    """A day of requests drawn at random, each of a question of its own."""
+    return Day.of(streams(losses, rng, (1, PER_DAY))[0], np.ones(PER_DAY), np.arange(PER_DAY))

@@ -3,8 +3,10 @@
     python -m benchmarks.alarms --repeats 1000 --json alarms.json --check
 
 Streams of judged recall losses whose mean is 0.10 and doubles after 2,000 requests; the certificate
-promises 0.12, and the e-CUSUM bets as a watch on a target of 0.12 does. A false alarm is an alarm
-in 10,000 requests in control; the delay counts from the change.
+promises 0.12, and the e-CUSUM bets as a watch on a target of 0.12 does. Days have 200 requests, and
+an alarm is raised at the end of one. A false alarm is an alarm in 10,000 requests in control; the
+delay counts from the change. ``_alarm_rhythms`` has traffic with nights, questions that many ask,
+and requests that are judged with different probabilities.
 
 Judges that err are compared with their own mean over the first requests, and with the promise on
 their scale where enough requests were graded by people too (``_alarm_judges``); ``known`` is the
@@ -26,6 +28,7 @@ from rich.table import Table
 
 from benchmarks._alarm_judges import (
     JUDGES,
+    PER_DAY,
     Comparing,
     Ending,
     IntArray,
@@ -35,6 +38,15 @@ from benchmarks._alarm_judges import (
     of_promise,
     quantile,
 )
+from benchmarks._alarm_rhythms import (
+    LONGEST_DELAY,
+    LOSSES_PER_DAY,
+    NEW,
+    RHYTHMS,
+    Rung,
+    ring_in,
+)
+from benchmarks._alarm_rhythms import missed_bars as missed_rhythm_bars
 from benchmarks._timing import environment
 from ctxguard.core.types import FloatArray, Route
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity
@@ -46,7 +58,7 @@ QUIET_REQUESTS = 10_000
 REQUESTS_BEFORE, REQUESTS_AFTER = 2_000, 3_000
 
 MOST_FALSE_ALARMS = 0.02
-LONGEST_MEDIAN_DELAY = 350
+LONGEST_MEDIAN_DELAY = LONGEST_DELAY + PER_DAY
 
 BoolArray = NDArray[np.bool_]
 
@@ -58,7 +70,8 @@ LONGEST_BY_EXACT = 1.5
 """Times the exact judge's delay; the uncertainty of the target comes on top."""
 AFTER_ALARM = (0.05, 0.10, 0.11, 0.13, 0.15, 0.20)
 """Mean losses after an alarm."""
-REQUESTS_AFTER_ALARM, ALARMS_FOLLOWED = 20_000, 10
+REQUESTS_AFTER_ALARM, ALARMS_FOLLOWED = 20_000, 100
+RHYTHM_STREAMS = 500
 
 
 def whole_losses(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> FloatArray:
@@ -192,6 +205,25 @@ def endings_table(rows: Sequence[Ending]) -> Table:
     return result
 
 
+def rhythms_table(rungs: Sequence[Rung]) -> Table:
+    """False alarms and delays of each rhythm, by what losses are compared with."""
+    result = Table(title=f"rhythms of a day, promised {TARGET}; delay to the end of a day")
+    for name in ("rhythm", "reference"):
+        result.add_column(name, no_wrap=True)
+    for name in ("a day", "false", "too early", "median delay", "90% within"):
+        result.add_column(name, justify="right")
+    for rung in rungs:
+        result.add_row(
+            rung.rhythm,
+            rung.reference,
+            str(rung.per_day),
+            f"{rung.false_alarms} of {rung.repeats}",
+            str(rung.early),
+            *[_delay(delay) for delay in (rung.median_delay, rung.late_delay)],
+        )
+    return result
+
+
 def table(ringings: Sequence[Ringing]) -> Table:
     """The alarms as a person reads them."""
     result = Table(
@@ -253,7 +285,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mean in AFTER_ALARM
     ]
     console.print(endings_table(endings))
+    rungs = [
+        ring_in(rhythm, reference, per_day, min(repeats, RHYTHM_STREAMS), seed + 4)
+        for rhythm in RHYTHMS
+        for reference in NEW
+        for per_day in LOSSES_PER_DAY
+    ]
+    console.print(rhythms_table(rungs))
     missed = missed_bars(ringings, repeats) + missed_judge_bars(comparisons)
+    missed += missed_rhythm_bars(rungs, MOST_FALSE_ALARMS)
     console.print(f"Bars: {'; '.join(missed) or 'met'}. {time.perf_counter() - start:.0f} s.")
     if options.json is not None:
         results = {
@@ -264,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "ringing": [asdict(found) for found in ringings],
             "judges": [asdict(row) for row in comparisons],
             "endings": [asdict(row) for row in endings],
+            "rhythms": [asdict(rung) for rung in rungs],
             "missed": missed,
         }
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

@@ -132,7 +132,7 @@ class MonitorSettings(JudgeSettings, IndexSystem):
 def monitor(settings: MonitorSettings) -> None:
     """Judge sampled requests, and serve live estimates to Prometheus.
 
-    Several monitors may share a store; give --profile to one of them.
+    Several monitors may share a store; give --profile to each of them.
 
     For notifications, load the alerting rules that `ctxguard metrics rules`
     prints into Prometheus, and let Alertmanager send what fires:

@@ -104,9 +104,8 @@ class Monitor:
         audit: Estimates what the retriever missed; None for no audit.
         redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
             samples' own (``Privacy.redactor``) is to texts that are stored; None for no redaction.
-        alarms: The alarms of one profile; None for none. They see only what this process judges,
-            so give them to one of the monitors that share a store. What they have seen is
-            forgotten: ``restore_alarms`` restores what was saved.
+        alarms: The alarms of one profile; None for none. They compare what all monitors that were
+            given the profile have judged. ``restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the alarms' profile; None compares nothing.
         switch_path: The profile file to switch to its safe policy when recall loss breaks its
@@ -263,6 +262,7 @@ class Monitor:
                 self._alarms.check_corpus(self._corpus_sketch())
             if not self.exact:
                 self._alarms.correct_judge()
+            self._alarms.evaluate()
             self._alarms.save()
         return self.report()
 

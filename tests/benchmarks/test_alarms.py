@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import alarms
-from benchmarks._alarm_judges import Comparing, of_baseline, profile_of, recall_losses, streams
+from benchmarks._alarm_judges import PER_DAY, Comparing, of_baseline, recall_losses, streams
+from benchmarks._alarm_rhythms import NEW, RHYTHMS, Rhythm, ring_in
+from benchmarks._alarm_rhythms import missed_bars as missed_rhythm_bars
 from benchmarks.alarms import (
     LOSSES,
     Ringing,
@@ -18,38 +20,49 @@ from benchmarks.alarms import (
     missed_judge_bars,
     ring,
 )
-from ctxguard.core.types import Route
-from ctxguard.monitor.alarms import AlarmState
+from ctxguard.monitor.alarms import LossMonitor, ReferenceKind
+from ctxguard.monitor.alarms.day import Day
 
 
-def first_alarm(stream: list[float], *, exact: bool) -> int:
-    """The 1-based request at which the alarms of a monitor ring; 0 where they never do."""
-    state = AlarmState(profile_of(alarms.TARGET))
-    state.set_judge(exact=exact)
-    for n, loss in enumerate(stream, start=1):
-        if state.add_losses(Route.HYBRID, recall_loss=loss, harm=None, time_seconds=0.0).raised:
-            return n
+def first_alarm(stream: list[float], monitor: LossMonitor) -> int:
+    """The losses up to the alarm of a monitor that sees them day by day; 0 if it never rings."""
+    for end in range(PER_DAY, len(stream) + 1, PER_DAY):
+        losses = np.array(stream[end - PER_DAY : end])
+        monitor = monitor.after(Day.of(losses, np.ones(PER_DAY), np.arange(PER_DAY)))
+        if monitor.is_alarm:
+            return end
     return 0
 
 
 @pytest.mark.parametrize("losses", LOSSES)
 @pytest.mark.parametrize("mean", [0.12, 0.3])
-def test_many_streams_at_once_ring_when_the_alarms_do(losses: str, mean: float) -> None:
+def test_many_streams_at_once_ring_when_the_monitor_does(losses: str, mean: float) -> None:
     found = LOSSES[losses](np.random.default_rng(1), mean, (8, 400))
-    expected = [first_alarm(stream, exact=True) for stream in found.tolist()]
+    exact = LossMonitor.of_exact_judge(alarms.PROMISE)
+    expected = [first_alarm(stream, exact) for stream in found.tolist()]
     assert ecusum(found).tolist() == expected
     assert any(expected) == (mean == 0.3)
 
 
-def test_many_streams_with_a_baseline_ring_when_the_alarms_do() -> None:
+def test_many_streams_with_a_baseline_ring_when_the_monitor_does() -> None:
     rng = np.random.default_rng(2)
     before, after = (recall_losses(mean, 0.95, 0.98).judged for mean in (0.1, 0.25))
     found = np.concatenate(
-        [streams(before, rng, (4, 1_300)), streams(after, rng, (4, 700))], axis=1
+        [streams(before, rng, (4, 1_400)), streams(after, rng, (4, 800))], axis=1
     )
-    expected = [first_alarm(stream, exact=False) for stream in found.tolist()]
+    baseline = LossMonitor.of_baseline(alarms.PROMISE)
+    expected = [first_alarm(stream, baseline) for stream in found.tolist()]
     assert of_baseline(found).tolist() == expected
-    assert sum(rang > 1_300 for rang in expected) >= 3
+    assert sum(rang > 1_400 for rang in expected) >= 3
+
+
+@pytest.mark.parametrize("reference", NEW)
+@pytest.mark.parametrize("rhythm", RHYTHMS, ids=lambda rhythm: rhythm.name)
+def test_rhythms_ring_seldom_and_a_doubled_loss_soon(
+    rhythm: Rhythm, reference: ReferenceKind
+) -> None:
+    rungs = [ring_in(rhythm, reference, per_day, 40, 1) for per_day in (200, 1_000)]
+    assert missed_rhythm_bars(rungs, alarms.MOST_FALSE_ALARMS) == []
 
 
 def test_a_judge_that_errs_has_another_mean_than_the_truth() -> None:
@@ -72,15 +85,16 @@ def test_the_alarm_keeps_its_bars() -> None:
 
 
 def test_a_missed_bar_is_named() -> None:
-    slow = Ringing("0 or 1", 100, 5, 10, 0, 0, 400.0, 700.0)
+    slow = Ringing("0 or 1", 100, 5, 10, 0, 0, 600.0, 700.0)
     assert missed_bars([slow], 100) == [
         "0 or 1: 5 false alarms",
-        "0 or 1: median delay 400.0",
+        "0 or 1: median delay 600.0",
     ]
 
 
 def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "QUIET_REQUESTS", 1_000)
+    monkeypatch.setattr(alarms, "RHYTHMS", RHYTHMS[:1])
     monkeypatch.setattr(alarms, "JUDGES", ((1.0, 1.0), (0.95, 0.98)))
     monkeypatch.setattr(alarms, "AFTER_ALARM", (0.05,))
     monkeypatch.setattr(alarms, "REQUESTS_AFTER_ALARM", 1_000)

@@ -88,6 +88,7 @@ def serve(
     rates: JudgingRates = DEFAULT_RATES,
     privacy: Privacy = DEFAULT_PRIVACY,
     filters: Sequence[Where | None] = (None,),
+    days_ago: float = 0.0,
 ) -> Traffic:
     """Serve ``n`` requests and sample all of them into ``folder/samples.db``.
 
@@ -98,6 +99,7 @@ def serve(
         misleading: Share of the passages whose text says the opposite of what they are worth.
         profile: What the guard serves by; k = 5 unless given.
         filters: Of the requests, in turn.
+        days_ago: When they were answered; alarms wait for the end of the day.
     """
     relevant: dict[str, frozenset[str]] = {}
     texts: dict[str, str] = {}
@@ -128,6 +130,10 @@ def serve(
             pools[query].append(Hit(name, score, text=texts[name]))
         relevant[query] = frozenset(right)
     writer = sample_to(f"sqlite:///{folder / 'samples.db'}", rate=1.0, rates=rates, privacy=privacy)
+    offer = writer.sampler.offer
+    writer.sampler.offer = lambda context, probability, now: offer(  # type: ignore[method-assign]
+        context, probability, now - days_ago * 86_400.0
+    )
     metadata = {"tenant": ["a", "b"], "level": 3}
 
     def search(query: str, *, depth: int, where: Where | None = None) -> list[Hit]:

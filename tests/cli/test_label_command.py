@@ -353,7 +353,7 @@ class TestAlarm:
         rates = JudgingRates(
             dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=1.0
         )
-        made = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=rates)
+        made = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=rates, days_ago=2.0)
         assert judged(run, made, tmp_path, "--profile", tmp_path / "profile.json").exit_code == 1
         return made
 

@@ -236,7 +236,9 @@ class TestLanguageModel:
     ) -> None:
         profile = profile_of(BROKEN)
         profile.save(tmp_path / "p.json")
-        traffic = serve(tmp_path, 12, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
+        traffic = serve(
+            tmp_path, 12, profile=profile, relevant_ranks=[4], rates=EVERYTHING, days_ago=2.0
+        )
         options = ("--profile", tmp_path / "p.json")
         found = json.loads(self.judge(run, endpoint, traffic, *options, "--json").stdout)
         (promise,) = found["promises"]
@@ -275,7 +277,7 @@ class TestAlarms:
     def broken(self, folder: Path, n: int = 60) -> Traffic:
         profile = profile_of(BROKEN)
         profile.save(folder / "profile.json")
-        return serve(folder, n, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
+        return serve(folder, n, profile=profile, relevant_ranks=[4], rates=EVERYTHING, days_ago=2.0)
 
     def test_a_broken_promise_rings(self, once: Callable[..., Result], tmp_path: Path) -> None:
         traffic = self.broken(tmp_path)
@@ -315,7 +317,7 @@ class TestAlarms:
     ) -> None:
         profile = profile_of(RatioPolicy(k=10, min_ratio=0.0))
         profile.save(tmp_path / "p.json")
-        traffic = serve(tmp_path, 40, profile=profile, rates=EVERYTHING)
+        traffic = serve(tmp_path, 40, profile=profile, rates=EVERYTHING, days_ago=2.0)
         result = once(traffic, "--profile", tmp_path / "p.json", "--json")
         assert result.exit_code == 0
         found = json.loads(result.stdout)

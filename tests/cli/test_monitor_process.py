@@ -64,18 +64,20 @@ def metrics(url: str, line: str) -> str:
 def test_estimates_and_alarms_are_served_until_it_is_told_to_end(tmp_path: Path) -> None:
     profile = profile_of(BROKEN)
     profile.save(tmp_path / "p.json")
-    traffic = serve(tmp_path, 40, profile=profile, relevant_ranks=[4], rates=EVERYTHING)
+    traffic = serve(
+        tmp_path, 40, profile=profile, relevant_ranks=[4], rates=EVERYTHING, days_ago=2.0
+    )
     labels = traffic.write_labels(tmp_path / "labels.jsonl")
     system = tmp_path / "system.toml"
     system.write_text("[monitor]\nrefresh-seconds = 0.1", encoding="utf-8")
     options = ("--judge", "labels", "--labels", labels, "--profile", tmp_path / "p.json")
     with monitor(traffic, *options, "--system", system) as process:
         url = url_of(process)
+        metrics(url, r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$')
         text = metrics(url, r'^ctxguard_judged_samples_total\{outcome="judged"\} 40\.0$')
         assert re.search(
             r'^ctxguard_estimate\{metric="recall",window="all_retained"\} 0\.0$', text, re.M
         )
-        assert re.search(r'^ctxguard_alarm_active\{kind="recall_loss",.*\} 1\.0$', text, re.M)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0

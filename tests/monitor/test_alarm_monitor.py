@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from watching import Watching
 
 from ctxguard.core.context import Context
@@ -12,6 +13,7 @@ from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
+from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
@@ -19,8 +21,9 @@ from tests.profiles import CERTIFICATE, profile_with
 
 MakeContext = Callable[..., Context]
 POOL = [f"p{rank}" for rank in range(10)]
-LOST = {"q": {"p4": 1}, "found": {"p0": 1}}
-"""Of the first query, the only relevant passage is never served."""
+LOST = {f"lost {n}": {"p4": 1} for n in range(400)}
+FOUND = {f"found {n}": {"p0": 1} for n in range(400)}
+"""The only relevant passage of a query: never served, and always."""
 
 PROFILE = profile_with(
     {
@@ -38,7 +41,7 @@ def watching(
     *, rates: JudgingRates | None = None, url: str = "sqlite://", path: Path | None = None
 ) -> Watching:
     return Watching(
-        LabelJudge(LOST),
+        LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
         url=url,
         alarms=AlarmState(PROFILE),
@@ -47,10 +50,18 @@ def watching(
 
 
 def served(
-    make_context: MakeContext, n: int, profile_id: str | None = PROFILE.profile_id
+    make_context: MakeContext,
+    n: int,
+    profile_id: str | None = PROFILE.profile_id,
+    *,
+    query: str = "lost {}",
 ) -> list[Context]:
     return [
-        replace(make_context(POOL, 3, request_id=f"r{i}"), profile_id=profile_id) for i in range(n)
+        replace(
+            make_context(POOL, 3, request_id=f"{query} r{i}", query=query.format(i)),
+            profile_id=profile_id,
+        )
+        for i in range(n)
     ]
 
 
@@ -58,27 +69,76 @@ def kinds(live: Watching) -> list[AlarmKind]:
     return [alarm.kind for alarm in live.monitor.alarms.active()]
 
 
-def test_a_broken_promise_rings_and_asks_for_labels(make_context: MakeContext) -> None:
+def test_a_broken_promise_rings_once_the_day_is_over_and_asks_for_labels(
+    make_context: MakeContext,
+) -> None:
     live = watching()
     live.watch(*served(make_context, 60))
+    live.monitor.maintain()
+    assert kinds(live) == []
+    live.end_day()
     assert kinds(live) == [AlarmKind.RECALL_LOSS]
     reasons = dict(live.store.label_queue())
     assert set(reasons.values()) == {"recall_loss"}
     assert 0 < len(reasons) <= 30
 
 
+def test_a_day_is_compared_once_none_of_its_samples_waits(make_context: MakeContext) -> None:
+    live = watching()
+    live.serve(*served(make_context, 80))
+    live.monitor.step(60)
+    live.end_day()
+    assert kinds(live) == []
+    live.monitor.step(60)
+    live.monitor.maintain()
+    assert kinds(live) == [AlarmKind.RECALL_LOSS]
+
+
+def test_the_first_hours_of_a_day_alone_raise_no_alarm(make_context: MakeContext) -> None:
+    live = watching()
+    live.watch(*served(make_context, 60))
+    live.now += 80_000.0
+    live.watch(*served(make_context, 400, query="found {}"))
+    for _ in range(2):
+        live.end_day()
+    assert kinds(live) == []
+
+
+def test_what_other_monitors_judged_counts(make_context: MakeContext) -> None:
+    one = watching()
+    one.watch(*served(make_context, 30))
+    other = Watching(LabelJudge(LOST | FOUND), store=one.store, alarms=AlarmState(PROFILE))
+    other.end_day()
+    assert kinds(other) == [AlarmKind.RECALL_LOSS]
+
+
+def test_requests_that_are_sampled_seldom_count_for_those_that_were_not(
+    make_context: MakeContext,
+) -> None:
+    """From traffic to /metrics: a rate limit samples the good, busy hours a tenth as often."""
+    # 40 of 140 judged requests have a loss: 4% or 29% of the traffic, promised are 12%.
+    for quiet_rate, active in ((1.0, None), (0.1, 1.0)):
+        live = watching()
+        registry = CollectorRegistry()
+        MonitorCollector(live.monitor, registry)
+        live.watch(*served(make_context, 40), probability=quiet_rate)
+        live.watch(*served(make_context, 100, query="found {}"), probability=0.1)
+        live.end_day()
+        labels = {"kind": "recall_loss", "severity": "alarm", "route": "external"}
+        labels["reference"] = "promise"
+        assert registry.get_sample_value("ctxguard_alarm_active", labels) == active
+
+
 def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses(
     make_context: MakeContext,
 ) -> None:
     live = watching()
-    found = [replace(one, query="found") for one in served(make_context, 40)]
-    live.watch(*found)
+    live.watch(*served(make_context, 40, query="found {}"))
     live.watch(*served(make_context, 60))
-    (alarm,) = live.monitor.alarms.active()
+    live.end_day()
     requested = [sample_id for sample_id, _ in live.store.label_queue()]
     assert len(requested) == 30
-    assert min(requested[: alarm.n]) > 40 >= max(requested[alarm.n :])
-    assert live.monitor._alarms._samples_to_label(replace(alarm, route=Route.DENSE)) == []
+    assert min(requested) > 40
 
 
 def test_the_profile_file_is_switched_to_its_safe_policy(
@@ -88,6 +148,7 @@ def test_the_profile_file_is_switched_to_its_safe_policy(
     PROFILE.save(path)
     live = watching(path=path)
     live.watch(*served(make_context, 60))
+    live.end_day()
     assert Profile.load(path).routes[Route.EXTERNAL].policy == RatioPolicy(k=10)
 
 
@@ -97,12 +158,14 @@ def test_what_another_profile_served_does_not_count(
 ) -> None:
     live = watching()
     live.watch(*served(make_context, 60, profile_id))
+    live.end_day()
     assert kinds(live) == []
 
 
 def test_what_was_served_in_shadow_does_not_count(make_context: MakeContext) -> None:
     live = watching()
     live.watch(*[replace(one, mode=Mode.SHADOW) for one in served(make_context, 60)])
+    live.end_day()
     assert kinds(live) == []
 
 
@@ -111,15 +174,16 @@ def test_pools_judged_because_nothing_was_served_do_not_count(make_context: Make
         rates=JudgingRates(baseline_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0)
     )
     live.watch(*served(make_context, 60))
+    live.end_day()
     assert AlarmKind.RECALL_LOSS not in kinds(live)
 
 
 def test_alarms_outlive_the_monitor(make_context: MakeContext) -> None:
     live = watching()
     live.watch(*served(make_context, 60))
-    live.monitor.maintain()
+    live.end_day()
 
-    again = Watching(LabelJudge(LOST), store=live.store, alarms=AlarmState(PROFILE))
+    again = Watching(LabelJudge(LOST | FOUND), store=live.store, alarms=AlarmState(PROFILE))
     again.monitor.restore_alarms()
     assert again.monitor.alarms.active() == live.monitor.alarms.active() != ()
 
@@ -127,7 +191,7 @@ def test_alarms_outlive_the_monitor(make_context: MakeContext) -> None:
 def test_a_changed_corpus_warns_once_until_it_is_the_former_again() -> None:
     former, present = CorpusSketch.of(range(100)), [CorpusSketch.of(range(200))]
     live = Watching(
-        LabelJudge(LOST),
+        LabelJudge(LOST | FOUND),
         alarms=AlarmState(PROFILE.model_copy(update={"corpus": former})),
         corpus_sketch=lambda: present[-1],
     )

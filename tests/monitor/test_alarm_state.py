@@ -3,9 +3,11 @@
 import math
 import os
 import random
-import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,8 +27,10 @@ from ctxguard.monitor.alarms import (
     ReferenceKind,
     Severity,
 )
+from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import FIRST_BASELINE, Correction
+from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Evidence, Interval, Profile, RouteProfile, SegmentProfile
 from tests.profiles import CERTIFICATE, profile_with
 
@@ -52,6 +56,7 @@ PROFILE = profile_of()
 FORM = TypeAdapter(LossMonitor)
 PROMISE = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, 0.12)
 MONITOR = LossMonitor.of_exact_judge(PROMISE)
+QUESTIONS = count()
 
 
 def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
@@ -60,22 +65,33 @@ def state_of(profile: Profile = PROFILE, *, exact: bool = True) -> AlarmState:
     return state
 
 
+def row(loss: float | None, harm: float | None = None, route: Route = Route.HYBRID) -> LossRow:
+    return LossRow(0, 1.0, PROFILE.profile_id, route.value, next(QUESTIONS), 0.5, 0.1, loss, harm)
+
+
 def lose(
-    state: AlarmState, loss: float | None, times: int, *, harm: float | None = None, at: float = 1.0
+    state: AlarmState,
+    loss: float | None,
+    times: int,
+    *,
+    harm: float | None = None,
+    at: float = 1.0,
 ) -> list[Alarm]:
-    return [
-        alarm
-        for _ in range(times)
-        for alarm in state.add_losses(
-            Route.HYBRID, recall_loss=loss, harm=harm, time_seconds=at
-        ).raised
-    ]
+    """A day of requests of different questions, each with the same loss."""
+    return state.add_day([row(loss, harm) for _ in range(times)], at).raised
+
+
+def day(mean: float, rng: random.Random, n: int = 200) -> list[LossRow]:
+    return [row(float(rng.random() < mean)) for _ in range(n)]
 
 
 def learn(state: AlarmState) -> None:
-    """Losses with a mean of 0.12, until the baseline is known."""
-    for n in range(FIRST_BASELINE):
-        lose(state, float(n % 8 == 0), 1)
+    """A day with a mean loss of 0.12, after which the baseline is known."""
+    state.add_day([row(float(n % 8 == 0)) for n in range(FIRST_BASELINE)], 1.0)
+
+
+def losses_of(losses: Sequence[float]) -> Day:
+    return Day.of(np.array(losses), np.ones(len(losses)), np.arange(len(losses)))
 
 
 def monitor_of(state: AlarmState, reference: ReferenceKind) -> LossMonitor:
@@ -134,11 +150,8 @@ class TestWhatIsMonitored:
 
     def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
         monitor = LossMonitor.of_exact_judge(replace(PROMISE, at_most=0.0))
-        once = monitor.after(1.0)
-        assert not once.is_alarm
-        for _ in range(20):
-            once = once.after(1.0)
-        assert once.is_alarm
+        assert not monitor.after(losses_of([1.0])).is_alarm
+        assert monitor.after(losses_of([1.0] * 20)).is_alarm
 
     @pytest.mark.parametrize(
         ("at_most", "bound"),
@@ -166,8 +179,7 @@ class TestLossMonitor:
             LossMonitor.of_baseline(promise),
             LossMonitor.of_corrected(promise, Correction(0.3, 0.02, 0.3, 80)),
         ):
-            for loss in losses:
-                monitor = monitor.after(loss * bound)  # noqa: PLW2901
+            monitor = monitor.after(losses_of([loss * bound for loss in losses]))  # noqa: PLW2901
             stored = FORM.dump_json(monitor)
             assert FORM.validate_json(stored) == monitor
 
@@ -178,40 +190,34 @@ class TestLossMonitor:
             )
             for bound in (1.0, 4.0)
         )
-        for loss in (0.5, 0.0, 1.0):
-            small, large = small.after(loss), large.after(4.0 * loss)
+        losses = np.array([0.5, 0.0, 1.0])
+        small, large = small.after(losses_of(losses)), large.after(losses_of(4.0 * losses))
         assert small.ecusum == large.ecusum
         assert large.run_mean == pytest.approx(4.0 * small.run_mean)
 
     def test_a_loss_above_its_bound_counts_as_the_bound(self) -> None:
         monitor = LossMonitor.of_exact_judge(PromisedLoss(Route.HYBRID, Quantity.HARM, 0.5, 2.0))
-        assert monitor.after(7.0).ecusum == monitor.after(2.0).ecusum
+        seven, two = (monitor.after(losses_of([loss])) for loss in (7.0, 2.0))
+        assert seven.ecusum == two.ecusum
 
     def test_the_mean_is_taken_since_about_when_the_losses_rose(self) -> None:
         monitor = MONITOR
-        for loss in [0.0] * 300 + [0.5] * 40:
-            monitor = monitor.after(loss)
+        for losses in ([0.0] * 300, [0.5] * 20, [0.5] * 20):
+            monitor = monitor.after(losses_of(losses))
         assert (monitor.run_n, monitor.run_mean) == (40, 0.5)
 
     def test_before_any_loss_there_is_no_mean(self) -> None:
         assert MONITOR.run_mean is None
 
-    @pytest.mark.parametrize("loss", [-0.1, math.nan, math.inf])
-    def test_a_loss_that_is_none_is_refused(self, loss: float) -> None:
-        with pytest.raises(ConfigurationError, match="recall_loss"):
-            MONITOR.after(loss)
-
 
 class TestRaising:
     def test_a_recall_loss_that_doubles_raises_an_alarm_with_its_figures(self) -> None:
         rng, state = random.Random(1), state_of()
-        quiet = [lose(state, float(rng.random() < 0.10), 1) for _ in range(1_000)]
-        assert not any(quiet)
-        alarms: list[Alarm] = []
-        n = 0
+        assert not any(state.add_day(day(0.10, rng), 1.0).raised for _ in range(10))
+        alarms, days = list[Alarm](), 0
         while not alarms:
-            alarms, n = lose(state, float(rng.random() < 0.20), 1, at=1e9), n + 1
-        assert n <= 600
+            alarms, days = state.add_day(day(0.20, rng), 1e9).raised, days + 1
+        assert days <= 3
         (alarm,) = alarms
         assert alarm.kind is AlarmKind.RECALL_LOSS
         assert alarm.severity is Severity.ALARM
@@ -248,8 +254,21 @@ class TestRaising:
         assert [monitor.n for monitor in state.report().losses] == [0, 0]
 
     def test_a_route_without_a_promise_never_raises_an_alarm(self) -> None:
-        judged = state_of().add_losses(Route.DENSE, recall_loss=1.0, harm=5.0, time_seconds=1.0)
+        judged = state_of().add_day([row(1.0, 5.0, Route.DENSE)] * 100, 1.0)
         assert judged == ([], [])
+
+    def test_a_question_asked_forty_times_in_four_hundred_does_not_break_a_promise(self) -> None:
+        rng, state = random.Random(2), state_of()
+        viral = replace(row(1.0), question=-1)
+        assert state.add_day([viral] * 40 + day(0.10, rng, 360), 1.0).raised == []
+
+    def test_losses_count_by_the_traffic_that_they_stand_for(self) -> None:
+        rng = random.Random(3)
+        seldom = [replace(each, recall_probability=0.05) for each in day(0.08, rng, 400)]
+        often = [replace(each, recall_probability=0.5) for each in day(0.40, rng, 400)]
+        assert state_of().add_day([*seldom, *often], 1.0).raised == []
+        alike = [replace(each, recall_probability=0.5) for each in (*seldom, *often)]
+        assert state_of().add_day(alike, 1.0).raised != []
 
     def test_a_recall_loss_above_one_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="recall_loss"):
@@ -267,24 +286,17 @@ class TestActiveAlarms:
     def test_it_ends_when_it_is_as_certain_that_the_promise_is_kept(self) -> None:
         state = state_of()
         (alarm,) = lose(state, 1.0, 50)
-        lose(state, 0.0, 50)
+        lose(state, 0.0, 20)
         assert state.active() == (alarm,)
-        ended = [
-            change
-            for _ in range(100)
-            for change in state.add_losses(
-                Route.HYBRID, recall_loss=0.0, harm=None, time_seconds=2.0
-            ).ended
-        ]
-        assert ended == [alarm]
+        assert state.add_day([row(0.0) for _ in range(100)], 2.0).ended == [alarm]
         assert state.active() == ()
         assert lose(state, 1.0, 50) != []
 
     def test_it_does_not_end_while_the_loss_stays_at_what_is_promised(self) -> None:
         rng, state = random.Random(3), state_of()
         lose(state, 1.0, 50)
-        for _ in range(10_000):
-            lose(state, float(rng.random() < 0.13), 1)
+        for _ in range(50):
+            state.add_day(day(0.13, rng), 2.0)
         assert [alarm.kind for alarm in state.active()] == [AlarmKind.RECALL_LOSS]
 
     def test_evidence_against_the_promise_takes_the_place_of_an_alarm_against_a_baseline(
@@ -358,15 +370,6 @@ class TestActiveAlarms:
         assert status == 0
         assert len(state.active()) == 1
 
-    def test_threads_lose_no_loss(self) -> None:
-        state = state_of()
-        threads = [threading.Thread(target=lose, args=(state, 0.0, 200)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert state.report().losses[0].n == 800
-
 
 class TestRestarting:
     @given(st.lists(st.floats(0.0, 1.0), max_size=60), st.integers(0, 60))
@@ -376,12 +379,12 @@ class TestRestarting:
     ) -> None:
         through, stopped = state_of(), state_of()
         for loss in losses[:stopped_at]:
-            lose(through, loss, 1, harm=loss)
-            lose(stopped, loss, 1, harm=loss)
+            lose(through, loss, 10, harm=loss)
+            lose(stopped, loss, 10, harm=loss)
         resumed = state_of()
         assert resumed.restore(stopped.to_json())
         for loss in losses[stopped_at:]:
-            assert lose(through, loss, 1, harm=loss) == lose(resumed, loss, 1, harm=loss)
+            assert lose(through, loss, 10, harm=loss) == lose(resumed, loss, 10, harm=loss)
         assert resumed.report() == through.report()
 
     def test_another_profile_starts_afresh(self) -> None:
@@ -446,6 +449,6 @@ class TestRestarting:
         assert resumed.active() == ()
 
     def test_a_state_of_another_format_is_refused_by_its_number(self) -> None:
-        other = state_of().to_json().replace('"format": 4', '"format": 5')
-        with pytest.raises(DataError, match=r"format 5; this release reads 4"):
+        other = state_of().to_json().replace('"format": 5', '"format": 6')
+        with pytest.raises(DataError, match=r"format 6; this release reads 5"):
             state_of().restore(other)

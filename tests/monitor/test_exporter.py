@@ -213,6 +213,7 @@ def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -
     assert one(samples, "ctxguard_alarm_target", **labels) == CERTIFICATE.alpha
     assert one(samples, "ctxguard_alarm_e_value", **labels) is None
     live.watch(replace(make_context(POOL, 3, query="one"), profile_id=profile.profile_id))
+    live.end_day()
     assert one(scrape(registry), "ctxguard_alarm_e_value", **labels) > 1.0
 
 

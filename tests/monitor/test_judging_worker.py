@@ -16,13 +16,21 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.errors import StoreLockedError
 from ctxguard.monitor.alarms import AlarmState
+from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judging import lease, result_buffer, worker
 from ctxguard.monitor.judging.budget import BudgetLimits
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.sampling.record import MOST_BYTES
 from ctxguard.monitor.service import JudgedAs, Monitor
-from ctxguard.monitor.store import Finished, FinishResult, SampleStore, State, schema
+from ctxguard.monitor.store import (
+    Claimed,
+    Finished,
+    FinishResult,
+    SampleStore,
+    State,
+    schema,
+)
 from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
 from tests.timing import PATIENCE_SECONDS, until
@@ -334,11 +342,11 @@ class TestPoison:
     def test_an_alarm_that_fails_on_one_sample_does_not_stop_the_others(
         self, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(_: object, result: result_buffer.Result) -> None:
-            if result.finished.sample_id == 3:
+        def fail(_: object, sample: Claimed, *__: object, **___: object) -> None:
+            if sample.sample_id == 3:
                 raise ZeroDivisionError
 
-        monkeypatch.setattr(worker, "_show", fail)
+        monkeypatch.setattr(AlarmMonitor, "loss_row", fail)
         live = watching(make_context, 5, alarms=AlarmState(PROFILE))
         assert live.monitor.step() == 5
         assert live.monitor.errors == 1

@@ -11,6 +11,7 @@ from ctxguard.monitor.service import Monitor
 from ctxguard.monitor.store import SampleStore
 
 NOW = 1_000_000.0
+DAY_SECONDS = 86_400.0
 
 
 class Watching:
@@ -59,3 +60,8 @@ class Watching:
         self.serve(*contexts, probability=probability)
         while self.monitor.step():
             pass
+
+    def end_day(self) -> None:
+        """Let the day pass, and have its losses compared."""
+        self.now += DAY_SECONDS + 1_000.0
+        self.monitor.maintain()

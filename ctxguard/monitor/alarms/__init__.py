@@ -1,8 +1,9 @@
-"""Alarms: detecting that a profile's promises no longer hold, and acting on it.
+"""Alarms: detect that a profile's promises no longer hold, and act on it.
 
-``reference`` says what losses are compared with, ``loss_monitor`` detects a rise, ``drift`` counts
-signals for Prometheus to compare, ``state`` holds the active alarms, ``monitor`` feeds it with what
-a monitor judges, and ``actions`` logs an alarm and switches to the safe policy.
+``day`` weighs a day's losses, ``ecusum`` collects evidence of a rise, ``reference`` says what they
+are compared with, ``loss_monitor`` joins the three for one route and loss, ``drift`` counts signals
+for Prometheus to compare, ``state`` holds the active alarms, ``monitor`` feeds it with what the
+store holds, and ``actions`` logs an alarm and switches to the safe policy.
 """
 
 from ctxguard.monitor.alarms.actions import act_on, switch_to_safe

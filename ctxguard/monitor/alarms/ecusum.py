@@ -1,4 +1,4 @@
-"""e-CUSUM: detects, at any time, that the mean of a bounded loss has risen above a target.
+"""e-CUSUM: detects, day by day, that the mean of a bounded loss has risen above a target.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -6,10 +6,13 @@ Pure: no I/O, no clock, no logging.
 import math
 from dataclasses import dataclass, field, replace
 
-from ctxguard.errors import ConfigurationError
+import numpy as np
 
-DEFAULT_THRESHOLD = 1e4
-"""The e-value of an alarm; false alarms are at least this many losses apart on average."""
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.alarms.day import Day
+
+DEFAULT_THRESHOLD = 1e3
+"""The e-value of an alarm; false alarms are at least this many days apart on average."""
 
 _MULTIPLES = (0.5, 1.0, 2.0)
 """Several bets, because losses are rarely 0 or 1 and the rise is rarely the suspected one."""
@@ -17,13 +20,18 @@ _MULTIPLES = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class ECusum:
-    """Evidence that losses in [0, 1] have had a mean above the target since some time.
+    """Evidence that losses in [0, 1] have had a mean above the target since some day.
 
     The e-CUSUM of Shin, Ramdas and Rinaldo, "E-detectors: a nonparametric framework for
-    sequential change detection", NEJSDS 2024: for each of a few bets b, M ← max(1, M) ·
-    (1 + b·(loss − target)); the e-value is their mean. While the mean loss given the past is at
-    most the target, the expected number of losses until the e-value reaches A is at least A,
-    whatever the distribution and the dependence.
+    sequential change detection", NEJSDS 2024, over days: for each of a few bets b,
+    M ← max(1, M) · Π (1 + b·w·(loss − target)), the product over the questions of a day; the
+    e-value is their mean. It is compared with the threshold after each day, so that the order
+    within the day, and with it the rhythm of a day, does not matter: with π_i the probability that
+    request i is judged and w_i = c/π_i (betting on importance-weighted losses: Waudby-Smith, Wu,
+    Ramdas, Karampatziakis and Mineiro, "Anytime-valid off-policy inference for contextual bandits",
+    2024), the expected product is Π (1 + b·c·(mean_i − target)) ≤ (1 + b·c·(mean − target))^n by
+    the inequality of the means: at most 1 while the mean over the day's traffic is at most the
+    target. The expected number of days until the e-value reaches A is then at least A.
 
     Attributes:
         target: The promised mean loss, in (0, 1).
@@ -36,9 +44,8 @@ class ECusum:
         ConfigurationError: at construction, for ``target`` or ``suspected`` out of range.
 
     >>> ecusum = ECusum(target=0.12, suspected=0.2)
-    >>> for _ in range(60):
-    ...     ecusum = ecusum.after(0.5)
-    >>> ecusum.alarm()
+    >>> day = Day.of(np.full(60, 0.5), np.ones(60), np.arange(60))
+    >>> ecusum.after(day).alarm()
     True
     """
 
@@ -58,21 +65,25 @@ class ECusum:
         if len(logs) not in (0, len(_MULTIPLES)) or not all(map(math.isfinite, logs)):
             raise ConfigurationError(f"log_e_values {logs!r} must be a finite number for each bet")
 
-    def after(self, loss: float) -> "ECusum":
-        """The state after one more loss.
+    def after(self, day: Day) -> "ECusum":
+        """The state after one more day.
 
         Raises:
-            ConfigurationError: a loss outside [0, 1].
+            ConfigurationError: a loss above 1.
         """
-        if not 0.0 <= loss <= 1.0:
-            raise ConfigurationError(f"loss {loss!r} must lie in [0, 1]: divide it by its bound")
+        if not day.n:
+            return self
+        if not day.losses.max() <= 1.0:
+            raise ConfigurationError("losses must lie in [0, 1]: divide them by their bound")
+        target = self.target * day.raise_by
         before = self.log_e_values or (0.0,) * len(_MULTIPLES)
+        gains = day.weights * (day.losses - target)
         return replace(
             self,
-            n=self.n + 1,
+            n=self.n + day.n,
             log_e_values=tuple(
                 [
-                    max(0.0, log) + math.log1p(bet * (loss - self.target))
+                    max(0.0, log) + float(np.log1p(min(bet, 0.99 / target) * gains).sum())
                     for log, bet in zip(before, self.bets, strict=True)
                 ]
             ),
@@ -86,6 +97,11 @@ class ECusum:
         return tuple([min(multiple * best, 0.99 / self.target) for multiple in _MULTIPLES])
 
     @property
+    def is_at_floor(self) -> bool:
+        """Whether nothing speaks for a rise: the next day begins the evidence anew."""
+        return not self.log_e_values or self.log_e_values[1] <= 0.0
+
+    @property
     def e_value(self) -> float:
         """Evidence of a rise: about 1 or less while the mean is at most the target."""
         logs = self.log_e_values
@@ -95,5 +111,5 @@ class ECusum:
         return math.fsum([math.exp(min(log, 500.0)) for log in logs]) / len(logs)
 
     def alarm(self, threshold: float = DEFAULT_THRESHOLD) -> bool:
-        """Whether the e-value has reached the threshold; to be checked after each loss."""
+        """Whether the e-value has reached the threshold; to be checked after each day."""
         return self.e_value >= threshold

@@ -1,4 +1,4 @@
-"""Monitoring judged losses: an alarm where their mean is above what it is compared with.
+"""Monitors judged losses: raises an alarm if their mean is above what it is compared with.
 
 Pure: no I/O, no clock, no logging.
 """
@@ -7,10 +7,13 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind, Severity
+from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.ecusum import ECusum
 from ctxguard.monitor.alarms.reference import (
     FIRST_BASELINE,
@@ -23,7 +26,6 @@ from ctxguard.profile.schema import Profile, RouteProfile
 LEAST_TARGET = 0.001
 """Of a loss in [0, 1]. Judges err: a promise of no loss at all would be broken by one error."""
 
-_MIDDLE_BET = 1
 _SMALL_RISE = 0.2
 """In standard deviations: a judge that errs dilutes a rise."""
 _LEAST_DEVIATION = 0.1
@@ -81,11 +83,10 @@ class PromisedLoss:
 
 @dataclass(frozen=True, slots=True)
 class LossMonitor:
-    """An e-CUSUM over one route's judged losses, in the losses' own unit.
+    """An e-CUSUM over one route's judged losses, day by day.
 
-    Every request of the route must have the same probability of being judged for this, whatever
-    its loss. While the mean loss is at most the target, alarms are on average at least 10,000
-    judged losses apart, whatever the distribution (see ``ECusum``).
+    While the mean loss over each day's traffic is at most the target, alarms are on average at
+    least 1,000 days apart, whatever the distribution (see ``ECusum``).
 
     Attributes:
         promise: What the profile promises.
@@ -96,15 +97,16 @@ class LossMonitor:
             is not known.
         run_n: Losses since the evidence was last at its floor, that is, since about when the
             losses rose.
-        run_sum: Sum of these losses.
+        run_weight: Sum of their weights.
+        run_sum: Weighted sum of these losses.
         baseline: The judge's own mean, for the reference of that name; None for the others.
         recovery: The evidence that the mean is below the target again; None unless an alarm was
             raised.
 
     >>> promise = PromisedLoss(Route.HYBRID, Quantity.RECALL_LOSS, at_most=0.12)
     >>> monitor = LossMonitor.of_exact_judge(promise)
-    >>> for _ in range(60):
-    ...     monitor = monitor.after(0.5)
+    >>> day = Day.of(np.full(60, 0.5), np.ones(60), np.arange(60))
+    >>> monitor = monitor.after(day)
     >>> monitor.is_alarm, monitor.run_mean
     (True, 0.5)
     """
@@ -115,6 +117,7 @@ class LossMonitor:
     n_reference: int = 0
     ecusum: ECusum | None = None
     run_n: int = 0
+    run_weight: float = 0.0
     run_sum: float = 0.0
     baseline: Baseline | None = None
     recovery: ECusum | None = None
@@ -166,28 +169,28 @@ class LossMonitor:
     @property
     def n_needed(self) -> int:
         """Losses until the target is known; 0 once it is."""
-        return 0 if self.ecusum is not None else FIRST_BASELINE - self.n
+        if self.ecusum is not None or self.baseline is None:
+            return 0
+        return math.ceil(FIRST_BASELINE - self.baseline.n)
 
-    def after(self, loss: float) -> "LossMonitor":
-        """The state after one more judged loss; a loss above the bound counts as the bound.
-
-        Raises:
-            ConfigurationError: a loss that is negative or not finite.
-        """
-        if not 0.0 <= loss < math.inf:
-            raise ConfigurationError(
-                f"{self.quantity.value} {loss!r} must be ≥ 0 and finite; leave out undefined ones"
-            )
-        scaled = min(loss / self.promise.bound, 1.0)
-        at_floor = self.ecusum is None or _is_at_floor(self.ecusum)
+    def after(self, day: Day) -> "LossMonitor":
+        """The state after one more day; a loss above the bound counts as the bound."""
+        if not day.n:
+            return self
+        scaled = day._replace(losses=np.minimum(day.losses / self.promise.bound, 1.0))
+        # What was cut off a question's weight says neither that losses rose nor that they fell.
+        kept = scaled._replace(losses=1.0 - scaled.losses, raise_by=1.0)
+        is_new_run = self.ecusum is None or self.ecusum.is_at_floor
+        since = replace(self, run_n=0, run_weight=0.0, run_sum=0.0) if is_new_run else self
         seen = replace(
-            self,
-            n=self.n + 1,
+            since,
+            n=self.n + day.n,
             ecusum=None if self.ecusum is None else self.ecusum.after(scaled),
-            recovery=None if self.recovery is None else self.recovery.after(1.0 - scaled),
+            recovery=None if self.recovery is None else self.recovery.after(kept),
             baseline=None if self.baseline is None else self.baseline.after(scaled),
-            run_n=1 if at_floor else self.run_n + 1,
-            run_sum=loss if at_floor else self.run_sum + loss,
+            run_n=since.run_n + day.n,
+            run_weight=since.run_weight + float(day.weights.sum()),
+            run_sum=since.run_sum + float(day.weights @ day.losses),
         )
         return seen._with_baseline() if seen.baseline is not None else seen
 
@@ -200,9 +203,7 @@ class LossMonitor:
         if self.ecusum is not None:
             # Each factor of the evidence was fair against the target of its time.
             fresh = replace(fresh, n=self.ecusum.n, log_e_values=self.ecusum.log_e_values)
-        return replace(
-            self, ecusum=fresh, n_reference=self.baseline.n, baseline=self.baseline.extended()
-        )
+        return replace(self, ecusum=fresh, n_reference=self.n, baseline=self.baseline.extended())
 
     def is_about(self, target: float) -> bool:
         """Whether its target, divided by the bound, is about ``target`` already."""
@@ -212,7 +213,7 @@ class LossMonitor:
 
     @property
     def is_alarm(self) -> bool:
-        """Whether the e-value has reached the threshold; to be checked after each loss."""
+        """Whether the e-value has reached the threshold; to be checked after each day."""
         return self.ecusum is not None and self.ecusum.alarm()
 
     @property
@@ -231,7 +232,7 @@ class LossMonitor:
 
         The run is selected for being high, so its mean somewhat overstates the loss.
         """
-        return self.run_sum / self.run_n if self.run_n else None
+        return self.run_sum / self.run_weight if self.run_n else None
 
     def alarmed(self) -> "LossMonitor":
         """After an alarm: without evidence of a rise, and looking for the end of it.
@@ -245,6 +246,7 @@ class LossMonitor:
             self,
             ecusum=replace(self.ecusum, n=0, log_e_values=()),
             run_n=0,
+            run_weight=0.0,
             run_sum=0.0,
             baseline=None if self.baseline is None else self.baseline.final(),
             recovery=self.recovery or _betting(1.0 - target, _BET_ON_RECOVERY),
@@ -255,7 +257,7 @@ class LossMonitor:
         return replace(self, recovery=None)
 
     def to_alarm(self, profile: Profile, profile_id: str, time_seconds: float) -> Alarm:
-        """The alarm that this monitor raises; ``time_seconds`` is the time of the last loss."""
+        """The alarm that this monitor raises; ``time_seconds`` is the end of the last day."""
         calibrated = profile.routes[self.route]
         if self.quantity is Quantity.RECALL_LOSS:
             quantity, advice = f"recall loss{_baseline(calibrated)}", _recall_advice(calibrated)
@@ -320,10 +322,6 @@ def _for_small_rise(target: float, deviation: float) -> ECusum:
 def _betting(target: float, bet: float) -> ECusum:
     target = _within(target)
     return ECusum(target, min(target + bet * target * (1.0 - target), 1.0))
-
-
-def _is_at_floor(ecusum: ECusum) -> bool:
-    return not ecusum.log_e_values or ecusum.log_e_values[_MIDDLE_BET] <= 0.0
 
 
 def _baseline(calibrated: RouteProfile) -> str:

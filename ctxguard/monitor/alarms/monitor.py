@@ -1,10 +1,11 @@
-"""Feeds the alarms with what a monitor judges, and acts on those that are raised."""
+"""Feeds the alarms with what was judged, a day at a time, and acts on those that are raised."""
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,28 +22,25 @@ from ctxguard.monitor.estimation.reduce import recall_loss
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import SampleStore
+from ctxguard.monitor.store import Claimed, LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED = 500
 _LABELS_AFTER_ALARM = 30
-
-
+_DAY_SECONDS = 86_400.0
+_LATE_SECONDS = 600.0
+"""How long after the end of a day samples of it may still reach the store."""
 _SAMPLES_OF_A_SETTING = 20
 """Samples in a row after which their settings are taken for those of the whole traffic."""
 
 
-class _JudgedSample(NamedTuple):
-    sample_id: int
-    route: Route
-    served: int
-    losses: Mapping[AlarmKind, float | None]
-
-
 class AlarmMonitor:
-    """Checks one profile's promises against what one monitor judges.
+    """Checks one profile's promises against the judged losses in a store.
+
+    Losses are compared a day at a time, once no sample of the day waits: a day has rhythms, and
+    whoever looks at its first hours alone sees a rise where there is none. Days begin at the time
+    of day of the first loss.
 
     Args:
         state: The profile's detectors and alarms.
@@ -66,31 +64,72 @@ class AlarmMonitor:
         self._state_key = f"alarms {series}"
         self._clock = clock
         self._switch_path = switch_path
-        self._judged: deque[_JudgedSample] = deque(maxlen=_REMEMBERED)
         self._without_promise = Counter[Route]()
         # Rows hold the recall loss against the first few that were judged, promised or not.
         self._with_promised_baseline: dict[Route, bool] = {}
 
-    def add_judged(
-        self, sample_id: int, record: SampleRecord, verdicts: Mapping[str, Judgment], harm: float
-    ) -> None:
-        """Add a judged sample, all of whose served passages have a verdict."""
+    def loss_row(
+        self,
+        sample: Claimed,
+        record: SampleRecord,
+        verdicts: Mapping[str, Judgment],
+        *,
+        harm: float,
+        probability: float,
+    ) -> LossRow | None:
+        """The losses of a judged sample for the store; None if the profile did not serve it.
+
+        Args:
+            sample: The sample.
+            record: Its record.
+            verdicts: Those on it; every served passage has one.
+            harm: Its harm.
+            probability: Probability with which it was sampled and then taken up for judging.
+        """
         if not self._is_of_profile(record):
-            return
-        lost = self._recall_loss(record, verdicts)
-        losses = {AlarmKind.HARM: harm, AlarmKind.RECALL_LOSS: lost}
-        self._judged.append(_JudgedSample(sample_id, record.route, len(record.served), losses))
-        changes = self.state.add_losses(
-            record.route, recall_loss=lost, harm=harm, time_seconds=record.time_seconds
+            return None
+        loss, chance = self._recall_loss(record, verdicts)
+        return LossRow(
+            sample_id=sample.sample_id,
+            time_seconds=sample.time_seconds,
+            profile_id=self.state.profile_id,
+            route=record.route.value,
+            question=_question(record),
+            probability=probability,
+            recall_probability=probability * chance,
+            recall_loss=loss,
+            harm=harm,
         )
-        for alarm in changes.raised:
-            self._act_on(alarm)
-        for alarm in changes.ended:
-            _log.warning(
-                "ended: %s route=%s, judged losses are below their target again",
-                alarm.kind.value,
-                alarm.route,
-            )
+
+    def evaluate(self) -> None:
+        """Compare the losses of each day that is over since the last call, and act on alarms."""
+        while (end := self._end_of_next_day()) is not None:
+            rows = self._losses(end - _DAY_SECONDS, end)
+            changes = self.state.add_day(rows, end)
+            for alarm in changes.raised:
+                self._act_on(alarm, rows)
+            for alarm in changes.ended:
+                _log.warning(
+                    "ended: %s route=%s, judged losses are below their target again",
+                    alarm.kind.value,
+                    alarm.route,
+                )
+
+    def _end_of_next_day(self) -> float | None:
+        """The end of the next day with losses; None while it is not over, or samples of it wait."""
+        begin = self.state.evaluated_until
+        first = self._store.first_loss_seconds(self._series, self.state.profile_id, since=begin)
+        if first is None:
+            return None
+        begin = first if begin is None else begin
+        end = begin + (math.floor((first - begin) / _DAY_SECONDS) + 1) * _DAY_SECONDS
+        if self._clock() < end + _LATE_SECONDS or self._store.is_unfinished(before=end):
+            return None
+        return end
+
+    def _losses(self, since: float, until: float) -> list[LossRow]:
+        own = self._series, self.state.profile_id
+        return self._store.losses(*own, since=since, until=until)
 
     def add_sampled(self, record: SampleRecord) -> None:
         """Count the signals of a sample, judged or not."""
@@ -177,21 +216,24 @@ class AlarmMonitor:
         """Whether the profile's own policy served the sample."""
         return record.profile_id == self.state.profile_id and record.mode is Mode.ENFORCE
 
-    def _recall_loss(self, record: SampleRecord, verdicts: Mapping[str, Judgment]) -> float | None:
-        """The loss that the route's certificate bounds; None where it was not judged."""
+    def _recall_loss(
+        self, record: SampleRecord, verdicts: Mapping[str, Judgment]
+    ) -> tuple[float | None, float]:
+        """The loss that the route's certificate bounds, and the probability of judging it."""
         route = self.state.profile.routes.get(record.route)
         certificate = None if route is None else route.certificate
         if certificate is None:
-            return None
+            return None, 0.0
         k = _baseline_k(certificate.baseline)
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
-        return recall_loss(record, verdicts, k)
+        chance = record.rates.first_probability(k)
+        return (recall_loss(record, verdicts, k) if chance else None), chance
 
     def _check_rates(self, record: SampleRecord, k: int | None) -> None:
         """Warn where no sample shows the loss that is promised, until one may."""
         route = record.route
-        if record.rates.judges_first(k):
+        if record.rates.first_probability(k) > 0.0:
             self._without_promise[route] = 0
             self.state.clear(AlarmKind.PROMISE_NOT_MONITORED, route)
             return
@@ -216,23 +258,30 @@ class AlarmMonitor:
         if self.state.add(alarm):
             self._act_on(alarm)
 
-    def _act_on(self, alarm: Alarm) -> None:
-        self._store.queue_labels(self._samples_to_label(alarm), reason=alarm.kind.value)
+    def _act_on(self, alarm: Alarm, rows: Sequence[LossRow] = ()) -> None:
+        self._store.queue_labels(_samples_to_label(alarm, rows), reason=alarm.kind.value)
         act_on(alarm, self.state.profile, self._switch_path)
 
-    def _samples_to_label(self, alarm: Alarm) -> list[int]:
-        """The recent samples of the alarm's route with the largest losses.
 
-        The alarm rests on these: if the judge is wrong, it is wrong there. Of equal losses, those
-        with the fewest passages to read. Labels of these confirm or refute the alarm. They are no
-        random sample, and enter no estimate.
-        """
-        order = sorted(
-            (-loss, sample.served, sample.sample_id)
-            for sample in self._judged
-            if sample.route is alarm.route and (loss := sample.losses.get(alarm.kind)) is not None
-        )
-        return [sample_id for _, _, sample_id in order[:_LABELS_AFTER_ALARM]]
+def _samples_to_label(alarm: Alarm, rows: Sequence[LossRow]) -> list[int]:
+    """The samples of the alarm's route with the largest losses, one for each question.
+
+    The alarm rests on these: if the judge is wrong, it is wrong there. Labels of them confirm or
+    refute the alarm. They are no random sample, and enter no estimate.
+    """
+    found = {
+        row.question: (-loss, row.sample_id)
+        for row in rows
+        if row.route == alarm.route and (loss := getattr(row, alarm.kind.value)) is not None
+    }
+    return [sample_id for _, sample_id in sorted(found.values())[:_LABELS_AFTER_ALARM]]
+
+
+def _question(record: SampleRecord) -> int:
+    """A number for the question, whatever its case and spaces; that of the request without text."""
+    text = record.request_id if record.query is None else " ".join(record.query.casefold().split())
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def _baseline_k(baseline: str) -> int | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.estimation.ratio import t_quantile
 
 FIRST_BASELINE = 400
@@ -49,39 +50,46 @@ class ReferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A judge's own mean over its first requests.
+    """A judge's own mean over its first days.
 
-    It is known after ``FIRST_BASELINE`` requests. While nothing speaks for a rise it is extended to
-    twice as many, up to ``LONGEST_BASELINE``: the more requests, the smaller the rise that is seen.
+    It is known after ``FIRST_BASELINE`` questions. While nothing speaks for a rise it is extended
+    to twice as many, up to ``LONGEST_BASELINE``: the more, the smaller the rise that is seen.
 
     Attributes:
-        n: Losses seen.
-        total: Their sum.
-        total_squares: The sum of their squares.
+        weight: Sum of the weights of the losses seen.
+        squared_weight: Sum of their squares.
+        total: Weighted sum of the losses.
+        total_squares: Weighted sum of their squares.
         due: Losses after which the mean is taken next; above ``LONGEST_BASELINE`` it is final.
 
-    >>> baseline = Baseline()
-    >>> for _ in range(FIRST_BASELINE):
-    ...     baseline = baseline.after(0.25)
+    >>> day = Day.of(np.full(FIRST_BASELINE, 0.25), np.ones(400), np.arange(400))
+    >>> baseline = Baseline().after(day)
     >>> baseline.is_due, round(baseline.upper_limit, 3)
     (True, 0.255)
     """
 
-    n: int = 0
+    weight: float = 0.0
+    squared_weight: float = 0.0
     total: float = 0.0
     total_squares: float = 0.0
     due: int = FIRST_BASELINE
 
-    def after(self, loss: float) -> "Baseline":
-        """With one more loss, in [0, 1]; unchanged where it is final."""
+    def after(self, day: Day) -> "Baseline":
+        """With the losses of one more day, in [0, 1]; unchanged once it is final."""
         if self.due > LONGEST_BASELINE:
             return self
         return replace(
             self,
-            n=self.n + 1,
-            total=self.total + loss,
-            total_squares=self.total_squares + loss * loss,
+            weight=self.weight + float(day.weights.sum()),
+            squared_weight=self.squared_weight + float(day.weights @ day.weights),
+            total=self.total + float(day.weights @ day.losses),
+            total_squares=self.total_squares + float(day.weights @ day.losses**2),
         )
+
+    @property
+    def n(self) -> float:
+        """How many losses of equal weight would tell as much (Kish's effective number)."""
+        return self.weight**2 / self.squared_weight if self.squared_weight else 0.0
 
     @property
     def is_due(self) -> bool:
@@ -91,21 +99,29 @@ class Baseline:
     @property
     def upper_limit(self) -> float:
         """One-sided upper confidence limit of the mean, by Student's t; 1.0 without losses."""
-        n = self.n + 1
-        mean = (self.total + 1.0) / n
-        margin = t_quantile(_CONFIDENCE, max(n - 1, 1)) * self.deviation / math.sqrt(n)
+        n = self.n + 1.0
+        mean = (self._share * self.total + 1.0) / n
+        margin = t_quantile(_CONFIDENCE, max(int(n) - 1, 1)) * self.deviation / math.sqrt(n)
         return min(mean + margin, 1.0)
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the losses, and of the one that is added."""
-        n = self.n + 1
-        squares = self.total_squares + 1.0 - (self.total + 1.0) ** 2 / n
-        return math.sqrt(max(squares, 0.0) / max(n - 1, 1))
+        n = self.n + 1.0
+        squares = self._share * self.total_squares + 1.0
+        squares -= (self._share * self.total + 1.0) ** 2 / n
+        return math.sqrt(max(squares, 0.0) / max(n - 1.0, 1.0))
+
+    @property
+    def _share(self) -> float:
+        return self.n / self.weight if self.weight else 0.0
 
     def extended(self) -> "Baseline":
-        """The same, due again after twice as many losses."""
-        return replace(self, due=2 * self.due)
+        """The same, due again after twice as many losses as there are."""
+        due = self.due
+        while due <= self.n:
+            due *= 2
+        return replace(self, due=due)
 
     def final(self) -> "Baseline":
         """The same, never due again."""

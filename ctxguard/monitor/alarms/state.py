@@ -1,31 +1,34 @@
 """The state of the alarms: every detector of a profile, and the alarms that are active.
 
-An alarm about a loss is active until it is as certain that the mean loss is below its target as it
-was that it is above, or until another profile takes over; an alarm about the monitor itself until
-its cause has ended. While an alarm is active,
-the same one is not raised again, unless against the promise where the active one was against a
-baseline. A loss monitor starts again without evidence when it raises an alarm. No I/O, no clock.
+An alarm about a loss ends when it is as certain that the mean loss is below its target as it was
+that it is above, or with another profile; an alarm about the monitor itself ends with its cause.
+While an alarm is active, the same one is not raised again, unless against the promise where the
+active one was against a baseline. A loss monitor starts again without evidence when it raises an
+alarm. No I/O, no clock.
 """
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError, DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
+from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.drift import SignalCounter, SignalCounts, Signals
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity, promises
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
+from ctxguard.monitor.store import LossRow
 from ctxguard.profile.schema import Profile
 
-FORMAT = 4
+FORMAT = 5
 
 _Key = tuple[Route, Quantity, ReferenceKind]
 
@@ -71,6 +74,7 @@ class _Saved:
     raised: dict[AlarmKind, int]
     active: tuple[Alarm, ...]
     losses: tuple[LossMonitor, ...]
+    evaluated_until: float | None
 
 
 @cache
@@ -109,6 +113,7 @@ class AlarmState:
         self._active: dict[tuple[AlarmKind, Route | None], Alarm] = {}
         self._losses = self._new_monitors()
         self._signals = SignalCounter(self.profile)
+        self._evaluated_until: float | None = None
 
     def _new_monitors(self) -> dict[_Key, LossMonitor]:
         new = LossMonitor.of_exact_judge if self._is_exact else LossMonitor.of_baseline
@@ -146,24 +151,14 @@ class AlarmState:
                     new = new.alarmed()
             self._losses[new.key] = new
 
-    def add_losses(
-        self,
-        route: Route,
-        *,
-        recall_loss: float | None,
-        harm: float | None,
-        time_seconds: float,
-    ) -> LossChanges:
-        """Add the losses of one judged request.
+    def add_day(self, rows: Sequence[LossRow], end_seconds: float) -> LossChanges:
+        """Add the judged losses of one whole day.
 
-        The probability of being added must not depend on a request's losses. So add a recall loss
-        only where it was decided beforehand that all of the certificate's baseline is judged.
+        The probability of being among them must not depend on a request's losses.
 
         Args:
-            route: The stages that answered.
-            recall_loss: In [0, 1]; None where it is undefined or was not judged.
-            harm: ≥ 0; None where it was not judged.
-            time_seconds: Time of the request, in seconds since the epoch.
+            rows: The losses, of any route.
+            end_seconds: The end of the day, in seconds since the epoch.
 
         Returns:
             The alarms that this raises and ends.
@@ -171,26 +166,31 @@ class AlarmState:
         Raises:
             ConfigurationError: a loss that is negative or not finite, or a recall loss above 1.
         """
-        if recall_loss is not None and recall_loss > 1.0:
-            raise ConfigurationError(f"recall_loss {recall_loss!r} must lie in [0, 1]")
-        losses = {Quantity.RECALL_LOSS: recall_loss, Quantity.HARM: harm}
-        changes = LossChanges([], [])
+        changes, found = LossChanges([], []), list[Alarm]()
+        days: dict[tuple[Route, Quantity], Day] = {}
         with self._lock:
             for key, former in self._losses.items():
-                loss = losses[former.quantity]
-                if former.route is not route or loss is None:
-                    continue
-                monitor = former.after(loss)
+                about = former.route, former.quantity
+                if about not in days:
+                    days[about] = _day(rows, *about)
+                monitor = former.after(days[about])
                 if monitor.is_alarm:
-                    alarm = monitor.to_alarm(self.profile, self.profile_id, time_seconds)
+                    found.append(monitor.to_alarm(self.profile, self.profile_id, end_seconds))
                     monitor = monitor.alarmed()
-                    if self._add(alarm):
-                        changes.raised.append(alarm)
                 elif monitor.has_recovered:
                     monitor = monitor.recovered()
                     changes.ended.extend(self._end(monitor))
                 self._losses[key] = monitor
+            # A broken promise says more than a rise above a baseline.
+            found.sort(key=lambda alarm: alarm.reference is ReferenceKind.BASELINE)
+            changes.raised.extend([alarm for alarm in found if self._add(alarm)])
+            self._evaluated_until = end_seconds
         return changes
+
+    @property
+    def evaluated_until(self) -> float | None:
+        """The end of the last day that was added; None before the first."""
+        return self._evaluated_until
 
     def add_signals(self, route: Route, signals: Signals) -> None:
         """Count the signals of one sampled request, judged or not."""
@@ -234,6 +234,7 @@ class AlarmState:
                         self._raised,
                         tuple(self._active.values()),
                         tuple(self._losses.values()),
+                        self._evaluated_until,
                     )
                 ),
                 allow_nan=False,
@@ -275,6 +276,7 @@ class AlarmState:
             self._raised = dict.fromkeys(AlarmKind, 0) | saved.raised
             self._active = {alarm.key: alarm for alarm in saved.active}
             self._losses = self._new_monitors()
+            self._evaluated_until = saved.evaluated_until
             for monitor in saved.losses if self.profile_id == saved.profile_id else ():
                 if self._is_exact is (monitor.reference is ReferenceKind.PROMISE):
                     self._losses[monitor.key] = monitor
@@ -295,6 +297,22 @@ class AlarmState:
         self._active[alarm.key] = alarm
         self._raised[alarm.kind] += 1
         return True
+
+
+def _day(rows: Sequence[LossRow], route: Route, quantity: Quantity) -> Day:
+    """The losses of one route that are defined."""
+    found = [
+        (loss, row.recall_probability if quantity is Quantity.RECALL_LOSS else row.probability, row)
+        for row in rows
+        if row.route == route.value and (loss := getattr(row, quantity.value)) is not None
+    ]
+    if quantity is Quantity.RECALL_LOSS and any(loss > 1.0 for loss, _, _ in found):
+        raise ConfigurationError("recall_loss must lie in [0, 1]")
+    return Day.of(
+        np.array([loss for loss, _, _ in found], np.float64),
+        np.array([probability for _, probability, _ in found], np.float64),
+        np.array([row.question for _, _, row in found], np.int64),
+    )
 
 
 def _says_more(alarm: Alarm, active: Alarm) -> bool:

@@ -9,8 +9,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 from ctxguard._support.error_text import describe_error
+from ctxguard.core.metrics import udcg
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
@@ -23,7 +25,7 @@ from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
 from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import Claimed, Finished, SampleStore, State
+from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
 
 _log = logging.getLogger(__name__)
 
@@ -227,11 +229,34 @@ class JudgingWorker:
         outcome = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
         finished = _finished(sample, outcome, verdicts, self._rejected(record))
         if self._alarms is not None:
+            finished = replace(finished, loss=self._loss(sample, record, verdicts))
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
         self._counters.add_verdicts(verdicts.n_wanted, verdicts.n_invalid)
         return Result(outcome, finished, record, verdicts)
+
+    def _loss(
+        self, sample: Claimed, record: SampleRecord, verdicts: SampleVerdicts
+    ) -> LossRow | None:
+        """What the alarms compare; None for a request without all its verdicts."""
+        if self._alarms is None or verdicts.request is None:
+            return None
+        try:
+            return self._alarms.loss_row(
+                sample,
+                record,
+                verdicts.verdicts,
+                harm=udcg(verdicts.request.utilities).harm,
+                probability=verdicts.request.probability,
+            )
+        except Exception as error:
+            self._alarm_failed(sample.sample_id, error)
+            return None
+
+    def _alarm_failed(self, sample_id: int, error: Exception) -> None:
+        self._counters.add_error()
+        _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
 
     def _cost_since(self) -> float:
         """What the judge has cost since this was last called; 0.0 for one without prices."""
@@ -305,12 +330,10 @@ class JudgingWorker:
         self._count_attempts(refused)
         for result in accepted:
             try:
-                if self._alarms is not None:
-                    _show(self._alarms, result)
+                if self._alarms is not None and result.record is not None:
+                    self._alarms.add_sampled(result.record)
             except Exception as error:
-                self._counters.add_error()
-                sample_id = result.finished.sample_id
-                _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
+                self._alarm_failed(result.finished.sample_id, error)
             self._tell(result)
 
     def _tell(self, result: Result) -> None:
@@ -334,16 +357,6 @@ def _readable(sample: Claimed) -> SampleRecord:
     if sample.attempts >= _MAX_ATTEMPTS:
         raise DataError(f"judging it was begun {sample.attempts} times and never ended")
     return SampleRecord.from_bytes(sample.payload)
-
-
-def _show(alarms: AlarmMonitor, result: Result) -> None:
-    if result.record is None:
-        return
-    alarms.add_sampled(result.record)
-    if result.verdicts is not None and result.verdicts.request is not None:
-        harm = float(table_of(result.finished.summary)["harm"][0])
-        verdicts = result.verdicts.verdicts
-        alarms.add_judged(result.finished.sample_id, result.record, verdicts, harm)
 
 
 def _finished(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from ctxguard.monitor.store import schema
 from ctxguard.monitor.store.database import storable
 from ctxguard.monitor.store.part import StorePart, reads, rows_with
-from ctxguard.monitor.store.types import NO_PICK, JudgedRows, State, StoredSample
+from ctxguard.monitor.store.types import NO_PICK, JudgedRows, LossRow, State, StoredSample
 
 PAGE_ROWS = 5_000
 _samples = schema.samples.c
@@ -94,6 +95,43 @@ class Judgments(StorePart):
         )
 
     @reads
+    def losses(
+        self,
+        connection: sa.Connection,
+        series: str,
+        profile_id: str,
+        *,
+        since: float,
+        until: float,
+    ) -> list[LossRow]:
+        """The losses of requests of a profile with since ≤ time < until, in any order."""
+        table = schema.losses.c
+        query = sa.select(*[table[each.name] for each in fields(LossRow)]).where(
+            *_of_profile(connection, series, profile_id),
+            table.time_seconds >= since,
+            table.time_seconds < until,
+        )
+        return [LossRow(*row) for row in connection.execute(query)]
+
+    @reads
+    def first_loss_seconds(
+        self, connection: sa.Connection, series: str, profile_id: str, *, since: float | None
+    ) -> float | None:
+        """When the first request with a loss was answered; None if there is none.
+
+        Args:
+            series: The judge's.
+            profile_id: The profile that served it.
+            since: Leave earlier ones out; None for the first of all.
+        """
+        times = schema.losses.c.time_seconds
+        query = sa.select(sa.func.min(times)).where(*_of_profile(connection, series, profile_id))
+        if since is not None:
+            query = query.where(times >= since)
+        first: float | None = connection.execute(query).scalar()
+        return first
+
+    @reads
     def verdicts(
         self, connection: sa.Connection, series: str, sample_ids: Sequence[int]
     ) -> dict[int, str]:
@@ -153,6 +191,13 @@ class Judgments(StorePart):
         query = sa.select(_samples.sample_id, _samples.request_id)
         rows = rows_with(connection, query, _samples.sample_id, sample_ids)
         return {row.sample_id: row.request_id for row in rows}
+
+
+def _of_profile(
+    connection: sa.Connection, series: str, profile_id: str
+) -> tuple[sa.ColumnElement[bool], ...]:
+    table = schema.losses.c
+    return table.series_id == series_id(connection, series), table.profile_id == profile_id
 
 
 def _stored() -> sa.Select[Any]:

@@ -4,6 +4,7 @@ Samples wait in the order of their ids, so that no change of a clock puts one be
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -144,6 +145,11 @@ class SampleQueue(StorePart):
         )
         _insert(
             connection,
+            schema.losses,
+            ({**asdict(one.loss), "series_id": series_id} for one in accepted if one.loss),
+        )
+        _insert(
+            connection,
             schema.verdicts,
             (
                 {
@@ -279,6 +285,14 @@ class SampleQueue(StorePart):
             .limit(1)
         ).scalar()
         return None if answered is None else max(0.0, self._clock() - answered)
+
+    @reads
+    def is_unfinished(self, connection: sa.Connection, *, before: float) -> bool:
+        """Whether a sample of a request that was answered before a time waits for its judge."""
+        query = sa.select(_samples.sample_id).where(
+            _samples.state.in_(schema.UNFINISHED), _samples.time_seconds < before
+        )
+        return connection.execute(query.limit(1)).first() is not None
 
     @reads
     def payloads(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, bytes]:

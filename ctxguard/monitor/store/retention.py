@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 0.002
 _samples = schema.samples.c
 _payloads = schema.payloads.c
 _WITH_TEXT = (schema.payloads, schema.verdicts, schema.rejected)
-_WITHOUT_TEXT = (schema.samples, schema.judged, schema.label_queue)
+_WITHOUT_TEXT = (schema.samples, schema.judged, schema.losses, schema.label_queue)
 
 
 class Retention(StorePart):

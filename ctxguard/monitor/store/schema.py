@@ -75,6 +75,23 @@ judged = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# What alarms compare with a profile's promises: the fields of LossRow.
+losses = sa.Table(
+    "ctxguard_losses",
+    metadata,
+    sa.Column("sample_id", _Id, primary_key=True, autoincrement=False),
+    sa.Column("series_id", _Id, nullable=False),
+    sa.Column("time_seconds", sa.Double, nullable=False),
+    sa.Column("profile_id", sa.Text, nullable=False),
+    sa.Column("route", sa.Text, nullable=False),
+    sa.Column("question", sa.BigInteger, nullable=False),
+    sa.Column("probability", sa.Double, nullable=False),
+    sa.Column("recall_probability", sa.Double, nullable=False),
+    sa.Column("recall_loss", sa.Double),
+    sa.Column("harm", sa.Double),
+    sa.Index("ctxguard_losses_time", "series_id", "profile_id", "time_seconds"),
+)
+
 verdicts = sa.Table(
     "ctxguard_verdicts",
     metadata,

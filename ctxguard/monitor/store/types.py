@@ -204,6 +204,32 @@ class StoredSample:
 
 
 @dataclass(frozen=True, slots=True)
+class LossRow:
+    """The losses of one judged request, which alarms compare with a profile's promises.
+
+    Attributes:
+        time_seconds: When the request was answered.
+        profile_id: The profile that served it.
+        route: The stages that answered.
+        question: A number for its question; repeats of a question have the same.
+        probability: Probability with which it was sampled and taken up for judging, in (0, 1].
+        recall_probability: The same, and that its recall loss was judged.
+        recall_loss: In [0, 1]; None if it was not judged or is undefined.
+        harm: ≥ 0.
+    """
+
+    sample_id: int
+    time_seconds: float
+    profile_id: str
+    route: str
+    question: int
+    probability: float
+    recall_probability: float
+    recall_loss: float | None
+    harm: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The result of a claimed sample.
 
@@ -214,6 +240,7 @@ class Finished:
         summary: What estimates need of a judged request; of one size in a series, and empty
             unless ``JUDGED``.
         rejected: (passage id, reason, raw reply) of the verdicts that were not valid.
+        loss: What alarms compare; None for a request of another profile, and without alarms.
     """
 
     sample_id: int
@@ -222,6 +249,7 @@ class Finished:
     verdicts: str = ""
     summary: bytes = b""
     rejected: tuple[tuple[str, str, str], ...] = ()
+    loss: LossRow | None = None
 
     def __post_init__(self) -> None:
         if self.state not in FINAL_STATES:
