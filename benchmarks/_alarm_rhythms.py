@@ -60,7 +60,7 @@ class Rhythm:
 RHYTHMS = (
     Rhythm("steady", (Part(1.0, 0.10),)),
     Rhythm("nights .04, days .16", (Part(0.5, 0.04), Part(0.5, 0.16))),
-    Rhythm("a failed question", (Part(1.0, 0.10),), range(4, 5)),
+    Rhythm("a failed question", (Part(1.0, 0.10),), range(2, 3)),
     Rhythm("max_per_second", (Part(0.2, 0.22, 0.5), Part(0.8, 0.08, 0.1))),
     Rhythm("a judging budget", (Part(0.25, 0.20, 1.0), Part(0.75, 0.075, 0.25))),
 )

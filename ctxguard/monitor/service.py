@@ -22,12 +22,17 @@ from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.graded import update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
-from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
-from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
+from ctxguard.monitor.judging.counters import (
+    NOTHING_COUNTED,
+    Counts,
+    JudgedAs,
+    MonitorCounters,
+    judge_counts,
+)
 from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
 from ctxguard.monitor.redaction import Redactor, redact
@@ -56,7 +61,7 @@ class Report:
     Attributes:
         judge: The series of judgments that the report is about.
         live: Estimates of live traffic, from all judgments and labels in the store.
-        sums: The additive statistics of each metric over the samples that this process judged.
+        counts: What all monitors have counted with this judge since its series began.
         outcomes: Samples that this process claimed, by outcome.
         waiting: Samples in the store that are not judged yet.
         oldest_waiting_seconds: Age of the oldest waiting sample; None where none waits.
@@ -72,7 +77,7 @@ class Report:
 
     judge: str
     live: LiveEstimates
-    sums: Mapping[Metric, RatioSums]
+    counts: Counts
     outcomes: Mapping[JudgedAs, int]
     waiting: int
     oldest_waiting_seconds: float | None
@@ -169,6 +174,9 @@ class Monitor:
         self._is_leader = False
         self._store_fault: str | None = None
         self._counters = MonitorCounters()
+        self._sharing = threading.Lock()
+        self._shared: Counts = {}
+        """What the store was told of these."""
         self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
             self.store,
@@ -209,16 +217,15 @@ class Monitor:
         if self.series == PEOPLE_ALONE:
             live = replace(live, judge_estimates={})
         states = self.store.states()
-        counted = self._counters.snapshot()
         self._latest = Report(
             judge=self.series,
             live=live,
-            sums=counted.sums,
-            outcomes=counted.outcomes,
+            counts=self._share_counts(),
+            outcomes=self._counters.outcomes(),
             waiting=states.get(State.PENDING, 0) + states.get(State.CLAIMED, 0),
             oldest_waiting_seconds=self.store.oldest_pending_seconds(),
-            verdicts=counted.verdicts,
-            invalid_verdicts=counted.invalid_verdicts,
+            verdicts=self._counters.total("verdicts"),
+            invalid_verdicts=self._counters.total("invalid_verdicts"),
             time_seconds=self._clock(),
             judging_sampling_probability=self._budget.probability,
             accounts=self.store.accounts(),
@@ -226,6 +233,25 @@ class Monitor:
             is_leader=self._is_leader,
         )
         return self._latest
+
+    def _share_counts(self) -> Counts:
+        """Add to the store what was counted since the last call, and return all monitors' totals.
+
+        Totals outlive the process, so that a restart hides nothing that was judged before the
+        first scrape after it.
+        """
+        with self._sharing:
+            counted = {**self._counters.counts(), **judge_counts(self.judge)}
+            if not self._shared:
+                counted = {**NOTHING_COUNTED, **counted}
+            more = {
+                key: n - self._shared.get(key, 0.0)
+                for key, n in counted.items()
+                if n != self._shared.get(key)
+            }
+            totals = self.store.add_counts(self.series, more)
+            self._shared = {**self._shared, **counted}
+        return totals
 
     @property
     def latest(self) -> Report | None:
@@ -273,7 +299,8 @@ class Monitor:
         )
 
     def step_down(self) -> None:
-        """Let another monitor of this store lead at once; for a monitor that ends."""
+        """Tell the store of the last counts, and let another monitor lead; for one that ends."""
+        self._share_counts()
         if self._is_leader:
             self.store.lead(self._claimant, lease_seconds=0.0)
             self._is_leader = False

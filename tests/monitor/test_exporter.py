@@ -1,6 +1,7 @@
 """What a scrape of the monitor says."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from watching import Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route, ScoreKind
+from ctxguard.core.types import Passage, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmState
 from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
-from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
@@ -27,17 +28,20 @@ from tests.timing import until
 MakeContext = Callable[..., Context]
 QRELS = {"one": {"p0": 1, "p7": 1}, "two": {"p1": 1}, "three": {"p9": 1}}
 POOL = [f"p{rank}" for rank in range(10)]
+JUDGE = "labels 1"
+HERE = {"route": "external"}
+"""Where the requests of these tests are answered."""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(*registries: CollectorRegistry) -> Samples:
-    """Every sample by name and labels, added up over registries as PromQL's sum does."""
+    """Every sample by name and labels but the judge's, added up over registries."""
     found: Samples = {}
     for registry in registries:
         for family in text_string_to_metric_families(generate_latest(registry).decode()):
             for sample in family.samples:
-                key = sample.name, frozenset(sample.labels.items())
+                key = sample.name, frozenset(sample.labels.items() - {("judge", JUDGE)})
                 found[key] = found.get(key, 0.0) + sample.value
     return found
 
@@ -120,7 +124,7 @@ def test_ratios_of_the_counters_are_the_estimates_across_processes(
     together = scrape(here, there)
 
     def total(name: str) -> float:
-        return one(together, f"ctxguard_{name}_total")
+        return one(together, f"ctxguard_{name}_total", **HERE)
 
     # Requests of the second process stand for twice as many as those of the first.
     assert total("estimated_requests") == 2 * 2 + 3 * 4
@@ -133,8 +137,8 @@ def test_the_counters_of_one_process_give_its_estimates(make_context: MakeContex
     live, registry = watched(make_context, ["one", "two", "three"])
     samples = scrape(registry)
     estimates = live.monitor.estimates(Window.ALL_RETAINED)
-    gain, harm = (one(samples, f"ctxguard_{name}_total") for name in ("gain", "harm"))
-    represented = one(samples, "ctxguard_estimated_requests_total")
+    gain, harm = (one(samples, f"ctxguard_{name}_total", **HERE) for name in ("gain", "harm"))
+    represented = one(samples, "ctxguard_estimated_requests_total", **HERE)
     assert (gain - harm) / represented == pytest.approx(estimates[Metric.UDCG].value)
 
 
@@ -152,8 +156,73 @@ def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) 
     assert one(samples, "ctxguard_pending_samples") == 0
     assert one(samples, "ctxguard_unaccounted_samples") == 0
     assert one(samples, "ctxguard_waiting_samples") == 100
-    assert one(samples, "ctxguard_judged_samples_total", outcome="judged") == 1
-    assert one(samples, "ctxguard_judged_samples_total", outcome="incomplete") == 1
+    assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome="judged") == 1
+    assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome="incomplete") == 1
+
+
+def test_counts_outlive_the_monitor_so_that_no_scrape_misses_what_was_judged(
+    make_context: MakeContext,
+) -> None:
+    live, registry = watched(make_context, ["one", "two"])
+    judged = "ctxguard_judged_samples_total"
+    assert one(scrape(registry), judged, **HERE, outcome="judged") == 2
+    # Judged by a process that ends before anyone scrapes it, and by the next before its scrape.
+    for _ in range(2):
+        again = Watching(LabelJudge(QRELS), store=live.store)
+        again.watch(make_context(POOL, 3, query="three"))
+        again.monitor.step_down()
+    registry = CollectorRegistry()
+    MonitorCollector(again.monitor, registry)
+    again.monitor.report()
+    samples = scrape(registry)
+    assert one(samples, judged, **HERE, outcome="judged") == 4
+    relevant = one(samples, "ctxguard_relevant_total", **HERE)
+    assert relevant == 2 + 1 + 2
+    # The first process still says the same of the store, and what it knew did not fall.
+    live.monitor.report()
+    assert one(scrape(registry), "ctxguard_relevant_total", **HERE) == relevant
+
+
+def test_every_route_and_outcome_begins_at_zero(make_context: MakeContext) -> None:
+    _, registry = watched(make_context, ["one"])
+    samples = scrape(registry)
+    for route in Route:
+        counted = one(samples, "ctxguard_judged_samples_total", route=route, outcome="incomplete")
+        assert counted == 0.0
+        assert one(samples, "ctxguard_relevant_total", route=route) == 2.0 * (route == "external")
+
+
+def test_every_number_names_its_judge_and_says_what_it_is(make_context: MakeContext) -> None:
+    _, registry = watched(make_context, ["one", "two"])
+    text = generate_latest(registry).decode()
+    for name in ("estimate", "estimate_lower", "estimate_requests", "judged_samples_total"):
+        assert f'ctxguard_{name}{{judge="{JUDGE}",' in text
+    assert "mean over non-empty requests of the share of served passages" in text
+    assert "Upper end of the 95% confidence interval" in text
+
+
+def test_a_refused_passage_shows_in_the_share_of_incomplete_samples(
+    make_context: MakeContext,
+) -> None:
+    class Refusing(LabelJudge):
+        def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+            return [
+                None if one.passage_id == "p1" else Judgment(one.passage_id, 1) for one in passages
+            ]
+
+    live = Watching(Refusing(QRELS), rates=JudgingRates(dropped_rate=1.0))
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.watch(make_context(POOL, 3, query="one"), make_context(POOL, 1, query="two"))
+    live.monitor.report()
+    samples = scrape(registry)
+    for outcome in ("incomplete", "judged"):
+        assert one(samples, "ctxguard_judged_samples_total", **HERE, outcome=outcome) == 1
+    # What was judged of it is kept, and what has no verdict is named.
+    (first, _) = [live.store.verdicts(live.monitor.series, [n])[n] for n in (1, 2)]
+    kept = json.loads(first)
+    assert kept["p1"] is None
+    assert sorted(kept) == sorted(POOL)
 
 
 def test_a_sample_that_vanished_shows_in_the_scrape(make_context: MakeContext) -> None:

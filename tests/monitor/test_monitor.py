@@ -210,7 +210,7 @@ def test_an_invalid_verdict_is_counted_and_never_imputed(
     report = live.monitor.report()
     assert report.outcomes[JudgedAs.INCOMPLETE] == 3
     assert report.verdicts == report.invalid_verdicts == 6
-    assert report.sums[Metric.UDCG].n == 0
+    assert report.counts["estimated_requests", "external"] == 0.0
 
 
 def test_dropped_passages_with_a_verdict_stand_for_those_without(
@@ -360,7 +360,7 @@ def test_the_budget_passes_samples_over_and_those_judged_stand_for_them(
     assert report.verdicts <= 300
     assert judged == pytest.approx(150, abs=30)
     assert judged + skipped == pytest.approx(1_000, abs=60)
-    stood_for = report.sums[Metric.PRECISION].b
+    stood_for = report.counts["precision_requests", "external"]
     assert stood_for == pytest.approx(judged + skipped, rel=0.25)
 
 

@@ -181,10 +181,10 @@ def live(folder: Path) -> Iterator[Live]:
             until(lambda: answers(f"http://{address}/-/ready"), "server")
             server = Server(f"http://{address}")
             # A rate is of what was counted after the first scrape: there must be nothing before.
-            relevant = f"ctxguard_relevant_total{MONITOR}"
+            relevant = f"sum (ctxguard_relevant_total{MONITOR})"
             until(lambda: server.value(relevant) == 0.0, "scrape before the traffic")
             sampled = serve_traffic(url)
-            judged = 'ctxguard_judged_samples_total{outcome="judged"}'
+            judged = 'sum (ctxguard_judged_samples_total{outcome="judged"})'
             until(lambda: server.value(judged) == sampled, "scrape after the traffic")
             yield Live(server, time.time(), sampled)
 

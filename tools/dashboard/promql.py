@@ -20,6 +20,11 @@ def fleet_rate(metric: str, by: str = "") -> str:
     return f"max{_grouped(by)} (rate({metric}{{{MONITOR}}}[$__rate_interval]))"
 
 
+def fleet_sum(metric: str, each: str, by: str = "") -> str:
+    """The sum over labels of counts that are of the whole store, such as over routes."""
+    return f"sum{_grouped(by)} ({fleet_rate(metric, each)})"
+
+
 def fleet(metric: str, by: str = "", how: str = "max") -> str:
     """A figure that is of the whole store, whichever monitor exports it."""
     return f"{how}{_grouped(by)} ({metric}{{{MONITOR}}})"

@@ -1,14 +1,14 @@
 """The dashboard's rows on quality, alarms, samples and the judge: what the monitor exports."""
 
 from tools.dashboard.panels import ESTIMATE, LOWER, UNCORRECTED, UPPER, Panel, Row, Shape
-from tools.dashboard.promql import GUARD, MONITOR, fleet, fleet_rate, rate
+from tools.dashboard.promql import GUARD, MONITOR, fleet, fleet_rate, fleet_sum, rate
 
 
 def _band(metric: str, title: str, description: str) -> Panel:
     chosen = f'{MONITOR},metric="{metric}",window="$window"'
     return Panel(
         title,
-        f"{description} The band is its interval; no line where the data do not suffice.",
+        f"{description} The band is its 95% interval; no line where the data do not suffice.",
         {
             ESTIMATE: f"max (ctxguard_estimate{{{chosen}}})",
             LOWER: f"min (ctxguard_estimate_lower{{{chosen}}})",
@@ -61,7 +61,11 @@ QUALITY = Row(
     _band("recall", "Recall of the pool", "Share of the pools' relevant passages served."),
     _band("mrr", "MRR", "Mean reciprocal rank over requests with a relevant passage."),
     _band("udcg", "UDCG, strict", "Gain less harm, per request; every passage counts."),
-    _band("precision", "Precision", "Share of the served passages that are relevant."),
+    _band(
+        "precision",
+        "Precision",
+        "Share of the served passages that is relevant, mean over non-empty requests.",
+    ),
     _band("harm", "Harm", "Negative part of UDCG, per request."),
     _band("recall_loss", "Recall loss", "Against the certificate's baseline."),
     _band(
@@ -117,10 +121,11 @@ ALARMS = Row(
     ),
     Panel(
         "e-value of a rise in judged losses",
-        "About 1 or less without one; at 10,000 the alarm is raised and it starts anew. promise: "
-        "against what the profile promises. corrected: the same on the scale of a judge that errs, "
-        "by what people graded. baseline: against this judge's own mean over its first requests. "
-        "No data without --profile, or before the first loss that is compared.",
+        "About 1 or less without one; at 1,000 the alarm is raised and it starts anew. Losses are "
+        "compared a day at a time, once it is over. promise: against what the profile promises. "
+        "corrected: the same on the scale of a judge that errs, by what people graded. baseline: "
+        "against this judge's own mean over its first requests. No data without --profile, or "
+        "before the first day that is compared.",
         {
             "{{route}} {{quantity}} {{reference}}": fleet(
                 "ctxguard_alarm_e_value", "route, quantity, reference"
@@ -149,7 +154,7 @@ ALARMS = Row(
     Panel(
         "Alarms raised",
         "Since the monitor began, or went on with what the store knew.",
-        {"{{kind}}": f"sum by (kind) (ctxguard_alarms_total{{{MONITOR}}})"},
+        {"{{kind}}": fleet("ctxguard_alarms_total", "kind")},
     ),
 )
 SAMPLES = Row(
@@ -210,7 +215,11 @@ JUDGE = Row(
     Panel(
         "Samples claimed for judging, by outcome",
         "incomplete: a served passage got no valid verdict. skipped: to keep to the budget.",
-        {"{{outcome}}": rate("ctxguard_judged_samples_total", MONITOR, "outcome")},
+        {
+            "{{outcome}}": fleet_sum(
+                "ctxguard_judged_samples_total", "judge, route, outcome", "outcome"
+            )
+        },
         unit="reqps",
         shape=Shape.STACKED,
     ),
@@ -218,35 +227,42 @@ JUDGE = Row(
         "Verdicts",
         "Passages submitted to the judge.",
         {
-            "submitted": rate("ctxguard_verdicts_total", MONITOR),
-            "invalid": rate("ctxguard_invalid_verdicts_total", MONITOR),
+            "submitted": fleet_sum("ctxguard_verdicts_total", "judge, route"),
+            "invalid": fleet_sum("ctxguard_invalid_verdicts_total", "judge, route"),
         },
         unit="ops",
     ),
     Panel(
         "Invalid verdicts, by reason",
         "No data for a judge that keeps no accounts.",
-        {"{{reason}}": rate("ctxguard_judge_invalid_total", MONITOR, "reason") + " > 0"},
+        {
+            "{{reason}}": fleet_sum("ctxguard_judge_invalid_total", "judge, reason", "reason")
+            + " > 0"
+        },
         unit="ops",
     ),
     Panel(
         "Calls",
         "Requests to the judge's endpoint.",
         {
-            "calls": rate("ctxguard_judge_calls_total", MONITOR),
-            "of these, retries": rate("ctxguard_judge_retries_total", MONITOR),
+            "calls": fleet_sum("ctxguard_judge_calls_total", "judge"),
+            "of these, retries": fleet_sum("ctxguard_judge_retries_total", "judge"),
         },
         unit="reqps",
     ),
     Panel(
         "Cost per hour",
         "In the currency of the prices given; no data without prices.",
-        {"cost per hour": f"3600 * {rate('ctxguard_judge_cost_total', MONITOR)}"},
+        {"cost per hour": f"3600 * {fleet_sum('ctxguard_judge_cost_total', 'judge')}"},
     ),
     Panel(
         "Tokens",
         "As the endpoint counts them.",
-        {"{{direction}}": rate("ctxguard_judge_tokens_total", MONITOR, "direction")},
+        {
+            "{{direction}}": fleet_sum(
+                "ctxguard_judge_tokens_total", "judge, direction", "direction"
+            )
+        },
         unit="ops",
     ),
     Panel(

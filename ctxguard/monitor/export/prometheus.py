@@ -1,8 +1,9 @@
 """A monitor's results as Prometheus metrics: additive sums, and estimates with intervals.
 
-The counters add up over any window and any number of monitors, so PromQL may take their ratios:
-the judge's recall is ``rate(ctxguard_kept_relevant_total) / rate(ctxguard_relevant_total)``. The
-gauges ``ctxguard_estimate`` describe the whole store, corrected by human labels;
+Counters are of the whole store since the series of the judge began, alike from each monitor, and
+never fall. PromQL may take their ratios over any window: the judge's recall is
+``rate(ctxguard_kept_relevant_total) / rate(ctxguard_relevant_total)``. The gauges
+``ctxguard_estimate`` describe the whole store, corrected by human labels;
 ``ctxguard_judge_estimate`` is the judge's own figure, without that correction. Where there is no
 data there is no series, never a zero or NaN, so that ``absent()`` finds it and no dashboard draws
 it.
@@ -19,33 +20,43 @@ from ctxguard.monitor.alarms import AlarmReport, SignalCounts
 from ctxguard.monitor.estimation.live import LiveEstimates, Window
 from ctxguard.monitor.estimation.ratio import Estimate
 from ctxguard.monitor.estimation.terms import Metric
-from ctxguard.monitor.judges import JudgeAccounts
+from ctxguard.monitor.judging.counters import LABELS, SUMS
 from ctxguard.monitor.service import Monitor, Report
 
 _Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
 _Families = Iterator[CounterMetricFamily | GaugeMetricFamily]
 _Values = float | None | Mapping[Any, float]
 
-_SUMS = (
-    ("ctxguard_kept_relevant", "Relevant passages served.", Metric.RECALL, "a"),
-    ("ctxguard_relevant", "Relevant passages in the candidate pools.", Metric.RECALL, "b"),
-    ("ctxguard_reciprocal_rank", "Sum of reciprocal ranks of what was served.", Metric.MRR, "a"),
-    ("ctxguard_answerable_requests", "Requests with a relevant candidate.", Metric.MRR, "b"),
-    ("ctxguard_gain", "Sum of the positive parts of UDCG.", Metric.GAIN, "a"),
-    ("ctxguard_harm", "Sum of the negative parts of UDCG, as a positive number.", Metric.HARM, "a"),
-    ("ctxguard_estimated_requests", "Requests behind ctxguard_gain_total.", Metric.UDCG, "b"),
-    ("ctxguard_precision_sum", "Sum of precisions of what was served.", Metric.PRECISION, "a"),
-    (
-        "ctxguard_precision_requests",
-        "Requests behind ctxguard_precision_sum_total.",
-        Metric.PRECISION,
-        "b",
-    ),
+_COUNTS = {
+    "judged_samples": "Samples claimed for judging, by outcome.",
+    "verdicts": "Passages submitted to the judge.",
+    "invalid_verdicts": "Passages for which the judge gave no valid verdict.",
+    "kept_relevant": "Relevant passages served.",
+    "relevant": "Relevant passages in the candidate pools.",
+    "reciprocal_rank": "Sum of reciprocal ranks of what was served.",
+    "answerable_requests": "Requests with a relevant candidate.",
+    "gain": "Sum of the positive parts of UDCG.",
+    "harm": "Sum of the negative parts of UDCG, as a positive number.",
+    "estimated_requests": "Requests behind ctxguard_gain_total.",
+    "precision_sum": "Sum of precisions (relevant shares of what was served), non-empty requests.",
+    "precision_requests": "Non-empty requests, behind ctxguard_precision_sum_total.",
+    "judge_calls": "Calls of the judge's endpoint.",
+    "judge_retries": "Judge calls that were retries.",
+    "judge_invalid": "Passages for which the judge gave no valid verdict, by reason.",
+    "judge_tokens": "Tokens that the judge's endpoint reported, by direction.",
+    "judge_cost": "Cost of judging, in the currency of its prices; absent without prices.",
+}
+_MEANING = (
+    "recall: share of the pools' relevant passages that was served. precision: mean over non-empty "
+    "requests of the share of served passages that is relevant. mrr: mean reciprocal rank of what "
+    "was served. udcg, gain, harm: discounted worth of what was served, and its two parts, per "
+    "request. recall_loss: mean share lost of the relevant among the retriever's first few. "
+    "retriever_miss: share of relevant passages beyond the pool."
 )
 _PARTS = (
-    ("value", "", "{}; absent where the data do not suffice."),
-    ("lower", "_lower", "Lower end of the confidence interval of the {}."),
-    ("upper", "_upper", "Upper end of the confidence interval of the {}."),
+    ("value", "", f"{{}}; absent where the data do not suffice. {_MEANING}"),
+    ("lower", "_lower", "Lower end of the 95% confidence interval of the {}."),
+    ("upper", "_upper", "Upper end of the 95% confidence interval of the {}."),
     ("n", "_requests", "Requests (or sessions) behind the {}."),
     (
         "n_effective",
@@ -93,11 +104,14 @@ class MonitorCollector(Collector):
         if report is None:
             return
         yield from _samples(report)
-        yield from _sums(report)
-        yield from _estimates("ctxguard_estimate", "live estimate", report.live.estimates)
+        yield from _counts(report)
+        yield from _estimates(
+            "ctxguard_estimate", "live estimate", report.judge, report.live.estimates
+        )
         yield from _estimates(
             "ctxguard_judge_estimate",
             "judge's own figure, not corrected by human labels",
+            report.judge,
             report.live.judge_estimates,
         )
         yield _gauge(
@@ -105,20 +119,17 @@ class MonitorCollector(Collector):
             "1 for each live estimate that takes the judge's errors from labels of other requests "
             "than it is about, and so assumes that they have not changed.",
             {
-                (metric, window): 1.0
+                (report.judge, metric, window): 1.0
                 for window, estimates in report.live.estimates.items()
                 for metric, estimate in estimates.items()
                 if estimate.is_borrowed
             },
-            *("metric", "window"),
+            *("judge", "metric", "window"),
         )
         yield from _populations(report.live)
         yield from _labels(report)
         if self._monitor.alarms is not None:
             yield from _alarms(self._monitor.alarms.report())
-        accounts = getattr(self._monitor.judge, "accounts", None)
-        if accounts is not None:
-            yield from _judge(accounts())
 
 
 def _counter(name: str, text: str, values: _Values, *labels: str) -> CounterMetricFamily:
@@ -163,18 +174,6 @@ def _samples(report: Report) -> _Families:
         "Age of the oldest sample not yet judged; absent where none waits.",
         report.oldest_waiting_seconds,
     )
-    yield _counter(
-        "ctxguard_judged_samples",
-        "Samples that this monitor claimed for judging, by outcome.",
-        report.outcomes,
-        "outcome",
-    )
-    yield _counter("ctxguard_verdicts", "Passages submitted to the judge.", report.verdicts)
-    yield _counter(
-        "ctxguard_invalid_verdicts",
-        "Passages for which the judge gave no valid verdict.",
-        report.invalid_verdicts,
-    )
     yield _gauge(
         "ctxguard_report_time_seconds",
         "Time of the last report, in seconds since the epoch.",
@@ -192,29 +191,28 @@ def _samples(report: Report) -> _Families:
     )
 
 
-def _sums(report: Report) -> _Families:
-    for name, text, metric, side in _SUMS:
-        yield _counter(
-            name,
-            f"{text} From this monitor's judgments, weighted by 1/π to all traffic.",
-            getattr(report.sums[metric], side),
+def _counts(report: Report) -> _Families:
+    for name, text in _COUNTS.items():
+        values = {(report.judge, *key[1:]): n for key, n in report.counts.items() if key[0] == name}
+        source = (
+            " From the judge's verdicts, weighted by 1/π to all traffic." if name in SUMS else ""
         )
+        yield _counter(f"ctxguard_{name}", text + source, values, "judge", *LABELS[name])
 
 
 def _estimates(
-    name: str, what: str, by_window: Mapping[Window, Mapping[Metric, Estimate]]
+    name: str, what: str, judge: str, by_window: Mapping[Window, Mapping[Metric, Estimate]]
 ) -> _Families:
     for part, suffix, text in _PARTS:
         described = text.format(what)
         values = {
-            (metric, window): value
+            (judge, metric, window): value
             for window, estimates in by_window.items()
             for metric, estimate in estimates.items()
             if (value := getattr(estimate, part)) is not None
         }
-        yield _gauge(
-            name + suffix, described[0].upper() + described[1:], values, "metric", "window"
-        )
+        described = described[0].upper() + described[1:]
+        yield _gauge(name + suffix, described, values, "judge", "metric", "window")
 
 
 def _populations(live: LiveEstimates) -> _Families:
@@ -290,8 +288,8 @@ def _alarms(report: AlarmReport) -> _Families:
     )
     yield _gauge(
         "ctxguard_alarm_e_value",
-        "e-CUSUM e-value against a mean loss of at most ctxguard_alarm_target; the alarm is raised "
-        "at 10,000; absent before the first loss that is compared.",
+        "e-CUSUM e-value of the days so far against a mean loss of at most ctxguard_alarm_target; "
+        "the alarm is raised at 1,000; absent before the first day that is compared.",
         {one.key: one.e_value for one in report.losses if one.e_value is not None},
         *_COMPARISON,
     )
@@ -351,26 +349,4 @@ def _signals(counted: Sequence[SignalCounts]) -> _Families:
         "Queries that the calibration's quantiles of a signal were taken from.",
         {(one.route, one.signal): one.n_reference for one in counted if one.n_reference},
         *("route", "signal"),
-    )
-
-
-def _judge(accounts: JudgeAccounts) -> _Families:
-    yield _counter("ctxguard_judge_calls", "Calls of the judge's endpoint.", accounts.calls)
-    yield _counter("ctxguard_judge_retries", "Judge calls that were retries.", accounts.retries)
-    yield _counter(
-        "ctxguard_judge_invalid",
-        "Passages for which the judge gave no valid verdict, by reason.",
-        accounts.invalid,
-        "reason",
-    )
-    yield _counter(
-        "ctxguard_judge_tokens",
-        "Tokens that the judge's endpoint reported, by direction.",
-        {"input": accounts.input_tokens, "output": accounts.output_tokens},
-        "direction",
-    )
-    yield _counter(
-        "ctxguard_judge_cost",
-        "Cost of judging, in the currency of its prices; absent without prices.",
-        accounts.cost,
     )

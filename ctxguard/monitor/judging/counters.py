@@ -1,12 +1,17 @@
-"""What one monitoring process has counted: samples by outcome, verdicts, and sums."""
+"""Counts of a monitoring process: samples by outcome, verdicts, calls of the judge, and sums."""
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
-from ctxguard.monitor.estimation.sums import NO_TERMS, RatioSums, TermSums, request_terms
+from ctxguard.core.types import Route
+from ctxguard.monitor.estimation.sums import TermSums, request_terms
 from ctxguard.monitor.estimation.terms import Metric, Table
+from ctxguard.monitor.judges import Judge, JudgeAccounts
+
+Counts = Mapping[tuple[str, ...], float]
+"""Counts by name and label values, in the order of ``LABELS``."""
 
 
 class JudgedAs(StrEnum):
@@ -23,21 +28,46 @@ class JudgedAs(StrEnum):
     """The judge could not be called; the sample waits for another try, up to five that count."""
 
 
-@dataclass(frozen=True, slots=True)
-class JudgingCounts:
-    """The counters at one moment, consistent with each other.
+SUMS = {
+    "kept_relevant": (Metric.RECALL, "a"),
+    "relevant": (Metric.RECALL, "b"),
+    "reciprocal_rank": (Metric.MRR, "a"),
+    "answerable_requests": (Metric.MRR, "b"),
+    "gain": (Metric.GAIN, "a"),
+    "harm": (Metric.HARM, "a"),
+    "estimated_requests": (Metric.UDCG, "b"),
+    "precision_sum": (Metric.PRECISION, "a"),
+    "precision_requests": (Metric.PRECISION, "b"),
+}
+"""Sums over judged requests, each the numerator (a) or denominator (b) of a metric."""
 
-    Attributes:
-        sums: The additive statistics of each metric.
-        outcomes: Claimed samples by outcome.
-        verdicts: Passages submitted to the judge.
-        invalid_verdicts: Passages for which it gave no valid verdict.
-    """
+LABELS = {
+    "judged_samples": ("route", "outcome"),
+    "verdicts": ("route",),
+    "invalid_verdicts": ("route",),
+    **dict.fromkeys(SUMS, ("route",)),
+    "judge_calls": (),
+    "judge_retries": (),
+    "judge_invalid": ("reason",),
+    "judge_tokens": ("direction",),
+    "judge_cost": (),
+}
+"""Every count, and what labels it beside the judge."""
 
-    sums: Mapping[Metric, RatioSums]
-    outcomes: Mapping[JudgedAs, int]
-    verdicts: int
-    invalid_verdicts: int
+NOTHING_COUNTED: Counts = {
+    **{
+        ("judged_samples", route.value, outcome.value): 0.0
+        for route in Route
+        for outcome in JudgedAs
+    },
+    **{
+        (name, route.value): 0.0
+        for name, labels in LABELS.items()
+        if labels == ("route",)
+        for route in Route
+    },
+}
+"""What a series begins with: a count that is first seen above 0 has no rate before."""
 
 
 class MonitorCounters:
@@ -45,44 +75,69 @@ class MonitorCounters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outcomes = dict.fromkeys(JudgedAs, 0)
-        self._verdicts = self._invalid = self._errors = 0
-        self._sums = NO_TERMS
+        self._counts = Counter[tuple[str, ...]]()
+        self._errors = 0
 
-    def add_outcome(self, outcome: JudgedAs) -> None:
-        """Count one claimed sample."""
-        with self._lock:
-            self._outcomes[outcome] += 1
+    def add_outcome(self, outcome: JudgedAs, route: Route | None) -> None:
+        """Count one claimed sample; ``route`` is None if it cannot be read."""
+        self._add({("judged_samples", route or "", outcome): 1})
 
-    def add_verdicts(self, passages: int, invalid: int) -> None:
+    def add_verdicts(self, route: Route, passages: int, invalid: int) -> None:
         """Count passages submitted to the judge, and those without a valid verdict."""
+        self._add({("verdicts", route): passages, ("invalid_verdicts", route): invalid})
+
+    def add_judged(self, route: Route, table: Table) -> None:
+        """Add the terms of judged requests that were stored."""
+        # Not clustered by session: another process may have judged the rest of one.
+        sums = TermSums.of(request_terms(table))
+        self._add(
+            {(name, route): getattr(sums.ratio(of), side) for name, (of, side) in SUMS.items()}
+        )
+
+    def _add(self, more: Mapping[tuple[str, ...], float]) -> None:
         with self._lock:
-            self._verdicts += passages
-            self._invalid += invalid
+            for key, n in more.items():
+                self._counts[tuple(map(str, key))] += n  # type: ignore[assignment]
 
     def add_error(self) -> None:
         """Count a step that failed as a whole, or a result that the store refused."""
         with self._lock:
             self._errors += 1
 
-    def add_judged(self, table: Table) -> None:
-        """Add the terms of judged requests that were stored."""
-        # Not clustered by session: another process may have judged the rest of one.
-        sums = TermSums.of(request_terms(table))
-        with self._lock:
-            self._sums += sums
-
     @property
     def errors(self) -> int:
         """Steps that failed as a whole, and results that the store refused."""
         return self._errors
 
-    def snapshot(self) -> JudgingCounts:
-        """All counters now."""
+    def counts(self) -> Counts:
+        """All counts now."""
         with self._lock:
-            return JudgingCounts(
-                sums={metric: self._sums.ratio(metric) for metric in Metric},
-                outcomes=dict(self._outcomes),
-                verdicts=self._verdicts,
-                invalid_verdicts=self._invalid,
-            )
+            return dict(self._counts)
+
+    def outcomes(self) -> dict[JudgedAs, int]:
+        """Samples that this process claimed, by outcome."""
+        found = dict.fromkeys(JudgedAs, 0)
+        for (name, *labels), n in self.counts().items():
+            if name == "judged_samples":
+                found[JudgedAs(labels[1])] += int(n)
+        return found
+
+    def total(self, name: str) -> int:
+        """A count over all of its labels."""
+        return int(sum(n for (each, *_), n in self.counts().items() if each == name))
+
+
+def judge_counts(judge: Judge) -> Counts:
+    """The accounts of a judge as counts; empty for one that keeps none."""
+    accounts_of = getattr(judge, "accounts", None)
+    if accounts_of is None:
+        return {}
+    accounts: JudgeAccounts = accounts_of()
+    counts: dict[tuple[str, ...], float] = {
+        ("judge_calls",): accounts.calls,
+        ("judge_retries",): accounts.retries,
+        ("judge_tokens", "input"): accounts.input_tokens,
+        ("judge_tokens", "output"): accounts.output_tokens,
+        **{("judge_invalid", reason.value): n for reason, n in accounts.invalid.items()},
+    }
+    return counts if accounts.cost is None else {**counts, ("judge_cost",): accounts.cost}

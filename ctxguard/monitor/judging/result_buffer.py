@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ctxguard._support.error_text import describe_error
+from ctxguard.core.types import Route
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judging.counters import JudgedAs
 from ctxguard.monitor.judging.sample_judge import SampleVerdicts
@@ -48,6 +49,11 @@ class Result:
     def request(self) -> JudgedRequest | None:
         """None where it was not judged, or a served passage got no valid verdict."""
         return None if self.verdicts is None else self.verdicts.request
+
+    @property
+    def route(self) -> Route | None:
+        """The stages that answered; None where it could not be read."""
+        return None if self.record is None else self.record.route
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,16 @@ class SampleVerdicts:
     """The verdicts on one sample.
 
     Attributes:
-        request: Reduced for the estimates; None where a served passage got no valid verdict: the
-            sample is left out.
+        request: Reduced for the estimates; None if a served passage got no valid verdict.
         verdicts: The valid ones by passage id, in the order in which they were wanted.
+        missing: Ids of the pool's passages that got none.
         n_wanted: Passages that a verdict was wanted of.
         n_invalid: Wanted passages without a valid verdict, unreadable passages included.
     """
 
     request: JudgedRequest | None
     verdicts: Mapping[str, Judgment]
+    missing: tuple[str, ...]
     n_wanted: int
     n_invalid: int
 
@@ -90,12 +91,17 @@ class SampleJudge:
                 sampling alone.
         """
         verdicts = self._verdicts(record, record.served)
-        n_wanted = len(record.served)
-        if len(verdicts) < n_wanted:
-            return SampleVerdicts(None, verdicts, n_wanted, n_wanted - len(verdicts))
+        is_complete = len(verdicts) == len(record.served)
         has_hit = any(verdict.grade > 0 for verdict in verdicts.values())
-        dropped = record.to_judge(has_hit=has_hit)
+        # A judge that has no verdict on anything served has none on the rest.
+        is_answered = bool(verdicts) or not record.served
+        dropped = record.to_judge(has_hit=has_hit) if is_answered else ()
         verdicts |= self._verdicts(record, dropped)
+        wanted = [record.passage_ids[position] for position in (*record.served, *dropped)]
+        missing = tuple([each for each in wanted if each not in verdicts])
+        n_wanted, n_valid = len(wanted), len(verdicts)
+        if not is_complete:
+            return SampleVerdicts(None, verdicts, missing, n_wanted, n_wanted - n_valid)
         request = judged_request(
             record,
             verdicts,
@@ -103,8 +109,6 @@ class SampleJudge:
             max_grade=self.judge.max_grade,
             probability=probability,
         )
-        n_wanted += len(dropped)
-        n_valid = len(verdicts)
         beyond = self._beyond_pool(record)
         if self._audit is not None and beyond is not None:
             of_beyond = self._graded(record, [self._unstored(record, name) for name in beyond])
@@ -116,7 +120,7 @@ class SampleJudge:
                 audit_probability=self._audit.probability,
                 audited_share=self._audit.judged,
             )
-        return SampleVerdicts(request, verdicts, n_wanted, n_wanted - n_valid)
+        return SampleVerdicts(request, verdicts, missing, n_wanted, n_wanted - n_valid)
 
     def _beyond_pool(self, record: SampleRecord) -> list[str] | None:
         """What the audit judges, from one search for a sample; None where it is not audited."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.metrics import udcg
+from ctxguard.core.types import Route
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
@@ -211,14 +212,14 @@ class JudgingWorker:
         try:
             most = self._judge.most_passages(record)
         except Exception as error:
-            return self._judge_failed(error)
+            return self._judge_failed(error, record.route)
         if not self._budget.reserve(most):
             return None
         before = self._judge.n_judged
         try:
             return self._judged(sample, record, probability)
         except Exception as error:
-            return self._judge_failed(error)
+            return self._judge_failed(error, record.route)
         finally:
             # Also of a sample on which the judge failed: it was paid for what it judged.
             if n_judged := self._judge.n_judged - before:
@@ -233,7 +234,7 @@ class JudgingWorker:
             # Also where it was another process, before a restart, that saw the judge fail.
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
-        self._counters.add_verdicts(verdicts.n_wanted, verdicts.n_invalid)
+        self._counters.add_verdicts(record.route, verdicts.n_wanted, verdicts.n_invalid)
         return Result(outcome, finished, record, verdicts)
 
     def _loss(
@@ -265,8 +266,8 @@ class JudgingWorker:
         self._cost = (None if accounts_of is None else accounts_of().cost) or 0.0
         return self._cost - before
 
-    def _judge_failed(self, error: Exception) -> JudgedAs:
-        self._counters.add_outcome(JudgedAs.JUDGE_FAILED)
+    def _judge_failed(self, error: Exception, route: Route) -> JudgedAs:
+        self._counters.add_outcome(JudgedAs.JUDGE_FAILED, route)
         self._why = describe_error(error)
         if not self.failing:
             # Once until it works again: a dead judge must not fill the log.
@@ -312,7 +313,7 @@ class JudgingWorker:
         refused = list[int]()
         for one in written:
             if one.error is None:
-                self._counters.add_outcome(one.result.outcome)
+                self._counters.add_outcome(one.result.outcome, one.result.route)
             else:
                 sample_id = one.result.finished.sample_id
                 refused.append(sample_id)
@@ -324,9 +325,14 @@ class JudgingWorker:
                     describe_error(one.error),
                 )
         accepted = [one.result for one in written if one.accepted]
-        rows = [result.finished.summary for result in accepted if result.request is not None]
-        if rows:
-            self._counters.add_judged(table_of(rows))
+        for route in Route:
+            rows = [
+                result.finished.summary
+                for result in accepted
+                if result.request is not None and result.route is route
+            ]
+            if rows:
+                self._counters.add_judged(route, table_of(rows))
         self._count_attempts(refused)
         for result in accepted:
             try:
@@ -370,7 +376,7 @@ def _finished(
         sample_id=sample.sample_id,
         time_seconds=sample.time_seconds,
         state=_STATES[outcome],
-        verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts),
+        verdicts="" if verdicts is None else verdicts_to_json(verdicts.verdicts, verdicts.missing),
         summary=b"" if request is None else request.to_row(),
         rejected=rejected,
     )

@@ -4,8 +4,9 @@ A report is added in the transaction that stores its samples. What a process hel
 reported is pending while the process is heard of, and unaccounted for once it was silent.
 """
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -96,6 +97,29 @@ class WorkerAccounts(StorePart):
             query = query.where(_own.hour >= math.floor(since / HOUR_SECONDS))
         sampled, stored, *lost, waiting = map(int, connection.execute(query).one())
         return Accounts(sampled, stored, waiting, dict(zip(LostReason, lost, strict=True)))
+
+    @writes
+    def add_counts(
+        self, connection: sa.Connection, series: str, more: Mapping[tuple[str, ...], float]
+    ) -> dict[tuple[str, ...], float]:
+        """Add what a monitor has counted; return the totals of all monitors, which never fall.
+
+        Args:
+            series: The judge's.
+            more: By name and label values, what was counted since the last call.
+        """
+        table, own = schema.counts, storable(series)
+        rows = [{"series": own, "key": json.dumps(key), "n": n} for key, n in more.items()]
+        if rows:
+            # In one order, or two monitors might wait for each other.
+            insert = self._database.insert(table)
+            added = {"n": table.c.n + insert.excluded.n}
+            upsert = insert.on_conflict_do_update(
+                index_elements=list(table.primary_key), set_=added
+            )
+            connection.execute(upsert, sorted(rows, key=lambda row: str(row["key"])))
+        query = sa.select(table.c.key, table.c.n).where(table.c.series == own)
+        return {tuple(json.loads(row.key)): row.n for row in connection.execute(query)}
 
     @writes
     def fold_accounts(self, connection: sa.Connection) -> int:

@@ -203,6 +203,15 @@ budgets = sa.Table(
     sa.Column("cost", sa.Double, nullable=False),
 )
 
+# What monitors have counted in a series since it began; the key is JSON of name and label values.
+counts = sa.Table(
+    "ctxguard_counts",
+    metadata,
+    sa.Column("series", sa.Text, primary_key=True),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("n", sa.Double, nullable=False),
+)
+
 feedback = sa.Table(
     "ctxguard_feedback",
     metadata,
