@@ -1,6 +1,7 @@
 """``ctxguard demo``: index, calibrate, guard and monitor on this Python's own documentation."""
 
 import platform
+import re
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ctxguard.core.context import Context
     from ctxguard.profile.schema import RouteVerdict
 
-_SCRAPED = ('ctxguard_estimate{metric="udcg",window="recent"', "ctxguard_requests_total")
+_SCRAPED = re.compile(r'ctxguard_estimate\{.*metric="udcg",window="recent"|ctxguard_requests_total')
 _METRICS = ("recall", "harm", "udcg_strict", "kept", "tokens")
 _MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", "red")}
 """Mark and style of a passage by its label: answers, helps, irrelevant, distractor."""
@@ -98,7 +99,7 @@ def _scrape(url: str) -> list[str]:
     """Some of the lines that Prometheus would read."""
     with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own endpoint
         lines = answer.read().decode().splitlines()
-    return [line for line in lines if line.startswith(_SCRAPED) and not line.endswith(" 0.0")]
+    return [line for line in lines if _SCRAPED.match(line) and not line.endswith(" 0.0")]
 
 
 def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None:
