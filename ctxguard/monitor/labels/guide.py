@@ -48,6 +48,16 @@ def meanings(max_grade: int) -> dict[int, str]:
     return {max_grade: _WHOLE, **dict.fromkeys(between, _MOST), 1: _PART, 0: _NOTHING}
 
 
+def words(max_grade: int) -> dict[int, str]:
+    """Name each grade in a word or two, highest first.
+
+    >>> words(3)
+    {3: 'Whole answer', 2: 'Most of it', 1: 'A part', 0: 'No help'}
+    """
+    short = {_WHOLE: "Whole answer", _MOST: "Most of it", _PART: "A part", _NOTHING: "No help"}
+    return {grade: short.get(text, "Helps") for grade, text in meanings(max_grade).items()}
+
+
 def grading_guide(file_name: str, max_grade: int) -> str:
     """The guide of one file, as Markdown.
 

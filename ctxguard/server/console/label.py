@@ -1,4 +1,4 @@
-"""Label: one query and its passages to grade, what was picked, and what the labels give."""
+"""The page Label: grade the passages of one query, pick requests, see what labels are worth."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from ctxguard.core.metrics import Negative
 from ctxguard.core.render import sanitise
 from ctxguard.monitor.estimation.plan import UNFINISHED, label_plan, usable_requests
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.labels.files import RowToLabel, in_file_order, rows_to_label
-from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings
+from ctxguard.monitor.labels.files import ALWAYS, RowToLabel, in_file_order, rows_to_label
+from ctxguard.monitor.labels.guide import EXAMPLE_QUERY, NEGATIVES, example, meanings, words
 from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.labels.samples import GradedSample, to_label, unfinished
 from ctxguard.monitor.service import let_people_grade
@@ -34,21 +34,25 @@ class _Shown:
     """A passage on the page.
 
     Attributes:
+        row: Its text and its ids.
+        place: Its number among the passages that need a grade, from 1; 0 for one of the search
+            that follows where none of them is relevant.
         own: The value of this annotator's grade, as the form sends it; empty without one.
         is_open: Whether it lacks a grade.
     """
 
     row: RowToLabel
+    place: int
     own: str
     is_open: bool
 
 
 class Label:
-    """The handlers of these pages.
+    """Answers the requests for these pages.
 
     Args:
-        pages: Renders them.
-        store: Where samples and labels are.
+        pages: Renders templates.
+        store: Holds samples and labels.
         max_grade: The highest grade of the scale.
         clock: Seconds since the epoch.
     """
@@ -71,7 +75,7 @@ class Label:
         self._clock = clock
 
     def grade_page(self, request: Request, _form: Form) -> Response:
-        """The next request to grade; the form that begins without a name."""
+        """Show the next request to grade, or without a name the form that asks for it."""
         task = self._task(dict(request.query_params))
         if task is None:
             return self._pages.page(
@@ -91,7 +95,9 @@ class Label:
             sample = self._sample(task, sample_id)
         places = self._queue.places(task)
         shown = self._shown(task, sample_id, sample)
-        n_open = len([one for one in shown if one.is_open])
+        still_open = sample.rows(task.depth)
+        n_needed = len([row for row in still_open if row.when == ALWAYS])
+        n_open = n_needed or min(len(still_open), 1)
         others = [place for place in places if place.sample_id != sample_id]
         return self._pages.page(
             request,
@@ -102,11 +108,14 @@ class Label:
             shown=shown,
             current=_current(shown, whole_number(request, "at")),
             n_open=n_open,
+            n_needed=max([one.place for one in shown], default=0),
+            n_further=len(still_open),
             n_graded=len([place for place in others if place.is_graded]) + (n_open == 0),
             n_picked=len(others) + 1,
             next_sample=_after(others, sample.record.request_id),
             keys=_KEYS,
             grades=meanings(self._max_grade),
+            words=words(self._max_grade),
             **self._guide(),
         )
 
@@ -124,7 +133,7 @@ class Label:
         return go_to(task.address(f"{base(request)}/label"))
 
     def grade(self, request: Request, form: Form) -> Response:
-        """Write a grade, or take one back."""
+        """Store a grade, or take one back."""
         task = self._of(form)
         sample_id, passage = form.get("sample", ""), _as_in_forms(form.get("passage", ""))
         given = form.get("grade", "")
@@ -159,7 +168,7 @@ class Label:
         )
 
     def gains(self, request: Request, _form: Form) -> Response:
-        """What the labels so far, and those that are picked, give."""
+        """Show the intervals that the labels give, now and once all that is picked is graded."""
         task = self._task(dict(request.query_params))
         if task is None:
             return go_to(f"{base(request)}/label")
@@ -189,7 +198,7 @@ class Label:
         )
 
     def guide_page(self, request: Request, _form: Form) -> Response:
-        """The grading guide alone."""
+        """Show the grading guide alone."""
         return self._pages.page(request, "guide.html", **self._guide())
 
     def _guide(self) -> dict[str, Any]:
@@ -211,10 +220,10 @@ class Label:
         return _task(fields, self._store.series() or [PEOPLE_ALONE])
 
     def _sample(self, task: Task, sample_id: int) -> GradedSample:
-        """A sample that was picked for this task.
+        """Read a sample that was picked for this task.
 
         Raises:
-            RefusedPage: it was not, or its text is deleted.
+            RefusedPage: it was not picked, or its text is deleted.
         """
         is_picked = sample_id in self._store.picked(task.series, task.depth)
         sample = self._queue.sample(task, sample_id) if is_picked else None
@@ -227,7 +236,10 @@ class Label:
         return sample
 
     def _shown(self, task: Task, sample_id: int, sample: GradedSample) -> list[_Shown]:
-        """The passages that have a grade or lack one, in the order of a file."""
+        """List the passages that have a grade or need one next, in the order of a file.
+
+        The search for a relevant passage shows one passage at a time.
+        """
         own_labels = [
             (each, label)
             for each, label in self._store.labels([sample_id])
@@ -235,15 +247,24 @@ class Label:
         ]
         verdicts = human_verdicts(own_labels)
         own = verdicts[sample_id].by_passage if sample_id in verdicts else {}
-        to_grade = {row.passage_id for row in sample.rows(task.depth)}
+        to_grade = sample.rows(task.depth)
+        needed = [row for row in to_grade if row.when == ALWAYS]
+        is_open = {row.passage_id for row in needed or to_grade[:1]}
         return [
-            _Shown(row, _value(own.get(row.passage_id)), row.passage_id in to_grade)
-            for row in rows_to_label(sample.record, {}, task.depth, sample.judged)
-            if row.passage_id in to_grade or row.passage_id in sample.people
+            _Shown(
+                row,
+                place if row.when == ALWAYS else 0,
+                _value(own.get(row.passage_id)),
+                row.passage_id in is_open,
+            )
+            for place, row in enumerate(
+                rows_to_label(sample.record, {}, task.depth, sample.judged), 1
+            )
+            if row.passage_id in is_open or row.passage_id in sample.people
         ]
 
     def _focus(self, task: Task, sample_id: int, passage_id: str, given: str) -> dict[str, int]:
-        """Where to go on: at what was taken back, or at the next passage without a grade."""
+        """Say where to go on: at a grade taken back, or at the next passage without a grade."""
         sample = self._queue.sample(task, sample_id)
         shown = [] if sample is None else self._shown(task, sample_id, sample)
         ids = [one.row.passage_id for one in shown]
@@ -258,12 +279,12 @@ class Label:
 
 
 def _as_in_forms(text: str) -> str:
-    """A text as it is when a form has sent it, but for its kind of line breaks."""
+    """Normalise line breaks, which a form changes."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _task(fields: Form, all_series: list[str]) -> Task | None:
-    """What the fields of an address or a form name; None without the annotator's name."""
+    """Read a task from the fields of an address or a form; None without a person's name."""
     annotator = " ".join(sanitise(fields.get("annotator", "")).split())
     if not annotator:
         return None
@@ -279,7 +300,7 @@ def _task(fields: Form, all_series: list[str]) -> Task | None:
 
 
 def _value(verdict: Judgment | None) -> str:
-    """A grade as the form sends it."""
+    """Write a grade as the form sends it."""
     if verdict is None:
         return _TAKE_BACK
     keys = [key for key, negative in _KEYS.items() if verdict.negative is negative]
@@ -287,13 +308,13 @@ def _value(verdict: Judgment | None) -> str:
 
 
 def _current(shown: list[_Shown], at: int | None) -> int | None:
-    """Which passage has the focus; None where nothing is left to grade."""
+    """Choose the passage that has the focus; None if nothing is left to grade."""
     first_open = next((place for place, one in enumerate(shown) if one.is_open), None)
     return at if at is not None and at < len(shown) else first_open
 
 
 def _after(places: list[Place], request_id: str) -> int | None:
-    """The next request that lacks grades, in their order, from here and then from the start."""
+    """Find the next request that lacks grades: after this one, then from the start."""
     here = in_file_order(request_id)
     still_open = [place for place in places if not place.is_graded]
     later = [place for place in still_open if in_file_order(place.request_id) > here]

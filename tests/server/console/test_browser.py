@@ -62,13 +62,13 @@ def page(browser: "Browser") -> "Iterator[Page]":
     assert [one for one in problems if "favicon" not in one] == []
 
 
-def begin(page: "Page", address: str) -> None:
+def begin(page: "Page", address: str, n: int = N) -> None:
     """From the front page to the first passage, by keyboard where there are fields."""
     page.goto(f"{address}/label")
     page.fill("#annotator", "ann")
     page.keyboard.press("Enter")
     page.wait_for_selector("#n")
-    page.fill("#n", str(N))
+    page.fill("#n", str(n))
     page.keyboard.press("Enter")
     page.wait_for_selector("#task")
 
@@ -115,8 +115,8 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
         while passage := focused(page):
             key(page, "2" if is_relevant(passage) else "0")
         assert page.inner_text(".done") == "This query is graded."
-        with page.expect_navigation():
-            page.keyboard.press("n")
+        page.keyboard.press("n")
+        page.wait_for_selector("[data-current], h1:not(.query)")
     assert page.inner_text("h1") == "All that was picked is graded"
     judge = WordJudge()
     report = Monitor(store, judge, precision=Precision(min_n=5)).report()
@@ -128,10 +128,47 @@ def test_labels_given_by_keyboard_are_the_numbers_of_the_live_report(
     assert by_judge.value != pytest.approx(by_people.value)
 
 
-def test_no_page_has_a_serious_fault_of_accessibility(
+IN_SIGHT = """() => {
+  const question = document.querySelector('h1.query').getBoundingClientRect();
+  const passage = document.activeElement.getBoundingClientRect();
+  const x = question.left + 5, y = question.top + question.height / 2;
+  return document.elementFromPoint(x, y)?.matches('h1.query')
+    && passage.top >= question.bottom && passage.bottom <= window.innerHeight;
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_question_stays_in_sight_while_20_requests_are_graded(
+    page: "Page", tmp_path: Path, width: int, height: int
+) -> None:
+    """By keyboard alone; each passage that has the focus is in sight as well."""
+    page.set_viewport_size({"width": width, "height": height})
+    with SampleStore.open(filled(tmp_path, 20)) as store, listening(store) as address:
+        begin(page, address, n=20)
+        for _ in range(20):
+            while focused(page):
+                assert page.evaluate(IN_SIGHT)
+                key(page, "0")
+            assert page.is_visible("h1.query")
+            page.keyboard.press("n")
+            page.wait_for_selector("[data-current], h1:not(.query)")
+        assert page.inner_text("h1") == "All that was picked is graded"
+        assert len(store.labels()) > 20 * 4
+
+
+def test_keys_pressed_while_the_next_query_loads_are_not_lost(page: "Page", tmp_path: Path) -> None:
+    with SampleStore.open(filled(tmp_path, 2)) as store, listening(store) as address:
+        begin(page, address, n=2)
+        for pressed in "2222n2222":
+            page.keyboard.press(pressed)
+        page.wait_for_selector("#next:has-text('Go on')")
+        assert len(store.labels()) == 8
+
+
+def test_axe_finds_no_fault_of_accessibility_on_any_page(
     browser: "Browser", address: str, store: SampleStore
 ) -> None:
-    """Narrow and wide, and in dark colours for what colours decide."""
+    """On a phone and on a desktop, light and dark."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe").Axe()
     opened = browser.new_page(bypass_csp=True)  # so that axe itself may run
     sample = next(iter(store.picked_samples(store.series()[0], LabelDepth.SERVED)), None)
@@ -144,25 +181,19 @@ def test_no_page_has_a_serious_fault_of_accessibility(
         f"/label/gains{BEGUN}",
         "/label/guide",
     ]
-    colours = {"runOnly": ["color-contrast"]}
     for one in pages:
         opened.emulate_media(color_scheme="light")
         opened.goto(address + one)
         for summary in opened.query_selector_all("summary"):
             summary.click()
-        for scheme, width, options in (
-            ("light", 360, None),
-            ("dark", 360, colours),
-            ("dark", 1280, colours),
-            ("light", 1280, None),
-        ):
-            opened.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            opened.set_viewport_size({"width": width, "height": 900})
-            found = axe.run(opened, options=options).response["violations"]
-            serious = [each for each in found if each["impact"] in ("serious", "critical")]
-            named = [(each["id"], each["nodes"][0]["html"]) for each in serious]
-            assert named == [], (one, scheme, width)
-            assert opened.evaluate("document.documentElement.scrollWidth") <= width, (one, width)
+        for scheme in ("light", "dark"):
+            for width in (390, 1280):
+                opened.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                opened.set_viewport_size({"width": width, "height": 844})
+                found = axe.run(opened).response["violations"]
+                named = [(each["id"], each["nodes"][0]["html"]) for each in found]
+                assert named == [], (one, scheme, width)
+                assert opened.evaluate("document.documentElement.scrollWidth") <= width, one
     opened.close()
 
 

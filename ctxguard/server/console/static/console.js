@@ -2,7 +2,10 @@
 // the answer's part of the page in place of the present one.
 "use strict";
 
-let work = Promise.resolve();
+// One act after the other: the second of two quick keys is about the passage that the first leads
+// to. The script runs before the page is there, so that keys pressed while it loads wait too.
+let work = new Promise((ready) => document.addEventListener("DOMContentLoaded", ready));
+const then = (act) => { work = work.then(act); };
 
 const task = () => document.getElementById("task");
 const cards = () => [...document.querySelectorAll("#task .card")];
@@ -12,7 +15,7 @@ function current() {
   return document.activeElement.closest?.("#task .card") ?? document.querySelector("[data-current]");
 }
 
-// What this tab has graded, by whom and for what: the last grade can be undone first.
+// The grades that this tab gave, by person and task: the last one is undone first.
 const steps = () => `ctxguard undo ${["annotator", "judge", "depth", "tenant"]
   .map((name) => document.getElementById("undo").elements[name].value).join("\n")}`;
 
@@ -24,7 +27,7 @@ function remember(graded) {
   try { sessionStorage.setItem(steps(), JSON.stringify(graded.slice(-200))); } catch { /* no undo */ }
 }
 
-// Focus what is graded next, and let the undo button say whether there is something to undo.
+// Focus the passage that is graded next, and let the undo button say whether it can undo anything.
 function begin() {
   if (!task()) return;
   document.querySelector("#undo button").disabled = undoable().length === 0;
@@ -41,9 +44,10 @@ async function part(response, id) {
 async function show(response) {
   const found = response.ok ? await part(response.clone(), "task") : null;
   if (!found) {
-    // Signed out, or an error: the whole page says so.
+    // Nothing is left to grade, signed out, or an error: the whole page says so.
     document.documentElement.replaceWith(
       new DOMParser().parseFromString(await response.text(), "text/html").documentElement);
+    history.replaceState(null, "", response.url);
     document.querySelector("h1")?.scrollIntoView();
     return false;
   }
@@ -54,23 +58,28 @@ async function show(response) {
   return true;
 }
 
-// Send a form of the page; whether the answer is the page with the grade.
-async function send(form, value) {
-  const fields = new URLSearchParams(new FormData(form));
-  fields.set("grade", value);
+// Fetch and show; whether the answer is the page with the passages.
+async function load(address, near, problem, request) {
   try {
-    return await show(await fetch(form.action, { method: "POST", body: fields }));
+    return await show(await fetch(address, request));
   } catch {
-    const problem = document.createElement("p");
-    problem.className = "problem";
-    problem.setAttribute("role", "alert");
-    problem.textContent = "The server did not answer: the grade was not stored.";
-    (form.closest(".card") ?? form).append(problem);
+    const told = document.createElement("p");
+    told.className = "problem";
+    told.setAttribute("role", "alert");
+    told.textContent = `The server did not answer: ${problem}.`;
+    near.append(told);
     return false;
   }
 }
 
+function send(form, value) {
+  const body = new URLSearchParams(new FormData(form));
+  body.set("grade", value);
+  return load(form.action, form.closest(".card") ?? form, "the grade was not stored", { method: "POST", body });
+}
+
 async function grade(card, value) {
+  if (!card) return;
   const { passage, own } = card.dataset;
   const form = card.querySelector("form");
   const isOffered = [...form.elements.grade].some((button) => button.value === value);
@@ -94,15 +103,23 @@ async function undo() {
   }
 }
 
+async function next() {
+  const link = document.getElementById("next");
+  if (await load(link.href, link.parentElement, "press n again")) {
+    window.scrollTo(0, 0);
+    begin();
+  }
+}
+
 function move(step) {
   const all = cards();
   const here = all.indexOf(current());
-  const to = all[Math.min(Math.max(here + step, 0), all.length - 1)];
-  to?.focus();
+  all[Math.min(Math.max(here + step, 0), all.length - 1)]?.focus();
 }
 
-// One after the other: the second of two quick keys is about the passage that the first leads to.
-function then(act) { work = work.then(act); }
+const KEYS = { u: undo, n: next, arrowdown: () => move(1), arrowup: () => move(-1) };
+
+document.addEventListener("DOMContentLoaded", begin);
 
 document.addEventListener("submit", (event) => {
   const form = event.target;
@@ -112,33 +129,37 @@ document.addEventListener("submit", (event) => {
   then(() => (card ? grade(card, event.submitter.value) : undo()));
 });
 
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#next") && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+    event.preventDefault();
+    then(next);
+  }
+});
+
 document.addEventListener("keydown", (event) => {
   const isHere = event.target === document.body || task()?.contains(event.target);
-  if (!task() || !isHere || event.altKey) return;
+  if (!isHere || event.altKey || !(task() || document.readyState === "loading")) return;
   const key = event.key.toLowerCase();
-  const isCommand = event.ctrlKey || event.metaKey;
-  if (isCommand ? key === "z" : key === "u") then(undo);
-  else if (isCommand) return;
-  else if (key === "arrowdown") move(1);
-  else if (key === "arrowup") move(-1);
-  else if (key === "n") document.getElementById("next").click();
-  else if (/^[0-9dh]$/.test(key)) then(() => { const card = current(); if (card) return grade(card, key); });
-  else return;
+  const isUndo = (event.ctrlKey || event.metaKey) && key === "z";
+  const act = isUndo ? undo
+    : event.ctrlKey || event.metaKey ? null
+    : /^[0-9dh]$/.test(key) ? () => grade(current(), key)
+    : KEYS[key];
+  if (!act) return;
   event.preventDefault();
+  then(() => task() && act());
 });
 
 document.addEventListener("toggle", async (event) => {
-  const { load, part: id } = event.target.dataset ?? {};
-  if (!load || !event.target.open || event.target.dataset.loaded) return;
+  const { load: address, part: id } = event.target.dataset ?? {};
+  if (!address || !event.target.open || event.target.dataset.loaded) return;
   event.target.dataset.loaded = "yes";
   const panel = event.target.querySelector(".panel");
   panel.textContent = "Reading the store…";
   try {
-    const found = await part(await fetch(load), id);
+    const found = await part(await fetch(address), id);
     panel.replaceChildren(...(found ? found.childNodes : ["This could not be read."]));
   } catch {
     panel.textContent = "The server did not answer.";
   }
 }, true);
-
-begin();
