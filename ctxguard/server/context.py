@@ -191,7 +191,7 @@ class ContextEndpoint:
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(CONTEXT_REQUEST, await request.body())
+        given = parse(CONTEXT_REQUEST, request.scope["state"]["body"])
         context = await _retrieved(
             self._guard,
             request,
@@ -223,7 +223,7 @@ class SearchEndpoint:
             Problem: it cannot be answered.
         """
         self._check_store(request)
-        given = parse(SEARCH_REQUEST, await request.body())
+        given = parse(SEARCH_REQUEST, request.scope["state"]["body"])
         queries = [given["query"]] if isinstance(given["query"], str) else given["query"]
         filters = given.get("filters")
         alternatives: Sequence[dict[str, Allowed] | None] = [None]

@@ -152,7 +152,7 @@ class FilterEndpoint:
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(REQUEST, await request.body())
+        given = parse(REQUEST, request.scope["state"]["body"])
         if len(given["candidates"]) > self._max_candidates:
             raise Problem(
                 ProblemKind.INVALID_REQUEST,

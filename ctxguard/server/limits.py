@@ -71,7 +71,8 @@ class BodyBudget:
 class RequestLimits:
     """Middleware that reads bodies within their limits, and bounds the requests under way.
 
-    Requests without a token, those to the console, have a budget of their own.
+    Sets ``body`` in the scope's state. Requests that need no token, those to the console, have a
+    budget of their own.
 
     Args:
         app: Answers.
@@ -118,6 +119,7 @@ class RequestLimits:
             )
         budget.in_flight += 1
         budget.buffered += len(body)
+        scope["state"]["body"] = body
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:

@@ -230,7 +230,7 @@ class RerankEndpoint:
         Raises:
             Problem: it cannot be answered.
         """
-        given = parse(self._request, await request.body())
+        given = parse(self._request, request.scope["state"]["body"])
         form = form_of(given)
         query, texts = self._asked_of(given, form)
         asked = given.get("model")
@@ -252,9 +252,10 @@ class RerankEndpoint:
         pairs = _shown(ranked, ranking.copies, most, asked)
         if form.in_order:
             pairs.sort()
-        results: list[dict[str, object]] = [
-            {"index": at, form.score: score, **form.each} for at, score in pairs
-        ]
+        score_name = form.score
+        results: list[dict[str, object]] = [{"index": at, score_name: score} for at, score in pairs]
+        if form.each:
+            results = [{**result, **form.each} for result in results]
         if form.echo is not None and given.get(form.echo):
             for result, (at, _) in zip(results, pairs, strict=True):
                 result[form.echoed] = {"text": texts[at]} if form.echoes_object else texts[at]
@@ -376,15 +377,19 @@ def ranked_of(context: Context) -> Ranked:
     shown = list(scores[: len(kept)])
     if kept and not LEAST_KEPT <= shown[-1] <= shown[0] <= 1.0:
         shown = [min(max(score, LEAST_KEPT), 1.0) for score in shown]
-    equal = {at: [at] for at in kept}
-    for at, first in ranking.copies.items():
-        if first in equal:
-            equal[first].append(at)
-    scores_of = {at: score for ats, score in zip(equal.values(), shown, strict=True) for at in ats}
-    dropped = [*beyond, *[at for at, _ in decision.set_aside if at not in scores_of]]
+    positions, aside = kept, [at for at, _ in decision.set_aside]
+    if ranking.copies:
+        equal = {at: [at] for at in kept}
+        for at, first in ranking.copies.items():
+            if first in equal:
+                equal[first].append(at)
+        shown = [score for ats, score in zip(equal.values(), shown, strict=True) for _ in ats]
+        positions = [at for ats in equal.values() for at in ats]
+        aside = [at for at in aside if ranking.copies.get(at, at) not in equal]
+    dropped = [*beyond, *aside]
     return Ranked(
-        [*scores_of, *dropped],
-        [*scores_of.values(), *[0.0] * len(dropped)],
+        [*positions, *dropped],
+        [*shown, *[0.0] * len(dropped)],
         len(kept),
         {reason.value: count for reason, count in context.dropped_by_reason.items()},
     )

@@ -43,6 +43,11 @@ def test_texts_without_a_word_are_no_copies() -> None:
     assert copies_of(["", "", " ", "\n", " "]) == {}
 
 
+def test_a_null_character_ends_no_text() -> None:
+    long = "a text of some length"
+    assert copies_of([f"{long}\0 and {long}", f"{long}\0 and  {long.upper()}"]) == {1: 0}
+
+
 @given(st.lists(st.text("aB \né", max_size=60), max_size=6))
 def test_each_copy_names_the_first_of_its_text(texts: list[str]) -> None:
     first: dict[str, int] = {}
