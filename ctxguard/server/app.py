@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from pydantic import TypeAdapter
@@ -17,7 +17,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from typing_extensions import TypedDict
 
 from ctxguard import __version__
 from ctxguard.core.context import Assembly
@@ -43,13 +42,6 @@ from ctxguard.server.wire import answer
 _SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
 _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
 """A rerank answer holds what the decision says, and assembly adds no drops of its own."""
-
-
-class Health(TypedDict):
-    """Whether the process serves, and whether its reranker is left out at present."""
-
-    status: str
-    reranker: str | None
 
 
 class Service:
@@ -148,7 +140,7 @@ class Service:
             yield
 
     async def health(self, _: Request) -> Response:
-        """Whether the process serves."""
+        """Whether the process serves, and whether its reranker is left out at present."""
         is_open = None if self.scorer is None else self.scorer.is_open
         words = {None: None, False: "in use", True: "left out: it failed repeatedly"}
         return answer({"status": "ok", "reranker": words[is_open]})
@@ -238,7 +230,7 @@ class Service:
                 store.list_all,
                 Endpoint.VECTOR_STORE_SEARCH,
                 "List the vector stores: there is one",
-                TypeAdapter(context.VectorStores),
+                TypeAdapter(dict[str, Any]),
             ),
             Operation(
                 "/v1/vector_stores/{vector_store_id}",
@@ -246,7 +238,7 @@ class Service:
                 store.retrieve,
                 Endpoint.VECTOR_STORE_SEARCH,
                 "Describe the index as a vector store",
-                TypeAdapter(context.VectorStore),
+                TypeAdapter(dict[str, Any]),
                 None,
                 (ProblemKind.NOT_FOUND,),
             ),
@@ -296,7 +288,7 @@ def create_app(
 
 
 def _own_operations(service: Service, registry: CollectorRegistry) -> list[Operation]:
-    health: TypeAdapter[Any] = TypeAdapter(Health)
+    health: TypeAdapter[Any] = TypeAdapter(dict[Literal["status", "reranker"], str | None])
     return [
         Operation(
             "/metrics",

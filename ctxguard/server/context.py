@@ -16,7 +16,7 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.guard import ContextGuard
 from ctxguard.server.attribute_filters import MOST_SEARCHES, Filter, alternatives_of, holds
-from ctxguard.server.filtering import Name, WouldKeep
+from ctxguard.server.filtering import CandidateVerdict, Name
 from ctxguard.server.limits import FEW_VALUES, MOST_CONDITIONS, MOST_VALUES
 from ctxguard.server.problems import Problem, ProblemKind
 from ctxguard.server.wire import STRICT, answer, named, parse
@@ -57,17 +57,10 @@ class ContextPassage(TypedDict):
     metadata: Any
 
 
-class ContextVerdict(TypedDict):
+class ContextVerdict(CandidateVerdict):
     """Whether one candidate was kept, and why."""
 
     passage_id: str
-    rank: int | None
-    score: float | None
-    relative_score: float | None
-    probability: float | None
-    kept: bool
-    reason: str | None
-    kept_if: list[WouldKeep]
 
 
 class Failure(TypedDict):
@@ -120,13 +113,6 @@ class SearchRequest(TypedDict):
     rewrite_query: NotRequired[bool | None]
 
 
-class TextContent(TypedDict):
-    """A text."""
-
-    type: Literal["text"]
-    text: str
-
-
 class SearchResult(TypedDict):
     """A passage that was kept."""
 
@@ -134,31 +120,7 @@ class SearchResult(TypedDict):
     filename: str
     score: float
     attributes: dict[str, str | float | bool] | None
-    content: list[TextContent]
-
-
-class VectorStore(TypedDict):
-    """An index, as OpenAI describes a vector store; its passages count as files."""
-
-    id: str
-    object: Literal["vector_store"]
-    created_at: int
-    name: str
-    usage_bytes: int
-    file_counts: dict[str, int]
-    status: Literal["completed"]
-    last_active_at: int
-    metadata: dict[str, str]
-
-
-class VectorStores(TypedDict):
-    """All vector stores: there is one."""
-
-    object: Literal["list"]
-    data: list[VectorStore]
-    first_id: str
-    last_id: str
-    has_more: Literal[False]
+    content: Annotated[list[dict[str, str]], Field(description="One part, of type text.")]
 
 
 class SearchAnswer(TypedDict):
@@ -275,16 +237,11 @@ class SearchEndpoint:
 
     async def list_all(self, _: Request) -> Response:
         """Describe all stores, that is this one."""
-        page: VectorStores = {
-            "object": "list",
-            "data": [self._store()],
-            "first_id": self._store_id,
-            "last_id": self._store_id,
-            "has_more": False,
-        }
-        return answer(page)
+        ends = {"first_id": self._store_id, "last_id": self._store_id}
+        return answer({"object": "list", "data": [self._store()], **ends, "has_more": False})
 
-    def _store(self) -> VectorStore:
+    def _store(self) -> dict[str, object]:
+        """The index, as OpenAI describes a vector store; its passages count as files."""
         retriever = self._guard.retriever
         n = len(retriever) if hasattr(retriever, "__len__") else 0
         nothing = {"in_progress": 0, "failed": 0, "cancelled": 0}

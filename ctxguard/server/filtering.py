@@ -90,10 +90,9 @@ class WouldKeep(TypedDict):
     value: float | None
 
 
-class VerdictAnswer(TypedDict):
-    """Whether one candidate was kept, and why."""
+class CandidateVerdict(TypedDict):
+    """Whether one candidate was kept, and why; the answers add the name of its id."""
 
-    id: str
     rank: Annotated[int | None, Field(description="From 1; null if it was set aside.")]
     score: float | None
     relative_score: float | None
@@ -101,6 +100,12 @@ class VerdictAnswer(TypedDict):
     kept: bool
     reason: Annotated[str | None, Field(description="Why it was dropped; null if it was kept.")]
     kept_if: list[WouldKeep]
+
+
+class VerdictAnswer(CandidateVerdict):
+    """Whether one candidate was kept, and why."""
+
+    id: str
 
 
 class FilterAnswer(TypedDict):
