@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import typer
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -288,8 +289,8 @@ class HasInterval(Protocol):
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Print one JSON document to standard output."""
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    """Print one JSON document to standard output; records and enumerations become plain values."""
+    typer.echo(json.dumps(to_jsonable_python(document), indent=2, allow_nan=False))
 
 
 def table(*columns: str, title: str | None = None) -> Rows:

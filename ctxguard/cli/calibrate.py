@@ -1,7 +1,7 @@
 """``ctxguard calibrate``: choose a policy for each route, certify it, and report the evidence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
 
@@ -12,12 +12,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
 from ctxguard._support.settings import setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import (
-    FINDING,
-    Output,
-    check_writable,
-    print_json,
-)
+from ctxguard.cli._console import FINDING, Output, check_writable, print_json
 from ctxguard.cli._from_questions import calibrate_from_questions
 from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
 from ctxguard.cli._pools import notes_on_pools
@@ -348,11 +343,11 @@ def _document(
         **counts,
         "chosen_on": len(calibration.chosen_on),
         "held_out": 0 if held_out is None else len(held_out),
-        "fusion": calibration.profile.model_dump(mode="json")["fusion"],
-        "utilities": asdict(calibration.profile.utilities),
+        "fusion": calibration.profile.fusion,
+        "utilities": calibration.profile.utilities,
         "utilities_source": calibration.profile.provenance.utilities_source,
         "routes": {
-            route.value: _route_document(outcome, calibration)
+            route: _route_document(outcome, calibration)
             for route, outcome in calibration.outcomes.items()
         },
         "notes": notes,
@@ -411,19 +406,18 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
     from calibration.report import certificate_words, summarise
 
     chosen, test = outcome.profile, outcome.certification
-    certificate = chosen.certificate
     return {
         "policy": describe_policy(chosen.policy),
         "kind": chosen.policy.kind,
         "k": chosen.policy.k,
         "why": chosen.why,
-        "verdict": None if chosen.verdict is None else chosen.verdict.model_dump(),
+        "verdict": chosen.verdict,
         "promise": certificate_words(outcome, calibration.settings),
-        "certificate": None if certificate is None else certificate.model_dump(),
+        "certificate": chosen.certificate,
         "summary": summarise(
             outcome, calibration.settings, held_out=calibration.held_out is not None
-        ).model_dump(),
-        "sufficiency": None if chosen.sufficiency is None else chosen.sufficiency.model_dump(),
+        ),
+        "sufficiency": chosen.sufficiency,
         "segments": {
             name: {
                 "policy": describe_policy(segment.policy),
@@ -431,8 +425,8 @@ def _route_document(outcome: "RouteOutcome", calibration: "Calibration") -> dict
             }
             for name, segment in chosen.segments.items()
         },
-        "chosen_on": None if chosen.chosen_on is None else chosen.chosen_on.model_dump(),
-        "held_out": None if chosen.held_out is None else chosen.held_out.model_dump(),
+        "chosen_on": chosen.chosen_on,
+        "held_out": chosen.held_out,
         "rule_choices": {
             other.rule: {"choice": _choice(outcome, other.grid_index), "tested": other.tested}
             for other in (() if test is None else test.rule_choices)

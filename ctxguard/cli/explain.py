@@ -79,32 +79,24 @@ def _document(explanation: "Explanation") -> dict[str, Any]:
     stored, record, decision = explanation.stored, explanation.record, explanation.decision
     return {
         **asdict(stored),
-        "state": stored.state.value,
         "state_in_words": explanation.state,
         "query": None if record is None else record.query,
         "segment": None if record is None else record.segment,
-        "route": None if record is None else record.route.value,
-        "mode": None if record is None else record.mode.value,
-        "score_kind": None if record is None else record.kind.value,
+        "route": None if record is None else record.route,
+        "mode": None if record is None else record.mode,
+        "score_kind": None if record is None else record.kind,
         "profile_id": None if record is None else record.profile_id,
-        "flags": [] if record is None else list(record.flags),
+        "flags": () if record is None else record.flags,
         "kept": None if record is None else record.kept,
         "policy": None if decision is None else describe_policy(decision.policy),
-        "candidates": [
-            {
-                **asdict(one),
-                "judge": None if one.judge is None else asdict(one.judge),
-                "labels": [asdict(label) for label in one.labels],
-            }
-            for one in explanation.candidates
-        ],
+        "candidates": explanation.candidates,
         "rejected": [
             {"passage_id": name, "reason": reason, "reply": reply}
             for name, reason, reply in explanation.rejected
         ],
-        "picked": dict(explanation.picked),
+        "picked": explanation.picked,
         "alarm": explanation.alarm,
-        "feedback": list(explanation.reactions),
+        "feedback": explanation.reactions,
     }
 
 

@@ -1,7 +1,6 @@
 """``ctxguard fit ranker``: fit the pooled ranker to labelled queries, with held-out evidence."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,15 +98,12 @@ def fit_ranker(settings: FitRanker) -> None:
     if settings.as_json:
         print_json(
             {
-                "out": None if out is None else str(out),
+                "out": out,
                 "ranker": fitted.ranker.digest(),
-                "levels": list(fitted.levels),
+                "levels": fitted.levels,
                 **counts,
-                "ndcg_at_10": {order: each.model_dump() for order, each in means.items()},
-                "differences": {
-                    order: {other: asdict(each) for other, each in by_other.items()}
-                    for order, by_other in differences.items()
-                },
+                "ndcg_at_10": means,
+                "differences": differences,
                 "verdict": verdict,
                 "data": dataset.name,
                 "split": labelled.split,

@@ -160,14 +160,14 @@ def export(settings: Export) -> None:
     if settings.as_json:
         print_json(
             {
-                "out": None if out is None else str(out),
-                "guide": None if guide is None else str(guide),
+                "out": out,
+                "guide": guide,
                 "requests": len(samples),
                 "passages": len(rows),
                 "expected_passages": plan.expected_passages,
                 "recall_passages": plan.recall_passages,
                 "widths": {
-                    metric.value: {"now": plan.widths_now[metric], "then": width}
+                    metric: {"now": plan.widths_now[metric], "then": width}
                     for metric, width in plan.widths.items()
                 },
                 "notes": notes,
@@ -304,7 +304,7 @@ def feedback(settings: Feedback) -> None:
         for first in added.unknown[:1]
     ]
     if settings.as_json:
-        print_json({"added": added.added, "unknown": list(added.unknown), "notes": notes})
+        print_json({"added": added.added, "unknown": added.unknown, "notes": notes})
     else:
         output.out.print(f"{added.added:,} reactions imported")
     output.notes(notes)

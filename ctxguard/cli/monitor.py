@@ -4,7 +4,6 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -287,14 +286,14 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
     monitors = () if alarms is None else alarms.losses
     return {
         "judge": report.judge,
-        "estimates": _figures(live.estimates),
-        "judge_estimates": _figures(live.judge_estimates),
-        "outcomes": {outcome.value: count for outcome, count in report.outcomes.items()},
+        "estimates": live.estimates,
+        "judge_estimates": live.judge_estimates,
+        "outcomes": report.outcomes,
         "waiting": report.waiting,
         "labelled": live.labelled,
         "unpicked": live.unpicked,
         "disagreements": live.disagreements,
-        "windows": {window.value: asdict(about) for window, about in live.populations.items()},
+        "windows": live.populations,
         "verdicts": report.verdicts,
         "invalid_verdicts": report.invalid_verdicts,
         "judging_sampling_probability": report.judging_sampling_probability,
@@ -302,16 +301,16 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         "stored": report.accounts.stored,
         "pending": report.accounts.pending,
         "unaccounted": report.accounts.unaccounted,
-        "lost": {reason.value: count for reason, count in report.accounts.lost.items()},
-        "feedback": dict(report.feedback),
-        "alarms": [] if alarms is None else [asdict(alarm) for alarm in alarms.active],
+        "lost": report.accounts.lost,
+        "feedback": report.feedback,
+        "alarms": () if alarms is None else alarms.active,
         "promises": [
             {
-                "route": monitor.route.value,
-                "quantity": monitor.quantity.value,
+                "route": monitor.route,
+                "quantity": monitor.quantity,
                 "at_most": monitor.promise.at_most,
                 "source": monitor.promise.source,
-                "reference": monitor.reference.value,
+                "reference": monitor.reference,
                 "target": monitor.target,
                 "reference_requests": monitor.n_reference,
                 "judged": monitor.n,
@@ -320,13 +319,6 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
             }
             for monitor in monitors
         ],
-    }
-
-
-def _figures(by_window: "Mapping[Window, Estimates]") -> dict[str, object]:
-    return {
-        window.value: {metric.value: asdict(estimate) for metric, estimate in estimates.items()}
-        for window, estimates in by_window.items()
     }
 
 

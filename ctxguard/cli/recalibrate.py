@@ -1,6 +1,5 @@
 """``ctxguard recalibrate``: a new profile from judged traffic, compared with the old one."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -164,30 +163,25 @@ def _document(
 
     route = traffic.route
     after = recalibration.profile.routes[route]
-    certificate, risen = after.certificate, rise_by_traffic(traffic, before)
     old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
     return {
-        "profile": str(out),
+        "profile": out,
         "profile_id": recalibration.profile.profile_id,
-        "route": route.value,
+        "route": route,
         "requests": traffic.requests,
         "questions": len(traffic.dataset),
         "effective_requests": traffic.effective_requests,
         "effective_questions": traffic.effective_questions,
         "held_out": recalibration.held_out,
-        "left_out": dict(traffic.left_out),
+        "left_out": traffic.left_out,
         "old_policy": describe_policy(before.routes[route].policy),
         "new_policy": describe_policy(after.policy),
-        "verdict": None if after.verdict is None else after.verdict.model_dump(),
-        "in_shadow": None if risen is None else asdict(risen),
-        "certificate": None if certificate is None else certificate.model_dump(),
+        "verdict": after.verdict,
+        "in_shadow": rise_by_traffic(traffic, before),
+        "certificate": after.certificate,
         "metrics": {
-            name: {
-                "old": old[name].model_dump(),
-                "new": new[name].model_dump(),
-                "difference": asdict(difference),
-            }
+            name: {"old": old[name], "new": new[name], "difference": difference}
             for name, difference in recalibration.differences.items()
         },
-        "notes": list(traffic.dataset.notes),
+        "notes": traffic.dataset.notes,
     }
