@@ -15,6 +15,7 @@ from ctxguard.cli import (
     calibrate,
     compare,
     demo,
+    doctor,
     evaluate,
     explain,
     fit_ranker,
@@ -65,6 +66,7 @@ def _application(
 
 
 add_command(app, demo.demo, "demo")
+add_command(app, doctor.doctor, "doctor")
 add_command(app, index.index, "index")
 add_command(app, calibrate.calibrate, "calibrate")
 add_command(app, evaluate.evaluate, "evaluate")

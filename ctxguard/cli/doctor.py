@@ -1,0 +1,311 @@
+"""``ctxguard doctor``: a line for each part of a deployment, with the mend for what is wrong."""
+
+import platform
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from pydantic import Field
+from rich.table import Table
+from rich.text import Text
+
+import ctxguard
+from ctxguard._support.extras import require
+from ctxguard._support.foreign_distribution import foreign_distribution
+from ctxguard._support.regular_file import read_regular
+from ctxguard._support.settings import SettingsModel, setting
+from ctxguard.cli import _options
+from ctxguard.cli._console import FINDING, Output, one_line, print_json
+from ctxguard.cli._store import open_store
+from ctxguard.cli._system import System
+from ctxguard.errors import ConfigurationError, CtxguardError, DataError
+
+if TYPE_CHECKING:
+    from ctxguard.cli._system import Source
+    from ctxguard.profile.schema import Profile
+
+_EXTRAS = {
+    "embedded": "faiss",
+    "fast": "openvino",
+    "chunk": "semantic_text_splitter",
+    "calibrate": "sklearn",
+    "report": "jinja2",
+    "monitor": "sqlalchemy",
+    "postgres": "psycopg",
+    "milvus": "pymilvus",
+    "qdrant": "qdrant_client",
+    "judge": "openai",
+    "rerank": "httpx2",
+    "serve": "starlette",
+    "mcp": "mcp",
+    "opentelemetry": "opentelemetry",
+}
+"""A module that each extra brings."""
+
+_ENGINES = ("qdrant://", "milvus://")
+_STORES = ("sqlite:", "postgresql:", "postgres:")
+_FULL = 0.9
+"""Share of a store's bytes above which it is nearly full."""
+
+_IDLE_SECONDS = 86_400.0
+_OLD_DAYS = 180
+_MAX_METRICS_BYTES = 2**25
+_SCRAPE_SECONDS = 5.0
+
+Status = Literal["ok", "note", "wrong"]
+
+
+class DoctorSettings(SettingsModel):
+    """Settings of ``ctxguard doctor``."""
+
+    places: Annotated[
+        list[str],
+        setting(
+            "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
+            "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",
+            "[PLACE]...",
+            argument=True,
+        ),
+    ] = Field(default_factory=list)
+    as_json: _options.AsJson = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The state of one part.
+
+    Attributes:
+        part: The part.
+        status: ``ok``; ``note``, which needs no action now; or ``wrong``.
+        text: What was found, and the mend if something is wrong.
+    """
+
+    part: str
+    status: Status
+    text: str
+
+
+def doctor(settings: DoctorSettings) -> None:
+    """Say for each part of a deployment whether it works, and how to mend it.
+
+    The installation is looked at in any case. For example:
+
+    ctxguard doctor index/ profile.json sqlite:///samples.db http://localhost:8000/metrics
+    """
+    output = Output(as_json=settings.as_json)
+    with output.doing("looking"):
+        findings = [*_installation(), *_deployment(_named(settings.places))]
+    wrong = any(finding.status == "wrong" for finding in findings)
+    if settings.as_json:
+        print_json({"ok": not wrong, "findings": [asdict(finding) for finding in findings]})
+    else:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        styles = {"ok": "green", "note": "yellow", "wrong": "red"}
+        for finding in findings:
+            status = Text(finding.status, style=styles[finding.status])
+            grid.add_row(status, finding.part, one_line(finding.text))
+        output.out.print(grid)
+    if wrong:
+        raise typer.Exit(FINDING)
+
+
+def _installation() -> Iterator[Finding]:
+    clash = foreign_distribution()
+    running = f"ctxguard-rag {ctxguard.__version__}, Python {platform.python_version()}"
+    yield Finding("installation", "wrong" if clash else "ok", clash or running)
+    present = [name for name, module in _EXTRAS.items() if find_spec(module) is not None]
+    absent = [name for name in _EXTRAS if name not in present]
+    texts = [f"{', '.join(present) or 'none'} installed"]
+    if absent:
+        texts.append(f"not {', '.join(absent)} (pip install 'ctxguard-rag[NAME]')")
+    yield Finding("extras", "ok", "; ".join(texts))
+    if "embedded" in present:
+        yield from _tried("kernels", _kernels)
+
+
+def _kernels() -> Iterator[Finding]:
+    require("ctxguard.retrieval.index.kernels", "embedded")
+    yield Finding("kernels", "ok", f"compiled when first used, by numba {_version('numba')}")
+
+
+def _version(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__version__", "?"))
+
+
+@dataclass(frozen=True)
+class _Deployment:
+    """The parts named, by kind."""
+
+    system: dict[str, Any]
+    profile: Path | None = None
+    store: str | None = None
+    metrics: str | None = None
+
+
+def _named(places: Sequence[str]) -> _Deployment:
+    """The parts that the places name.
+
+    Raises:
+        ConfigurationError: a place is none of the known kinds.
+        DataError: the file of a system cannot be read.
+    """
+    system: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for place in places:
+        if place.endswith(".toml"):
+            in_system, beside = _system_file(Path(place))
+            system |= in_system
+            rest |= beside
+        elif place.startswith(_ENGINES) or (place.startswith("postgres") and "#" in place):
+            system["engine"] = place
+        elif place.startswith(_STORES):
+            rest["store"] = place
+        elif place.startswith(("http://", "https://")):
+            rest["metrics"] = place
+        elif place.endswith(".json"):
+            rest["profile"] = Path(place)
+        elif Path(place).is_dir():
+            system["index"] = Path(place)
+        else:
+            raise ConfigurationError(
+                f"{place!r} is no index folder, engine URL, profile (.json), store URL, URL of "
+                "metrics or system file (.toml); check the name"
+            )
+    return _Deployment(system, **rest)
+
+
+def _system_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        document = tomllib.loads(read_regular(file, 2**20).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"is no TOML: {error}", path=file) from None
+    system = {
+        name.replace("-", "_"): value
+        for name, value in document.items()
+        if not isinstance(value, dict)
+    }
+    for name in ("index", "ranker"):
+        if name in system:
+            system[name] = file.parent / system[name]
+    tables = [table for table in document.values() if isinstance(table, dict)]
+    beside: dict[str, Any] = {}
+    for table in [system, *tables]:
+        if "profile" in table:
+            beside.setdefault("profile", file.parent / table["profile"])
+        if "store" in table:
+            beside.setdefault("store", table["store"])
+    return {name: value for name, value in system.items() if name not in beside}, beside
+
+
+def _deployment(parts: _Deployment) -> Iterator[Finding]:
+    source: list[Source] = []
+    if parts.system:
+        yield from _tried("index", lambda: _index(parts.system, source))
+    if parts.profile is not None:
+        file = parts.profile
+        yield from _tried("profile", lambda: _profile(file, source))
+    if parts.store is not None:
+        url = parts.store
+        yield from _tried("store", lambda: _store(url))
+    if parts.metrics is not None:
+        yield _metrics(parts.metrics)
+
+
+def _tried(part: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """The findings of a part; an error, whose message has the mend, is one of them."""
+    try:
+        return list(look())
+    except CtxguardError as error:
+        return [Finding(part, "wrong", str(error))]
+
+
+def _index(system: dict[str, Any], opened: "list[Source]") -> Iterator[Finding]:
+    source = System(**system).open()
+    opened.append(source)
+    size = f"{len(source):,} passages" if hasattr(source, "__len__") else "opened"
+    signals = getattr(source, "has_signals", None)
+    level = "" if signals is None else (", with signals" if signals else ", without signals")
+    yield Finding("index", "ok", size + level)
+
+
+def _profile(file: Path, opened: "list[Source]") -> Iterator[Finding]:
+    from ctxguard.profile.schema import Profile
+
+    profile = Profile.load(file)
+    verdict = profile.verdict
+    text = "no verdict: what it keeps is served" if verdict is None else verdict.statement
+    yield Finding("profile", "ok", text)
+    days = int((time.time() - file.stat().st_mtime) / 86_400)
+    if days > _OLD_DAYS:
+        yield Finding(
+            "profile", "note", f"written {days} days ago; `ctxguard recalibrate` renews it"
+        )
+    for source in opened:
+        yield from _fit(profile, source)
+
+
+def _fit(profile: "Profile", source: "Source") -> Iterator[Finding]:
+    """Whether a profile was made on this system."""
+    from ctxguard.guard import ContextGuard
+
+    comparison = ContextGuard(source, profile=profile).comparison
+    for line in comparison.mismatches:
+        yield Finding("profile", "wrong", f"not of this system: {line}; calibrate on it")
+    for line in comparison.reservations:
+        yield Finding("profile", "note", line)
+    if not comparison.differences:
+        yield Finding("profile", "ok", "made on this system")
+
+
+def _store(url: str) -> Iterator[Finding]:
+    from ctxguard.monitor.store import State
+
+    with open_store(url) as store:
+        states, labels = store.states(), len(store.labels())
+        waiting = states[State.PENDING] + states[State.CLAIMED]
+        judged = states[State.JUDGED]
+        figures = f"{judged:,} judged, {waiting:,} waiting, {labels:,} labels of people"
+        yield Finding("store", "ok", f"reachable: {figures}")
+        limit = store.limits.max_bytes
+        if limit is not None and store.size_bytes() > _FULL * limit:
+            text = f"over {_FULL:.0%} of {limit:,} bytes are used: the oldest are deleted next"
+            yield Finding("store", "note", text)
+        oldest = store.oldest_pending_seconds()
+        if oldest is not None and oldest > _IDLE_SECONDS:
+            text = f"a sample has waited {oldest / 3600:.0f} hours: run `ctxguard monitor`"
+            yield Finding("monitor", "wrong", text)
+        elif judged:
+            yield Finding("monitor", "ok", "keeps up with the samples")
+        if not sum(states.values()):
+            yield Finding("store", "note", "no samples yet: pass a sampler to the guard")
+
+
+def _metrics(url: str) -> Finding:
+    """Whether a URL serves metrics of a guard or a monitor."""
+    try:
+        with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:  # noqa: S310  http(s)
+            lines = answer.read(_MAX_METRICS_BYTES).decode(errors="replace").splitlines()
+    except (OSError, ValueError) as error:
+        return Finding("metrics", "wrong", f"{url}: {error}; is the service running there?")
+    ours = [line for line in lines if line.startswith("ctxguard_")]
+    if not ours:
+        text = f"{url} serves no metric of ctxguard: give the guard's registry to its exporter"
+        return Finding("metrics", "wrong", text)
+    parts = []
+    if any(line.startswith("ctxguard_requests_total") for line in ours):
+        parts.append("requests")
+    if any(line.startswith("ctxguard_estimate") for line in ours):
+        parts.append("estimates")
+    return Finding(
+        "metrics", "ok", f"{len(ours):,} series: {', '.join(parts) or 'no requests yet'}"
+    )
