@@ -1,16 +1,20 @@
-"""A process owns what it opened: forks reset what a child must not inherit.
+"""A process owns what it opened: a forked child has locks, threads and connections of its own.
 
-That is counts, samples, held locks, lost threads and connections, which the child makes anew.
+The rule: a class that has any declares each as an attribute `OfProcess`. State that needs more is
+reset by `ForkAware`; threads that a child needs too are started by `Resumed`.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 from weakref import WeakSet
 
+_T = TypeVar("_T")
 
+
+@runtime_checkable
 class ForkAware(Protocol):
     """An object with state that belongs to one process."""
 
@@ -29,7 +33,7 @@ class Resumed(Protocol):
 
 
 _log = logging.getLogger(__name__)
-_registered: WeakSet[ForkAware] = WeakSet()
+_registered: WeakSet[Any] = WeakSet()
 
 
 def reset_in_children(thing: ForkAware) -> None:
@@ -37,11 +41,69 @@ def reset_in_children(thing: ForkAware) -> None:
     _registered.add(thing)
 
 
+class OfProcess(Generic[_T]):
+    """An attribute that belongs to one process: made on first use, and anew in a forked child.
+
+    Args:
+        make: Makes the value.
+        leave: Called in a child with its parent's value, which is dropped then; None for nothing.
+
+    >>> class Counter:
+    ...     lock = OfProcess(threading.Lock)
+    >>> counter = Counter()
+    >>> counter.lock is counter.lock
+    True
+    """
+
+    def __init__(self, make: Callable[[], _T], leave: Callable[[_T], object] | None = None) -> None:
+        self._make, self._leave = make, leave
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, thing: None, owner: type) -> "OfProcess[_T]": ...
+    @overload
+    def __get__(self, thing: object, owner: type) -> _T: ...
+    def __get__(self, thing: object | None, owner: type) -> "OfProcess[_T] | _T":
+        if thing is None:
+            return self
+        held = vars(thing)
+        if self._name not in held:
+            _registered.add(thing)
+            # One step, so that threads that are first at once have the same.
+            held.setdefault(self._name, self._make())
+        value: _T = held[self._name]
+        return value
+
+    def __set__(self, thing: object, value: _T) -> None:
+        held = vars(thing)
+        if self._name not in held:
+            _registered.add(thing)
+        held[self._name] = value
+
+    def forget(self, thing: object) -> None:
+        """Leave the parent's value of an object, if it has one, to the parent."""
+        if self._name in vars(thing):
+            value = vars(thing).pop(self._name)
+            if self._leave is not None:
+                self._leave(value)
+
+
+def _begin_anew(thing: object) -> None:
+    for owner in type(thing).__mro__:
+        for each in vars(owner).values():
+            if isinstance(each, OfProcess):
+                each.forget(thing)
+    if isinstance(thing, ForkAware):
+        thing._reset_after_fork()
+
+
 def _reset_all() -> None:
     things = list(_registered)
     for thing in things:
         try:
-            thing._reset_after_fork()
+            _begin_anew(thing)
         except Exception as error:
             # The others must be reset too: nobody releases their locks here.
             _log.error(

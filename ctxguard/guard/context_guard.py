@@ -13,7 +13,7 @@ from threading import Lock
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, cast
 
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.context import Assembly, Context
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import Policy
@@ -98,6 +98,8 @@ class ContextGuard:
         ProfileMismatchError: ``strict`` is set, and anything differs or cannot be compared.
     """
 
+    _rebinding = OfProcess(Lock)
+
     def __init__(
         self,
         retriever: "AnyRetriever | None" = None,
@@ -167,12 +169,6 @@ class ContextGuard:
         if strict and self.differences:
             raise ProfileMismatchError(self.differences)
         self._say_mode()
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Take a new lock: another thread may have held it when this process was forked."""
-        self._rebinding = Lock()
 
     @property
     def mode(self) -> Mode:

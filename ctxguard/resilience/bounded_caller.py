@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 from ctxguard._support.error_text import describe_error
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FailureKind
 from ctxguard.errors import (
     ConfigurationError,
@@ -42,6 +42,10 @@ class BoundedCaller:
         ConfigurationError: an argument is out of range.
     """
 
+    _lock = OfProcess(Lock)
+    # A forked child has none: they belong to its parent.
+    _in_flight = OfProcess(int)
+
     def __init__(self, deadline_seconds: float | None, max_in_flight: int) -> None:
         check_seconds("deadline_seconds", deadline_seconds)
         if max_in_flight < 1:
@@ -55,13 +59,6 @@ class BoundedCaller:
             waiting=max_in_flight,
             breaks=deadline_seconds is not None,
         )
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Forget the requests in flight in a forked child: they belong to its parent."""
-        self._lock = Lock()
-        self._in_flight = 0
 
     def watch(self, watcher: Watcher) -> None:
         """Call ``watcher`` when the retriever's circuit opens or closes."""

@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FailureKind, FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
@@ -70,6 +70,13 @@ class RerankClient:
         MissingExtraError: the extra ``rerank`` is not installed.
     """
 
+    _lock = OfProcess(threading.Lock)
+    # Connections are dropped without closing them: they are the parent's.
+    _clients = OfProcess[WeakKeyDictionary[asyncio.AbstractEventLoop, Any]](WeakKeyDictionary)
+    _background = OfProcess["_Background | None"](
+        lambda: None, lambda parents: parents and parents.stop.detach()
+    )
+
     def __init__(
         self,
         url: str,
@@ -94,17 +101,6 @@ class RerankClient:
         self._model = model
         self._timeout_seconds = timeout_seconds
         self.fingerprint = f"{protocol} {model or '(default model)'}"
-        self._background: _Background | None = None
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Drop the connections without closing them: they are the parent's."""
-        self._lock = threading.Lock()
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
-        if self._background is not None:
-            self._background.stop.detach()
-            self._background = None
 
     async def ascore(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FloatArray, Hit, Passage
 from ctxguard.errors import ConfigurationError, DataError
 from ctxguard.retrieval.analysers import as_analyser
@@ -100,6 +100,11 @@ class TextSignals:
         MissingExtraError: a library that it needs is not installed.
     """
 
+    # By passage id, those used last at the end.
+    _kept = OfProcess[OrderedDict[str, _Read]](OrderedDict)
+    _size = OfProcess(int)
+    _lock = OfProcess(Lock)
+
     def __init__(
         self,
         analyser: Analyser | str = "en",
@@ -116,14 +121,6 @@ class TextSignals:
         self._reading = Reading.of(analyser)
         self._max_words = max_words
         self._corpus = None if corpus is None else self._counted(corpus)
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        # By passage id, those used last at the end.
-        self._kept: OrderedDict[str, _Read] = OrderedDict()
-        self._size = 0
-        self._lock = Lock()
 
     @property
     def fingerprint(self) -> str:

@@ -1,8 +1,13 @@
-"""What a forked child resets, and in which order."""
+"""A process owns what it opened: a forked child begins without it, in a fixed order."""
+
+import threading
+from collections import Counter
+from typing import ClassVar
 
 import pytest
 
 from ctxguard._support import fork_safety
+from ctxguard._support.fork_safety import OfProcess
 
 
 class Thing:
@@ -28,3 +33,42 @@ def test_nothing_is_resumed_before_everything_is_reset(monkeypatch: pytest.Monke
     monkeypatch.setattr(fork_safety, "_registered", [Writer(noted), Thing(noted), Thing(noted)])
     fork_safety._reset_all()
     assert noted == ["reset", "reset", "reset", "resumed"]
+
+
+class Owner:
+    """Owns a lock, a client that its parent must keep open, and a plain attribute."""
+
+    left: ClassVar[list[str]] = []
+    lock = OfProcess(threading.Lock)
+    client = OfProcess(lambda: "client", left.append)
+    counts = OfProcess[Counter[str]](Counter)
+
+    def __init__(self) -> None:
+        self.plain = "kept"
+
+
+def test_a_child_makes_anew_what_its_parent_used_and_leaves_the_parents_alone() -> None:
+    owner, unused = Owner(), Owner()
+    owner.lock.acquire()
+    owner.counts["a"] += 1
+    owner.client += " of the parent"
+    fork_safety._reset_all()
+    assert owner.left == ["client of the parent"]
+    assert owner.lock.acquire(blocking=False)
+    assert (owner.client, owner.counts, owner.plain) == ("client", Counter(), "kept")
+    assert unused.lock is not owner.lock
+
+
+def test_threads_that_use_it_first_at_once_share_one() -> None:
+    owner, found, barrier = Owner(), [], threading.Barrier(8)
+
+    def use() -> None:
+        barrier.wait()
+        found.append(owner.lock)
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from ctxguard._support import fork_safety
 from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metadata_filter import Where, tokens, values_of, verified
 from ctxguard.core.types import (
@@ -504,10 +505,11 @@ class TestReadingFields:
         assert held.allowed(Where(t=1)).rows.size == 12
 
     def test_a_forked_child_does_not_wait_for_its_parents_pass(self) -> None:
-        held = MetadataFields(Readings(self.every), 60)
-        with held._reading, held._lock:
-            held._reset_after_fork()
-            assert held.allowed(Where(t=1)).size == 12
+        held = metadata_rows(Readings(self.every), 60)
+        (fields,) = held._segments
+        with fields._reading, fields._lock, held._lock:
+            fork_safety._reset_all()
+            assert held.allowed(Where(t=1)).rows.size == 12
 
 
 class TestWarmingUp:

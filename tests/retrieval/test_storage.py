@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctxguard._support import fork_safety
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
@@ -428,8 +429,7 @@ class TestALargeIndex:
         flip_a_byte(data_file(saved, "passages.jsonl"))
         loaded = HybridRetriever.load(saved, embedder=embedder)
         parents = loaded._live._checking
-        loaded._live._reset_after_fork()
-        loaded._live._resume_after_fork()
+        fork_safety._reset_all()
         assert loaded._live._checking is not parents
         late.set()
         until(lambda: loaded._live.damage is not None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock, Thread
 
 from ctxguard._support.file_version import FileVersion, file_version
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers import own_analyser
 from ctxguard.retrieval.hybrid.stages import LegStages
@@ -36,6 +36,9 @@ class LiveIndex:
             is. It must not answer any more.
     """
 
+    _writing = OfProcess(Lock)
+    _checking = OfProcess[Thread | None](lambda: None)
+
     def __init__(self, index: HybridIndex) -> None:
         self.index = index
         self.folder: Path | None = None
@@ -43,13 +46,6 @@ class LiveIndex:
         self.damage: str | None = None
         self.legs = LegStages()
         self._unchecked: Mapping[Path, str] = {}
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Take a new lock: another thread may have held it when this process was forked."""
-        self._writing = Lock()
-        self._checking: Thread | None = None
 
     def _resume_after_fork(self) -> None:
         if self._unchecked:

@@ -14,7 +14,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.metadata_filter import Token, Where, tokens
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.protocols import RowArray
@@ -123,18 +123,14 @@ class MetadataFields:
         n_passages: The number of passages.
     """
 
+    _lock = OfProcess(Lock)
+    _reading = OfProcess(Lock)
+
     def __init__(self, read: Callable[[], Iterable[object]], n_passages: int) -> None:
         self._read = read
         self._n_passages = n_passages
         self._names: frozenset[str] | None = None
         self._fields: OrderedDict[str, _Field] = OrderedDict()
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """In a forked child: take new locks."""
-        self._lock = Lock()
-        self._reading = Lock()
 
     def allowed(self, where: Where) -> RowArray:
         """Find the rows that a filter allows, ascending."""
@@ -200,18 +196,14 @@ class MetadataRows:
         rows: Their rows.
     """
 
+    # By digest: an access list of thousands of ids would be kept as often as it is written.
+    _cached = OfProcess[OrderedDict[bytes, AllowedRows]](OrderedDict)
+    _cached_rows = OfProcess(int)
+    _lock = OfProcess(Lock)
+
     def __init__(self, segments: Sequence[MetadataFields], rows: Rows) -> None:
         self._segments = segments
         self._rows = rows
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """In a forked child: drop the cached filters and take a new lock."""
-        # By digest: an access list of thousands of ids would be kept as often as it is written.
-        self._cached: OrderedDict[bytes, AllowedRows] = OrderedDict()
-        self._cached_rows = 0
-        self._lock = Lock()
 
     def allowed(self, where: Where) -> AllowedRows:
         """Find the rows that a filter allows."""

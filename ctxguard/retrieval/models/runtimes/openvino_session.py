@@ -17,11 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.retrieval.models.runtimes.exported import Exported
 from ctxguard.retrieval.protocols import Float32Array
 
 IntArray = NDArray[np.int64]
+
+
+def _never_destroy(*objects: object) -> None:
+    """Keep objects alive: their destructors would wait for threads that a child does not have."""
+    for each in objects:
+        if each is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 class OpenVinoSession:
@@ -38,13 +45,14 @@ class OpenVinoSession:
     batch = 8
     """Larger batches are slower: they outgrow a core's cache, and short texts are padded."""
 
+    # A forked child, which has none of the threads, compiles again at its next call.
+    _compiled = OfProcess[Any](lambda: None, _never_destroy)
+    _idle = OfProcess[deque[Any]](deque, lambda idle: _never_destroy(*idle))
+    _lock = OfProcess(Lock)
+
     def __init__(self, exported: Exported, precision: str) -> None:
         self._precision = precision
         self._model = _CORE.get().read_model(exported.graph, exported.weights)
-        self._compiled: Any = None
-        self._idle: deque[Any] = deque()
-        self._lock = Lock()
-        reset_in_children(self)
 
     @property
     def workers(self) -> int:
@@ -69,11 +77,6 @@ class OpenVinoSession:
         ]
         self._idle.append(request)
         return outputs
-
-    def _reset_after_fork(self) -> None:
-        """Compile again at the next call in a forked child, which has none of the threads."""
-        _never_destroy(self._compiled, *self._idle)
-        self._compiled, self._idle, self._lock = None, deque(), Lock()
 
     def _ready(self) -> Any:
         if self._compiled is None:
@@ -128,10 +131,9 @@ class _SharedCore:
     frees that stack while the first thread still has it, whose next signal then ends the process.
     """
 
-    def __init__(self) -> None:
-        self._core: Any = None
-        self._lock = Lock()
-        reset_in_children(self)
+    # A forked child, which has none of its threads, makes another at its next call.
+    _core = OfProcess[Any](lambda: None, _never_destroy)
+    _lock = OfProcess(Lock)
 
     def get(self) -> Any:
         """Return the `openvino.Core`.
@@ -143,11 +145,6 @@ class _SharedCore:
             if self._core is None:
                 self._core = openvino().Core()
             return self._core
-
-    def _reset_after_fork(self) -> None:
-        """Make another core at the next call in a forked child, which has none of its threads."""
-        _never_destroy(self._core)
-        self._core, self._lock = None, Lock()
 
 
 _CORE = _SharedCore()
@@ -164,10 +161,3 @@ def _without(module: str) -> Iterator[None]:
         yield
     finally:
         del sys.modules[module]
-
-
-def _never_destroy(*objects: object) -> None:
-    """Keep objects alive: their destructors would wait for threads that a child does not have."""
-    for each in objects:
-        if each is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

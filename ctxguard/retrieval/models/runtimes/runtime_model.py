@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, MissingExtraError
 from ctxguard.retrieval.models.files import model_folder, weights_digest
 from ctxguard.retrieval.models.runtimes.encoder import Encoder
@@ -102,6 +102,8 @@ class RuntimeModel:
         ConfigurationError: an unknown runtime.
     """
 
+    _lock = OfProcess(Lock)
+
     def __init__(
         self,
         name: str,
@@ -119,12 +121,6 @@ class RuntimeModel:
         self._given_folder = folder
         self._opened: tuple[Runtime, Encoder | None] | None = None
         self._table: Int8Array | None = None
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Take a new lock: another thread may have held it when this process was forked."""
-        self._lock = Lock()
 
     @cached_property
     def folder(self) -> Path:

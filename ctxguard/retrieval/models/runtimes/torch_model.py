@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Any
 
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess, reset_in_children
 
 
 class TorchModel:
@@ -16,15 +16,11 @@ class TorchModel:
         load: Loads the model, after a call of `torch`.
     """
 
+    _lock = OfProcess(Lock)
+
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
         self._model: Any = None
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Take a new lock: another thread may have held it when this process was forked."""
-        self._lock = Lock()
 
     @contextmanager
     def held(self) -> Iterator[Any]:
