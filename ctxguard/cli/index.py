@@ -1,8 +1,8 @@
 """``ctxguard index``: build the index folder of a corpus."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from ctxguard.core.types import Passage
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
-    from ctxguard.retrieval.index.hybrid_index import Changes
     from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
     from ctxguard.retrieval.protocols import Progress
+
+    _Index = HybridRetriever | EngineRetriever
 
 
 class Index(SettingsModel):
@@ -116,8 +117,6 @@ class Index(SettingsModel):
 def index(settings: Index) -> None:
     """Index a corpus for lexical and dense search."""
     from calibration.data.readers import read_corpus
-    from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.models.embedder import named_embedder
 
     output, start = Output(as_json=settings.as_json), perf_counter()
     _check_destination(settings)
@@ -127,39 +126,34 @@ def index(settings: Index) -> None:
         reader = read_corpus(settings.corpus)
         passages = list(reader)
     with output.doing("loading the model"):
-        if existing is None:
-            embedder = _embedder(settings.model)
-        else:
-            embedder = named_embedder(_embedder_of(existing))
+        embedder = _embedder(settings, existing)
     chunk = settings.chunk or (existing is not None and _is_chunked(existing, passages))
     passages, window = _fitted(passages, embedder, output, chunk=chunk)
     if settings.out is not None and existing is None and settings.signals in {None, "full"}:
-        _prepare_word_pieces(embedder, output)
+        # Made before the passages are counted, if the model gives one.
+        with output.doing("reading the model's word pieces, once on this machine"):
+            encoder = embedder.token_encoder()
+            if encoder is not None:
+                encoder.token_table()
     build_start, changes = perf_counter(), None
     with _encoding(output, len(passages)) as progress:
         if existing is None:
-            retriever = _build(settings, passages, embedder, progress)
+            retriever = _built(settings, passages, embedder, progress)
         else:
             retriever = existing
             changes = retriever.upsert(passages, progress, delete_others=True)
     build_seconds = perf_counter() - build_start
-    notes = (*reader.notes, *window.notes())
-    if isinstance(retriever, EngineRetriever):
-        with retriever:
-            facts, document = _of_engine(retriever, str(settings.engine), changes)
-    else:
-        folder = Path(str(settings.out))
-        with output.doing("saving"):
-            retriever.save(folder)
-        with output.doing("compiling the search, once on this machine"):
-            retriever.warm_up()
-        notes += _language_notes(retriever, settings.model)
-        facts, document = _of_folder(retriever, folder, embedder.dimension, changes)
+    facts, document, notes = _saved(retriever, settings, embedder.dimension, output)
+    if changes is not None:
+        what_changed = ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items())
+        facts.insert(2, ("update", what_changed))
+        document["update"] = asdict(changes)
+    notes = [*reader.notes, *_window_notes(window), *notes]
     encoded = len(passages) if changes is None else changes.encoded
     seconds, per_second = perf_counter() - start, encoded / build_seconds
     if settings.as_json:
         measured = {"seconds": seconds, "passages_per_second": per_second}
-        print_json({**document, "window": asdict(window), **measured, "notes": list(notes)})
+        print_json({**document, "window": window, **measured, "notes": notes})
     else:
         output.facts([*facts, ("took", f"{seconds:.1f} s, {per_second:,.0f} passages/s")])
     output.notes(notes)
@@ -178,7 +172,7 @@ def _check_destination(settings: Index) -> None:
         EngineAddress.parse(str(settings.engine))
 
 
-def _opened(settings: Index) -> "HybridRetriever | EngineRetriever":
+def _opened(settings: Index) -> "_Index":
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
@@ -187,62 +181,41 @@ def _opened(settings: Index) -> "HybridRetriever | EngineRetriever":
     return EngineRetriever.open(str(settings.engine), signals="none")
 
 
-def _build(
+def _built(
     settings: Index,
     passages: "list[Passage]",
     embedder: "SentenceTransformerEmbedder",
     progress: "Progress",
-) -> "HybridRetriever | EngineRetriever":
+) -> "_Index":
     from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.analysers import analyser_for
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
-    language = settings.language or "en"
+    about: Any = {
+        "embedder": embedder,
+        "analyser": settings.language or "en",
+        "progress": progress,
+        "signals": settings.signals if settings.engine is None else "none",
+    }
     if settings.engine is not None:
-        return EngineRetriever.build(
-            passages,
-            settings.engine,
-            embedder=embedder,
-            analyser=language,
-            progress=progress,
-            signals="none",
-        )
-    return HybridRetriever.build(
-        passages,
-        embedder=embedder,
-        lexical=settings.lexical or "bm25s",
-        analyser=analyser_for(language),
-        progress=progress,
-        signals=settings.signals,
-    )
+        return EngineRetriever.build(passages, settings.engine, **about)
+    return HybridRetriever.build(passages, lexical=settings.lexical or "bm25s", **about)
 
 
-def _changes(changes: "Changes | None") -> list[tuple[str, str]]:
-    """What an update did, as a line of facts; none for a new index."""
-    if changes is None:
-        return []
-    return [("update", ", ".join(f"{n:,} {what}" for what, n in asdict(changes).items()))]
+def _embedder(settings: Index, existing: "_Index | None") -> "SentenceTransformerEmbedder":
+    from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 
-
-def _prepare_word_pieces(embedder: "SentenceTransformerEmbedder", output: Output) -> None:
-    """Have the model's token table made before the passages are counted, where it gives one."""
-    with output.doing("reading the model's word pieces, once on this machine"):
-        encoder = embedder.token_encoder()
-        if encoder is not None:
-            encoder.token_table()
-
-
-def _embedder(model: str | None) -> "SentenceTransformerEmbedder":
-    from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder
-
+    if existing is not None:
+        holder: Any = getattr(existing, "generation", existing)
+        return named_embedder(holder.embedder)
     # A folder's name must still find it when the index is opened from elsewhere.
-    is_folder = model is not None and Path(model).is_dir()
-    return SentenceTransformerEmbedder(Path(str(model)).resolve() if is_folder else model)
+    is_folder = settings.model is not None and Path(settings.model).is_dir()
+    model = Path(str(settings.model)).resolve() if is_folder else settings.model
+    return SentenceTransformerEmbedder(model)
 
 
 @contextmanager
 def _encoding(output: Output, n_passages: int) -> "Iterator[Progress]":
-    """A bar of the passages encoded so far, full at the end: what is there is not encoded."""
+    """Show a bar of the passages encoded so far; passages already encoded count as done."""
     with output.passes() as begin:
         advance = begin("encoding passages", n_passages)
         encoded = 0
@@ -256,16 +229,8 @@ def _encoding(output: Output, n_passages: int) -> "Iterator[Progress]":
         advance(n_passages - encoded)
 
 
-def _embedder_of(retriever: "HybridRetriever | EngineRetriever") -> str:
-    holder: Any = getattr(retriever, "generation", retriever)
-    name: str = holder.embedder
-    return name
-
-
-def _is_chunked(
-    retriever: "HybridRetriever | EngineRetriever", passages: "Sequence[Passage]"
-) -> bool:
-    """Whether an index holds chunks of longer passages; of an engine, of these ones."""
+def _is_chunked(retriever: "_Index", passages: "list[Passage]") -> bool:
+    """Tell whether an index holds chunks of longer passages; an engine, of these passages."""
     from ctxguard.integrations.engines.retriever import EngineRetriever
     from ctxguard.retrieval.chunks import CHUNK_OF
 
@@ -277,40 +242,22 @@ def _is_chunked(
     return CHUNK_OF in rows.fields
 
 
-@dataclass(frozen=True)
-class _Window:
-    """How the passages fit what the model reads.
-
-    Attributes:
-        tokens: How many tokens it reads; None for all, or where that is not known.
-        longer: Passages that are longer.
-        chunks: Chunks that were made of longer passages; None without ``--chunk``.
-    """
-
-    tokens: int | None
-    longer: int
-    chunks: int | None
-
-    def notes(self) -> list[str]:
-        if self.longer == 0:
-            return []
-        which = f"passages longer than {self.tokens:,} tokens: {self.longer:,}"
-        if self.chunks is None:
-            return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
-        return [f"{which}, split into {self.chunks:,} chunks"]
-
-
 def _fitted(
     passages: "list[Passage]",
     embedder: "SentenceTransformerEmbedder",
     output: Output,
     *,
     chunk: bool,
-) -> "tuple[list[Passage], _Window]":
-    """The passages to index, split where that is asked for, and how they fit the model.
+) -> "tuple[list[Passage], dict[str, int | None]]":
+    """Split passages if that is asked for, and tell how they fit the model.
+
+    Returns:
+        The passages to index; and ``tokens``, the number that the model reads, None for all or if
+        unknown; ``longer``, the passages that are longer; ``chunks`` made of them, None without
+        splitting.
 
     Raises:
-        ConfigurationError: chunks are asked for, and how much the model reads is not known.
+        ConfigurationError: chunks are asked for, and the number of tokens is not known.
     """
     from ctxguard.retrieval.chunks import chunked, document_of
     from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
@@ -321,77 +268,77 @@ def _fitted(
             raise ConfigurationError(
                 f"--chunk: how many tokens {embedder.name} reads is not known; leave it out"
             )
-        return passages, _Window(None, 0, None)
+        return passages, {"tokens": None, "longer": 0, "chunks": None}
     with output.doing("splitting long passages" if chunk else "counting tokens"):
         if not chunk:
-            texts = map(without_surrogates, map(searchable_text, passages))
-            return passages, _Window(window.tokens, window.count_longer(texts), None)
+            longer = window.count_longer(
+                without_surrogates(searchable_text(passage)) for passage in passages
+            )
+            return passages, {"tokens": window.tokens, "longer": longer, "chunks": None}
         split = list(chunked(passages, window))
     documents = [each for each in map(document_of, split) if each is not None]
-    return split, _Window(window.tokens, len(set(documents)), len(documents))
+    counts = {"longer": len(set(documents)), "chunks": len(documents)}
+    return split, {"tokens": window.tokens, **counts}
 
 
-def _of_engine(
-    retriever: "EngineRetriever", url: str, changes: "Changes | None"
-) -> tuple[list[tuple[str, str]], dict[str, object]]:
-    """An index in an engine as facts, and as JSON."""
+def _window_notes(window: "dict[str, int | None]") -> list[str]:
+    if not window["longer"]:
+        return []
+    which = f"passages longer than {window['tokens']:,} tokens: {window['longer']:,}"
+    if window["chunks"] is None:
+        return [f"{which}; their ends are not searched by vectors, and --chunk splits them"]
+    return [f"{which}, split into {window['chunks']:,} chunks"]
+
+
+def _saved(
+    retriever: "_Index", settings: Index, dimension: int, output: Output
+) -> tuple[list[tuple[str, str]], dict[str, object], list[str]]:
+    """Save an index; describe it as facts and as JSON, with notes on its language."""
     from ctxguard.integrations.engines.address import EngineAddress
+    from ctxguard.integrations.engines.retriever import EngineRetriever
 
-    shown, fingerprint = EngineAddress.parse(url).shown, retriever.fingerprint()
-    facts = [
-        ("engine", shown),
-        ("passages", f"{len(retriever):,}"),
-        *_changes(changes),
-        ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
-        ("analyser", fingerprint["analyser"]),
-    ]
-    return facts, {
-        "engine": shown,
-        "passages": len(retriever),
-        **({} if changes is None else {"update": asdict(changes)}),
-        "fingerprint": fingerprint,
-    }
-
-
-def _of_folder(
-    retriever: "HybridRetriever", folder: Path, dimension: int, changes: "Changes | None"
-) -> tuple[list[tuple[str, str]], dict[str, object]]:
-    """An index in a folder as facts, and as JSON."""
-    report, fingerprint = retriever.report, retriever.fingerprint()
+    fingerprint = retriever.fingerprint()
+    embedder = ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}")
+    passages = ("passages", f"{len(retriever):,}")
+    document = {"passages": len(retriever), "fingerprint": fingerprint}
+    if isinstance(retriever, EngineRetriever):
+        shown = EngineAddress.parse(str(settings.engine)).shown
+        facts = [("engine", shown), passages, embedder, ("analyser", fingerprint["analyser"])]
+        retriever.close()
+        return facts, {"engine": shown, **document}, []
+    folder = Path(str(settings.out))
+    with output.doing("saving"):
+        retriever.save(folder)
+    with output.doing("compiling the search, once on this machine"):
+        retriever.warm_up()
+    report, signals = retriever.report, retriever.generation.signals
     size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    search, signals = "exact" if retriever.is_exact else "codes", retriever.generation.signals
+    search = "exact" if retriever.is_exact else "codes"
     why = " (neither title nor text)" if report.empty else ""
     facts = [
         ("index", f"{folder}, {decimal(size_bytes)}"),
-        ("passages", f"{report.indexed:,}"),
-        *_changes(changes),
+        passages,
         ("left out", f"{report.empty:,}{why}"),
         ("vectors", f"{dimension} dimensions, {search} search"),
         ("signals", signals),
-        ("embedder", f"{fingerprint['embedder']} {fingerprint['embedder_weights'][:12]}"),
+        embedder,
         ("lexical", fingerprint["lexical"]),
         ("corpus", f"sha256 {fingerprint['corpus_digest'][:12]}"),
     ]
-    return facts, {
+    document |= {
         "index": str(folder),
-        "passages": report.indexed,
-        **({} if changes is None else {"update": asdict(changes)}),
         "left_out": {"neither title nor text": report.empty},
         "repaired": report.repaired,
         "unhandled_letters": report.unhandled_letters,
         "vectors": {"dimension": dimension, "search": search},
         "signals": signals,
         "size_bytes": size_bytes,
-        "fingerprint": fingerprint,
     }
-
-
-def _language_notes(retriever: "HybridRetriever", model: str | None) -> tuple[str, ...]:
-    warning, language = retriever.report.script_warning, retriever.analyser.name
-    notes = [] if warning is None else [warning]
-    if model is None and language != "en":
+    notes = [] if report.script_warning is None else [report.script_warning]
+    language = retriever.analyser.name
+    if settings.model is None and language != "en":
         notes.append(
             f"the vectors are of all-MiniLM-L6-v2, which was trained on English, and the language "
             f"is {language}; give --model a multilingual model"
         )
-    return tuple(notes)
+    return facts, document, notes
