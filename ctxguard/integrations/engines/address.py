@@ -4,11 +4,13 @@ import os
 import re
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ctxguard.errors import ConfigurationError
-from ctxguard.integrations.engines.engine import Engine, IndexSettings
+
+if TYPE_CHECKING:
+    from ctxguard.integrations.engines.engine import Engine
 
 DEFAULT_NAME = "ctxguard"
 KEY_VARIABLE = "CTXGUARD_ENGINE_KEY"
@@ -25,18 +27,18 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an index is.
+    """The place of an index.
 
     ``SCHEME://[USER:PASSWORD@]HOST[:PORT][/DATABASE][?OPTIONS][#NAME]``, or
     ``SCHEME:///PATH[#NAME]`` for an engine that keeps its data in a file or folder of this machine.
 
     Attributes:
-        url: The URL without the fragment and without the option ``timeout``. Holds what it was
-            given, a password too: do not print it.
+        url: The URL without its fragment and its option ``timeout``. It may hold a password: do not
+            print it.
         scheme: The engine.
         name: The index's name in the engine: lower-case letters, digits and underscores.
-        key: A key for the engine's API; None for none.
-        timeout_seconds: The longest that a search may take: the URL's option ``timeout``.
+        key: A key for the engine's API; None without one.
+        timeout_seconds: Maximum duration of a search: the URL's option ``timeout``.
     """
 
     url: str = field(repr=False)
@@ -47,16 +49,16 @@ class EngineAddress:
 
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> "EngineAddress":
-        """The address that a URL gives.
+        """Parse a URL.
 
         Args:
-            url: The URL. Its fragment is the index's name, ``ctxguard`` where there is none.
-            key: A key for the engine's API; None for that of the environment variable
-                CTXGUARD_ENGINE_KEY, if it is set.
+            url: Its fragment is the index's name; without one it is ``ctxguard``.
+            key: A key for the engine's API; None for the environment variable
+                CTXGUARD_ENGINE_KEY, if set.
 
         Raises:
-            ConfigurationError: it is no URL of a known engine, the name has other characters, or
-                the timeout is no number of seconds above 0.
+            ConfigurationError: not a URL of a known engine, a name with other characters, or a
+                timeout that is not a number of seconds above 0.
         """
         try:
             parts = urlsplit(url)
@@ -92,19 +94,19 @@ class EngineAddress:
 
     @property
     def path(self) -> str | None:
-        """The file or folder of an engine on this machine; None for one that has a host."""
+        """The engine's file or folder on this machine; None if the URL has a host."""
         parts = urlsplit(self.url)
         return None if parts.netloc else parts.path
 
     @property
     def http_url(self) -> str:
-        """The engine's URL, without options, for clients that speak HTTP."""
+        """The URL without options, for HTTP clients."""
         scheme = "https" if self.scheme.endswith("+https") else "http"
         return f"{scheme}://{self.url.partition('://')[2].partition('?')[0]}"
 
     @property
     def shown(self) -> str:
-        """The URL as it may be printed: without user, password and options."""
+        """The URL without user, password and options, which may be printed."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         port = f":{parts.port}" if parts.port else ""
@@ -128,42 +130,19 @@ def _seconds(given: str) -> float:
     return seconds
 
 
-class EngineClass(Protocol):
-    """The class of an engine's adapter."""
-
-    def open(self, address: EngineAddress, /) -> Engine:
-        """Open an index that is there.
-
-        Raises:
-            ConfigurationError: there is none of that name, or the credentials are refused.
-            DataError: it is not one that this release can read.
-            StageUnavailableError: the engine cannot be reached.
-        """
-        ...
-
-    def create(self, address: EngineAddress, settings: IndexSettings, /) -> Engine:
-        """Make an empty index.
-
-        Raises:
-            ConfigurationError: one of that name is there, or the credentials are refused.
-            StageUnavailableError: the engine cannot be reached.
-        """
-        ...
-
-
-def engine_class(address: EngineAddress) -> EngineClass:
-    """The adapter of the engine that an address names.
+def engine_class(address: EngineAddress) -> "type[Engine]":
+    """Return the adapter of the engine that an address names.
 
     Raises:
-        MissingExtraError: its client is not installed.
+        MissingExtraError: the engine's client is not installed.
     """
     module, _, name = _ENGINES[address.scheme].partition(":")
-    found: Any = getattr(import_module(module), name)
-    return cast(EngineClass, found)
+    found: type[Engine] = getattr(import_module(module), name)
+    return found
 
 
 def nothing_there(address: EngineAddress) -> ConfigurationError:
-    """The error of an index that is not there."""
+    """Build the error for an index that is not there."""
     return ConfigurationError(
         f"{address.shown}: there is no index of that name; build it with `ctxguard index CORPUS "
         "--engine URL`"
@@ -171,7 +150,7 @@ def nothing_there(address: EngineAddress) -> ConfigurationError:
 
 
 def already_there(address: EngineAddress) -> ConfigurationError:
-    """The error of an index that is there and would have to be replaced."""
+    """Build the error for an index that is there and would have to be replaced."""
     return ConfigurationError(
         f"{address.shown}: there is an index of that name; --update brings it up to date, and "
         "another name after # in the URL makes another one"

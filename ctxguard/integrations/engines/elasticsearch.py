@@ -33,13 +33,21 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import (
     ConfigurationError,
+    CtxguardError,
     OverloadedError,
     QueryError,
     StageError,
     StageUnavailableError,
 )
-from ctxguard.integrations.engines.engine import DENSE, LEXICAL
-from ctxguard.integrations.engines.rows import Row, ranking_of_rows
+from ctxguard.integrations.engines.engine import (
+    DENSE,
+    KINDS,
+    LEXICAL,
+    LazyClient,
+    LegRows,
+    Row,
+    ranking_of_rows,
+)
 from ctxguard.integrations.separate_legs import united
 from ctxguard.resilience import UnansweredError, failure_of
 from ctxguard.retrieval.hybrid.retriever import DEFAULT_MAX_QUERY_CHARS
@@ -52,7 +60,7 @@ RERANK = "rerank"
 Product = Literal["elasticsearch", "opensearch"]
 CosineScore = Literal["halved", "inverse"]
 
-_KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE, RERANK: ScoreKind.LOGIT}
+_KINDS = {**KINDS, RERANK: ScoreKind.LOGIT}
 _MOST_HITS = 10_000
 """What ``index.max_result_window`` and ``num_candidates`` allow unless they were changed."""
 _MAX_ANSWER_BYTES = 2**25
@@ -402,7 +410,10 @@ class ElasticsearchRetriever:
         rows = [self._row(leg, hit) for hit in found[:depth]]
         if where is not None:
             rows = [row for row in rows if row.passage and where.allows(row.passage.metadata)]
-        return ranking_of_rows(leg, rows, _KINDS[leg], depth)
+        found = ranking_of_rows(leg, LegRows(rows, _KINDS[leg]), depth)
+        if isinstance(found, CtxguardError):
+            raise found
+        return found
 
     def _row(self, leg: str, hit: Any) -> Row:
         if not isinstance(hit, dict):

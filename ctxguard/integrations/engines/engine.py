@@ -1,110 +1,70 @@
-"""What an index in an engine holds, what it is asked, and what an engine's adapter does."""
+"""The base of every engine's adapter. An adapter stores passages, searches legs and reads.
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple, Protocol, Self
+Rows are validated here, a leg that fails is told from an engine that fails, and clients are opened,
+shared by threads and left to their process.
+"""
 
-from ctxguard.core.corpus_sketch import passage_digest
-from ctxguard.core.metadata_filter import Where, tokens
-from ctxguard.core.types import Passage, Ranking
-from ctxguard.errors import ConfigurationError, DataError
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from threading import Lock
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from ctxguard._support.fork_safety import reset_in_children
+from ctxguard.core.scores import is_valid
+from ctxguard.core.types import FailureKind, Hit, Passage, Ranking, ScoreKind
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    DataError,
+    OverloadedError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.integrations.engines.address import EngineAddress, already_there
+from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, IndexSettings, passage_of
+from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
 
-LEXICAL = "lexical"
-DENSE = "dense"
+__all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient", "LegQuery"]
+__all__ += ["LegRows", "Row", "leave_to_parent", "ranking_of_rows"]
 
-FORMAT = 1
-"""Version of what an index holds beside its passages; another is refused."""
+KINDS = {LEXICAL: ScoreKind.RATIO, DENSE: ScoreKind.COSINE}
 
-_LONGEST_TOKEN = 120
-_SIGN = 2**63
+_Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexSettings:
-    """What an index in an engine was built with. Kept in the engine, so that a URL opens it.
+class Row(NamedTuple):
+    """One result of an engine.
 
     Attributes:
-        embedder: The name of the model that made the vectors.
-        embedder_weights: The digest of its weights.
-        dimension: Length of a vector.
-        analyser: Name of what splits texts into terms.
-        analyser_fingerprint: Its rules.
-        mean_length: Terms of a passage on the mean when the index was built, > 0.
-        format: `FORMAT` of the release that built it.
+        passage: The passage; None if the row holds none that can be read.
+        score: The engine's score, higher is better, which may be anything.
     """
 
-    embedder: str
-    embedder_weights: str
-    dimension: int
-    analyser: str
-    analyser_fingerprint: str
-    mean_length: float
-    format: int = FORMAT
-
-    def to_json(self) -> str:
-        """As one JSON object."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """What `to_json` wrote.
-
-        Raises:
-            DataError: it is something else, or a newer release wrote it.
-        """
-        try:
-            found = json.loads(text)
-            version = found["format"]
-            if version != FORMAT:
-                raise DataError(
-                    f"the index has format {version!r} and this release reads {FORMAT}: use the "
-                    "release that built it, or build the index again"
-                )
-            settings = cls(**{field.name: field.type(found[field.name]) for field in fields(cls)})  # type: ignore[operator]
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"the settings of the index cannot be read ({type(error).__name__}: {error}); "
-                "build the index again"
-            ) from error
-        return settings
+    passage: Passage | None
+    score: object
 
 
-class IndexedPassage(NamedTuple):
-    """A passage as an engine stores it.
+class LegRows(NamedTuple):
+    """The results of one leg, best first; ``kind`` is the kind of their scores."""
 
-    Attributes:
-        passage: The passage.
-        vector: Its unit vector, shape (dimension,).
-        terms: The terms of its title and text, each as often as it occurs.
-        filter_tokens: See `filter_tokens`.
-        digest: Identifies its id, title and text, as a signed number of 64 bits; see
-            `signed_digest`.
-        revision: Identifies all of it, metadata too; likewise signed.
-    """
-
-    passage: Passage
-    vector: Float32Array
-    terms: Sequence[str]
-    filter_tokens: Sequence[str]
-    digest: int
-    revision: int
+    rows: Iterable[Row]
+    kind: ScoreKind
 
 
 @dataclass(frozen=True, slots=True)
 class LegQuery:
-    """What an engine is asked for one request.
+    """One request to an engine.
 
     Attributes:
         terms: The query's terms, each as often as it occurs; None if the lexical leg is not asked.
         vector: The query's unit vector, shape (dimension,); None if the dense leg is not asked.
-        depth: The most candidates of each leg, ≥ 1.
-        any_of: What the passages must satisfy: of each of these sets of filter tokens, at least
-            one. None of the sets is empty; no set at all for no filter.
+        depth: Maximum number of candidates of each leg, ≥ 1.
+        any_of: A passage must have one or more filter tokens of each of these sets, none of which
+            is empty; no set without a filter.
     """
 
     terms: Sequence[str] | None
@@ -112,158 +72,289 @@ class LegQuery:
     depth: int
     any_of: tuple[tuple[str, ...], ...] = ()
 
+    @property
+    def legs(self) -> tuple[str, ...]:
+        """The legs that are asked."""
+        asked = {LEXICAL: self.terms, DENSE: self.vector}
+        return tuple(leg for leg, given in asked.items() if given is not None)
 
-class Engine(Protocol):
+    def only(self, leg: str) -> "LegQuery":
+        """Return the request for one of the legs."""
+        return replace(self, **{"vector" if leg == LEXICAL else "terms": None})  # type: ignore[arg-type]
+
+
+class EngineDownError(StageUnavailableError):
+    """The engine failed as a whole: asking it for one leg is no use."""
+
+
+class Engine(ABC):
     """One index in an engine. Safe to use from several threads at once.
 
-    Any method may raise the client's own errors, which count as an outage.
+    Args:
+        address: The place of the index.
+        make: Whether the index is being made, so that a missing folder is no error.
+
+    Attributes:
+        name: The engine's name in errors.
+        rows_per_write: Maximum number of passages in one `insert`.
+        scores_both: Whether each leg's rows also hold the other leg's candidates.
+        settings: The settings that the index was built with.
     """
 
-    @property
-    def settings(self) -> IndexSettings:
-        """What the index was built with."""
-        ...
+    name: ClassVar[str]
+    rows_per_write: ClassVar[int] = 512
+    scores_both: ClassVar[bool] = False
+    settings: IndexSettings
+    _client: "LazyClient"
 
+    def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
+        del make
+        self.address = address
+
+    @classmethod
+    def open(cls, address: EngineAddress) -> Self:
+        """Open an index.
+
+        Raises:
+            ConfigurationError: there is none of that name, or the credentials are refused.
+            DataError: this release cannot read it.
+            StageUnavailableError: the engine cannot be reached.
+        """
+        engine = cls(address)
+        try:
+            engine.settings = IndexSettings.from_json(engine.stored_settings())
+            engine.opened()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    @classmethod
+    def create(cls, address: EngineAddress, settings: IndexSettings) -> Self:
+        """Make an empty index.
+
+        Raises:
+            ConfigurationError: the name is taken, or the credentials are refused.
+            StageUnavailableError: the engine cannot be reached.
+        """
+        engine = cls(address, make=True)
+        engine.settings = settings
+        try:
+            if not engine.make():
+                raise already_there(address)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    @abstractmethod
+    def stored_settings(self) -> str | bytes:
+        """Read the settings of an index that is there, as JSON."""
+
+    @abstractmethod
+    def make(self) -> bool:
+        """Make an empty index with ``settings``; False if one of that name is there."""
+
+    def opened(self) -> None:  # noqa: B027
+        """Prepare an index that was opened for searches."""
+
+    @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
-        """What of the engine's own settings decides which candidates it finds.
+        """Return the engine's own settings that decide which candidates it finds.
 
         Without the corpus: its sketch tells how much of that has changed.
         """
-        ...
 
-    def search(self, query: LegQuery, /) -> Mapping[str, Ranking]:
-        """The candidates of each leg that is asked, best first, by ``lexical`` and ``dense``.
+    @abstractmethod
+    def find(self, query: LegQuery) -> "Mapping[str, LegRows | CtxguardError]":
+        """Search the legs that are asked, and return each one's rows or error.
 
-        At most ``depth`` of a leg, unless the engine scores the candidates of one leg in the other
-        too. Scores of ``dense`` are cosines. Those of ``lexical`` are BM25 where the engine gives
-        it, and a passage without a term of the query is not among them. Passages have their
-        metadata.
+        Scores of ``dense`` are cosines. Those of ``lexical`` are BM25 if the engine gives it, and a
+        passage without a term of the query is not among them.
         """
-        ...
 
-    def read(self, passage_ids: Sequence[str], /) -> Mapping[str, Passage]:
-        """The passages with these ids, as far as they are there."""
-        ...
+    @abstractmethod
+    def rows(
+        self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
+    ) -> Iterable[Mapping[str, Any]]:
+        """Read stored fields of the passages with these ids that are there; None for all."""
 
+    @abstractmethod
     def count(self) -> int:
-        """How many passages there are."""
-        ...
+        """Count the passages."""
 
-    def revisions(self, passage_ids: Sequence[str] | None = None, /) -> Mapping[str, int]:
-        """The revision of each of these passages that is there, or of all for None."""
-        ...
+    @abstractmethod
+    def smallest_digests(self, n: int) -> Sequence[int]:
+        """Return the ``n`` smallest digests of passages, or all if there are fewer; signed."""
 
-    def smallest_digests(self, n: int, /) -> Sequence[int]:
-        """The ``n`` smallest digests of passages, or all if there are fewer; signed."""
-        ...
+    @abstractmethod
+    def insert(self, passages: Sequence[IndexedPassage]) -> None:
+        """Insert at most ``rows_per_write`` passages, replacing those with the same ids."""
 
-    def write(self, passages: Sequence[IndexedPassage], /) -> None:
-        """Insert passages, in place of those with the same ids. At most 512 at a time."""
-        ...
+    @abstractmethod
+    def delete(self, passage_ids: Sequence[str]) -> None:
+        """Delete passages; an unknown id is no error. At most 512 at a time."""
 
-    def delete(self, passage_ids: Sequence[str], /) -> None:
-        """Delete passages; an id that is not there is no error. At most 512 at a time."""
-        ...
-
-    def finish(self) -> None:
-        """Called after the last ``write`` or ``delete`` of a change: make it visible to searches.
-
-        Also what is cheaper once at the end, such as building an index of the vectors.
-        """
-        ...
+    def finish(self) -> None:  # noqa: B027
+        """Make a change visible to searches; called after its last write or deletion."""
 
     def close(self) -> None:
-        """Close its connections."""
-        ...
+        """Close the connections."""
+        self._client.close()
 
+    def search(self, query: LegQuery) -> dict[str, Ranking | CtxguardError]:
+        """Search the legs that are asked; one that fails is returned as its error.
 
-def filter_tokens(metadata: object) -> list[str]:
-    """What a passage's metadata can match, as texts: one for each field and value.
+        If both were asked in one call and that failed, each is asked by itself.
 
-    Engines compare texts, and `Where` also tells ``"1"`` from ``1`` and ``True``. So each token
-    is JSON of the field, the value's type and the value; of a long one a digest.
+        Raises:
+            CtxguardError: the engine failed as a whole, or the request is refused.
+        """
+        if query.vector is not None:
+            self._check_vector("the query", query.vector)
+        found: Mapping[str, LegRows | CtxguardError]
+        try:
+            found = self.find(query)
+        except (EngineDownError, OverloadedError, UnansweredError):
+            raise
+        except StageError:
+            if len(query.legs) < 2:
+                raise
+            found = {leg: self._alone(query, leg) for leg in query.legs}
+        depth = (2 if self.scores_both else 1) * query.depth
+        return {leg: ranking_of_rows(self.name, rows, depth) for leg, rows in found.items()}
 
-    >>> filter_tokens({"tenant": "a", "groups": [1, True]})
-    ['["tenant","str","a"]', '["groups","int","1"]', '["groups","bool",true]']
-    """
-    if not isinstance(metadata, Mapping):
-        return []
-    return list(
-        dict.fromkeys(
-            _token(name, *token)
-            for name, value in metadata.items()
-            if isinstance(name, str)
-            for token in tokens(value)
-        )
-    )
+    def _alone(self, query: LegQuery, leg: str) -> LegRows | CtxguardError:
+        try:
+            return self.find(query.only(leg))[leg]
+        except StageError as error:
+            return error
 
+    def write(self, passages: Sequence[IndexedPassage]) -> None:
+        """Insert passages, replacing those with the same ids.
 
-def where_tokens(where: Where | None) -> tuple[tuple[str, ...], ...]:
-    """For each condition of a filter the tokens any of which will do; one may be empty.
+        Raises:
+            ConfigurationError: a vector has another length than the index's.
+        """
+        for one in passages:
+            self._check_vector(f"passage {one.passage.passage_id!r}", one.vector)
+        for start in range(0, len(passages), self.rows_per_write):
+            self.insert(passages[start : start + self.rows_per_write])
 
-    >>> where_tokens(Where(tenant=["b", "a"], level=1))
-    (('["level","int","1"]',), ('["tenant","str","a"]', '["tenant","str","b"]'))
-    """
-    if where is None:
-        return ()
-    return tuple(
-        [
-            tuple(sorted(_token(name, *token) for token in allowed))
-            for name, allowed in where.conditions
-        ]
-    )
+    def read(self, passage_ids: Sequence[str]) -> dict[str, Passage]:
+        """Read the passages with these ids that are there."""
+        passages = map(passage_of, self.rows(PASSAGE, passage_ids))
+        return {each.passage_id: each for each in passages if each is not None}
 
+    def revisions(self, passage_ids: Sequence[str] | None = None) -> dict[str, int]:
+        """Read the revisions of the passages with these ids that are there; None for all."""
+        found = self.rows(("passage_id", "revision"), passage_ids)
+        return {row["passage_id"]: row["revision"] for row in found}
 
-def _token(name: str, kind: str, value: object) -> str:
-    text = json.dumps([name, kind, value], separators=(",", ":"))
-    if len(text) <= _LONGEST_TOKEN:
-        return text
-    return "#" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def signed_digest(passage: Passage) -> int:
-    """`passage_digest` less 2⁶³: in the order of digests, and within what databases can store.
-
-    >>> signed_digest(Passage("a", "text")) + 2**63 == passage_digest(Passage("a", "text"))
-    True
-    """
-    return passage_digest(passage) - _SIGN
-
-
-def unsigned_digest(stored: int) -> int:
-    """The `passage_digest` of a stored digest."""
-    return stored + _SIGN
-
-
-def revision_of(passage: Passage) -> int:
-    """64 bits that identify a passage with its metadata, as a signed number.
-
-    Raises:
-        DataError: the metadata cannot be written as JSON.
-    """
-    try:
-        content = json.dumps(
-            [passage.passage_id, passage.title, passage.text, passage.metadata], sort_keys=True
-        )
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"the metadata of passage {passage.passage_id!r} cannot be written as JSON: {error}"
-        ) from error
-    digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
-    return int.from_bytes(digest) - _SIGN
-
-
-def checked_batch(passages: Iterable[IndexedPassage], dimension: int) -> list[IndexedPassage]:
-    """Passages to write, whose vectors have the index's dimension.
-
-    Raises:
-        ConfigurationError: one has another.
-    """
-    batch = list(passages)
-    for one in batch:
-        if one.vector.shape != (dimension,):
+    def _check_vector(self, whose: str, vector: Float32Array) -> None:
+        if vector.shape != (self.settings.dimension,):
             raise ConfigurationError(
-                f"the vector of passage {one.passage.passage_id!r} has shape {one.vector.shape}, "
-                f"those of the index ({dimension},): encode with the index's embedder"
+                f"the vector of {whose} has shape {vector.shape}, those of the index "
+                f"({self.settings.dimension},): encode with the index's embedder"
             )
-    return batch
+
+    def _foreign(self) -> DataError:
+        return DataError(
+            f"{self.address.shown}: this collection was not made by ctxguard; give another name "
+            "after #, or read it with a retriever of your own "
+            f"(docs/integrations/{self.name}.md)"
+        )
+
+    def _rate_limited(self) -> OverloadedError:
+        return OverloadedError(self.name, "its rate limit is reached; ask it less often")
+
+    def _late(self, detail: str = "") -> UnansweredError:
+        return UnansweredError(self.name, FailureKind.TIMEOUT, f"no answer in time{detail}")
+
+    def _unreachable(self, detail: str) -> EngineDownError:
+        return EngineDownError(self.name, f"it cannot be reached ({detail})")
+
+
+class LazyClient:
+    """An engine's client, opened at the first call and shared by threads.
+
+    A forked child opens its own, and never closes its parent's.
+
+    Args:
+        connect: Opens a client.
+
+    Attributes:
+        is_inherited: Whether a parent process has one open.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self.client: Any = None
+        self.is_inherited = False
+        self._reset_after_fork()
+        reset_in_children(self)
+
+    def _reset_after_fork(self) -> None:
+        self._lock = Lock()
+        if self.client is not None:
+            leave_to_parent(self.client)
+            self.client, self.is_inherited = None, True
+
+    def get(self) -> Any:
+        """Return the client; raises whatever opening it raises."""
+        with self._lock:
+            if self.client is None:
+                self.client = self._connect()
+            return self.client
+
+    def close(self) -> None:
+        """Close the client; the next `get` opens another."""
+        with self._lock:
+            client, self.client = self.client, None
+        if client is not None:
+            client.close()
+
+
+_inherited: list[Any] = []
+
+
+def leave_to_parent(client: Any) -> None:
+    """Keep a parent process's client from being closed here, by hand or by its ``__del__``."""
+    client.close = lambda: None
+    _inherited.append(client)
+
+
+def ranking_of_rows(
+    engine: str, found: LegRows | CtxguardError, depth: int
+) -> Ranking | CtxguardError:
+    """Build the ranking of a leg's rows, of which nothing is trusted; an error stays as it is.
+
+    At most ``depth`` rows are read. A row without a passage is left out, and so is a BM25 score of
+    0. A score that is no number becomes None, which a decision sets aside.
+
+    Returns:
+        The ranking; an error also if there are rows and none holds a passage.
+
+    >>> rows = [Row(Passage("a", "text"), 2.5), Row(None, 2.0), Row(Passage("b", "text"), "1.5")]
+    >>> ranking_of_rows("engine", LegRows(rows, ScoreKind.RATIO), 10).scores
+    (2.5, None)
+    """
+    if isinstance(found, CtxguardError):
+        return found
+    read = list(islice(found.rows, depth))
+    if read and not any(row.passage for row in read):
+        return StageUnavailableError(
+            engine, f"none of its {len(read)} results holds a passage's id and text"
+        )
+    return Ranking.from_hits(
+        [
+            Hit(passage.passage_id, score, passage.text, passage.title, metadata=passage.metadata)
+            for passage, score in ((row.passage, _number(row.score)) for row in read)
+            if passage is not None and not (found.kind is ScoreKind.RATIO and score == 0.0)
+        ],
+        found.kind,
+    )
+
+
+def _number(score: object) -> float | None:
+    return float(score) if is_valid(score) else None  # type: ignore[arg-type]

@@ -9,26 +9,31 @@ PostgreSQL's full-text ranking lacks is how rare a term is.
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Lock
-from typing import Any, Self
+from typing import Any
 
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.scores import is_valid
-from ctxguard.core.types import Passage, Ranking, ScoreKind
-from ctxguard.errors import ConfigurationError, DataError, StageUnavailableError
-from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
+from ctxguard.errors import (
+    ConfigurationError,
+    CtxguardError,
+    DataError,
+    StageUnavailableError,
+)
+from ctxguard.integrations.engines.address import EngineAddress, nothing_there
 from ctxguard.integrations.engines.engine import (
     DENSE,
+    KINDS,
     LEXICAL,
-    IndexedPassage,
-    IndexSettings,
+    Engine,
+    EngineDownError,
+    LazyClient,
     LegQuery,
-    checked_batch,
+    LegRows,
+    Row,
 )
-from ctxguard.integrations.engines.rows import Row, ranking_of_rows
+from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, passage_of
 from ctxguard.retrieval.index.lexical import K1, B
 from ctxguard.retrieval.protocols import Float32Array
 
@@ -36,9 +41,9 @@ psycopg: Any = require("psycopg", "postgres")
 psycopg_pool: Any = require("psycopg_pool", "postgres")
 
 VERSION = 1
-"""Of the tables; those of another version are refused."""
+"""Version of the tables; another is refused."""
 
-_ENGINE = "postgresql"
+_NAME = "postgresql"
 _WRITE_SECONDS = 300.0
 _CONNECTIONS = 16
 _EF_SEARCH = 200
@@ -46,6 +51,10 @@ _MOST_DIMENSIONS = 2_000
 """pgvector's HNSW holds vectors of single precision up to this many dimensions, and of half
 precision up to twice as many."""
 _MOST_INLINE = 1_000
+_COLUMNS = {"passage_id": "id"}
+_ENDED = ("57P01", "57P02", "57P03")
+_WHOLE = (None, "57014", *_ENDED)
+"""Errors after which no leg is asked by itself: time is up, or the server is away."""
 _LOCK = 7_243_119
 """Any number: processes that create an index agree on it."""
 
@@ -130,10 +139,10 @@ dense AS (
 
 
 def _filled(statement: str, dimension: int) -> str:
-    """A statement of `_TABLES` for vectors of a dimension.
+    """Fill in a statement of `_TABLES` for vectors of a dimension.
 
-    Vectors stay in their rows where these fit a page of 8 kB with them: a scan that compares them
-    all takes several times as long where each is read from another table (TOAST).
+    Vectors stay in their rows if a page of 8 kB holds both: a scan of all vectors takes several
+    times as long if each is read from another table (TOAST).
     """
     return statement.format(
         vector=_type(dimension),
@@ -146,128 +155,113 @@ def _type(dimension: int) -> str:
     return "vector" if dimension <= _MOST_DIMENSIONS else "halfvec"
 
 
-class PostgresEngine:
-    """One index in a PostgreSQL database; see `ctxguard.integrations.engines.engine.Engine`.
+class PostgresEngine(Engine):
+    """One index in a PostgreSQL database. Searching needs no right to write.
 
-    Candidates of either leg are scored in both. Searching needs no right to write.
-
-    Args:
-        address: Where the index is. The option ``timeout`` of the URL is the most seconds that a
-            search waits for a connection, and then for the server, 10 if it is not given.
-        settings: What it was built with.
+    Candidates of either leg are scored in both. The URL's option ``timeout`` bounds the seconds
+    that a search waits for a connection, and then for the server.
     """
 
-    def __init__(self, address: EngineAddress, settings: IndexSettings) -> None:
-        self.settings = settings
+    name = _NAME
+    scores_both = True
+
+    def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
+        super().__init__(address, make=make)
         self._database = _Database(address)
-        self._vector = _type(settings.dimension)
+        self._client = self._database.pool
 
-    @classmethod
-    def open(cls, address: EngineAddress, /) -> Self:
-        """Open an index."""
-        database = _Database(address)
-        try:
-            settings = _about(database, address)
-        finally:
-            database.close()
-        return cls(address, settings)
+    @property
+    def _vector(self) -> str:
+        return _type(self.settings.dimension)
 
-    @classmethod
-    def create(cls, address: EngineAddress, settings: IndexSettings, /) -> Self:
+    def stored_settings(self) -> str:
+        """See `Engine`."""
+        rows = self._database.read("SELECT version, settings FROM about", {})
+        if len(rows) != 1:
+            raise DataError(f"{self.address.shown}: the index is not whole; build it again")
+        version, settings = rows[0]
+        if version != VERSION:
+            raise DataError(
+                f"{self.address.shown}: another release made the tables (version {version}, and "
+                f"this one reads {VERSION}): use that release, or index anew"
+            )
+        return str(settings)
+
+    def make(self) -> bool:
         """Make the schema and its tables."""
-        if settings.dimension > 2 * _MOST_DIMENSIONS:
+        name, dimension = self.address.name, self.settings.dimension
+        if dimension > 2 * _MOST_DIMENSIONS:
             raise ConfigurationError(
-                f"the vectors have {settings.dimension} dimensions, and pgvector indexes at most "
+                f"the vectors have {dimension} dimensions, and pgvector indexes at most "
                 f"{2 * _MOST_DIMENSIONS}: use a model with fewer"
             )
-        database = _Database(address)
-        try:
-            with database.transaction(_WRITE_SECONDS) as run:
-                run("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-                if run("SELECT 1 FROM pg_namespace WHERE nspname = %s", [address.name]):
-                    raise already_there(address)
-                if not run("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
-                    # In public, where the search path of every index finds it.
-                    run("CREATE EXTENSION vector SCHEMA public")
-                # The name has lower-case letters, digits and underscores alone.
-                run(f'CREATE SCHEMA "{address.name}"')
-                for statement in _TABLES.split(";"):
-                    if statement.strip():
-                        run(_filled(statement, settings.dimension))
-                run("INSERT INTO about VALUES (%s, %s)", [VERSION, settings.to_json()])
-        finally:
-            database.close()
-        return cls(address, settings)
+        with self._database.transaction(_WRITE_SECONDS) as run:
+            run("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            if run("SELECT 1 FROM pg_namespace WHERE nspname = %s", [name]):
+                return False
+            if not run("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
+                # In public, where the search path of every index finds it.
+                run("CREATE EXTENSION vector SCHEMA public")
+            # The name has lower-case letters, digits and underscores alone.
+            run(f'CREATE SCHEMA "{name}"')
+            for statement in _TABLES.split(";"):
+                if statement.strip():
+                    run(_filled(statement, dimension))
+            run("INSERT INTO about VALUES (%s, %s)", [VERSION, self.settings.to_json()])
+        return True
 
     def fingerprint(self) -> Mapping[str, str]:
-        """The kinds of search and their parameters."""
+        """See `Engine`."""
         return {
             "engine": f"postgresql pgvector hnsw {self._vector} ef_search={_EF_SEARCH}",
             "lexical": f"postings lucene k1={K1} b={B}",
         }
 
-    def search(self, query: LegQuery, /) -> Mapping[str, Ranking]:
-        """Both legs, and the scores of the candidates of either in both, in one statement."""
-        if query.vector is not None and query.vector.shape != (self.settings.dimension,):
-            raise ConfigurationError(
-                f"the query's vector has shape {query.vector.shape}, those of the index "
-                f"({self.settings.dimension},): encode with the index's embedder"
-            )
+    def find(self, query: LegQuery) -> dict[str, LegRows | CtxguardError]:
+        """Search both legs, and score the candidates of either in both, in one statement."""
         rows = self._database.read(*_statement(query, self._vector))
-        legs: dict[str, Ranking] = {}
-        for leg, column, kind in (
-            (LEXICAL, 0, ScoreKind.RATIO),
-            (DENSE, 1, ScoreKind.COSINE),
-        ):
-            if (query.terms if leg == LEXICAL else query.vector) is None:
-                continue
-            # Without a BM25 a passage has no term of the query; a cosine they all have.
+        legs: dict[str, LegRows | CtxguardError] = {}
+        for leg in query.legs:
+            column = (LEXICAL, DENSE).index(leg)
+            # A passage without a BM25 score has no term of the query; all have a cosine.
             scored = [row for row in rows if leg == DENSE or row[column] is not None]
-            found = [Row(_passage(row[2:]), row[column]) for row in scored]
-            found.sort(key=_worst_last)
-            legs[leg] = ranking_of_rows(_ENGINE, found, kind, 2 * query.depth)
+            found = [Row(passage_of(_named(PASSAGE, row[2:])), row[column]) for row in scored]
+            legs[leg] = LegRows(sorted(found, key=_worst_last), KINDS[leg])
         return legs
 
-    def read(self, passage_ids: Sequence[str], /) -> Mapping[str, Passage]:
-        """The passages with these ids, as far as they are there."""
-        rows = self._database.read(
-            "SELECT id, title, text, metadata FROM passages WHERE id = ANY(%(ids)s)",
-            {"ids": _storable(passage_ids)},
-        )
-        return {each.passage_id: each for each in map(_passage, rows) if each is not None}
+    def rows(
+        self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
+    ) -> Iterable[Mapping[str, Any]]:
+        """See `Engine`."""
+        columns = ", ".join([_COLUMNS.get(field, field) for field in fields])
+        statement = f"SELECT {columns} FROM passages"  # noqa: S608  fields of ours
+        if passage_ids is None:
+            found = self._database.read(statement, {}, _WRITE_SECONDS)
+        else:
+            values = {"ids": _storable(passage_ids)}
+            found = self._database.read(f"{statement} WHERE id = ANY(%(ids)s)", values)
+        return [_named(fields, row) for row in found]
 
     def count(self) -> int:
-        """How many passages there are."""
+        """See `Engine`."""
         return int(self._database.read("SELECT passages FROM totals", {})[0][0])
 
-    def revisions(self, passage_ids: Sequence[str] | None = None, /) -> Mapping[str, int]:
-        """The revision of each of these passages that is there, or of all for None."""
-        if passage_ids is None:
-            rows = self._database.read("SELECT id, revision FROM passages", {}, _WRITE_SECONDS)
-        else:
-            rows = self._database.read(
-                "SELECT id, revision FROM passages WHERE id = ANY(%(ids)s)",
-                {"ids": _storable(passage_ids)},
-            )
-        return dict(rows)
-
-    def smallest_digests(self, n: int, /) -> Sequence[int]:
-        """The ``n`` smallest digests of passages, or all if there are fewer; signed."""
+    def smallest_digests(self, n: int) -> Sequence[int]:
+        """See `Engine`."""
         rows = self._database.read(
             "SELECT digest FROM passages ORDER BY digest LIMIT %(n)s", {"n": n}
         )
         return [row[0] for row in rows]
 
-    def write(self, passages: Sequence[IndexedPassage], /) -> None:
-        """Insert passages, in place of those with the same ids, in one transaction.
+    def insert(self, passages: Sequence[IndexedPassage]) -> None:
+        """Insert passages in one transaction.
 
         NUL characters of a title or a text, which PostgreSQL cannot hold, are replaced by U+FFFD.
 
         Raises:
             DataError: an id has a NUL character.
         """
-        batch = checked_batch(passages, self.settings.dimension)
-        for one in batch:
+        for one in passages:
             if "\0" in one.passage.passage_id:
                 raise DataError(
                     f"the id {one.passage.passage_id!r} has a NUL character, which PostgreSQL "
@@ -276,18 +270,16 @@ class PostgresEngine:
         with self._database.transaction(_WRITE_SECONDS) as run:
             # Two writers of the same passages wait for each other here, and none is counted twice.
             run("SELECT passages FROM totals FOR UPDATE")
-            _delete(run, [one.passage.passage_id for one in batch])
-            run(
-                _INSERT.format(vector=self._vector),
-                [*_columns(batch), *_postings(batch)],
-            )
+            _delete(run, [one.passage.passage_id for one in passages])
+            values = [*_columns(passages), *_postings(passages)]
+            run(_INSERT.format(vector=self._vector), values)
             run(
                 "UPDATE totals SET passages = passages + %s, terms = terms + %s",
-                [len(batch), sum(len(one.terms) for one in batch)],
+                [len(passages), sum(len(one.terms) for one in passages)],
             )
 
-    def delete(self, passage_ids: Sequence[str], /) -> None:
-        """Delete passages; an id that is not there is no error."""
+    def delete(self, passage_ids: Sequence[str]) -> None:
+        """See `Engine`."""
         with self._database.transaction(_WRITE_SECONDS) as run:
             run("SELECT passages FROM totals FOR UPDATE")
             _delete(run, passage_ids)
@@ -295,8 +287,8 @@ class PostgresEngine:
     def finish(self) -> None:
         """Index the vectors if they are not, and tell the planner how large the tables are.
 
-        The index of vectors is made once the first passages are written: one that grows with each
-        of them takes several times as long. Until then they are searched one by one.
+        Vectors are indexed once the first passages are written: an index that grows with each of
+        them takes several times as long. Until then they are searched one by one.
         """
         index = f'"{self._database.schema}".passages_vector'
         if self._database.read("SELECT to_regclass(%(index)s) IS NULL", {"index": index})[0][0]:
@@ -305,10 +297,6 @@ class PostgresEngine:
                 f"USING hnsw (vector {self._vector}_cosine_ops)"
             )
         self._database.maintain("VACUUM (ANALYZE) passages, postings, totals")
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._database.close()
 
 
 _Run = Callable[..., list[tuple[Any, ...]]]
@@ -321,18 +309,12 @@ class _Database:
         self._address = address
         self.schema = address.name
         self._url, self.seconds = address.url, address.timeout_seconds
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        """Forget the pool: its connections are the parent's. The child's opens when it is used."""
-        self._pool: Any = None
-        self._opening = Lock()
+        self.pool = LazyClient(self._opened)
 
     def read(
         self, statement: str, values: Mapping[str, Any], seconds: float | None = None
     ) -> list[tuple[Any, ...]]:
-        """The rows of a query, asked a second time if the connection turns out to be broken.
+        """Return the rows of a query, asked a second time if the connection turns out to be broken.
 
         Raises:
             ConfigurationError: the index is not there, or the credentials are refused.
@@ -345,15 +327,15 @@ class _Database:
                     rows: list[tuple[Any, ...]] = connection.execute(statement, values).fetchall()
                     return rows
             except StageUnavailableError as error:
-                # What waited in the pool when the server ended is of no use.
+                # Connections that waited in the pool when the server ended are of no use.
                 if last or not _is_broken(error):
                     raise
-                self._pool.check()
+                self.pool.get().check()
         raise AssertionError
 
     @contextmanager
     def transaction(self, seconds: float) -> Iterator[_Run]:
-        """Statements that hold together; errors as of ``read``."""
+        """Run statements that hold together; errors as for ``read``."""
         with self._connection(seconds) as connection, connection.transaction():
 
             def run(statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -367,17 +349,11 @@ class _Database:
         with self._connection(0.0) as connection:
             connection.execute(statement)
 
-    def close(self) -> None:
-        """Close the pool, if there is one."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
     @contextmanager
     def _connection(self, seconds: float | None) -> Iterator[Any]:
         seconds = self.seconds if seconds is None else seconds
         try:
-            with self._opened().connection(timeout=self.seconds) as connection:
+            with self.pool.get().connection(timeout=self.seconds) as connection:
                 if seconds == self.seconds:
                     yield connection
                     return
@@ -388,31 +364,26 @@ class _Database:
                     if not connection.closed:
                         _limit(connection, self.seconds)
         except psycopg_pool.PoolTimeout:
-            raise StageUnavailableError(
-                _ENGINE, f"no connection to {self._address.shown} within {self.seconds:g} s"
+            raise EngineDownError(
+                _NAME, f"no connection to {self._address.shown} within {self.seconds:g} s"
             ) from None
         except psycopg.Error as error:
             raise self._typed(error) from error
 
     def _opened(self) -> Any:
-        """The pool. The first connection is made here, so that its error is the server's own."""
-        if self._pool is None:
-            with self._opening:
-                if self._pool is None:
-                    # The pool's own attempts hide why they fail.
-                    self._connected().close()
-                    self._pool = psycopg_pool.ConnectionPool(
-                        self._url,
-                        kwargs=self._options(),
-                        configure=self._configure,
-                        min_size=1,
-                        max_size=_CONNECTIONS,
-                        # After it a request that waits begins anew: the pauses between the
-                        # attempts grow.
-                        reconnect_timeout=2.0,
-                        open=True,
-                    )
-        return self._pool
+        """Open the pool. The first connection is made here, for the server's own error."""
+        # The pool's own attempts hide why they fail.
+        self._connected().close()
+        return psycopg_pool.ConnectionPool(
+            self._url,
+            kwargs=self._options(),
+            configure=self._configure,
+            min_size=1,
+            max_size=_CONNECTIONS,
+            # After it a request that waits begins anew: the pauses between the attempts grow.
+            reconnect_timeout=2.0,
+            open=True,
+        )
 
     def _connected(self) -> Any:
         try:
@@ -426,8 +397,8 @@ class _Database:
                 raise ConfigurationError(
                     f"{self._address.shown}: the server refuses the user or the password"
                 ) from None
-            raise StageUnavailableError(
-                _ENGINE, f"{self._address.shown} cannot be reached ({type(error).__name__})"
+            raise EngineDownError(
+                _NAME, f"{self._address.shown} cannot be reached ({type(error).__name__})"
             ) from None
 
     def _options(self) -> dict[str, Any]:
@@ -460,7 +431,7 @@ class _Database:
         _limit(connection, self.seconds)
 
     def _typed(self, error: Exception) -> Exception:
-        """The error of a statement, without what it quotes."""
+        """Return the typed error of a statement, without what it quotes."""
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
             return nothing_there(self._address)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
@@ -474,16 +445,15 @@ class _Database:
             )
         state = getattr(error, "sqlstate", None)
         name = type(error).__name__
-        return StageUnavailableError(_ENGINE, f"{name} {state}" if state else f"{name}, broken")
+        failed = EngineDownError if state in _WHOLE else StageUnavailableError
+        return failed(_NAME, f"{name} {state}" if state else f"{name}, broken")
 
 
 def _is_broken(error: StageUnavailableError) -> bool:
-    """Whether a connection ended, which a server that was restarted leaves behind."""
+    """Tell whether a connection ended, as after a restart of the server."""
     cause = error.__cause__
     state = getattr(cause, "sqlstate", None)
-    return isinstance(cause, psycopg.OperationalError) and (
-        state is None or state in {"57P01", "57P02", "57P03"}
-    )
+    return isinstance(cause, psycopg.OperationalError) and (state is None or state in _ENDED)
 
 
 def _limit(connection: Any, seconds: float) -> None:
@@ -492,21 +462,8 @@ def _limit(connection: Any, seconds: float) -> None:
     )
 
 
-def _about(database: _Database, address: EngineAddress) -> IndexSettings:
-    rows = database.read("SELECT version, settings FROM about", {})
-    if len(rows) != 1:
-        raise DataError(f"{address.shown}: the index is not whole; build it again")
-    version, settings = rows[0]
-    if version != VERSION:
-        raise DataError(
-            f"{address.shown}: another release made the tables (version {version}, and this one "
-            f"reads {VERSION}): use that release, or index anew"
-        )
-    return IndexSettings.from_json(settings)
-
-
 def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
-    """The statement of a search, and its values."""
+    """Build the statement of a search, and its values."""
     values: dict[str, Any] = {"depth": query.depth}
     conditions = []
     for number, group in enumerate(query.any_of):
@@ -536,20 +493,12 @@ def _statement(query: LegQuery, vector: str) -> tuple[str, dict[str, Any]]:
 
 
 def _worst_last(row: Row) -> float:
-    """Orders rows by score, best first, those without one at the end."""
+    """Sort key: best first, rows without a score at the end."""
     return -float(row.score) if is_valid(row.score) else math.inf  # type: ignore[arg-type]
 
 
-def _passage(row: Sequence[Any]) -> Passage | None:
-    """The passage of id, title, text and metadata; None where one of them cannot be read."""
-    passage_id, title, text, metadata = row
-    if not isinstance(passage_id, str) or not isinstance(text, str):
-        return None
-    try:
-        return Passage(passage_id, text, title or "", json.loads(metadata))
-    except (TypeError, ValueError):
-        # Without its metadata no filter could be checked.
-        return None
+def _named(fields: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(fields, row, strict=True))
 
 
 def _delete(run: _Run, passage_ids: Sequence[str]) -> None:
@@ -562,23 +511,23 @@ def _delete(run: _Run, passage_ids: Sequence[str]) -> None:
 
 
 def _columns(batch: Sequence[IndexedPassage]) -> list[list[Any]]:
-    """The values of passages by column, each shape (n,)."""
-    passages = [one.passage for one in batch]
+    """Return the values of passages by column, each shape (n,)."""
+    stored = [one.stored() for one in batch]
     return [
-        [each.passage_id for each in passages],
-        [_without_nul(each.title) for each in passages],
-        [_without_nul(each.text) for each in passages],
-        [json.dumps(each.metadata) for each in passages],
-        [json.dumps(list(one.filter_tokens)) for one in batch],
-        [one.digest for one in batch],
-        [one.revision for one in batch],
+        [row["passage_id"] for row in stored],
+        [_without_nul(row["title"]) for row in stored],
+        [_without_nul(row["text"]) for row in stored],
+        [row["metadata"] for row in stored],
+        [json.dumps(row["filter_tokens"]) for row in stored],
+        [row["digest"] for row in stored],
+        [row["revision"] for row in stored],
         [len(one.terms) for one in batch],
         [_vector_text(one.vector) for one in batch],
     ]
 
 
 def _postings(batch: Sequence[IndexedPassage]) -> list[list[Any]]:
-    """How often each passage has each term: ids, terms and counts, shape (n_postings,) each."""
+    """Count each passage's terms: ids, terms and counts, shape (n_postings,) each."""
     rows = [
         (one.passage.passage_id, term, count)
         for one in batch
@@ -589,7 +538,7 @@ def _postings(batch: Sequence[IndexedPassage]) -> list[list[Any]]:
 
 
 def _vector_text(vector: Float32Array) -> str:
-    """A vector as pgvector reads it, with as many digits as single precision has."""
+    """Write a vector as pgvector reads it, with as many digits as single precision has."""
     return f"[{','.join(f'{number:.9g}' for number in vector.tolist())}]"
 
 
@@ -598,5 +547,5 @@ def _without_nul(text: str) -> str:
 
 
 def _storable(passage_ids: Sequence[str]) -> list[str]:
-    """Ids without those that PostgreSQL cannot hold, and so does not have."""
+    """Leave out ids that PostgreSQL cannot hold, and so does not have."""
     return [each for each in passage_ids if "\0" not in each]

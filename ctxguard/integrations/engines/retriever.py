@@ -23,13 +23,10 @@ from ctxguard.core.types import (
 )
 from ctxguard.errors import ConfigurationError, QueryError, StageUnavailableError
 from ctxguard.integrations.engines.address import EngineAddress, engine_class
-from ctxguard.integrations.engines.engine import (
-    DENSE,
-    LEXICAL,
-    Engine,
+from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine, LegQuery
+from ctxguard.integrations.engines.stored import (
     IndexedPassage,
     IndexSettings,
-    LegQuery,
     filter_tokens,
     revision_of,
     signed_digest,
@@ -427,10 +424,18 @@ class EngineRetriever:
         if terms is None and vector is None:
             raise StageUnavailableError(DENSE, failures[0].cause)
         any_of = where_tokens(where)
-        found: Mapping[str, Ranking] = {}
+        found: dict[str, Ranking] = {}
         if all(any_of):
             asked = LegQuery(terms, None if vector is None else _unit(vector), depth, any_of)
-            found = self._engine.search(asked)
+            errors = []
+            for leg, answer in self._engine.search(asked).items():
+                if isinstance(answer, Ranking):
+                    found[leg] = answer
+                else:
+                    errors.append(answer)
+                    failures.append(failure_of(leg, answer))
+            if errors and not found:
+                raise errors[0]
         ranking = self._fused(found, tuple(failures), depth)
         return self._signalled(text, ranking)
 

@@ -3,62 +3,73 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from ctxguard.core.types import Hit, Passage, Ranking
-from ctxguard.errors import ConfigurationError
+from ctxguard.errors import CtxguardError, StageError
 from ctxguard.integrations.engines.engine import (
     DENSE,
+    KINDS,
     LEXICAL,
-    IndexedPassage,
-    IndexSettings,
+    Engine,
     LegQuery,
-    checked_batch,
+    LegRows,
+    Row,
 )
+from ctxguard.integrations.engines.stored import IndexedPassage, IndexSettings
 
 K1, B = 1.5, 0.75
 
 
-@dataclass
-class MemoryEngine:
+class MemoryEngine(Engine):
     """As `ctxguard.integrations.engines.engine.Engine`.
 
     Attributes:
         before_write: Called before every write; raises to interrupt it.
+        failing: Legs that raise when they are asked.
         finished: How often ``finish`` was called.
     """
 
-    settings: IndexSettings
-    rows: dict[str, IndexedPassage] = field(default_factory=dict)
-    before_write: Callable[[], None] = lambda: None
-    finished: int = 0
+    name = "memory"
+
+    def __init__(self, settings: IndexSettings) -> None:
+        self.settings = settings
+        self.stored: dict[str, IndexedPassage] = {}
+        self.before_write: Callable[[], None] = lambda: None
+        self.failing: set[str] = set()
+        self.finished = 0
+
+    def stored_settings(self) -> str:
+        return self.settings.to_json()
+
+    def make(self) -> bool:
+        return True
 
     def fingerprint(self) -> Mapping[str, str]:
         return {"engine": "memory"}
 
-    def search(self, query: LegQuery, /) -> Mapping[str, Ranking]:
+    def find(self, query: LegQuery) -> Mapping[str, LegRows | CtxguardError]:
+        if failing := self.failing & set(query.legs):
+            raise StageError(self.name, f"{', '.join(sorted(failing))}: out of order")
         allowed = [
             row
-            for row in self.rows.values()
+            for row in self.stored.values()
             if all(set(row.filter_tokens) & set(group) for group in query.any_of)
         ]
-        found = {}
+        found: dict[str, LegRows | CtxguardError] = {}
         if query.terms is not None:
             scores = self._bm25(query.terms)
             scored = [(scores[row.passage.passage_id], row) for row in allowed]
-            found[LEXICAL] = _best([each for each in scored if each[0] > 0.0], query.depth, "ratio")
+            found[LEXICAL] = _best(LEXICAL, [each for each in scored if each[0] > 0], query.depth)
         if query.vector is not None:
-            if query.vector.shape != (self.settings.dimension,):
-                raise ConfigurationError(f"the query's vector has shape {query.vector.shape}")
-            cosines = [(float(row.vector @ query.vector), row) for row in allowed]
-            found[DENSE] = _best(cosines, query.depth, "cosine")
+            cosines = [float(np.clip(row.vector @ query.vector, -1.0, 1.0)) for row in allowed]
+            found[DENSE] = _best(DENSE, list(zip(cosines, allowed, strict=True)), query.depth)
         return found
 
     def _bm25(self, terms: Sequence[str]) -> dict[str, float]:
-        counts = {name: Counter(row.terms) for name, row in self.rows.items()}
-        lengths = {name: len(row.terms) for name, row in self.rows.items()}
+        counts = {name: Counter(row.terms) for name, row in self.stored.items()}
+        lengths = {name: len(row.terms) for name, row in self.stored.items()}
         mean = sum(lengths.values()) / max(len(lengths), 1)
         n = len(counts)
         having = {term: sum(term in each for each in counts.values()) for term in set(terms)}
@@ -74,27 +85,25 @@ class MemoryEngine:
             for name, each in counts.items()
         }
 
-    def read(self, passage_ids: Sequence[str], /) -> Mapping[str, Passage]:
-        return {name: self.rows[name].passage for name in passage_ids if name in self.rows}
+    def rows(
+        self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
+    ) -> list[Mapping[str, Any]]:
+        names = self.stored if passage_ids is None else passage_ids
+        return [self.stored[name].stored() for name in names if name in self.stored]
 
     def count(self) -> int:
-        return len(self.rows)
+        return len(self.stored)
 
-    def revisions(self, passage_ids: Sequence[str] | None = None, /) -> Mapping[str, int]:
-        names = self.rows if passage_ids is None else passage_ids
-        return {name: self.rows[name].revision for name in names if name in self.rows}
+    def smallest_digests(self, n: int) -> Sequence[int]:
+        return sorted(row.digest for row in self.stored.values())[:n]
 
-    def smallest_digests(self, n: int, /) -> Sequence[int]:
-        return sorted(row.digest for row in self.rows.values())[:n]
-
-    def write(self, passages: Sequence[IndexedPassage], /) -> None:
+    def insert(self, passages: Sequence[IndexedPassage]) -> None:
         self.before_write()
-        for row in checked_batch(passages, self.settings.dimension):
-            self.rows[row.passage.passage_id] = row
+        self.stored |= {row.passage.passage_id: row for row in passages}
 
-    def delete(self, passage_ids: Sequence[str], /) -> None:
+    def delete(self, passage_ids: Sequence[str]) -> None:
         for name in passage_ids:
-            self.rows.pop(name, None)
+            self.stored.pop(name, None)
 
     def finish(self) -> None:
         self.finished += 1
@@ -103,18 +112,6 @@ class MemoryEngine:
         pass
 
 
-def _best(scored: list[tuple[float, IndexedPassage]], depth: int, kind: str) -> Ranking:
+def _best(leg: str, scored: list[tuple[float, IndexedPassage]], depth: int) -> LegRows:
     best = sorted(scored, key=lambda each: (-each[0], each[1].passage.passage_id))[:depth]
-    return Ranking.from_hits(
-        [
-            Hit(
-                row.passage.passage_id,
-                float(np.clip(score, -1.0, 1.0)) if kind == "cosine" else score,
-                row.passage.text,
-                row.passage.title,
-                metadata=row.passage.metadata,
-            )
-            for score, row in best
-        ],
-        kind,
-    )
+    return LegRows([Row(row.passage, score) for score, row in best], KINDS[leg])

@@ -13,11 +13,11 @@ from calibration.calibrate import calibrate
 from calibration.data.dataset import Dataset, Query
 from ctxguard import ContextGuard, Flag, Fusion, Passage, Route, ScoreKind, Where
 from ctxguard.core.fusion import fuse
-from ctxguard.errors import ConfigurationError, QueryError, StageUnavailableError
+from ctxguard.errors import ConfigurationError, QueryError, StageError, StageUnavailableError
 from ctxguard.integrations.engines import retriever as retriever_module
 from ctxguard.integrations.engines.address import EngineAddress, already_there, nothing_there
-from ctxguard.integrations.engines.engine import IndexSettings
 from ctxguard.integrations.engines.retriever import EngineRetriever
+from ctxguard.integrations.engines.stored import IndexSettings
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
@@ -49,6 +49,12 @@ def _in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _built(passages: Sequence[Passage] = PASSAGES, **options: Any) -> EngineRetriever:
     options = {"embedder": WordHashEmbedder(), "signals": "none", **options}
     return EngineRetriever.build(passages, f"qdrant:///x#index_{len(_kept)}", **options)
+
+
+def _engine() -> MemoryEngine:
+    """Return the engine of the only index."""
+    (engine,) = _kept.values()
+    return engine
 
 
 class TestEngine(EngineContract):
@@ -114,6 +120,32 @@ def test_without_the_embedder_the_words_answer_and_the_answer_is_flagged() -> No
         built.on_route(Route.DENSE).retrieve("kettles", depth=3)
 
 
+@pytest.mark.parametrize(
+    ("failing", "answering"), [("dense", Route.LEXICAL), ("lexical", Route.DENSE)]
+)
+def test_a_leg_that_fails_in_the_engine_is_left_out_and_its_route_answers(
+    failing: str, answering: Route
+) -> None:
+    built = _built(signals="text")
+    expected = built.on_route(answering).retrieve("kettles and ladders")
+    _engine().failing = {failing}
+    registry = CollectorRegistry()
+    context = ContextGuard(built, telemetry=Telemetry(registry)).retrieve("kettles and ladders")
+    assert context.route is answering
+    assert context.decision.ranking.passage_ids == expected.passage_ids
+    assert Flag.DEGRADED in context.flags
+    assert [each.stage for each in context.failures] == [failing]
+    labels = {"stage": failing, "cause": "garbage"}
+    assert registry.get_sample_value("ctxguard_stage_failures_total", labels) == 1.0
+
+
+def test_an_engine_whose_legs_both_fail_is_an_outage() -> None:
+    built = _built()
+    _engine().failing = {"lexical", "dense"}
+    with pytest.raises(StageError, match="out of order"):
+        built.retrieve("kettles")
+
+
 def test_candidates_have_the_text_family_of_signals() -> None:
     ranking = _built(signals="text").retrieve("kettles and ladders", depth=10)
     assert ranking.signals["coverage"][0] == ranking.signals["coverage"].max()
@@ -164,7 +196,7 @@ def test_calibrated_it_is_guarded_by_every_route_and_the_profile_fits() -> None:
 
 def test_an_update_of_no_change_finishes_what_an_interrupted_one_left() -> None:
     built = _built()
-    engine = _kept[next(iter(_kept))]
+    engine = _engine()
     before = engine.finished
     assert built.upsert(PASSAGES).unchanged == len(PASSAGES)
     assert engine.finished == before + 1

@@ -80,9 +80,8 @@ class TestRetriever(RetrieverContract):
 
     def unreachable_retriever(self) -> Any:
         built = _built(self.PASSAGES[:1])
-        built._engine._connection.close()
-        built._engine._connection.address = milvus.EngineAddress.parse("milvus://127.0.0.1:1")
-        built._engine._connection._seconds = 0.2
+        built.close()
+        built._engine.address = milvus.EngineAddress.parse("milvus://127.0.0.1:1?timeout=0.2")
         return built
 
 

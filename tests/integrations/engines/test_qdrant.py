@@ -167,11 +167,11 @@ def test_a_collection_is_made_with_both_vectors_and_indexes_of_the_payload() -> 
     with built() as retriever:
         engine: Any = retriever._engine
         connection: Any = _Connection(lambda: None)
+        connection._client.collection_exists = lambda name: False
         connection._client.create_collection = create_collection
         connection._client.create_payload_index = create_payload_index
         engine._connection = connection
-        engine._ask(engine._create_collection)
-        engine.finish()
+        engine.make()
     assert made["vectors_config"]["dense"].distance is models.Distance.COSINE
     assert made["sparse_vectors_config"]["lexical"].modifier is models.Modifier.IDF
     assert json.loads(made["metadata"]["ctxguard"])["dimension"] == 64
@@ -417,7 +417,7 @@ def test_a_forked_child_leaves_the_folder_to_its_parent() -> None:
             os.write(writer, said)
             os._exit(0)
         os.waitpid(child, 0)
-        assert os.read(reader, 100) == b"StageUnavailableError"
+        assert os.read(reader, 100) == b"EngineDownError"
         os.close(reader)
         os.close(writer)
         assert len(retriever.retrieve("foxes", depth=3)) == 3

@@ -1,0 +1,195 @@
+"""The stored form of an index in an engine: its settings, its passages, and filter tokens."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple, Self
+
+from ctxguard.core.corpus_sketch import passage_digest
+from ctxguard.core.metadata_filter import Where, tokens
+from ctxguard.core.types import Passage
+from ctxguard.errors import DataError
+from ctxguard.retrieval.protocols import Float32Array
+
+FORMAT = 1
+"""Version of `IndexSettings`; another is refused."""
+
+PASSAGE = ("passage_id", "title", "text", "metadata")
+"""The stored fields that make a passage."""
+
+_LONGEST_TOKEN = 120
+_SIGN = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSettings:
+    """The settings that an index was built with, kept in the engine so that its URL suffices.
+
+    Attributes:
+        embedder: The name of the model that made the vectors.
+        embedder_weights: The digest of its weights.
+        dimension: Length of a vector.
+        analyser: Name of the analyser that splits texts into terms.
+        analyser_fingerprint: Its rules.
+        mean_length: Mean number of terms of a passage when the index was built, > 0.
+        format: `FORMAT` of the release that built it.
+    """
+
+    embedder: str
+    embedder_weights: str
+    dimension: int
+    analyser: str
+    analyser_fingerprint: str
+    mean_length: float
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """Write as one JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            DataError: it is something else, or a newer release wrote it.
+        """
+        try:
+            found = json.loads(text)
+            version = found["format"]
+            if version == FORMAT:
+                return cls(**{each.name: each.type(found[each.name]) for each in fields(cls)})  # type: ignore[operator]
+        except Exception as error:
+            raise DataError(
+                f"the settings of the index cannot be read ({type(error).__name__}: {error}); "
+                "build the index again"
+            ) from error
+        raise DataError(
+            f"the index has format {version!r} and this release reads {FORMAT}: use the release "
+            "that built it, or build the index again"
+        )
+
+
+class IndexedPassage(NamedTuple):
+    """A passage as an engine stores it.
+
+    Attributes:
+        passage: The passage.
+        vector: Its unit vector, shape (dimension,).
+        terms: The terms of its title and text, each as often as it occurs.
+        filter_tokens: See `filter_tokens`.
+        digest: Identifies its id, title and text, as a signed 64-bit number; see `signed_digest`.
+        revision: Identifies all of it, with its metadata; likewise signed.
+    """
+
+    passage: Passage
+    vector: Float32Array
+    terms: Sequence[str]
+    filter_tokens: Sequence[str]
+    digest: int
+    revision: int
+
+    def stored(self) -> dict[str, Any]:
+        """Return the fields by name, without vector and terms."""
+        passage = self.passage
+        return {
+            "passage_id": passage.passage_id,
+            "title": passage.title,
+            "text": passage.text,
+            # As a text, because engines' numbers end at 64 bits and Python's do not.
+            "metadata": json.dumps(passage.metadata, ensure_ascii=False),
+            "filter_tokens": list(self.filter_tokens),
+            "digest": self.digest,
+            "revision": self.revision,
+        }
+
+
+def passage_of(row: Any) -> Passage | None:
+    """Build the passage of a stored row; None if it cannot be read whole.
+
+    Without its metadata, no filter could be checked.
+
+    Args:
+        row: The fields of `PASSAGE` by name, or anything that an engine answers instead.
+    """
+    try:
+        passage_id, title, text, metadata = [row[name] for name in PASSAGE]
+        found = json.loads(metadata)
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not all(isinstance(each, str) for each in (passage_id, title, text)):
+        return None
+    return Passage(passage_id, text, title, found)
+
+
+def filter_tokens(metadata: object) -> list[str]:
+    """List the texts that filters match in a passage's metadata: one per field and value.
+
+    Engines compare texts, and `Where` also tells ``"1"`` from ``1`` and ``True``. So each token
+    is JSON of the field, the value's type and the value; a long one is replaced by its digest.
+
+    >>> filter_tokens({"tenant": "a", "groups": [1, True]})
+    ['["tenant","str","a"]', '["groups","int","1"]', '["groups","bool",true]']
+    """
+    if not isinstance(metadata, Mapping):
+        return []
+    return list(
+        dict.fromkeys(
+            _token(name, *token)
+            for name, value in metadata.items()
+            if isinstance(name, str)
+            for token in tokens(value)
+        )
+    )
+
+
+def where_tokens(where: Where | None) -> tuple[tuple[str, ...], ...]:
+    """List the tokens that satisfy each condition of a filter; a list may be empty.
+
+    >>> where_tokens(Where(tenant=["b", "a"], level=1))
+    (('["level","int","1"]',), ('["tenant","str","a"]', '["tenant","str","b"]'))
+    """
+    conditions = () if where is None else where.conditions
+    return tuple(
+        [tuple(sorted(_token(name, *token) for token in allowed)) for name, allowed in conditions]
+    )
+
+
+def _token(name: str, kind: str, value: object) -> str:
+    text = json.dumps([name, kind, value], separators=(",", ":"))
+    if len(text) <= _LONGEST_TOKEN:
+        return text
+    return "#" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def signed_digest(passage: Passage) -> int:
+    """Return `passage_digest` − 2⁶³: the same order, within what databases can store.
+
+    >>> signed_digest(Passage("a", "text")) + 2**63 == passage_digest(Passage("a", "text"))
+    True
+    """
+    return passage_digest(passage) - _SIGN
+
+
+def unsigned_digest(stored: int) -> int:
+    """Return the `passage_digest` of a stored digest."""
+    return stored + _SIGN
+
+
+def revision_of(passage: Passage) -> int:
+    """Hash a passage with its metadata to a signed 64-bit number.
+
+    Raises:
+        DataError: the metadata cannot be written as JSON.
+    """
+    try:
+        content = json.dumps(
+            [passage.passage_id, passage.title, passage.text, passage.metadata], sort_keys=True
+        )
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"the metadata of passage {passage.passage_id!r} cannot be written as JSON: {error}"
+        ) from error
+    digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) - _SIGN
