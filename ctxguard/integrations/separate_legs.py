@@ -1,30 +1,17 @@
-"""Several retrievers as one, whose candidates bear the scores of each."""
+"""Makes one retriever of several, whose candidates bear the scores of each."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ctxguard.core.decision import candidate_order
-from ctxguard.core.fusion import Fusion, fuse
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import (
-    FloatArray,
-    Leg,
-    Passage,
-    Ranking,
-    ScoreKind,
-    ScoreKindName,
-    StageFailure,
-    member_of,
-)
+from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName, StageFailure, member_of
 from ctxguard.errors import ConfigurationError, CtxguardError, StageError, StageUnavailableError
 from ctxguard.request.wrapped_retriever import calls_of, ranking_of
 from ctxguard.resilience import Stage, StageCall, Watcher, failure_of
 from ctxguard.resilience.deadlines import check_seconds
+from ctxguard.retrieval.hybrid.candidates import united
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever, Retrieval
@@ -36,19 +23,17 @@ class SeparateLegs:
     """Several retrievers over one corpus, such as BM25 and vectors, whose scores stay apart.
 
     Candidates are united by passage id and ordered by reciprocal ranks, which carry order only.
-    Each leg's own scores are in ``Ranking.legs``, where a calibrated model reads them; of a leg
-    without scores they are minus the logarithm of the rank. A candidate that a leg did not return
-    has there the lowest score that the leg returned, which its own does not exceed; on the scale
-    ``ratio`` it has 0, no match. A leg whose scores cannot be of its kind gives ranks only.
+    Each leg's own scores are in ``Ranking.legs``, where a calibrated model reads them; see
+    `ctxguard.retrieval.hybrid.candidates.united`.
 
     The legs are searched at once. One that fails or is late is left out of the answer, which is
     then flagged ``degraded``.
 
     Args:
         legs: Two retrievers or more by name, each anything that ``ContextGuard`` takes.
-        score_kinds: What the scores of plain hits mean, by the leg's name.
-        leg_seconds: The longest that one leg may take; None for no limit. With a limit, a leg that
-            failed repeatedly is not called for a while.
+        score_kinds: The kind of the scores of plain hits, by the leg's name.
+        leg_seconds: Maximum duration of one leg; None disables it. With a limit, a leg that failed
+            repeatedly is not called for a while.
 
     Raises:
         ConfigurationError: fewer than two legs, one that is no retriever, or ``score_kinds`` names
@@ -84,7 +69,7 @@ class SeparateLegs:
             stage.watch(watcher)
 
     def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """The best ``depth`` of the candidates of all legs, each asked for as many.
+        """Return the best ``depth`` candidates of all legs, each asked for as many.
 
         Raises:
             ConfigurationError: a leg cannot filter and ``where`` is given, has only an asynchronous
@@ -103,7 +88,7 @@ class SeparateLegs:
         )
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """`retrieve`, awaited. A leg without an asynchronous call runs on a thread."""
+        """Retrieve, awaited. A leg without an asynchronous call runs on a thread."""
         options = self._options(depth, where)
         found = await asyncio.gather(
             *[self._aretrieved(name, query, options) for name in self._calls],
@@ -151,7 +136,7 @@ class SeparateLegs:
         return ranking_of(found, self._kinds.get(name))
 
     def _united(self, outcomes: Mapping[str, _Outcome], depth: int) -> Ranking:
-        """One ranking from what the legs returned or raised."""
+        """Make one ranking of the legs' results and errors."""
         rankings: dict[str, Ranking] = {}
         failures: list[StageFailure] = []
         for name, outcome in outcomes.items():
@@ -167,79 +152,13 @@ class SeparateLegs:
             raise StageUnavailableError(
                 "legs", "; ".join(f"{failure.stage}: {failure.cause}" for failure in failures)
             )
-        return united(rankings, tuple(failures), depth)
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Passages by their position in the ranking of one leg that returned them."""
-
-    places: Sequence[tuple[Ranking, int]]
-
-    def __getitem__(self, position: int, /) -> Passage:
-        ranking, at = self.places[position]
-        return ranking.passages[at]
-
-
-def united(
-    rankings: Mapping[str, Ranking],
-    failures: tuple[StageFailure, ...],
-    depth: int,
-    fusion: Fusion | None = None,
-) -> Ranking:
-    """The best ``depth`` candidates of several legs, with each leg's scores.
-
-    Args:
-        rankings: What each leg returned.
-        failures: The legs that are missing.
-        depth: The most candidates.
-        fusion: How they are ordered; None for reciprocal ranks. ``convex`` is for legs ``lexical``
-            and ``dense``.
-    """
-    fusion = Fusion() if fusion is None else fusion
-    orders = {name: candidate_order(ranking) for name, ranking in rankings.items()}
-    rows: dict[str, int] = {}
-    places: list[tuple[Ranking, int]] = []
-    for name, ranking in rankings.items():
-        for at in orders[name][0]:
-            if rows.setdefault(ranking.passage_ids[at], len(rows)) == len(places):
-                places.append((ranking, at))
-    fused = np.zeros(len(rows))
-    legs: dict[str, Leg] = {}
-    for name, ranking in rankings.items():
-        order, _, problem = orders[name]
-        found = np.array([rows[ranking.passage_ids[at]] for at in order], dtype=np.intp)
-        ranks = np.arange(1.0, len(order) + 1.0)
-        fused[found] += 1.0 / (fusion.constant + ranks)
-        if problem is None:
-            own: FloatArray = (
-                -np.log(ranks)
-                if ranking.kind is ScoreKind.RANK
-                else np.array([ranking.scores[at] for at in order], dtype=np.float64)
-            )
-            leg = _leg(own, found, ranking.kind, len(rows))
-            if leg is not None:
-                legs[name] = leg
-    kind = ScoreKind.RANK
-    if fusion.method == "convex" and len(legs) == len(rankings):
-        fused, kind = fuse(legs, fusion), fusion.kind
-    ids = list(rows)
-    best = sorted(range(len(ids)), key=lambda row: (-fused[row], ids[row]))[:depth]
-    return Ranking(
-        passage_ids=tuple([ids[row] for row in best]),
-        scores=tuple(fused[best].tolist()),
-        kind=kind,
-        passages=_Candidates([places[row] for row in best]),
-        legs={name: Leg(leg.scores[best], leg.kind) for name, leg in legs.items()},
-        failures=failures,
-    )
-
-
-def _leg(own: FloatArray, found: Any, kind: ScoreKind, n: int) -> Leg | None:
-    """One leg's scores for all ``n`` candidates; None if it returned none that tells a lowest."""
-    if kind is not ScoreKind.RATIO and not own.size:
-        return None
-    absent = 0.0 if kind is ScoreKind.RATIO else float(own.min())
-    scores = np.full(n, absent)
-    scores[found] = own
-    return Leg(scores, ScoreKind.LOGIT if kind is ScoreKind.RANK else kind)
+        pool, candidates = united(rankings, depth)
+        passage_ids, passages = pool.select(candidates.rows)
+        return Ranking(
+            passage_ids=passage_ids,
+            scores=tuple(candidates.scores.tolist()),
+            kind=candidates.kind,
+            passages=passages,
+            legs=candidates.legs,
+            failures=tuple(failures),
+        )

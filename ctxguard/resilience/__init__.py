@@ -7,7 +7,14 @@ one for its reranker. See DESIGN.md §7.
 from ctxguard.resilience.bounded_caller import DEFAULT_MAX_IN_FLIGHT, BoundedCaller, cause_of, typed
 from ctxguard.resilience.breaker import Watcher
 from ctxguard.resilience.deadlines import Budget, Deadlines
-from ctxguard.resilience.stage import Stage, StageCall, UnansweredError, failure_of
+from ctxguard.resilience.stage import (
+    Stage,
+    StageCall,
+    StageFailed,
+    UnansweredError,
+    attempt,
+    failure_of,
+)
 from ctxguard.resilience.stage_clock import StageClock
 
 __all__ = [
@@ -18,8 +25,10 @@ __all__ = [
     "Stage",
     "StageCall",
     "StageClock",
+    "StageFailed",
     "UnansweredError",
     "Watcher",
+    "attempt",
     "cause_of",
     "failure_of",
     "typed",

@@ -43,6 +43,7 @@ class Breaker:
 
     Attributes:
         is_closed: Whether the stage may be called as usual.
+        failures: Number of consecutive failures while it is closed.
     """
 
     def __init__(self, stage: str, *, opens: bool = True) -> None:
@@ -55,7 +56,7 @@ class Breaker:
         """Close the circuit and take a new lock; for a forked child."""
         self._lock = Lock()
         self.is_closed = True
-        self._failures = 0
+        self.failures = 0
         self._retry_seconds = RETRY_SECONDS
         # Nothing is admitted before this moment; used only while the circuit is open.
         self._refused_until = 0.0
@@ -87,11 +88,11 @@ class Breaker:
 
     def succeeded(self, probe: Probe | None) -> None:
         """Note that a call answered; ``probe`` is None for a call admitted while closed."""
-        if probe is None and self._failures == 0:
+        if probe is None and self.failures == 0:
             return
         with self._lock:
             if probe is None:
-                self._failures = 0
+                self.failures = 0
             elif probe is self._probe:
                 self._close()
 
@@ -103,8 +104,8 @@ class Breaker:
                     self._fail_probe()
             elif self.is_closed and self._opens:
                 # Once it is open, the outcome of an earlier call adds nothing new.
-                self._failures += 1
-                if self._failures == FAILURES:
+                self.failures += 1
+                if self.failures == FAILURES:
                     self._refuse()
                     self._set_closed(False)
 
@@ -129,7 +130,7 @@ class Breaker:
 
     def _close(self) -> None:
         self._probe = None
-        self._failures = 0
+        self.failures = 0
         self._retry_seconds = RETRY_SECONDS
         self._set_closed(True)
 

@@ -7,15 +7,16 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
-from ctxguard._support.error_text import describe_error
+from ctxguard._support.error_text import describe_error, drop_tracebacks
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import FailureKind, StageFailure
 from ctxguard.errors import CtxguardError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience.breaker import Breaker, Probe, Refused, Watcher
 from ctxguard.resilience.pool import DaemonPool, PoolFullError
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 WORKERS = 8
@@ -72,6 +73,31 @@ def failure_of(stage: str, error: Exception) -> StageFailure:
     """Build the failure that an answer reports of a stage that raised ``error``."""
     cause = error.cause if isinstance(error, UnansweredError) else describe_error(error)
     return StageFailure(stage, cause, kind_of(error))
+
+
+class StageFailed(NamedTuple):
+    """A stage that did not answer.
+
+    Attributes:
+        failure: The failure that the answer reports.
+        probe: The call that tries the stage again, if this request started it; else None.
+    """
+
+    failure: StageFailure
+    probe: "StageCall[Any] | None"
+
+
+def attempt(
+    stage: str, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T | StageFailed:
+    """Return the result of a stage's call, or how it failed."""
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        probe = error.probe if isinstance(error, UnansweredError) else None
+        failed = StageFailed(failure_of(stage, error), probe)
+        drop_tracebacks(error)
+        return failed
 
 
 class Stage:
@@ -139,7 +165,8 @@ class Stage:
         except Exception as error:
             self._note_error(error, None)
             raise
-        self.breaker.succeeded(None)
+        if self.breaker.failures:
+            self.breaker.succeeded(None)
         return result
 
     def submit(

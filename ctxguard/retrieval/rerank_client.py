@@ -18,7 +18,7 @@ from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.types import FailureKind, FloatArray
 from ctxguard.errors import ConfigurationError, OverloadedError, StageError, StageUnavailableError
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.hybrid.search import RERANK
+from ctxguard.retrieval.hybrid.candidates import RERANK
 from ctxguard.retrieval.index.passages import without_surrogates
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol, RerankForm
 

@@ -13,8 +13,8 @@ from ctxguard.core.types import FailureKind, Passage, Route
 from ctxguard.errors import OverloadedError, StageUnavailableError
 from ctxguard.resilience import Deadlines, Stage
 from ctxguard.resilience.breaker import FAILURES, RETRY_SECONDS
-from ctxguard.retrieval.hybrid.search import Search
-from ctxguard.retrieval.hybrid.stages import LegStages, search_legs
+from ctxguard.retrieval.hybrid.pipeline import SearchSettings
+from ctxguard.retrieval.hybrid.search import LegStages, Search
 from ctxguard.retrieval.protocols import Float32Array
 from ctxguard.testing import FaultyEmbedder, FaultyReranker, FaultyRetriever
 from tests.timing import NEVER, SOON, Clock
@@ -207,18 +207,10 @@ def test_legs_without_a_free_thread_are_overload_not_an_outage(
     system: System,
 ) -> None:
     full = LegStages(*[Stage(name, workers=1, waiting=0) for name in ("lexical", "dense")])
-    search = Search(
-        index=system.bare.generation,
-        query=QUERY,
-        depth=5,
-        stages=("lexical", "dense"),
-        fusion=Fusion(),
-        embedder=FaultyEmbedder(),
-        query_vector=None,
-        allowed=None,
-    )
+    settings = SearchSettings(embedder=FaultyEmbedder(), fusion=Fusion())
+    search = Search(system.bare.generation, settings, full, QUERY, depth=5)
     with pytest.raises(OverloadedError, match="lexical and dense: no thread is free"):
-        search_legs(search, full, AMPLE.start())
+        search.legs(AMPLE.start())
 
 
 def test_views_share_their_circuits(system: System) -> None:

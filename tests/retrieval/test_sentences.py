@@ -304,8 +304,7 @@ class TestTheQueryOfARetriever:
         self, retriever: HybridRetriever
     ) -> None:
         vector = WordTokenEmbedder().encode_query(QUERY)
-        index = retriever.generation
-        search = retriever._settings.search(index, QUERY, query_vector=2.0 * vector)
+        search = retriever._search(QUERY, 10, query_vector=2.0 * vector)
         tokens = search.query_tokens()
         assert tokens is not None
         assert tokens.pieces.tolist() == tokens_of(QUERY).pieces.tolist()

@@ -8,18 +8,14 @@ import base64
 import json
 import math
 import re
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote
 
-import numpy as np
-
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where, values_of
 from ctxguard.core.scores import is_valid
@@ -28,41 +24,37 @@ from ctxguard.core.types import (
     FailureKind,
     Passage,
     Ranking,
+    Route,
     ScoreKind,
-    StageFailure,
 )
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
     OverloadedError,
-    QueryError,
     StageError,
     StageUnavailableError,
 )
 from ctxguard.integrations.engines.engine import (
-    DENSE,
     KINDS,
-    LEXICAL,
+    EngineDownError,
     LazyClient,
     LegRows,
     Row,
     ranking_of_rows,
 )
-from ctxguard.integrations.separate_legs import united
-from ctxguard.resilience import UnansweredError, failure_of
-from ctxguard.retrieval.hybrid.retriever import DEFAULT_MAX_QUERY_CHARS
-from ctxguard.retrieval.index.passages import without_surrogates
+from ctxguard.integrations.engines.retriever import LegsOfRankings, without_ranker
+from ctxguard.resilience import UnansweredError
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, RERANK, STAGES
+from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.models.files import portable_name
-from ctxguard.retrieval.protocols import Embedder
-
-RERANK = "rerank"
+from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens
 
 Product = Literal["elasticsearch", "opensearch"]
 CosineScore = Literal["halved", "inverse"]
 
 _KINDS = {**KINDS, RERANK: ScoreKind.LOGIT}
 _MOST_HITS = 10_000
-"""What ``index.max_result_window`` and ``num_candidates`` allow unless they were changed."""
+"""The default of ``index.max_result_window`` and the limit of ``num_candidates``."""
 _MAX_ANSWER_BYTES = 2**25
 _OK, _BAD_REQUEST, _NOT_FOUND, _TOO_MANY_REQUESTS = 200, 400, 404, 429
 _REFUSED = (401, 403)
@@ -72,13 +64,13 @@ _KEYWORD = ".keyword"
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where an index's documents hold what a passage needs; names may be paths with dots.
+    """The fields of an index's documents that make passages; names may be paths with dots.
 
     Attributes:
         text: The text, which ``match`` searches.
         vector: The vectors: ``dense_vector`` of similarity ``cosine``, or ``knn_vector`` of space
             ``cosinesimil``.
-        title: The title; None for none.
+        title: The title; None without one.
         passage_id: The passage's id; None for the document's ``_id``.
         metadata: The field of each name that filters compare, as ``terms`` compares it: of type
             ``keyword``, a whole number or ``boolean``. Texts that were mapped dynamically have
@@ -92,7 +84,7 @@ class Fields:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def of_metadata(self, name: str) -> str:
-        """The field that a filter on a name compares."""
+        """Return the field that a filter on a name compares."""
         return self.metadata.get(name, name)
 
 
@@ -103,33 +95,33 @@ class SemanticRerank:
     Attributes:
         inference_id: The endpoint of a cross-encoder whose scores are logits, such as Elastic
             Rerank.
-        window: How many documents it reads for each query, 1 to 10,000.
+        window: Number of documents that it reads for each query, 1 to 10,000.
     """
 
     inference_id: str = ".rerank-v1-elasticsearch"
     window: int = 50
 
 
-class ElasticsearchRetriever:
+class ElasticsearchRetriever(Hybrid):
     """BM25 and vector search in an index of Elasticsearch or OpenSearch, fused here.
 
     A retriever for ``ContextGuard``. A leg that fails or is answered in part is left out of the
-    answer, which is then flagged ``degraded``. Threads may share it; a forked child connects anew.
+    answer, which then has another route and is flagged ``degraded``. Threads may share it; a forked
+    child connects anew.
 
     Args:
         url: The cluster's base, such as ``https://localhost:9200``.
         index: Name of the index, or an alias.
-        fields: Where the documents hold what a passage needs.
+        fields: The fields of the documents that make passages.
         embedder: The model that made the index's vectors.
-        product: Whose form requests have.
-        cosine_score: How the cluster makes a score of a cosine: ``halved``, (1 + cos) / 2, in
+        product: The product whose form requests have.
+        cosine_score: The cluster's score of a cosine: ``halved``, (1 + cos) / 2, in
             Elasticsearch, in OpenSearch from 2.19 on, and in older ones with the engine lucene;
             ``inverse``, 1 / (2 − cos), in OpenSearch before 2.19 with the engines nmslib and faiss.
         key: An API key of Elasticsearch, sent as ``Authorization: ApiKey`` in the header; with
-            OpenSearch ``USER:PASSWORD``, sent as ``Basic``. None for none.
-        fusion: How the legs' scores become one; None for reciprocal ranks. ``convex`` is for two
-            legs.
-        rerank: A semantic reranker in Elasticsearch as a third leg; None for none.
+            OpenSearch ``USER:PASSWORD``, sent as ``Basic``. None without one.
+        fusion: Combines the legs' scores; None for reciprocal ranks. ``convex`` is for two legs.
+        rerank: A semantic reranker in Elasticsearch as a third leg; None without one.
         timeout_seconds: For a whole answer, and for each wait for the cluster, > 0.
         max_query_chars: Longer queries are refused.
 
@@ -154,109 +146,95 @@ class ElasticsearchRetriever:
         max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
     ) -> None:
         _check(product, cosine_score, rerank, timeout_seconds)
-        self._fusion = Fusion() if fusion is None else fusion
-        if self._fusion.method == "ranker" or (rerank and self._fusion.method == "convex"):
-            raise ConfigurationError(
-                f"fusion {self._fusion.method!r} cannot be used here; use 'reciprocal_rank'"
-            )
         self._fields = fields
-        self._embedder = embedder
         self._product: Product = product
         self._cosine_score: CosineScore = cosine_score
         self._rerank = rerank
         self._timeout_seconds = timeout_seconds
-        self._max_query_chars = max_query_chars
+        self._settings = SearchSettings(
+            embedder=embedder,
+            fusion=self._usable(Fusion() if fusion is None else fusion),
+            max_query_chars=max_query_chars,
+            stages=STAGES[Route.HYBRID if rerank is None else Route.HYBRID_RERANK],
+            legs_rerank=rerank is not None,
+        )
         self._library: Any = require("httpx2", "rerank")
         self._url = _endpoint(self._library, url, index)
-        self._headers = _headers(product, key)
-        self._reset_after_fork()
-        reset_in_children(self)
+        headers = _headers(product, key)
+        self._client = LazyClient(
+            lambda: self._library.Client(
+                timeout=timeout_seconds, follow_redirects=False, headers=headers
+            )
+        )
 
-    def _reset_after_fork(self) -> None:
-        """Drop the connections without closing them: they are the parent's."""
-        self._lock = threading.Lock()
-        self._client: Any = None
+    def _usable(self, fusion: Fusion) -> Fusion:
+        if self._rerank is not None and fusion.method == "convex":
+            raise ConfigurationError(
+                "fusion 'convex' cannot be used with three legs; use 'reciprocal_rank'"
+            )
+        return without_ranker(fusion)
+
+    def with_fusion(self, fusion: Fusion) -> "ElasticsearchRetriever":
+        """Return a view with another fusion.
+
+        Raises:
+            ConfigurationError: fusion ``ranker``, or ``convex`` with a reranker.
+        """
+        return super().with_fusion(self._usable(fusion))
 
     def fingerprint(self) -> dict[str, str]:
-        """What decides which candidates are found, without the cluster's address."""
+        """Return the settings that decide which candidates are found, without the address."""
+        embedder = self._settings.embedder
         return {
             "engine": self._product,
             "fields": f"{self._fields.text}, {self._fields.vector}",
-            "embedder": portable_name(self._embedder.name),
-            "embedder_weights": self._embedder.fingerprint(),
+            "embedder": portable_name(embedder.name),
+            "embedder_weights": embedder.fingerprint(),
             "rerank": "none" if self._rerank is None else self._rerank.inference_id,
-            "fusion": self._fusion.fingerprint,
+            "fusion": self.fusion.fingerprint,
         }
 
     def close(self) -> None:
         """Close the connections; searching again opens new ones."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._client.close()
 
     async def aretrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
     ) -> Ranking:
-        """`retrieve`, on a thread."""
+        """Retrieve on a thread; arguments and errors as for ``retrieve``.
+
+        The cluster compares filters more coarsely, since ``terms`` takes ``1`` for ``"1"`` in a
+        field of texts: passages that differ are left out here.
+        """
         return await asyncio.to_thread(self.retrieve, query, depth=depth, where=where)
 
-    def retrieve(
-        self, query: str, *, depth: int = DEFAULT_DEPTH, where: Where | None = None
-    ) -> Ranking:
-        """The best candidates for a query, each with the scores of the legs.
+    def _search(
+        self,
+        query: str,
+        depth: int,
+        query_vector: Float32Array | QueryTokens | None,
+        where: Where | None,
+    ) -> LegsOfRankings:
+        def ask(vector: Float32Array | None) -> dict[str, Ranking | CtxguardError]:
+            if where is not None and not all(allowed for _, allowed in where.conditions):
+                return {LEXICAL: Ranking.from_hits([], KINDS[LEXICAL])}
+            given = None if vector is None else vector.tolist()
+            searches = self.searches(query, given, min(depth, _MOST_HITS), where)
+            answers = zip(searches, self._answered(searches), strict=True)
+            return {leg: self._ranking(leg, answer, depth, where) for leg, answer in answers}
 
-        Args:
-            query: At most ``max_query_chars`` characters.
-            depth: The most candidates of each leg, and of the answer, ≥ 1.
-            where: A filter on the passages' metadata, which the cluster applies. Its comparison is
-                the coarser one, since ``terms`` takes ``1`` for ``"1"`` in a field of texts: what
-                differs is left out here.
-
-        Raises:
-            QueryError: an empty query, or one over ``max_query_chars``.
-            ConfigurationError: there is no such index or field, or vectors of another length.
-            StageUnavailableError: no leg answered.
-            OverloadedError: the cluster refused for its load.
-        """
-        if not query.strip() or len(query) > self._max_query_chars:
-            raise QueryError(
-                f"the query must have 1 to {self._max_query_chars:,} characters (max_query_chars), "
-                "not all of them white space"
-            )
-        if depth < 1:
-            raise ConfigurationError(f"depth {depth!r} must be at least 1")
-        text = without_surrogates(query)
-        failures: list[StageFailure] = []
-        vector: list[float] | None = None
-        try:
-            vector = np.asarray(self._embedder.encode_query(text), np.float32).tolist()
-        except Exception as error:
-            failures.append(failure_of(DENSE, error))
-        rankings: dict[str, Ranking] = {}
-        if where is not None and not all(allowed for _, allowed in where.conditions):
-            return united(rankings, tuple(failures), depth, self._fusion)
-        searches = self.searches(text, vector, min(depth, _MOST_HITS), where)
-        for leg, response in zip(searches, self._answered(searches), strict=True):
-            try:
-                rankings[leg] = self._ranking(leg, response, depth, where)
-            except StageError as error:
-                failures.append(failure_of(leg, error))
-        if not rankings:
-            causes = "; ".join(f"{each.stage}: {each.cause}" for each in failures)
-            raise StageUnavailableError(self._product, causes)
-        return united(rankings, tuple(failures), depth, self._fusion)
+        return LegsOfRankings(self._settings, query, depth, query_vector, ask)
 
     def searches(
         self, text: str, vector: Sequence[float] | None, size: int, where: Where | None
     ) -> dict[str, dict[str, Any]]:
-        """The body of each leg's search.
+        """Build the body of each leg's search.
 
         Args:
             text: The query.
             vector: Its vector; None for no dense leg.
-            size: The most hits of each.
-            where: The filter; None for none.
+            size: Maximum number of hits of each.
+            where: The filter; None without one.
         """
         fields = self._fields
         filters = [
@@ -266,10 +244,11 @@ class ElasticsearchRetriever:
         match: dict[str, Any] = {"match": {fields.text: {"query": text}}}
         if filters:
             match = {"bool": {"must": [match], "filter": filters}}
-        found: dict[str, dict[str, Any]] = {LEXICAL: {"query": match}}
+        stages = self._settings.stages
+        found: dict[str, dict[str, Any]] = {LEXICAL: {"query": match}} if LEXICAL in stages else {}
         if vector is not None:
             found[DENSE] = self._nearest(vector, size, filters)
-        if self._rerank is not None:
+        if self._rerank is not None and RERANK in stages:
             found[RERANK] = {
                 "retriever": {
                     "text_similarity_reranker": {
@@ -318,7 +297,7 @@ class ElasticsearchRetriever:
         return list(dict.fromkeys([fields.text, *others, *paths]))
 
     def _answered(self, searches: Mapping[str, Mapping[str, Any]]) -> list[Any]:
-        """The response to each search, in their order."""
+        """Return the response to each search, in their order."""
         lines = [line for search in searches.values() for line in ({}, search)]
         body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
         try:
@@ -331,12 +310,7 @@ class ElasticsearchRetriever:
         return responses
 
     def _post(self, body: bytes) -> bytes:
-        with self._lock:
-            if self._client is None:
-                self._client = self._library.Client(
-                    timeout=self._timeout_seconds, follow_redirects=False, headers=self._headers
-                )
-            client = self._client
+        client = self._client.get()
         deadline = time.monotonic() + self._timeout_seconds
         answer = bytearray()
         try:
@@ -354,7 +328,7 @@ class ElasticsearchRetriever:
         except self._library.TimeoutException:
             raise self._late() from None
         except self._library.HTTPError as error:
-            raise StageUnavailableError(
+            raise EngineDownError(
                 self._product, f"it cannot be reached ({describe_error(error)})"
             ) from error
         return bytes(answer)
@@ -365,7 +339,7 @@ class ElasticsearchRetriever:
         )
 
     def _refused(self, status: int, kind: str) -> Exception:
-        """The error of a refusal; its reason is not quoted, since it may quote the query."""
+        """Build the error of a refusal, without its reason, which may quote the query."""
         said = f"it answered {status}{f' ({kind})' if kind else ''}"
         if status == _NOT_FOUND:
             return ConfigurationError(f"{self._product}: {said}: there is no such index")
@@ -373,7 +347,7 @@ class ElasticsearchRetriever:
             return ConfigurationError(
                 f"{self._product}: {said}: check that the index has the fields "
                 f"{self._fields.text!r} and {self._fields.vector!r}, and vectors of "
-                f"{self._embedder.dimension} numbers as the embedder gives"
+                f"{self._settings.embedder.dimension} numbers as the embedder gives"
             )
         if status in _REFUSED:
             return StageUnavailableError(self._product, f"{said}: it does not accept the key")
@@ -381,8 +355,20 @@ class ElasticsearchRetriever:
             return OverloadedError(self._product, f"{said}: its queues are full; ask it less often")
         return StageUnavailableError(self._product, said)
 
-    def _ranking(self, leg: str, response: Any, depth: int, where: Where | None) -> Ranking:
-        """The ranking of a leg.
+    def _ranking(
+        self, leg: str, response: Any, depth: int, where: Where | None
+    ) -> Ranking | CtxguardError:
+        """Build the ranking of a leg; the error if it failed or was answered in part."""
+        try:
+            rows = [self._row(leg, hit) for hit in self._hits(leg, response)[:depth]]
+        except StageError as error:
+            return error
+        if where is not None:
+            rows = [row for row in rows if row.passage and where.allows(row.passage.metadata)]
+        return ranking_of_rows(leg, LegRows(rows, _KINDS[leg]), depth)
+
+    def _hits(self, leg: str, response: Any) -> list[Any]:
+        """Return the hits of a response.
 
         Raises:
             StageError: the leg failed, was answered in part, or has another form.
@@ -407,12 +393,6 @@ class ElasticsearchRetriever:
         found = hits.get("hits") if isinstance(hits, dict) else None
         if not isinstance(found, list):
             raise StageError(leg, "its answer holds no list of hits")
-        rows = [self._row(leg, hit) for hit in found[:depth]]
-        if where is not None:
-            rows = [row for row in rows if row.passage and where.allows(row.passage.metadata)]
-        found = ranking_of_rows(leg, LegRows(rows, _KINDS[leg]), depth)
-        if isinstance(found, CtxguardError):
-            raise found
         return found
 
     def _row(self, leg: str, hit: Any) -> Row:
@@ -439,7 +419,7 @@ class ElasticsearchRetriever:
         )
 
     def _metadata(self, source: Any) -> dict[str, object]:
-        """By the names that filters use; what was fetched for one filter under its field's name."""
+        """Return the metadata by the names that filters use, else by the field's name."""
         named = {
             name: _at(source, path.removesuffix(_KEYWORD))
             for name, path in self._fields.metadata.items()
@@ -454,7 +434,7 @@ class ElasticsearchRetriever:
 
 
 def cosine_of(score: float, form: CosineScore) -> float | None:
-    """The cosine of which a cluster made a score.
+    """Compute the cosine from a cluster's score.
 
     >>> cosine_of(0.75, "halved"), cosine_of(0.5, "inverse"), cosine_of(0.0, "inverse")
     (0.5, 0.0, None)
@@ -465,7 +445,7 @@ def cosine_of(score: float, form: CosineScore) -> float | None:
 
 
 def logit_of(score: float) -> float | None:
-    """The reranker's own score s, of which Elasticsearch made max(s, 0) + min(exp(s), 1).
+    """Compute the reranker's own score s from Elasticsearch's max(s, 0) + min(exp(s), 1).
 
     >>> logit_of(3.5), round(logit_of(0.1), 3), logit_of(0.0)
     (2.5, -2.303, None)
@@ -476,7 +456,7 @@ def logit_of(score: float) -> float | None:
 
 
 def _at(source: Any, path: str) -> Any:
-    """What a document holds at a path, whose dots lead into objects unless a name has them."""
+    """Return the value at a path, whose dots lead into objects unless a name has them."""
     if not isinstance(source, Mapping):
         return None
     if path in source:

@@ -25,7 +25,7 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.address import EngineAddress, already_there
 from ctxguard.integrations.engines.stored import PASSAGE, IndexedPassage, IndexSettings, passage_of
 from ctxguard.resilience import UnansweredError
-from ctxguard.retrieval.hybrid.search import DENSE, LEXICAL
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL
 from ctxguard.retrieval.protocols import Float32Array
 
 __all__ = ["DENSE", "KINDS", "LEXICAL", "Engine", "EngineDownError", "LazyClient", "LegQuery"]

@@ -1,8 +1,7 @@
-"""A hybrid retriever over an index in an engine: the legs are the engine's, the fusion is ours."""
+"""A hybrid retriever over an index in an engine, which answers the legs."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,18 +11,10 @@ import numpy as np
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import (
-    DEFAULT_DEPTH,
-    Leg,
-    Passage,
-    Ranking,
-    Route,
-    ScoreKind,
-    StageFailure,
-)
-from ctxguard.errors import ConfigurationError, QueryError, StageUnavailableError
+from ctxguard.core.types import Passage, PassageSource, Ranking, StageFailure
+from ctxguard.errors import ConfigurationError, CtxguardError, StageUnavailableError
 from ctxguard.integrations.engines.address import EngineAddress, engine_class
-from ctxguard.integrations.engines.engine import DENSE, LEXICAL, Engine, LegQuery
+from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
 from ctxguard.integrations.engines.stored import (
     IndexedPassage,
     IndexSettings,
@@ -33,45 +24,125 @@ from ctxguard.integrations.engines.stored import (
     unsigned_digest,
     where_tokens,
 )
-from ctxguard.integrations.separate_legs import united
-from ctxguard.resilience import failure_of
+from ctxguard.resilience import Budget, StageFailed, attempt, failure_of
 from ctxguard.retrieval.analysers import analyser_of_index, as_analyser
 from ctxguard.retrieval.chunks import first_chunk_id
-from ctxguard.retrieval.hybrid.retriever import DEFAULT_MAX_QUERY_CHARS
-from ctxguard.retrieval.hybrid.signals import SIGNALS
+from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, Candidates, Pool, alone, united
+from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.index.hybrid_index import Changes
-from ctxguard.retrieval.index.passages import (
-    searchable_text,
-    validate_passages,
-    without_surrogates,
-)
+from ctxguard.retrieval.index.passages import searchable_text, validate_passages
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
 from ctxguard.retrieval.models.files import portable_name
-from ctxguard.retrieval.protocols import Analyser, Embedder, Float32Array, Progress
+from ctxguard.retrieval.protocols import (
+    Analyser,
+    Embedder,
+    Float32Array,
+    Progress,
+    QueryTokens,
+    RowArray,
+)
 from ctxguard.retrieval.text_signals import TextSignals
 
 BATCH = 512
 """Passages that are written or deleted at a time."""
 
-_LEGS: Mapping[Route, tuple[str, ...]] = {
-    Route.HYBRID: (LEXICAL, DENSE),
-    Route.LEXICAL: (LEXICAL,),
-    Route.DENSE: (DENSE,),
-}
+
+@dataclass(slots=True)
+class LegsOfRankings:
+    """The search of a query whose legs are rankings that a server answers.
+
+    Attributes:
+        settings: The settings of the view that searches.
+        query: The query's text, without lone surrogates.
+        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
+        query_vector: The caller's vector of the query; None to encode it.
+        ask: Asks for the legs of a unit vector; None for a vector that is not to be searched, or
+            could not be encoded.
+        text_signals: Computes the candidates' signals; None for none.
+    """
+
+    settings: SearchSettings
+    query: str
+    depth: int
+    query_vector: Float32Array | QueryTokens | None
+    ask: Callable[[Float32Array | None], Mapping[str, Ranking | CtxguardError]]
+    text_signals: TextSignals | None = None
+    _pool: Pool = field(default_factory=lambda: Pool((), ()), init=False)
+
+    @property
+    def with_signals(self) -> bool:
+        """Whether the candidates' signals are computed."""
+        return self.text_signals is not None
+
+    def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:  # noqa: ARG002
+        """Encode the query, ask for the legs, and unite the candidates of those that answered.
+
+        If the query cannot be encoded, the lexical leg answers alone.
+
+        Raises:
+            StageError: no leg answered.
+        """
+        failures: list[StageFailure] = []
+        vector = None
+        if DENSE in self.settings.stages:
+            encoded = attempt(DENSE, self._vector)
+            if isinstance(encoded, StageFailed):
+                failures.append(encoded.failure)
+                if LEXICAL not in self.settings.stages:
+                    raise StageUnavailableError(DENSE, encoded.failure.cause)
+            else:
+                vector = encoded
+        rankings: dict[str, Ranking] = {}
+        errors = []
+        answers = self.ask(vector)
+        for leg in [each for each in self.settings.stages if each in answers]:
+            answer = answers[leg]
+            if isinstance(answer, Ranking):
+                rankings[leg] = answer
+            else:
+                errors.append(answer)
+                failures.append(failure_of(leg, answer))
+        if errors and not rankings:
+            raise errors[0]
+        if len(rankings) == 1:
+            self._pool, candidates = alone(*rankings.popitem(), self.depth)
+        else:
+            self._pool, candidates = united(rankings, self.depth, self.settings.leg_fusion)
+        return candidates, failures
+
+    def _vector(self) -> Float32Array:
+        given = self.query_vector
+        vector = self.settings.embedder.encode_query(self.query) if given is None else given
+        return unit(vector.vector if isinstance(vector, QueryTokens) else vector)
+
+    def signalled(self, candidates: Candidates) -> Candidates:
+        """Add the signals of the candidates' texts."""
+        passages = list(map(self.passage, candidates.rows.tolist()))
+        signals = self.text_signals.text_signals(self.query, passages)  # type: ignore[union-attr]
+        return replace(candidates, signals=signals)
+
+    def passage(self, row: int) -> Passage:
+        """Return the passage of a row."""
+        return self._pool[row]
+
+    def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageSource]:
+        """Return the ids of rows and their passages, read when accessed."""
+        return self._pool.select(rows)
 
 
-class EngineRetriever:
+class EngineRetriever(Hybrid):
     """BM25 and vector search in an engine, fused here, as a retriever for ``ContextGuard``.
 
-    Has the routes of ``HybridRetriever`` without reranking, so that ``calibrate`` fits the fusion
-    and a policy for each of them. Safe to use from several threads at once.
+    Has the routes of ``HybridRetriever``, so that ``calibrate`` fits the fusion and a policy for
+    each of them. If the query cannot be encoded, or a leg fails in the engine, the other leg
+    answers alone and the answer is flagged. Safe to use from several threads at once.
 
     Args:
         engine: The index.
         embedder: The model that made its vectors; None for the one that the index names.
-        analyser: What split its texts, if that was an analyser of your own; None for the one that
-            the index names.
-        fusion: How the legs' scores become one: ``reciprocal_rank`` or ``convex``.
+        analyser: The analyser that split its texts, if it was your own; None for the one that the
+            index names.
+        fusion: Combines the legs' scores: ``reciprocal_rank`` or ``convex``.
         max_query_chars: Longer queries are refused.
         signals: ``text`` for the text family of the candidates' signals, computed from the texts
             that the engine returns (see `TextSignals`); ``none`` for none.
@@ -93,14 +164,16 @@ class EngineRetriever:
     ) -> None:
         settings = engine.settings
         self._engine = engine
-        self._embedder = named_embedder(settings.embedder) if embedder is None else embedder
+        embedder = named_embedder(settings.embedder) if embedder is None else embedder
         given = None if analyser is None else as_analyser(analyser)
         self.analyser = analyser_of_index(settings.analyser, given)
-        _check_models(settings, self._embedder, self.analyser)
-        self._fusion = _checked(Fusion() if fusion is None else fusion)
-        self._max_query_chars = _positive("max_query_chars", max_query_chars)
+        _check_models(settings, embedder, self.analyser)
+        self._settings = SearchSettings(
+            embedder=embedder,
+            fusion=without_ranker(Fusion() if fusion is None else fusion),
+            max_query_chars=max_query_chars,
+        )
         self._text_signals = TextSignals(self.analyser) if signals == "text" else None
-        self._route = Route.HYBRID
 
     @classmethod
     def build(
@@ -189,73 +262,33 @@ class EngineRetriever:
         """The name of the model that made the index's vectors."""
         return self._engine.settings.embedder
 
-    @property
-    def route(self) -> Route:
-        """The stages that answer when none fails."""
-        return self._route
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Every route that this retriever can take, most stages first."""
-        return tuple(_LEGS)
-
-    def on_route(self, route: Route) -> Self:
-        """A view that asks only for the legs of a route.
-
-        Raises:
-            ConfigurationError: a route with other stages.
-        """
-        if route not in _LEGS:
-            raise ConfigurationError(
-                f"route {route.value!r} cannot be taken here: an engine answers "
-                + ", ".join(each.value for each in _LEGS)
-            )
-        return self._view(_route=route)
-
-    @property
-    def fusion(self) -> Fusion:
-        """How the legs' scores become one."""
-        return self._fusion
-
     def with_fusion(self, fusion: Fusion) -> Self:
-        """A view with another fusion.
+        """Return a view with another fusion.
 
         Raises:
             ConfigurationError: fusion ``ranker``, which needs the passages' vectors.
         """
-        return self._view(_fusion=_checked(fusion))
-
-    def with_max_query_chars(self, max_query_chars: int) -> Self:
-        """A view that refuses queries longer than this.
-
-        Raises:
-            ConfigurationError: a limit below 1.
-        """
-        return self._view(_max_query_chars=_positive("max_query_chars", max_query_chars))
-
-    def _view(self, **changed: object) -> Self:
-        view = copy.copy(self)
-        for name, value in changed.items():
-            setattr(view, name, value)
-        return view
+        return super().with_fusion(without_ranker(fusion))
 
     def fingerprint(self) -> dict[str, str]:
-        """The model, the analyser, the fusion, and what of the engine decides what it finds.
+        """Return the model, the analyser, the fusion, and the engine's settings that decide.
 
         Without the corpus, which changes while the index is kept up: its sketch tells how much.
         """
         settings, signals = self._engine.settings, self._text_signals
+        reranker = self._settings.reranker
         return {
             **self._engine.fingerprint(),
             "embedder": portable_name(settings.embedder),
             "embedder_weights": settings.embedder_weights,
             "analyser": settings.analyser_fingerprint,
-            "fusion": self._fusion.fingerprint,
+            "fusion": self.fusion.fingerprint,
             "text_signals": "none" if signals is None else signals.fingerprint,
+            **({} if reranker is None else {"reranker": reranker.fingerprint}),
         }
 
     def corpus_sketch(self) -> CorpusSketch:
-        """A sketch of all passages, read from the engine."""
+        """Read a sketch of all passages from the engine."""
         stored = self._engine.smallest_digests(SKETCH_SIZE)
         sketch = CorpusSketch.of(map(unsigned_digest, stored))
         if sketch.passages < SKETCH_SIZE:
@@ -266,7 +299,7 @@ class EngineRetriever:
         return self._engine.count()
 
     def passage(self, passage_id: str) -> Passage:
-        """The passage with an id.
+        """Return the passage with an id.
 
         Raises:
             KeyError: no passage has it.
@@ -274,11 +307,11 @@ class EngineRetriever:
         return self._engine.read([passage_id])[passage_id]
 
     def known_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
-        """Those of some ids that passages have."""
+        """Return the ids among these that passages have."""
         return frozenset(self._revisions(list(dict.fromkeys(passage_ids))))
 
     def labelled_ids(self, passage_ids: Iterable[str]) -> frozenset[str]:
-        """Those of some ids that labels may name: of passages, and of documents in chunks."""
+        """Return the ids that labels may name: of passages, and of documents in chunks."""
         asked = frozenset(passage_ids)
         known = self.known_ids(asked)
         chunks = {first_chunk_id(each): each for each in asked - known}
@@ -293,8 +326,8 @@ class EngineRetriever:
     ) -> Changes:
         """Add passages, and replace those that are there with another text, title or metadata.
 
-        What is there unchanged is neither encoded nor written. Every 512 passages are written
-        together; one that is interrupted can be called again.
+        Unchanged passages are neither encoded nor written. Every 512 passages are written together;
+        an interrupted call can be repeated.
 
         Args:
             passages: Each with an id of its own; those without title and text are left out.
@@ -313,12 +346,14 @@ class EngineRetriever:
         ]
         for start in range(0, len(to_write), BATCH):
             batch = to_write[start : start + BATCH]
-            vectors = self._embedder.encode_passages([searchable_text(each) for each in batch])
+            vectors = self._settings.embedder.encode_passages(
+                [searchable_text(each) for each in batch]
+            )
             self._engine.write(
                 [
                     IndexedPassage(
                         each,
-                        _unit(vector),
+                        unit(vector),
                         _terms(self.analyser, each),
                         filter_tokens(each.metadata),
                         signed_digest(each),
@@ -331,7 +366,7 @@ class EngineRetriever:
                 progress(start + len(batch))
         gone = [each for each in before if each not in revisions] if delete_others else []
         self._delete(gone)
-        # Even of no change: one that was interrupted may have written everything and not this.
+        # Also without a change: an interrupted call may have written everything but this.
         self._engine.finish()
         added = sum(each.passage_id not in before for each in to_write)
         return Changes(
@@ -366,134 +401,51 @@ class EngineRetriever:
 
     def warm_up(self) -> None:
         """Load the model and compile the loops, so that the first query does not wait."""
-        self._embedder.encode_query("warm up")
+        self._settings.embedder.encode_query("warm up")
         if self._text_signals is not None:
             self._text_signals.text_signals("warm up", [Passage("warm", "up")])
 
     def encode_query(self, query: str) -> Float32Array:
-        """A query's vector, for callers that retrieve it more than once.
+        """Encode a query, for callers that retrieve it more than once; shape (dimension,).
 
         Raises:
             QueryError: As for ``retrieve``.
         """
-        return self._embedder.encode_query(self._checked_query(query))
+        return self._settings.embedder.encode_query(self._checked(query))
 
-    def retrieve(
+    def _search(
         self,
         query: str,
-        *,
-        depth: int = DEFAULT_DEPTH,
-        where: Where | None = None,
-        query_vector: Float32Array | None = None,
-    ) -> Ranking:
-        """The best candidates for a query, each with the scores of the legs.
+        depth: int,
+        query_vector: Float32Array | QueryTokens | None,
+        where: Where | None,
+    ) -> LegsOfRankings:
+        any_of, stages = where_tokens(where), self._settings.stages
+        terms = self.analyser.analyse(query) if LEXICAL in stages else None
 
-        Each leg gives its ``depth`` best; what one leg did not return has there the lowest score
-        that it did return, or 0 in BM25, unless the engine scores the candidates of both. Where
-        the query cannot be encoded, the lexical leg answers alone and the answer is flagged.
+        def ask(vector: Float32Array | None) -> Mapping[str, Ranking | CtxguardError]:
+            asked = LegQuery(terms, vector, depth, any_of)
+            if all(any_of):
+                return self._engine.search(asked)
+            # Nothing satisfies the filter.
+            return {leg: Ranking.from_hits([], KINDS[leg]) for leg in asked.legs}
 
-        Args:
-            query: At most ``max_query_chars`` characters.
-            depth: The most candidates returned, ≥ 1.
-            where: A filter on the passages' metadata, which the engine applies; None for all.
-            query_vector: The query's vector if it is known; None to encode the query.
-
-        Raises:
-            QueryError: an empty query, or one over ``max_query_chars``.
-            ConfigurationError: a depth below 1, or a filter that is not a ``Where``.
-            StageUnavailableError: the engine failed, or no leg could be asked.
-        """
-        text = self._checked_query(query)
-        if depth < 1:
-            raise ConfigurationError(f"depth {depth!r} must be at least 1")
-        if where is not None and not isinstance(where, Where):
-            raise ConfigurationError(
-                f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
-            )
-        legs = _LEGS[self._route]
-        failures: list[StageFailure] = []
-        terms = self.analyser.analyse(text) if LEXICAL in legs else None
-        vector = query_vector
-        if DENSE in legs and vector is None:
-            try:
-                vector = self._embedder.encode_query(text)
-            except Exception as error:
-                failures.append(failure_of(DENSE, error))
-        if DENSE not in legs:
-            vector = None
-        if terms is None and vector is None:
-            raise StageUnavailableError(DENSE, failures[0].cause)
-        any_of = where_tokens(where)
-        found: dict[str, Ranking] = {}
-        if all(any_of):
-            asked = LegQuery(terms, None if vector is None else _unit(vector), depth, any_of)
-            errors = []
-            for leg, answer in self._engine.search(asked).items():
-                if isinstance(answer, Ranking):
-                    found[leg] = answer
-                else:
-                    errors.append(answer)
-                    failures.append(failure_of(leg, answer))
-            if errors and not found:
-                raise errors[0]
-        ranking = self._fused(found, tuple(failures), depth)
-        return self._signalled(text, ranking)
-
-    def _fused(
-        self, found: Mapping[str, Ranking], failures: tuple[StageFailure, ...], depth: int
-    ) -> Ranking:
-        if len(found) == 2:
-            fused = united(found, failures, depth, self._fusion)
-            return replace(fused, route=Route.HYBRID)
-        for name, ranking in found.items():
-            n = min(len(ranking), depth)
-            scores = np.array(ranking.scores[:n], np.float64)
-            return replace(
-                ranking,
-                passage_ids=ranking.passage_ids[:n],
-                scores=tuple(scores.tolist()),
-                route=Route.LEXICAL if name == LEXICAL else Route.DENSE,
-                legs={name: Leg(scores, ranking.kind)},
-                failures=failures,
-            )
-        return replace(Ranking.from_hits([], self._kind()), route=self._route, failures=failures)
-
-    def _kind(self) -> ScoreKind:
-        kinds = {Route.LEXICAL: ScoreKind.RATIO, Route.DENSE: ScoreKind.COSINE}
-        return kinds.get(self._route, self._fusion.kind)
-
-    def _signalled(self, query: str, ranking: Ranking) -> Ranking:
-        if self._text_signals is None or not len(ranking):
-            return ranking
-        try:
-            passages = [ranking.passages[position] for position in range(len(ranking))]
-            signals = self._text_signals.text_signals(query, passages)
-        except Exception as error:
-            return replace(ranking, failures=(*ranking.failures, failure_of(SIGNALS, error)))
-        return replace(ranking, signals=signals)
-
-    def _checked_query(self, query: str) -> str:
-        if not isinstance(query, str) or not query.strip():
-            raise QueryError("the query is empty: there is nothing to search for")
-        if len(query) > self._max_query_chars:
-            raise QueryError(
-                f"the query has {len(query):,} characters, the limit is "
-                f"{self._max_query_chars:,} (max_query_chars of the retriever)"
-            )
-        return without_surrogates(query)
+        settings = self._settings
+        return LegsOfRankings(settings, query, depth, query_vector, ask, self._text_signals)
 
 
-def _terms(analyser: Analyser, passage: Passage) -> list[str]:
-    return analyser.analyse(searchable_text(passage))
-
-
-def _unit(vector: Float32Array) -> Float32Array:
-    """A vector at length 1; one without a direction as it is."""
+def unit(vector: Float32Array) -> Float32Array:
+    """Scale a vector to length 1; one without a direction stays as it is."""
     length = float(np.linalg.norm(vector))
     return np.asarray(vector / length if length else vector, np.float32)
 
 
-def _checked(fusion: Fusion) -> Fusion:
+def without_ranker(fusion: Fusion) -> Fusion:
+    """Refuse fusion ``ranker``, which needs the passages' vectors.
+
+    Raises:
+        ConfigurationError: it is ``ranker``.
+    """
     if fusion.method == "ranker":
         raise ConfigurationError(
             "fusion 'ranker' needs an index of ctxguard; an engine's legs are fused by "
@@ -502,10 +454,8 @@ def _checked(fusion: Fusion) -> Fusion:
     return fusion
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigurationError(f"{name} {value!r} must be at least 1")
-    return value
+def _terms(analyser: Analyser, passage: Passage) -> list[str]:
+    return analyser.analyse(searchable_text(passage))
 
 
 def _check_models(settings: IndexSettings, embedder: Embedder, analyser: Analyser) -> None:

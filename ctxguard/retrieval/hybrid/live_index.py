@@ -13,7 +13,7 @@ from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import OfProcess
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval.analysers import own_analyser
-from ctxguard.retrieval.hybrid.stages import LegStages
+from ctxguard.retrieval.hybrid.search import LegStages
 from ctxguard.retrieval.index import storage
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.part_files import require_whole
@@ -25,15 +25,15 @@ _MAX_OPENINGS = 20
 
 
 class LiveIndex:
-    """What all views of one retriever share: the index that answers now, and the legs' stages.
+    """The state that all views of one retriever share: the index in use, and the legs' stages.
 
     Attributes:
         index: The index that answers now.
-        folder: The folder it was opened from; None for an index built in memory.
-        version: The version of that folder's manifest; None where it could not be read.
+        folder: The folder it was opened from; None if it was built in memory.
+        version: The version of that folder's manifest; None if it could not be read.
         legs: The legs' thread pools and circuit breakers, which outlive the index.
-        damage: What is wrong with the index's files, found while it answered; None where nothing
-            is. It must not answer any more.
+        damage: A fault of the index's files, found while it answered; None without one. With
+            one it must not answer any more.
     """
 
     _writing = OfProcess(Lock)
@@ -52,7 +52,7 @@ class LiveIndex:
             self._start_checking()
 
     def opened_from(self, folder: Path, version: FileVersion | None) -> None:
-        """Say where the index was opened, and check the digests that are left to check."""
+        """Note the index's folder, and check the digests that are left to check."""
         self.folder, self.version = folder, version
         self._unchecked = self.index.unchecked
         if self._unchecked:

@@ -1,7 +1,6 @@
-"""The embedded hybrid retriever: building, loading, searching and changing it, and its views.
+"""The embedded hybrid retriever: building, loading and changing its index (DESIGN.md §2 and §5).
 
-DESIGN.md §2 and §5. A view is a retriever with other settings over the same index; views share
-the index's changes, the thread pools and the circuit breakers.
+Views of a retriever share the index's changes, the thread pools and the circuit breakers.
 """
 
 import copy
@@ -16,20 +15,25 @@ import numpy as np
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Token, Where
-from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking, Route, StageFailure
-from ctxguard.errors import ConfigurationError, FilterViolationError, QueryError
-from ctxguard.resilience import Deadlines, StageClock, Watcher
+from ctxguard.core.types import DEFAULT_DEPTH, Passage, Route
+from ctxguard.errors import ConfigurationError, IndexFolderError, QueryError
+from ctxguard.resilience import Deadlines, Watcher, attempt
 from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
+from ctxguard.retrieval.hybrid.candidates import SIGNALS, STAGES
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
-from ctxguard.retrieval.hybrid.search import RERANK, ROUTES, SEARCH, STAGES
-from ctxguard.retrieval.hybrid.settings import SearchSettings
-from ctxguard.retrieval.hybrid.signals import SIGNALS, milliseconds
-from ctxguard.retrieval.hybrid.stages import add_signals, rerank, rerank_stage, search_legs
+from ctxguard.retrieval.hybrid.pipeline import (
+    DEFAULT_MAX_QUERY_CHARS,
+    DEFAULT_RERANK_DEPTH,
+    Hybrid,
+    SearchSettings,
+)
+from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.index.lexical import LexicalEngine
+from ctxguard.retrieval.index.part_files import require_whole
 from ctxguard.retrieval.index.passages import BuildReport, searchable_text
 from ctxguard.retrieval.index.segment import SignalLevel
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder, named_embedder
@@ -45,11 +49,8 @@ from ctxguard.retrieval.protocols import (
 )
 from ctxguard.retrieval.signals.ranker import Ranker
 
-DEFAULT_RERANK_DEPTH = 50
-DEFAULT_MAX_QUERY_CHARS = 10_000
 
-
-class HybridRetriever:
+class HybridRetriever(Hybrid):
     """BM25 and vector search over one set of passages, fused, and optionally reranked.
 
     Safe to use from several threads at once, also while passages are added and deleted.
@@ -57,13 +58,13 @@ class HybridRetriever:
     Args:
         index: The index to search.
         embedder: The model that made the index's vectors.
-        fusion: How the legs' scores become one; None for the pooled ranker where the index has
-            signals, else for reciprocal ranks.
+        fusion: Combines the legs' scores; None for the pooled ranker if the index has signals,
+            else for reciprocal ranks.
         reranker: Scores the best candidates again; None for no reranking.
-        rerank_depth: How many candidates the reranker scores. A ranking has one kind of score,
-            so that a reranked one holds at most these.
+        rerank_depth: Number of candidates that the reranker scores. A ranking has one kind of
+            score, so a reranked one holds at most these.
         max_query_chars: Longer queries are refused.
-        deadlines: Time limits on the search and its stages; None for no limits.
+        deadlines: Time limits on the search and its stages; None disables them.
         ranker: The weights by which fusion ``ranker`` orders; None for those of the package.
 
     Raises:
@@ -83,12 +84,12 @@ class HybridRetriever:
         ranker: Ranker | None = None,
     ) -> None:
         index.check_embedder(embedder)
+        by_default = Fusion() if index.signals == "none" else Fusion("ranker")
         self._settings = SearchSettings(
             embedder=embedder,
-            fusion=default_fusion(index) if fusion is None else fusion,
+            fusion=by_default if fusion is None else fusion,
             reranker=reranker,
             rerank_depth=rerank_depth,
-            rerank_stage=rerank_stage(),
             max_query_chars=max_query_chars,
             deadlines=deadlines,
             stages=STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK],
@@ -226,7 +227,7 @@ class HybridRetriever:
 
     @property
     def folder(self) -> Path | None:
-        """The folder that the index was loaded from; None for one built in memory."""
+        """The folder that the index was loaded from; None if it was built in memory."""
         return self._live.folder
 
     @property
@@ -236,11 +237,11 @@ class HybridRetriever:
 
     @property
     def generation(self) -> HybridIndex:
-        """The index that is searched now; another object after every change of the passages."""
+        """The index searched now; another object after every change of the passages."""
         return self._pinned or self._live.index
 
     def pinned(self) -> Self:
-        """This retriever over the index of this moment, whatever changes later."""
+        """Return this retriever over the index of this moment, whatever changes later."""
         view = copy.copy(self)
         view._pinned = self.generation
         return view
@@ -256,69 +257,19 @@ class HybridRetriever:
         self._live.require_sound(index)
         index.save(Path(folder))
 
-    def with_fusion(self, fusion: Fusion) -> Self:
-        """A view with another fusion."""
-        return self._view(replace(self._settings, fusion=fusion))
-
-    def with_reranker(
-        self, reranker: Reranker, *, rerank_depth: int = DEFAULT_RERANK_DEPTH
-    ) -> Self:
-        """A view that reranks its best candidates.
-
-        Raises:
-            ConfigurationError: a depth below 1.
-        """
-        return self._view(self._settings.with_reranker(reranker, rerank_depth))
-
     def with_deadlines(self, deadlines: Deadlines | None) -> Self:
-        """A view with other time limits; None for none."""
-        return self._view(replace(self._settings, deadlines=deadlines))
-
-    def with_max_query_chars(self, max_query_chars: int) -> Self:
-        """A view that refuses queries longer than this.
-
-        Raises:
-            ConfigurationError: a limit below 1.
-        """
-        return self._view(replace(self._settings, max_query_chars=max_query_chars))
-
-    def on_route(self, route: Route) -> Self:
-        """A view that runs only the stages of a route.
-
-        Raises:
-            ConfigurationError: a route that this retriever cannot take.
-        """
-        return self._view(self._settings.on_route(route))
-
-    def _view(self, settings: SearchSettings) -> Self:
-        view = copy.copy(self)
-        view._settings = settings
-        return view
+        """Return a view with other time limits; None disables them."""
+        return self._view(deadlines=deadlines)
 
     def watch_stages(self, watcher: Watcher) -> None:
         """Call ``watcher`` whenever a stage's circuit breaker opens or closes."""
-        legs = self._live.legs
-        for stage in (legs.lexical, legs.dense, self._settings.rerank_stage):
+        super().watch_stages(watcher)
+        for stage in (self._live.legs.lexical, self._live.legs.dense):
             stage.watch(watcher)
 
     @property
-    def route(self) -> Route:
-        """The stages that answer when none fails."""
-        return self._settings.route
-
-    @property
-    def routes(self) -> tuple[Route, ...]:
-        """Every route that this retriever can take, most stages first."""
-        return self._settings.routes
-
-    @property
-    def fusion(self) -> Fusion:
-        """How the legs' scores become one."""
-        return self._settings.fusion
-
-    @property
     def has_signals(self) -> bool:
-        """Whether the index holds what signals are computed from; see ``Ranking.signals``."""
+        """Whether the index holds the data that signals need; see ``Ranking.signals``."""
         return self.generation.forward is not None
 
     @property
@@ -348,7 +299,7 @@ class HybridRetriever:
         return len(self.generation.passages)
 
     def passage(self, passage_id: str) -> Passage:
-        """The passage with an id.
+        """Return the passage with an id.
 
         Raises:
             KeyError: no passage has it.
@@ -408,10 +359,10 @@ class HybridRetriever:
         )
 
     def fingerprint(self) -> dict[str, str]:
-        """Everything that the scores depend on, by name.
+        """Return everything that the scores depend on, by name.
 
-        A profile holds for a retriever whose fingerprint equals that of its own, apart from the
-        corpus, of which ``corpus_sketch`` says how much has changed.
+        A profile holds for a retriever with an equal fingerprint, apart from the corpus:
+        ``corpus_sketch`` tells how much of that has changed.
         """
         index, reranker = self.generation, self._settings.reranker
         return {
@@ -432,11 +383,11 @@ class HybridRetriever:
         return fusion.fingerprint
 
     def corpus_sketch(self) -> CorpusSketch:
-        """A sketch of all passages, by which a profile tells how much of them has changed."""
+        """Return a sketch of all passages, which tells a profile how many have changed."""
         return self.generation.passages.sketch
 
     def metadata_values(self, field: str) -> Collection[Token]:
-        """All values that passages have of a field of metadata, as filters compare them."""
+        """Return all values of a metadata field, as filters compare them."""
         return self.generation.passages.metadata_rows.values(field)
 
     def warm_up(self, *, filter_fields: Iterable[str] = ()) -> None:
@@ -465,133 +416,72 @@ class HybridRetriever:
         for each in (index, index.edited()):
             first_row = AllowedRows(np.zeros(1, np.int64), len(each.passages))
             for allowed in (None, first_row):
-                search = replace(settings.search(each, query), allowed=allowed)
-                candidates, _ = search_legs(search, self._live.legs, None)
+                search = replace(self._search(query, DEFAULT_DEPTH), index=each, allowed=allowed)
+                candidates, _ = search.legs(None)
                 if search.with_signals:
-                    add_signals(search, candidates, settings.ranker)
+                    attempt(SIGNALS, search.signalled, candidates)
 
     def encode_query(self, query: str) -> Float32Array | QueryTokens:
-        """A query's vector, for callers that retrieve it more than once.
+        """Encode a query, for callers that retrieve it more than once.
 
         Returns:
-            Shape (dimension,). Together with the query's word pieces where the index has sentences.
+            Its vector, shape (dimension,); with its word pieces if the index has sentences.
 
         Raises:
             QueryError: As for ``retrieve``.
         """
-        search = self._settings.search(self.generation, query)
+        search = self._search(self._checked(query), DEFAULT_DEPTH)
         tokens = search.query_tokens()
-        return search.embedder.encode_query(search.query) if tokens is None else tokens
+        return self._settings.embedder.encode_query(search.query) if tokens is None else tokens
 
     def signal_milliseconds(
         self, queries: Iterable[str], depth: int = DEFAULT_DEPTH
     ) -> dict[str, float]:
-        """What the signals of a search cost, in milliseconds: the median over queries, by family.
+        """Time the signals of a search: the median milliseconds over queries, by family.
 
         Coverage and position are computed with stems, and support with the ranker: the first of
-        them has the cost of all. Queries that cannot be searched are left out. Empty where the
-        fusion is not ``ranker``.
+        them has the cost of all. Queries that cannot be searched are left out. Empty if the fusion
+        is not ``ranker``.
 
         Raises:
             StageUnavailableError: As for ``retrieve``.
             StageError: The index holds no signals.
         """
-        settings, taken = self._settings, dict[str, list[float]]()
-        for query in queries if settings.fusion.method == "ranker" else ():
+        taken = dict[str, list[float]]()
+        for query in queries if self.fusion.method == "ranker" else ():
             try:
-                search = settings.search(self.generation, query, depth=depth)
+                search = self._search(self._checked(query), depth)
             except QueryError:
                 continue
-            candidates, _ = search_legs(search, self._live.legs, None)
-            for family, spent in milliseconds(search, candidates, settings.ranker).items():
+            candidates, _ = search.legs(None)
+            for family, spent in search.signal_milliseconds(candidates).items():
                 taken.setdefault(family, []).append(spent)
         return {family: median(each) for family, each in taken.items()}
 
-    def retrieve(
+    def _search(
         self,
         query: str,
-        *,
-        depth: int = DEFAULT_DEPTH,
+        depth: int,
         query_vector: Float32Array | QueryTokens | None = None,
         where: Where | None = None,
-    ) -> Ranking:
-        """The best candidates for a query, each with the scores of every stage that answered.
-
-        Each leg gives its ``depth`` best; their union is scored in both, fused and cut to
-        ``depth``; where the fusion is ``ranker``, the candidates' signals are computed, and they
-        order those of both legs. Ties go by passage id. A passage without a word of the query is
-        not a lexical hit; a query of unknown words only is answered by the dense leg. Lone
-        surrogates in the query are replaced, as in passages.
-
-        Args:
-            query: At most ``max_query_chars`` characters.
-            depth: The most candidates returned, ≥ 1.
-            query_vector: The query's vector if it is known, shape (dimension,), or what
-                ``encode_query`` gave; None to encode the query.
-            where: A filter on the passages' metadata; None for all passages. Both legs search
-                only what it allows, so that ``depth`` passages are found where there are so many.
-                How rare a word is, and so a BM25 score, is counted over all passages.
-
-        Returns:
-            The ranking. The kind of its scores follows from the stages that answered: ``ratio``
-            for BM25 alone, ``cosine`` for vectors alone, the fusion's kind for both, ``logit``
-            after reranking. Stages that failed are in ``failures`` and missing from ``route``.
-
-        Raises:
-            QueryError: an empty query, or one over ``max_query_chars``.
-            ConfigurationError: a depth below 1, a filter that is not a ``Where``, or a query
-                vector of another shape.
-            StageUnavailableError: no leg answered, or none in time.
-            OverloadedError: no leg had a thread free.
-            IndexFolderError: the index was found to be damaged while it answered.
-        """
-        index, settings = self._pinned or self._live.index, self._settings
-        self._live.require_sound(index)
-        budget = None if settings.deadlines is None else settings.deadlines.start()
-        search = settings.search(index, query, depth=depth, query_vector=query_vector, where=where)
-        clock = StageClock()
-        candidates, failures = search_legs(search, self._live.legs, budget)
-        clock.ended(SEARCH)
-        if search.allowed is not None and not search.allowed.hold(candidates.rows):
-            raise FilterViolationError(
-                "filter", "the search gave a passage that `where` excludes: a bug, please report it"
-            )
-        if search.with_signals and candidates.rows.size:
-            signalled = add_signals(search, candidates, settings.ranker)
-            clock.ended(SIGNALS)
-            if isinstance(signalled, StageFailure):
-                failures.append(signalled)
-            else:
-                candidates = signalled
-        if settings.reranker is not None and RERANK in search.stages:
-            best = candidates.best(settings.rerank_depth)
-            reranked = rerank(search, best, settings.reranker, settings.rerank_stage, budget)
-            clock.ended(RERANK)
-            if isinstance(reranked, StageFailure):
-                failures.append(reranked)
-            else:
-                candidates = reranked
-        if candidates.rows.size > depth:
-            candidates = candidates.best(depth)
-        passage_ids, passages = index.passages.select(candidates.rows)
-        return Ranking(
-            passage_ids=passage_ids,
-            scores=tuple(candidates.scores.tolist()),
-            kind=candidates.kind,
-            passages=passages,
-            route=ROUTES[tuple(candidates.legs)],
-            legs=candidates.legs,
-            failures=tuple(failures),
-            signals=candidates.signals,
-            timings=clock.timings,
-        )
-
-
-def default_fusion(index: HybridIndex) -> Fusion:
-    """How legs are fused while nothing is calibrated: by the pooled ranker, if it has signals."""
-    return Fusion() if index.signals == "none" else Fusion("ranker")
+    ) -> Search:
+        live = self._live
+        index = self._pinned or live.index
+        if live.damage is not None:
+            raise IndexFolderError(live.damage)
+        require_whole(index.maps)
+        if query_vector is not None:
+            shape, dimension = np.shape(vector_of(query_vector)), index.dense.dimension
+            if shape != (dimension,):
+                raise ConfigurationError(
+                    f"query_vector has shape {shape}, the index's vectors have ({dimension},): "
+                    "encode the query with the index's embedder"
+                )
+        allowed = None if where is None else index.passages.metadata_rows.allowed(where)
+        depth = min(depth, len(index.dense))
+        return Search(index, self._settings, live.legs, query, depth, query_vector, allowed)
 
 
 def default_signals(embedder: Embedder) -> SignalLevel:
-    """The most that can be kept with an embedder; may load its model."""
+    """Return the most that can be kept with an embedder; may load its model."""
     return "text" if token_encoder_of(embedder) is None else "full"

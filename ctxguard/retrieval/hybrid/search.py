@@ -1,51 +1,61 @@
-"""One search of one generation of an index: what each leg computes, and how they are fused.
+"""The legs and signals of the embedded index: one search of one generation of it.
 
-Nothing here knows of time limits, threads or circuits: see `ctxguard.retrieval.hybrid.stages`.
+A leg that raises, hangs or gives garbage becomes a `StageFailure`; the other answers without it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import FloatArray, Leg, Route, ScoreKind
-from ctxguard.errors import ConfigurationError, StageError
+from ctxguard._support.extras import require
+from ctxguard.core.types import (
+    FailureKind,
+    FloatArray,
+    Leg,
+    Passage,
+    PassageSource,
+    ScoreKind,
+    StageFailure,
+)
+from ctxguard.errors import (
+    ConfigurationError,
+    FilterViolationError,
+    OverloadedError,
+    StageError,
+    StageUnavailableError,
+)
+from ctxguard.resilience import Budget, Stage, StageFailed, attempt
+from ctxguard.retrieval.hybrid.candidates import (
+    DENSE,
+    LEXICAL,
+    SIGNALS,
+    Candidates,
+    check_finite,
+)
+from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.protocols import (
-    Embedder,
     Float32Array,
     LexicalHits,
     QueryTokens,
-    Reranker,
     RowArray,
     token_encoder_of,
 )
+from ctxguard.retrieval.signals.ranker import RANKER_SIGNAL
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.index.kernels import FusedCandidates
 
-LEXICAL = "lexical"
-DENSE = "dense"
-RERANK = "rerank"
-SEARCH = "search"
-"""Both legs as one stage of a trace: they run in one call, or side by side."""
+_T = TypeVar("_T")
+_Step = Callable[[dict[str, FloatArray]], dict[str, FloatArray]]
 
-STAGES: Mapping[Route, tuple[str, ...]] = {
-    Route.HYBRID_RERANK: (LEXICAL, DENSE, RERANK),
-    Route.HYBRID: (LEXICAL, DENSE),
-    Route.LEXICAL_RERANK: (LEXICAL, RERANK),
-    Route.LEXICAL: (LEXICAL,),
-    Route.DENSE_RERANK: (DENSE, RERANK),
-    Route.DENSE: (DENSE,),
-}
-ROUTES = {stages: route for route, stages in STAGES.items()}
-
-_GARBAGE = "gave NaN or an infinity for a passage"
+_BOTH = (LEXICAL, DENSE)
 
 
 class DenseHits(NamedTuple):
@@ -63,75 +73,104 @@ class DenseHits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """Rows with their scores, best first, ties by row and so by passage id.
+class LegStages:
+    """The legs of one retriever, each with its own thread pool and circuit breaker."""
 
-    Attributes:
-        rows: Shape (n,).
-        scores: Shape (n,), higher is better.
-        kind: What the scores mean.
-        legs: Each stage's own scores of the same rows, by stage.
-        signals: What else is known of the same rows, by the signal's name.
-    """
-
-    rows: RowArray
-    scores: FloatArray
-    kind: ScoreKind
-    legs: Mapping[str, Leg]
-    signals: Mapping[str, FloatArray] = field(default_factory=dict)
-
-    def best(self, n: int) -> "Candidates":
-        """The at most ``n`` best."""
-        return self if n >= self.rows.size else self._at(slice(n))
-
-    def reranked(self, logits: FloatArray) -> "Candidates":
-        """These candidates ordered by a reranker's logits, shape (n,)."""
-        legs = {**self.legs, RERANK: Leg(logits, ScoreKind.LOGIT)}
-        return replace(self, legs=legs).ordered_by(logits, ScoreKind.LOGIT)
-
-    def ordered_by(self, scores: FloatArray, kind: ScoreKind) -> "Candidates":
-        """These candidates with other scores, shape (n,), best first, ties by row."""
-        ordered = replace(self, scores=scores, kind=kind)
-        return ordered._at(np.lexsort((self.rows, -scores)))
-
-    def _at(self, positions: RowArray | slice) -> "Candidates":
-        return Candidates(
-            self.rows[positions],
-            self.scores[positions],
-            self.kind,
-            {name: Leg(leg.scores[positions], leg.kind) for name, leg in self.legs.items()},
-            {name: values[positions] for name, values in self.signals.items()},
-        )
+    lexical: Stage = field(default_factory=partial(Stage, LEXICAL))
+    dense: Stage = field(default_factory=partial(Stage, DENSE))
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One query over one generation of an index, checked and ready to run.
+    """One checked query over one generation of an index.
 
     Attributes:
         index: The generation.
+        settings: The settings of the view that searches.
+        stages: The legs' thread pools and circuit breakers.
         query: The query's text, without lone surrogates.
-        depth: The most candidates that each leg and their fusion give, ≥ 1.
-        stages: The stages to run, a value of ``STAGES``.
-        fusion: How the legs' scores become one.
-        embedder: Encodes the query where ``query_vector`` is None.
+        depth: Maximum number of candidates of each leg and of their fusion, ≥ 1.
         query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
-            with its word pieces; or None.
+            with its word pieces; None to encode the query.
         allowed: The only rows that may be candidates; None for all.
-        with_signals: Whether the candidates' signals are computed, which need the query's word
-            pieces.
     """
 
     index: HybridIndex
+    settings: SearchSettings
+    stages: LegStages
     query: str
     depth: int
-    stages: tuple[str, ...]
-    fusion: Fusion
-    embedder: Embedder
-    query_vector: Float32Array | QueryTokens | None
-    allowed: AllowedRows | None
-    with_signals: bool = False
+    query_vector: Float32Array | QueryTokens | None = None
+    allowed: AllowedRows | None = None
     _tokens: list[QueryTokens | None] = field(default_factory=list, init=False)
+
+    @property
+    def with_signals(self) -> bool:
+        """Whether the candidates' signals are computed, which need the query's word pieces."""
+        return self.settings.fusion.method == "ranker"
+
+    def passage(self, row: int) -> Passage:
+        """Return the passage of a row."""
+        return self.index.passages[row]
+
+    def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageSource]:
+        """Return the ids of rows and their passages, read when accessed."""
+        return self.index.passages.select(rows)
+
+    def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
+        """Search the legs under their time limits and circuit breakers.
+
+        Returns:
+            The candidates, and the legs that did not answer.
+
+        Raises:
+            StageUnavailableError: no leg answered.
+            OverloadedError: no leg had a thread free.
+        """
+        found = self._legs(budget)
+        if self.allowed is not None and not self.allowed.hold(found[0].rows):
+            raise FilterViolationError(
+                "filter", "the search gave a passage that `where` excludes: a bug, please report it"
+            )
+        return found
+
+    def _legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
+        stages, asked = self.stages, self.settings.stages
+        lexical: LexicalHits | StageFailed | None = None
+        dense: DenseHits | Candidates | StageFailed | None = None
+        if LEXICAL not in asked:
+            dense = attempt(DENSE, stages.dense.call, self.dense, _left(budget, DENSE))
+        elif DENSE not in asked:
+            lexical = attempt(LEXICAL, stages.lexical.call, self.lexical, _left(budget, LEXICAL))
+        elif budget is not None and budget.limits_any(*_BOTH):
+            # Side by side, the dense leg in its pool.
+            call = attempt(DENSE, stages.dense.submit, self.dense, budget.left(DENSE))
+            lexical = attempt(LEXICAL, stages.lexical.call, self.lexical, budget.left(LEXICAL))
+            dense = call if isinstance(call, StageFailed) else attempt(DENSE, call.result)
+        else:
+            # On this thread: side by side would save an eighth of the time over a million passages,
+            # and cost a third of the throughput with as many clients as cores.
+            is_plain = self.allowed is None and stages.lexical.breaker.is_closed
+            dense = attempt(DENSE, stages.dense.call, self.both if is_plain else self.dense)
+            if not isinstance(dense, Candidates):
+                lexical = attempt(LEXICAL, stages.lexical.call, self.lexical)
+        if not isinstance(lexical, LexicalHits) and not isinstance(dense, DenseHits | Candidates):
+            # An open circuit skips a leg only while the other answers: overload may have opened
+            # both.
+            lexical = _retried(lexical, stages.lexical, self.lexical, budget)
+            if not isinstance(lexical, LexicalHits):
+                dense = _retried(dense, stages.dense, self.dense, budget)
+        if isinstance(dense, Candidates):
+            # One call of the dense stage searched both legs.
+            if stages.lexical.breaker.failures:
+                stages.lexical.breaker.succeeded(None)
+            return dense, []
+        if isinstance(lexical, LexicalHits) and isinstance(dense, DenseHits):
+            fused = attempt(DENSE, self._fused, lexical, dense)
+            if isinstance(fused, Candidates):
+                return fused, []
+            dense = fused
+        return _alone(lexical, dense)
 
     def lexical(self) -> LexicalHits:
         """Search the lexical leg.
@@ -140,7 +179,7 @@ class Search:
             StageError: a score is NaN or infinite.
         """
         hits = self.index.search_lexical(self.query, self.depth, self.allowed)
-        _check_finite(LEXICAL, hits.scores)
+        check_finite(LEXICAL, hits.scores)
         return hits
 
     def dense(self) -> DenseHits:
@@ -157,41 +196,28 @@ class Search:
         """Search both legs in one compiled call, without a filter; errors as for `dense`.
 
         Returns:
-            The fused candidates. The dense leg's alone where the call failed, or the lexical
-            engine has none: searching the lexical leg by itself shows which.
+            The fused candidates. The dense leg's alone if the call failed, or the lexical engine
+            has none: searching the lexical leg by itself shows which.
         """
         vector = self.unit_vector()
         try:
-            fused = self.index.search_both(self.query, vector, self.depth, self.fusion)
+            fused = self.index.search_both(self.query, vector, self.depth, self.settings.leg_fusion)
         except Exception:
             fused = None
         return self._nearest(vector) if fused is None else self._candidates(fused)
 
-    def fuse(self, lexical: LexicalHits, dense: DenseHits) -> Candidates:
-        """The candidates of both legs, each searched by itself."""
+    def _fused(self, lexical: LexicalHits, dense: DenseHits) -> Candidates:
+        """Fuse the legs, each searched by itself."""
+        fusion = self.settings.leg_fusion
         return self._candidates(
-            self.index.fuse(lexical, dense.rows, dense.vector, self.depth, self.fusion)
+            self.index.fuse(lexical, dense.rows, dense.vector, self.depth, fusion)
         )
 
-    def logits(self, reranker: Reranker, rows: RowArray) -> FloatArray:
-        """A reranker's logit for the passage of each row, shape as ``rows``.
-
-        Raises:
-            StageError: the reranker gave another shape, NaN or an infinity.
-            Exception: whatever the reranker raises.
-        """
-        texts = [searchable_text(self.index.passages[row]) for row in rows.tolist()]
-        logits = np.asarray(reranker.score(self.query, texts), np.float64)
-        if logits.shape != rows.shape:
-            raise StageError(RERANK, f"gave shape {logits.shape} for {len(texts)} passages")
-        _check_finite(RERANK, logits)
-        return logits
-
     def query_tokens(self) -> QueryTokens | None:
-        """The query's word pieces, encoded once where the caller did not give them.
+        """Return the query's word pieces, encoded once unless the caller gave them.
 
         Returns:
-            None where the index has no sentences, or the embedder gives no states of word pieces.
+            None if the index has no sentences, or the embedder gives no states of word pieces.
 
         Raises:
             Exception: whatever the embedder raises.
@@ -199,15 +225,18 @@ class Search:
         if isinstance(self.query_vector, QueryTokens):
             return self.query_vector
         if not self._tokens:
-            encoder = None if self.index.sentences is None else token_encoder_of(self.embedder)
+            embedder = self.settings.embedder
+            encoder = None if self.index.sentences is None else token_encoder_of(embedder)
             self._tokens.append(None if encoder is None else encoder.encode_query(self.query))
         return self._tokens[0]
 
     def unit_vector(self) -> Float32Array:
-        """The query's vector at unit length, shape (dimension,); errors as for `dense`."""
+        """Return the query's vector at unit length, shape (dimension,); errors as for `dense`."""
         given = self.query_vector
         known = self.query_tokens() if given is None and self.with_signals else given
-        vector = self.embedder.encode_query(self.query) if known is None else vector_of(known)
+        vector = (
+            self.settings.embedder.encode_query(self.query) if known is None else vector_of(known)
+        )
         vector = np.ascontiguousarray(vector, np.float32)
         dimension = self.index.dense.dimension
         if vector.shape != (dimension,):
@@ -223,25 +252,119 @@ class Search:
 
     def _nearest(self, vector: Float32Array) -> DenseHits:
         rows, scores = self.index.dense.search(vector, self.depth, self.allowed)
-        _check_finite(DENSE, scores)
+        check_finite(DENSE, scores)
         return DenseHits(rows, scores, vector)
 
     def _candidates(self, fused: "FusedCandidates") -> Candidates:
         rows, scores, lexical_scores, cosines = fused
         if not np.isfinite(cosines).all():
-            raise StageError(DENSE, _GARBAGE)
+            raise StageError(DENSE, "gave NaN or an infinity for a passage")
         legs = {
             LEXICAL: Leg(lexical_scores, ScoreKind.RATIO),
             DENSE: Leg(cosines, ScoreKind.COSINE),
         }
-        return Candidates(rows, scores, self.fusion.kind, legs)
+        return Candidates(rows, scores, self.settings.leg_kind, _BOTH, legs)
+
+    def signalled(self, candidates: Candidates) -> Candidates:
+        """Add the candidates' signals, and order those of both legs by the ranker.
+
+        Those of one leg keep its order and have the signals of the text family alone: the others
+        need both legs.
+
+        Raises:
+            StageError: the index holds nothing to compute signals from.
+            Exception: whatever the embedder raises.
+        """
+        signals: dict[str, FloatArray] = {}
+        for _, step in self._steps(candidates):
+            signals |= step(signals)
+        signalled = replace(candidates, signals=signals)
+        scores = signals.get(RANKER_SIGNAL)
+        return signalled if scores is None else signalled.ordered_by(scores, ScoreKind.LOGIT)
+
+    def signal_milliseconds(self, candidates: Candidates) -> dict[str, float]:
+        """Time each step of `signalled`, by the first family that it computes.
+
+        Coverage and position are computed with stems, the second pass with the ranker. The query's
+        word pieces are encoded before: they come from the pass that gives its vector.
+        """
+        self.query_tokens()
+        signals: dict[str, FloatArray] = {}
+        taken = {}
+        for family, step in self._steps(candidates):
+            start = perf_counter()
+            signals |= step(signals)
+            taken[family] = 1e3 * (perf_counter() - start)
+        return taken
+
+    def _steps(self, candidates: Candidates) -> Iterator[tuple[str, _Step]]:
+        """Yield the steps in their order, each from the signals before it."""
+        forward, sentences, rows = self.index.forward, self.index.sentences, candidates.rows
+        if forward is None:
+            raise StageError(
+                SIGNALS, "the index holds nothing to compute signals from; build it again"
+            )
+        yield "stems", lambda _: forward.text_signals(self.query, rows)
+        if not candidates.legs.keys() >= {LEXICAL, DENSE}:
+            return
+        tokens = self.query_tokens()
+        if sentences is not None and tokens is not None:
+            yield "sentences", lambda _: sentences.signals(tokens, rows)
+        yield (
+            "ranker",
+            lambda signals: _pooled().rank_candidates(
+                candidates.legs,
+                signals,
+                self.index.dense.vectors_at(rows),
+                forward.term_cosines(rows),
+                self.settings.ranker,
+            ),
+        )
+
+
+def _alone(
+    lexical: LexicalHits | StageFailed | None, dense: DenseHits | StageFailed | None
+) -> tuple[Candidates, list[StageFailure]]:
+    """Return the candidates of the leg that answered; errors as for `Search.legs`."""
+    failures = [leg.failure for leg in (lexical, dense) if isinstance(leg, StageFailed)]
+    for name, kind, hits in (
+        (LEXICAL, ScoreKind.RATIO, lexical),
+        (DENSE, ScoreKind.COSINE, dense),
+    ):
+        if isinstance(hits, LexicalHits | DenseHits):
+            leg = {name: Leg(hits.scores, kind)}
+            return Candidates(hits.rows, hits.scores, kind, (name,), leg), failures
+    is_overload = all(failure.kind is FailureKind.SATURATED for failure in failures)
+    raise (OverloadedError if is_overload else StageUnavailableError)(
+        " and ".join([failure.stage for failure in failures]),
+        "; ".join([failure.cause for failure in failures]),
+    )
+
+
+def _retried(
+    outcome: _T | StageFailed, stage: Stage, work: Callable[[], _T], budget: Budget | None
+) -> _T | StageFailed:
+    """Retry a stage that was skipped only because its circuit was open.
+
+    Returns:
+        The outcome of the retry; any other outcome unchanged.
+    """
+    if not isinstance(outcome, StageFailed) or outcome.failure.kind is not FailureKind.CIRCUIT_OPEN:
+        return outcome
+    if outcome.probe is not None:
+        return attempt(stage.name, outcome.probe.result)
+    return attempt(stage.name, stage.call_ignoring_circuit, work, _left(budget, stage.name))
+
+
+def _left(budget: Budget | None, stage: str) -> float | None:
+    return None if budget is None else budget.left(stage)
 
 
 def vector_of(query_vector: Float32Array | QueryTokens) -> Float32Array:
-    """A query's vector, without its word pieces."""
+    """Return a query's vector, without its word pieces."""
     return query_vector.vector if isinstance(query_vector, QueryTokens) else query_vector
 
 
-def _check_finite(stage: str, scores: FloatArray) -> None:
-    if not np.isfinite(scores).all():
-        raise StageError(stage, _GARBAGE)
+@cache
+def _pooled() -> Any:
+    return require("ctxguard.retrieval.signals.pooled", "embedded")

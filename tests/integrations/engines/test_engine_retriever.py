@@ -166,6 +166,23 @@ def test_text_signals_that_fail_are_reported_and_the_answer_stands(
     assert len(ranking) == 3
 
 
+def test_a_reranker_orders_an_engines_candidates_too() -> None:
+    class Reversing:
+        fingerprint = "reversing"
+
+        def score(self, query: str, texts: Sequence[str]) -> Any:
+            return np.arange(float(len(texts)))
+
+    built = _built()
+    before = built.retrieve("kettles and ladders", depth=5)
+    ranking = built.with_reranker(Reversing(), rerank_depth=5).retrieve(
+        "kettles and ladders", depth=5
+    )
+    assert ranking.route is Route.HYBRID_RERANK
+    assert ranking.passage_ids == before.passage_ids[::-1]
+    assert [each.stage for each in ranking.timings] == ["search", "rerank"]
+
+
 def test_a_query_that_cannot_be_searched_is_refused() -> None:
     built = _built()
     for query in ("", "  \n", "x" * 10_001):

@@ -1,0 +1,328 @@
+"""The pipeline of every hybrid retriever: legs → union → fusion → signals → rerank.
+
+A retriever over an index of ctxguard, an engine or a cluster differs only in how its legs are
+searched (`LegSearch`). Settings never change: another view of a retriever has other settings.
+"""
+
+import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.metadata_filter import Where
+from ctxguard.core.types import (
+    DEFAULT_DEPTH,
+    FloatArray,
+    Passage,
+    PassageSource,
+    Ranking,
+    Route,
+    ScoreKind,
+    StageFailure,
+)
+from ctxguard.errors import ConfigurationError, QueryError, StageError
+from ctxguard.resilience import Budget, Deadlines, Stage, StageClock, StageFailed, Watcher, attempt
+from ctxguard.retrieval.hybrid.candidates import (
+    RERANK,
+    ROUTES,
+    SEARCH,
+    SIGNALS,
+    STAGES,
+    Candidates,
+    check_finite,
+)
+from ctxguard.retrieval.index.passages import searchable_text, without_surrogates
+from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens, Reranker, RowArray
+from ctxguard.retrieval.signals.ranker import Ranker
+
+DEFAULT_RERANK_DEPTH = 50
+DEFAULT_MAX_QUERY_CHARS = 10_000
+
+_RERANK_WORKERS = 4
+"""Few calls run at once: models are slow and hold a lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSettings:
+    """The settings of one view.
+
+    Attributes:
+        embedder: The model that made the index's vectors.
+        fusion: Combines the legs' scores.
+        reranker: Scores the best candidates again; None for no reranking.
+        rerank_depth: Number of candidates that the reranker scores, ≥ 1.
+        rerank_stage: The reranker's thread pool and circuit breaker.
+        max_query_chars: Maximum length of a query, ≥ 1.
+        deadlines: Time limits on the search and its stages; None disables them.
+        stages: The stages to run, a value of ``STAGES``.
+        ranker: Orders the candidates if the fusion is ``ranker``.
+        legs_rerank: Whether reranking is a leg of the engine's own.
+        leg_fusion: Finds the candidates: ``fusion``, or reciprocal ranks for ``ranker``.
+        leg_kind: The kind of its scores.
+
+    Raises:
+        ConfigurationError: a setting is out of range.
+    """
+
+    embedder: Embedder
+    fusion: Fusion
+    reranker: Reranker | None = None
+    rerank_depth: int = DEFAULT_RERANK_DEPTH
+    rerank_stage: Stage = field(default_factory=partial(Stage, RERANK, workers=_RERANK_WORKERS))
+    max_query_chars: int = DEFAULT_MAX_QUERY_CHARS
+    deadlines: Deadlines | None = None
+    stages: tuple[str, ...] = STAGES[Route.HYBRID]
+    ranker: Ranker = field(default_factory=Ranker.default)
+    legs_rerank: bool = False
+    leg_fusion: Fusion = field(init=False)
+    leg_kind: ScoreKind = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("rerank_depth", "max_query_chars"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} {getattr(self, name)!r} must be at least 1")
+        by_ranker = self.fusion.method == "ranker"
+        found_by = replace(self.fusion, method="reciprocal_rank") if by_ranker else self.fusion
+        object.__setattr__(self, "leg_fusion", found_by)
+        object.__setattr__(self, "leg_kind", found_by.kind)
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Every route that can be taken, most stages first."""
+        can_rerank = self.reranker is not None or self.legs_rerank
+        return tuple(
+            [route for route, stages in STAGES.items() if RERANK not in stages or can_rerank]
+        )
+
+
+class LegSearch(Protocol):
+    """One checked query over one generation of an index.
+
+    Attributes:
+        with_signals: Whether the candidates' signals are computed.
+    """
+
+    @property
+    def with_signals(self) -> bool: ...
+
+    def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
+        """Search the legs, and unite and fuse their candidates.
+
+        Returns:
+            The candidates, and the legs that did not answer.
+
+        Raises:
+            StageError: no leg answered.
+        """
+        ...
+
+    def signalled(self, candidates: Candidates) -> Candidates:
+        """Add the candidates' signals, and order by the ranker if the fusion says so."""
+        ...
+
+    def passage(self, row: int, /) -> Passage:
+        """Return the passage of a row."""
+        ...
+
+    def select(self, rows: RowArray, /) -> tuple[tuple[str, ...], PassageSource]:
+        """Return the ids of rows, in their order, and their passages, read when accessed."""
+        ...
+
+
+class Hybrid:
+    """A retriever by this pipeline, and its views; safe to use from several threads at once."""
+
+    _settings: SearchSettings
+
+    def _search(
+        self,
+        query: str,
+        depth: int,
+        query_vector: Float32Array | QueryTokens | None,
+        where: Where | None,
+    ) -> LegSearch:
+        """Begin the search of a checked query; ``depth`` is that of each leg."""
+        raise NotImplementedError
+
+    def retrieve(
+        self,
+        query: str,
+        *,
+        depth: int = DEFAULT_DEPTH,
+        query_vector: Float32Array | QueryTokens | None = None,
+        where: Where | None = None,
+    ) -> Ranking:
+        """Find the best candidates for a query, each with the scores of every stage that answered.
+
+        Each leg gives its ``depth`` best; their union is scored, fused and cut to ``depth``. If the
+        fusion is ``ranker``, the candidates' signals order those of both legs. Ties go by passage
+        id. A passage without a word of the query is not a lexical hit; the dense leg answers a
+        query of unknown words. Lone surrogates in the query are replaced, as in passages.
+
+        Args:
+            query: At most ``max_query_chars`` characters.
+            depth: Maximum number of candidates returned, ≥ 1.
+            query_vector: The query's vector if it is known, shape (dimension,), or the result of
+                ``encode_query``; None to encode the query.
+            where: A filter on the passages' metadata; None for all passages. The legs search only
+                what it allows, so ``depth`` passages are found if there are so many. How rare a
+                word is, and so a BM25 score, is counted over all passages.
+
+        Returns:
+            The ranking. The kind of its scores follows from the stages that answered: ``ratio``
+            for BM25 alone, ``cosine`` for vectors alone, the fusion's kind for both, ``logit``
+            after reranking. Stages that failed are in ``failures`` and missing from ``route``.
+
+        Raises:
+            QueryError: an empty query, or one over ``max_query_chars``.
+            ConfigurationError: a depth below 1, a filter that is not a ``Where``, or a query
+                vector of another shape.
+            StageUnavailableError: no leg answered, or none in time.
+            OverloadedError: no leg had a thread free.
+            IndexFolderError: the index was found to be damaged while it answered.
+        """
+        settings = self._settings
+        budget = None if settings.deadlines is None else settings.deadlines.start()
+        text = self._checked(query)
+        if depth < 1:
+            raise ConfigurationError(f"depth {depth!r} must be at least 1")
+        if where is not None and not isinstance(where, Where):
+            raise ConfigurationError(
+                f"where must be a ctxguard.Where or None, not a {type(where).__name__}"
+            )
+        is_reranked = RERANK in settings.stages and settings.reranker is not None
+        pool_depth = max(depth, settings.rerank_depth) if is_reranked else depth
+        search = self._search(text, pool_depth, query_vector, where)
+        clock = StageClock()
+        candidates, failures = search.legs(budget)
+        clock.ended(SEARCH)
+        if search.with_signals and candidates.rows.size:
+            signalled = attempt(SIGNALS, search.signalled, candidates)
+            clock.ended(SIGNALS)
+            if isinstance(signalled, StageFailed):
+                failures.append(signalled.failure)
+            else:
+                candidates = signalled
+        if is_reranked:
+            best = candidates.best(settings.rerank_depth)
+            reranked = self._reranked(search, text, best, budget)
+            clock.ended(RERANK)
+            if isinstance(reranked, StageFailed):
+                failures.append(reranked.failure)
+            else:
+                candidates = best.reranked(reranked)
+        if candidates.rows.size > depth:
+            candidates = candidates.best(depth)
+        passage_ids, passages = search.select(candidates.rows)
+        return Ranking(
+            passage_ids=passage_ids,
+            scores=tuple(candidates.scores.tolist()),
+            kind=candidates.kind,
+            passages=passages,
+            route=ROUTES.get(candidates.answered, Route.EXTERNAL),
+            legs=candidates.legs,
+            failures=tuple(failures),
+            signals=candidates.signals,
+            timings=clock.timings,
+        )
+
+    def _checked(self, query: str) -> str:
+        """Return the text of a query, or refuse it."""
+        most = self._settings.max_query_chars
+        if not isinstance(query, str) or not query.strip():
+            instead = "" if isinstance(query, str) else f" (a {type(query).__name__}, not a text)"
+            raise QueryError(f"the query is empty{instead}: there is nothing to search for")
+        if len(query) > most:
+            raise QueryError(
+                f"the query has {len(query):,} characters, the limit is {most:,} "
+                "(max_query_chars of the retriever)"
+            )
+        return query if query.isascii() else without_surrogates(query)
+
+    def _reranked(
+        self, search: LegSearch, query: str, candidates: Candidates, budget: Budget | None
+    ) -> FloatArray | StageFailed:
+        """Return the reranker's logit of each candidate, or how it failed."""
+        reranker, rows = self._settings.reranker, candidates.rows
+
+        def logits() -> FloatArray:
+            texts = [searchable_text(search.passage(row)) for row in rows.tolist()]
+            given = np.asarray(reranker.score(query, texts), np.float64)  # type: ignore[union-attr]
+            if given.shape != rows.shape:
+                raise StageError(RERANK, f"gave shape {given.shape} for {len(texts)} passages")
+            check_finite(RERANK, given)
+            return given
+
+        left = None if budget is None else budget.left(RERANK)
+        return attempt(RERANK, self._settings.rerank_stage.call, logits, left)
+
+    def _view(self, **changed: Any) -> Self:
+        view = copy.copy(self)
+        view._settings = replace(self._settings, **changed)
+        return view
+
+    def with_fusion(self, fusion: Fusion) -> Self:
+        """Return a view with another fusion.
+
+        Raises:
+            ConfigurationError: fusion ``ranker``, if there are no vectors of the passages.
+        """
+        return self._view(fusion=fusion)
+
+    def with_reranker(
+        self, reranker: Reranker, *, rerank_depth: int = DEFAULT_RERANK_DEPTH
+    ) -> Self:
+        """Return a view that reranks its best candidates, with a circuit breaker of its own.
+
+        Raises:
+            ConfigurationError: a depth below 1.
+        """
+        return self._view(
+            reranker=reranker,
+            rerank_depth=rerank_depth,
+            rerank_stage=Stage(RERANK, workers=_RERANK_WORKERS),
+            stages=STAGES[Route.HYBRID_RERANK],
+        )
+
+    def with_max_query_chars(self, max_query_chars: int) -> Self:
+        """Return a view that refuses queries longer than this.
+
+        Raises:
+            ConfigurationError: a limit below 1.
+        """
+        return self._view(max_query_chars=max_query_chars)
+
+    def on_route(self, route: Route) -> Self:
+        """Return a view that runs only the stages of a route.
+
+        Raises:
+            ConfigurationError: a route that this retriever cannot take.
+        """
+        if route not in self.routes:
+            raise ConfigurationError(
+                f"route {route.value!r} cannot be taken here: "
+                + ("no reranker was given" if route in STAGES else "it names no stages")
+            )
+        return self._view(stages=STAGES[route])
+
+    def watch_stages(self, watcher: Watcher) -> None:
+        """Call ``watcher`` whenever a stage's circuit breaker opens or closes."""
+        self._settings.rerank_stage.watch(watcher)
+
+    @property
+    def route(self) -> Route:
+        """The route if no stage fails."""
+        return ROUTES[self._settings.stages]
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Every route that this retriever can take, most stages first."""
+        return self._settings.routes
+
+    @property
+    def fusion(self) -> Fusion:
+        """Combines the legs' scores."""
+        return self._settings.fusion
