@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from calibration.data.dataset import Query
 from calibration.data.readers import RunEntry
-from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import (
     DEFAULT_DEPTH,
     Hit,
     Passage,
     Ranking,
-    Route,
     ScoreKind,
     ScoreKindName,
-    member_of,
 )
 from ctxguard.errors import CtxguardError, DataError, QueryError, StageUnavailableError
-from ctxguard.request.wrapped_retriever import calls_of, ranking_of
+from ctxguard.request.wrapped_retriever import RetrieverAdapter
 from ctxguard.resilience.bounded_caller import RETRIEVER
 
 if TYPE_CHECKING:
@@ -38,19 +35,17 @@ class Replayable(Protocol):
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking: ...
 
 
-class RankingSource:
+class RankingSource(RetrieverAdapter):
     """Anything that a guard takes, as a plain retriever of rankings.
 
     Asynchronous calls are awaited on one event loop, which has a thread of its own: a client's
     connections belong to the loop that they were opened on, and a notebook's loop is running
-    already.
+    already. If there are two calls, the plain one is used.
 
     Args:
-        retriever: An object with ``retrieve`` or ``aretrieve``, or a function, as for
-            ``ContextGuard``; of two calls the plain one is used.
-        score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
-            hits without scores.
-        fingerprint: Identifies a retriever that has no ``fingerprint()`` of its own.
+        retriever: As for `RetrieverAdapter`, like the next two.
+        score_kind: See there.
+        fingerprint: See there.
         keep_passages: Keep every passage that was retrieved, so that ``passage`` finds it.
 
     Raises:
@@ -65,54 +60,24 @@ class RankingSource:
         fingerprint: Mapping[str, str] | None = None,
         keep_passages: bool = False,
     ) -> None:
-        calls = calls_of(retriever)
-        self._call = calls.call
-        self._in_loop = calls.acall is not None and calls.call == calls.acall
-        self._retriever = retriever
-        self._score_kind = (
-            None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
-        )
-        self._fingerprint = fingerprint
+        super().__init__(retriever, score_kind=score_kind, fingerprint=fingerprint)
+        self._in_loop = self.calls.acall is not None and self.calls.call == self.calls.acall
         self._passages: dict[str, Passage] | None = {} if keep_passages else None
 
-    @property
-    def route(self) -> Route:
-        """The stages that answer; ``external`` unless the retriever says others."""
-        route: Route = getattr(self._retriever, "route", Route.EXTERNAL)
-        return route
-
-    @property
-    def score_kind(self) -> ScoreKind | None:
-        """What the scores of plain hits mean."""
-        return self._score_kind
-
-    def fingerprint(self) -> dict[str, str]:
-        """What identifies the retriever; empty if nothing does."""
-        if self._fingerprint is not None:
-            return dict(self._fingerprint)
-        own = getattr(self._retriever, "fingerprint", None)
-        return dict(own()) if callable(own) else {}
-
-    def corpus_sketch(self) -> CorpusSketch | None:
-        """The sketch of what the retriever searches; None if it gives none."""
-        own = getattr(self._retriever, "corpus_sketch", None)
-        sketch: CorpusSketch | None = own() if callable(own) else None
-        return sketch
-
     def with_fusion(self, fusion: Fusion) -> "RankingSource":
-        """The retriever under another fusion if it can be set, else itself; as the guard does."""
-        inner: Any = self._retriever
+        """Return the retriever under another fusion if it can be set, else itself."""
+        inner = self.retriever
         if not hasattr(inner, "with_fusion"):
             return self
         return RankingSource(
             inner.with_fusion(fusion),
-            score_kind=self._score_kind,
+            score_kind=self.score_kind,
             fingerprint=self._fingerprint,
             keep_passages=self._passages is not None,
         )
 
     def passage(self, passage_id: str) -> Passage:
-        """A passage that was retrieved before.
+        """Return a passage that was retrieved before.
 
         Raises:
             KeyError: it was not, or passages are not kept.
@@ -122,11 +87,11 @@ class RankingSource:
     def retrieve(
         self, query: str, *, depth: int = DEFAULT_DEPTH, query_vector: object = None
     ) -> Ranking:
-        """The retriever's candidates for a query.
+        """Retrieve the candidates for a query.
 
         Args:
             query: The query.
-            depth: The most candidates.
+            depth: Maximum number of candidates.
             query_vector: For a retriever that takes one; None otherwise.
 
         Raises:
@@ -139,13 +104,13 @@ class RankingSource:
             options["query_vector"] = query_vector
         try:
             if self._in_loop:
-                retrieved = _event_loop().run(lambda: self._call(query, **options))
+                retrieved = _event_loop().run(lambda: self.calls.call(query, **options))
             else:
-                retrieved = self._call(query, **options)
+                retrieved = self.calls.call(query, **options)
                 if inspect.isawaitable(retrieved):
                     awaitable = retrieved
                     retrieved = _event_loop().run(lambda: awaitable)
-            ranking = ranking_of(retrieved, self._score_kind)
+            ranking = self.ranking(retrieved)
         except CtxguardError:
             raise
         except Exception as error:
@@ -162,7 +127,7 @@ def wrapped(
     score_kind: ScoreKind | ScoreKindName | None = None,
     fingerprint: Mapping[str, str] | None = None,
 ) -> RankingSource:
-    """The retriever, wrapped unless it is already."""
+    """Wrap a retriever unless it is wrapped already."""
     if isinstance(retriever, RankingSource):
         return retriever
     return RankingSource(retriever, score_kind=score_kind, fingerprint=fingerprint)
@@ -178,7 +143,7 @@ class _EventLoop:
         atexit.register(self._close)
 
     def run(self, start: Callable[[], Any]) -> Any:
-        """Call ``start`` in the loop, and return what it returned, awaited if it is awaitable."""
+        """Call ``start`` in the loop and return its result, awaited if it is awaitable."""
         return asyncio.run_coroutine_threadsafe(_finished(start), self._loop).result()
 
     def _close(self) -> None:
@@ -214,12 +179,12 @@ class RecordedRankings:
         queries: Sequence[Query],
         kind: ScoreKind | ScoreKindName = ScoreKind.RANK,
     ) -> "RecordedRankings":
-        """The rankings of a TREC run, which are empty for a query that the run leaves out.
+        """Read the rankings of a TREC run; a query that the run leaves out has an empty one.
 
         Args:
             run: Candidates by query id, best first, from ``read_trec_run``.
             queries: The queries of the run.
-            kind: What the scores of the run mean.
+            kind: The kind of the run's scores.
 
         Raises:
             DataError: the run holds none of the queries, or two queries of one text have different
@@ -247,7 +212,7 @@ class RecordedRankings:
         return cls(rankings)
 
     def retrieve(self, query: str, *, depth: int = DEFAULT_DEPTH) -> Ranking:
-        """The recorded candidates, all of them: they are as deep as was recorded.
+        """Return all recorded candidates: they are as deep as was recorded.
 
         Raises:
             QueryError: no ranking was recorded for this query.

@@ -15,7 +15,7 @@ from ctxguard.core.types import DEFAULT_K, Flag, Mode, Route, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.comparison import SystemComparison, compare_systems
 from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict, SufficiencyProfile
-from ctxguard.request.wrapped_retriever import calls_of
+from ctxguard.request.wrapped_retriever import calls_of, told_by
 
 if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
@@ -268,13 +268,7 @@ def _compared(
     if profile is None:
         return SystemComparison()
     if fingerprint is None:
-        fingerprint = _own(retriever, "fingerprint") or {}
+        fingerprint = told_by(retriever, "fingerprint") or {}
     if corpus_sketch is None and profile.corpus is not None:
-        corpus_sketch = _own(retriever, "corpus_sketch")
+        corpus_sketch = told_by(retriever, "corpus_sketch")
     return compare_systems(profile, fingerprint, corpus_sketch, max_corpus_change)
-
-
-def _own(retriever: object, name: str) -> Any:
-    """Call a method of a retriever and return the result; None without such a method."""
-    method = getattr(retriever, name, None)
-    return method() if callable(method) else None

@@ -5,16 +5,15 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.types import Ranking, Route, ScoreKind, ScoreKindName, member_of
-from ctxguard.request.wrapped_retriever import calls_of, ranking_of
+from ctxguard.core.types import Ranking, ScoreKind, ScoreKindName
+from ctxguard.request.wrapped_retriever import RetrieverAdapter
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
     from ctxguard.retrieval.text_signals import TextSignals
 
 
-class WithTextSignals:
+class WithTextSignals(RetrieverAdapter):
     """A retriever of your own, with text signals beside its scores.
 
     Pass it to ``calibrate`` and to ``ContextGuard`` instead of the retriever. Every candidate's
@@ -42,36 +41,20 @@ class WithTextSignals:
         *,
         score_kind: ScoreKind | ScoreKindName | None = None,
     ) -> None:
-        self._retriever = retriever
+        super().__init__(retriever, score_kind=score_kind)
         self._text_signals = text_signals
-        self._score_kind = (
-            None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
-        )
-        calls = calls_of(retriever)
-        if calls.acall is None:
-            self.retrieve = self._plain(calls.call)
-        elif calls.acall == calls.call:
-            self.retrieve = self._awaited(calls.acall)
+        call, acall = self.calls.call, self.calls.acall
+        if acall is None:
+            self.retrieve = self._plain(call)
+        elif acall == call:
+            self.retrieve = self._awaited(acall)
         else:
-            self.retrieve, self.aretrieve = self._plain(calls.call), self._awaited(calls.acall)
-
-    @property
-    def route(self) -> Route:
-        """The stages that answer."""
-        route: Route = getattr(self._retriever, "route", Route.EXTERNAL)
-        return route
+            self.retrieve, self.aretrieve = self._plain(call), self._awaited(acall)
 
     def fingerprint(self) -> dict[str, str]:
         """Return the retriever's, and the splitter of texts; empty if nothing identifies it."""
-        own = getattr(self._retriever, "fingerprint", None)
-        found = dict(own()) if callable(own) else {}
+        found = super().fingerprint()
         return found and {**found, "text_signals": self._text_signals.fingerprint}
-
-    def corpus_sketch(self) -> CorpusSketch | None:
-        """Return the retriever's sketch; None if it has none."""
-        own = getattr(self._retriever, "corpus_sketch", None)
-        sketch: CorpusSketch | None = own() if callable(own) else None
-        return sketch
 
     # The signature is that of the wrapped call, which tells a guard whether it takes a filter.
 
@@ -90,7 +73,7 @@ class WithTextSignals:
         return retrieve
 
     def _with_signals(self, query: str, retrieved: Any) -> Ranking:
-        ranking = ranking_of(retrieved, self._score_kind)
+        ranking = self.ranking(retrieved)
         try:
             passages = [ranking.passages[position] for position in range(len(ranking))]
             signals = self._text_signals.text_signals(query, passages)

@@ -1,14 +1,15 @@
-"""Adapts wrapped retrievers: finds their calls, and converts their results to rankings.
+"""Adapts wrapped retrievers: their calls, their fingerprints, and their results as rankings.
 
-The guard and calibration both read a retriever through this module, so both accept the same
-retrievers.
+The guard, text signals and calibration all read a retriever through this module, so they accept the
+same retrievers.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ctxguard.core.types import Hit, Ranking, ScoreKind
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.types import Hit, Ranking, Route, ScoreKind, ScoreKindName, member_of
 from ctxguard.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,12 +30,72 @@ class Calls(NamedTuple):
     can_filter: bool
 
 
-def calls_of(retriever: object, aretriever: object = None) -> Calls:
-    """Find the calls of anything that a guard can wrap.
+class RetrieverAdapter:
+    """Anything that a guard takes: its calls, and what it tells of itself.
 
     Args:
         retriever: An object with ``retrieve`` or ``aretrieve``, or a function; see
             ``ctxguard.retrieval.protocols``.
+        score_kind: The kind of the scores of plain hits; None for a retriever that returns
+            rankings, or hits without scores.
+        fingerprint: Identifies a retriever without a ``fingerprint()`` of its own.
+
+    Attributes:
+        retriever: The retriever as given.
+        score_kind: The kind of the scores of plain hits; None if not given.
+        calls: The retriever's calls.
+
+    Raises:
+        ConfigurationError: it is not a retriever, or the kind of score is unknown.
+    """
+
+    def __init__(
+        self,
+        retriever: Any,
+        *,
+        score_kind: ScoreKind | ScoreKindName | None = None,
+        fingerprint: Mapping[str, str] | None = None,
+    ) -> None:
+        self.retriever = retriever
+        self.score_kind = (
+            None if score_kind is None else member_of(ScoreKind, score_kind, "score_kind")
+        )
+        self._fingerprint = fingerprint
+        self.calls = calls_of(retriever)
+
+    @property
+    def route(self) -> Route:
+        """The stages that answer; ``external`` unless the retriever has a route."""
+        route: Route = getattr(self.retriever, "route", Route.EXTERNAL)
+        return route
+
+    def fingerprint(self) -> dict[str, str]:
+        """Return the fingerprint that was given, else the retriever's; empty without either."""
+        if self._fingerprint is not None:
+            return dict(self._fingerprint)
+        return dict(told_by(self.retriever, "fingerprint") or {})
+
+    def corpus_sketch(self) -> CorpusSketch | None:
+        """Return the retriever's sketch of its corpus; None without one."""
+        sketch: CorpusSketch | None = told_by(self.retriever, "corpus_sketch")
+        return sketch
+
+    def ranking(self, retrieved: "Retrieval") -> Ranking:
+        """Return a result of the retriever as a ranking; see `ranking_of`."""
+        return ranking_of(retrieved, self.score_kind)
+
+
+def told_by(retriever: object, name: str) -> Any:
+    """Call a method of a retriever without arguments; None without such a method."""
+    method = getattr(retriever, name, None)
+    return method() if callable(method) else None
+
+
+def calls_of(retriever: object, aretriever: object = None) -> Calls:
+    """Find the calls of anything that a guard can wrap.
+
+    Args:
+        retriever: An object with ``retrieve`` or ``aretrieve``, or a function.
         aretriever: The asynchronous function beside it, if that is another object; else None.
 
     Raises:

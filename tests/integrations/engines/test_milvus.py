@@ -24,6 +24,7 @@ from ctxguard.errors import (
     StageUnavailableError,
 )
 from ctxguard.integrations.engines import milvus
+from ctxguard.integrations.engines.address import EngineAddress
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.retriever import EngineRetriever
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
@@ -81,7 +82,7 @@ class TestRetriever(RetrieverContract):
     def unreachable_retriever(self) -> Any:
         built = _built(self.PASSAGES[:1])
         built.close()
-        built._engine.address = milvus.EngineAddress.parse("milvus://127.0.0.1:1?timeout=0.2")
+        built._engine.address = EngineAddress.parse("milvus://127.0.0.1:1?timeout=0.2")
         return built
 
 
