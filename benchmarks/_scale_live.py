@@ -6,6 +6,7 @@ the exporter and the estimators are those of ``benchmarks.live``; detectors thos
 ``benchmarks.alarms``. The truth is known, so that coverage is checked and not assumed.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -220,8 +221,10 @@ class Alarm:
     false_alarms: int
 
     def hours(self, losses_per_day: float) -> float | None:
-        """The median delay in hours, where so many losses are judged a day."""
-        return None if self.median_delay is None else 24.0 * self.median_delay / losses_per_day
+        """The median delay in hours, in whole days, where so many losses are judged a day."""
+        if self.median_delay is None:
+            return None
+        return 24.0 * math.ceil(self.median_delay / losses_per_day)
 
     def most_false_alarms(self, losses: float) -> float:
         """False alarms in so many judged losses: the upper 95% limit of the mean number.
