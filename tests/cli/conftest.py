@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 from household import write_collection
-from running import Result, Run, as_toml
-from typer.testing import CliRunner
-
-from ctxguard.cli import app
+from running import Run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,24 +30,7 @@ def _open_models_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run the command line in this process; whatever happens, no traceback may be shown.
-
-    ``system`` is the content of the file that ``--system`` names.
-    """
-
-    def invoke(
-        *arguments: object, columns: str = "100", system: dict[str, Any] | None = None
-    ) -> Result:
-        if system is not None:
-            file = tmp_path_factory.mktemp("system") / "system.toml"
-            file.write_text(as_toml(system), encoding="utf-8")
-            arguments = (*arguments, "--system", file)
-        result = CliRunner(env={"COLUMNS": columns}).invoke(app, [str(a) for a in arguments])
-        assert "Traceback" not in result.output
-        assert result.exception is None or isinstance(result.exception, SystemExit)
-        return result
-
-    return invoke
+    return Run(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

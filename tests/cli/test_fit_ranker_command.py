@@ -20,16 +20,14 @@ def fitted(
 ) -> Path:
     """A ranker that was fitted on the split train."""
     out = tmp_path_factory.mktemp("ranker") / "new" / "ranker.json"
-    result = run("fit", "ranker", "--index", index, "--data", collection, "--out", out)
-    assert result.exit_code == 0, result.stderr
+    run.ok("fit", "ranker", "--index", index, "--data", collection, "--out", out)
     return out
 
 
 def test_it_shows_the_three_orders_and_says_which_to_serve(
     run: Run, index: Path, collection: Path
 ) -> None:
-    result = run("fit", "ranker", "--index", index, "--data", collection)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok("fit", "ranker", "--index", index, "--data", collection)
     for words in ("reciprocal ranks", "shipped ranker", "fitted ranker", "nDCG@10", "verdict"):
         assert words in result.stdout
     assert "keep the shipped one" in " ".join(result.stdout.split())
@@ -65,10 +63,9 @@ def test_a_search_with_it_is_another_system(
     run: Run, index: Path, collection: Path, fitted: Path
 ) -> None:
     def fusion(**described: str) -> str:
-        result = run(
+        result = run.ok(
             *("evaluate", "--index", index, "--data", collection, "--json"), system=described
         )
-        assert result.exit_code == 0, result.stderr
         found: str = json.loads(result.stdout)["fingerprint"]["fusion"]
         return found
 
@@ -79,26 +76,28 @@ def test_a_search_with_it_is_another_system(
 def test_a_file_that_is_no_ranker_is_refused(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
-    result = run("query", "clean a violin", "--index", index, system={"ranker": str(profile)})
-    assert result.exit_code == 2
-    assert "is no ranker" in result.stderr
+    run.refused(
+        "query",
+        "clean a violin",
+        "--index",
+        index,
+        system={"ranker": str(profile)},
+        says="is no ranker",
+    )
 
 
 def test_a_ranker_orders_an_index_alone(run: Run, collection: Path, tmp_path: Path) -> None:
-    result = run(
+    run.refused(
         *("evaluate", "--run", tmp_path / "own.run", "--data", collection),
         system={"ranker": "ranker.json"},
+        says="ranker has no effect with --run",
     )
-    assert result.exit_code == 2
-    assert "ranker has no effect with --run" in result.stderr
 
 
 def test_an_index_without_signals_is_told(run: Run, collection: Path, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     HybridRetriever.build(read_corpus(collection), signals="none").save(folder)
-    result = run("fit", "ranker", "--index", folder, "--data", collection)
-    assert result.exit_code == 2
-    assert "has no signals" in result.stderr
+    run.refused("fit", "ranker", "--index", folder, "--data", collection, says="has no signals")
 
 
 def test_labels_without_a_relevant_passage_are_told(run: Run, index: Path, tmp_path: Path) -> None:

@@ -95,9 +95,7 @@ def places(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_json_is_one_document_in_one_style(run: Run, places: dict[str, Path], command: str) -> None:
     words = [re.sub("^[A-Z]+", lambda w: str(places[w[0]]), word) for word in COMMANDS[command]]
-    result = run(*command.split(), *words, "--json")
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
+    document = run.read(*command.split(), *words, "--json")
     assert all(SNAKE.fullmatch(key) for key in document)
     assert isinstance(document["notes"], list)
     for estimate in estimates(document):
@@ -109,6 +107,5 @@ def test_json_is_one_document_in_one_style(run: Run, places: dict[str, Path], co
 
 
 def test_an_error_is_a_document_too(run: Run, index: Path, tmp_path: Path) -> None:
-    result = run("evaluate", "--index", index, "--data", tmp_path / "gone", "--json")
-    assert result.exit_code == 2
+    result = run.refused("evaluate", "--index", index, "--data", tmp_path / "gone", "--json")
     assert set(json.loads(result.stdout)) == {"error"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from household import write_jsonl
 from live_traffic import EVERYTHING, Traffic, profile_of, read_rows, serve
-from running import Result, Run
+from running import Result, Run, read, refused
 
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.policies import RatioPolicy
@@ -45,8 +45,7 @@ def traffic(run: Run, tmp_path: Path) -> Traffic:
 def export(run: Run, tmp_path: Path) -> Callable[..., Rows]:
     def exported(traffic: Traffic, *options: object, name: str = "out.jsonl") -> Rows:
         out = tmp_path / name
-        result = run("label", "export", "--store", traffic.url, "--out", out, *options)
-        assert result.exit_code == 0, result.stderr
+        run.ok("label", "export", "--store", traffic.url, "--out", out, *options)
         if out.suffix == ".csv":
             with out.open(encoding="utf-8-sig", newline="") as file:
                 return list(csv.DictReader(file))
@@ -59,11 +58,18 @@ def export(run: Run, tmp_path: Path) -> Callable[..., Rows]:
 def import_(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def imported(traffic: Traffic, rows: Rows, annotator: str = "ann") -> dict[str, Any]:
         file = write_jsonl(tmp_path / f"{annotator}.jsonl", rows)
-        result = run(
-            *("label", "import", file, "--store", traffic.url, "--annotator", annotator, "--json")
+        found: dict[str, Any] = run.read(
+            *(
+                "label",
+                "import",
+                file,
+                "--store",
+                traffic.url,
+                "--annotator",
+                annotator,
+                "--json",
+            )
         )
-        assert result.exit_code == 0, result.stderr
-        found: dict[str, Any] = json.loads(result.stdout)
         return found
 
     return imported
@@ -266,9 +272,15 @@ class TestExport:
     def test_before_anything_is_judged_it_says_what_to_run(self, run: Run, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 2)
         out = tmp_path / "out.jsonl"
-        result = run("label", "export", "--store", traffic.url, "--out", out)
-        assert result.exit_code == 2
-        assert "run `ctxguard monitor` first" in result.stderr
+        run.refused(
+            "label",
+            "export",
+            "--store",
+            traffic.url,
+            "--out",
+            out,
+            says="run `ctxguard monitor` first",
+        )
 
     def test_of_several_judges_one_has_to_be_named(
         self, run: Run, traffic: Traffic, tmp_path: Path
@@ -276,9 +288,7 @@ class TestExport:
         more = serve(tmp_path, 2, first=100)
         judged(run, more, tmp_path)
         command = ("label", "export", "--store", traffic.url, "--out", tmp_path / "out.jsonl")
-        result = run(*command)
-        assert result.exit_code == 2
-        assert "the store holds several judges; name one with --judge" in result.stderr
+        run.refused(*command, says="the store holds several judges; name one with --judge")
         result = run(*command, "--judge", "nobody")
         assert "the store has no judge 'nobody'" in result.stderr
         with SampleStore.open(traffic.url) as store:
@@ -288,9 +298,7 @@ class TestExport:
     def test_a_folder_for_a_file_is_refused(
         self, run: Run, traffic: Traffic, tmp_path: Path
     ) -> None:
-        result = run("label", "export", "--store", traffic.url, "--out", tmp_path)
-        assert result.exit_code == 2
-        assert "folder" in result.stderr
+        run.refused("label", "export", "--store", traffic.url, "--out", tmp_path, says="folder")
 
 
 class TestPlan:
@@ -323,9 +331,7 @@ class TestPlan:
 
     def test_what_an_alarm_requested_has_no_weights(self, run: Run, traffic: Traffic) -> None:
         command = ("label", "export", "--store", traffic.url)
-        result = run(*command, "--alarm", "--weighted")
-        assert result.exit_code == 2
-        assert "what an alarm requested is not picked" in result.stderr
+        run.refused(*command, "--alarm", "--weighted", says="what an alarm requested is not picked")
 
     def test_a_guide_lies_beside_the_file(
         self, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
@@ -361,8 +367,7 @@ class TestAlarm:
         self, run: Run, traffic: Traffic, tmp_path: Path
     ) -> None:
         out = tmp_path / "out.jsonl"
-        result = run("label", "export", "--store", traffic.url, "--out", out, "--alarm")
-        assert result.exit_code == 0
+        result = run.ok("label", "export", "--store", traffic.url, "--out", out, "--alarm")
         assert "no alarm has requested labels" in result.stdout
 
     def test_what_an_alarm_asked_for_is_exported_apart(
@@ -474,8 +479,7 @@ class TestImport:
         rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         rows[0]["request_id"] = "from elsewhere"
         file = write_jsonl(tmp_path / "back.jsonl", rows)
-        result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
-        assert result.exit_code == 0
+        result = run.ok("label", "import", file, "--store", traffic.url, "--annotator", "ann")
         assert "11 labels imported from ann" in result.stdout
         assert "first unknown request: from elsewhere" in result.stdout
 
@@ -493,10 +497,9 @@ class TestImport:
     ) -> None:
         rows = graded(export(traffic, "-n", "1"), traffic)
         file = write_table(tmp_path / "back.csv", [*rows, dict.fromkeys(rows[0], "")])
-        result = run(
+        result = run.ok(
             *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
         )
-        assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["blank"] == 0
 
     def test_how_a_passage_misleads_is_kept(
@@ -514,10 +517,9 @@ class TestImport:
         back = [{**rows[0], "grade": 2.0}, {**rows[1], "grade": " "}]
         file = tmp_path / f"back.{suffix}"
         write_table(file, back) if suffix == "csv" else write_jsonl(file, back)
-        result = run(
+        result = run.ok(
             *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
         )
-        assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["blank"] == 1
         assert [label.grade for label in labels_of(traffic)] == [2]
 
@@ -536,8 +538,7 @@ class TestImport:
         rows = export(made, "--recall", name="out.csv")
         assert not any(row[key][:1] in set("=+-@\t\r") for row in rows for key in row)
         file = write_table(tmp_path / "back.csv", [{**row, "grade": 1} for row in rows])
-        result = run("label", "import", file, "--store", made.url, "--annotator", "ann")
-        assert result.exit_code == 0, result.stderr
+        run.ok("label", "import", file, "--store", made.url, "--annotator", "ann")
         (query,) = made.relevant
         names = {label.passage_id for label in labels_of(made)}
         assert made.relevant[query] < names
@@ -550,9 +551,16 @@ class TestImport:
         rows = [{**row, "text": 'one\ntwo, "three"', "grade": 1} for row in rows]
         rows[2]["grade"] = "many"
         file = write_table(tmp_path / "back.csv", rows)
-        result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
-        assert result.exit_code == 2
-        assert f"{file}, line 6: grade 'many'" in result.stderr
+        run.refused(
+            "label",
+            "import",
+            file,
+            "--store",
+            traffic.url,
+            "--annotator",
+            "ann",
+            says=f"{file}, line 6: grade 'many'",
+        )
         assert labels_of(traffic) == []
 
     def test_what_excel_puts_before_utf8_is_no_part_of_a_column(
@@ -561,8 +569,7 @@ class TestImport:
         rows = [{**row, "grade": 1} for row in export(traffic, "-n", "1")]
         file = write_table(tmp_path / "back.csv", rows)
         file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-        result = run("label", "import", file, "--store", traffic.url, "--annotator", "ann")
-        assert result.exit_code == 0, result.stderr
+        run.ok("label", "import", file, "--store", traffic.url, "--annotator", "ann")
 
     @pytest.mark.parametrize("name", BAD_LABELS)
     def test_a_row_that_is_no_label_names_its_line_and_nothing_is_taken_in(
@@ -572,10 +579,9 @@ class TestImport:
         rows = [{**row, "grade": 1} for row in export(traffic, "-n", "1")]
         rows[1].update(change)
         file = write_jsonl(tmp_path / "back.jsonl", rows)
-        result = run(
+        result = run.refused(
             *("label", "import", file, "--store", traffic.url, "--annotator", "ann", "--json")
         )
-        assert result.exit_code == 2
         error = json.loads(result.stdout)["error"]
         assert (error["path"], error["line"]) == (str(file), 2)
         assert said in error["message"]
@@ -595,19 +601,24 @@ class TestImport:
         file = tmp_path / file_name
         file.write_bytes(content)
         url = f"sqlite:///{tmp_path / 'samples.db'}"
-        result = run("label", "import", file, "--store", url, "--annotator", "ann")
-        assert result.exit_code == 2
-        assert str(file) in result.stderr
-        assert said in result.stderr
+        run.refused(
+            "label", "import", file, "--store", url, "--annotator", "ann", says=(str(file), said)
+        )
 
     @pytest.mark.parametrize("command", [("import", "--annotator", "ann"), ("feedback",)])
     def test_a_file_that_is_not_there_is_named(
         self, run: Run, tmp_path: Path, command: Sequence[str]
     ) -> None:
         url = f"sqlite:///{tmp_path / 'samples.db'}"
-        result = run("label", command[0], tmp_path / "gone.jsonl", "--store", url, *command[1:])
-        assert result.exit_code == 2
-        assert "gone.jsonl: No such file" in result.stderr
+        run.refused(
+            "label",
+            command[0],
+            tmp_path / "gone.jsonl",
+            "--store",
+            url,
+            *command[1:],
+            says="gone.jsonl: No such file",
+        )
 
 
 def write_table(file: Path, rows: Rows) -> Path:
@@ -650,15 +661,15 @@ class TestFeedback:
         with SampleStore.open(traffic.url) as store:
             first, second = store.request_ids([1, 2]).values()
         before = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
-        result = self.take(
-            *(run, traffic, tmp_path / "f.jsonl"),
-            {"request_id": first, "kind": "thumb_up"},
-            {"request_id": first, "kind": "cited", "passage_ids": ["d0-1"], "time": 5},
-            {"request_id": second, "kind": "thumb_up", "note": "a\u2028b"},
-            {"request_id": "never sampled", "kind": "thumb_down"},
+        found = read(
+            self.take(
+                *(run, traffic, tmp_path / "f.jsonl"),
+                {"request_id": first, "kind": "thumb_up"},
+                {"request_id": first, "kind": "cited", "passage_ids": ["d0-1"], "time": 5},
+                {"request_id": second, "kind": "thumb_up", "note": "a\u2028b"},
+                {"request_id": "never sampled", "kind": "thumb_down"},
+            )
         )
-        assert result.exit_code == 0, result.stderr
-        found = json.loads(result.stdout)
         assert (found["added"], found["unknown"]) == (3, ["never sampled"])
         assert len(found["notes"]) == 1
         after = json.loads(judged(run, traffic, tmp_path, "--json").stdout)
@@ -676,8 +687,7 @@ class TestFeedback:
         with SampleStore.open(traffic.url) as store:
             (known,) = store.request_ids([1]).values()
         good = {"request_id": known, "kind": "thumb_up"}
-        result = self.take(run, traffic, tmp_path / "f.jsonl", good, bad)
-        assert result.exit_code == 2
+        result = refused(self.take(run, traffic, tmp_path / "f.jsonl", good, bad))
         error = json.loads(result.stdout)["error"]
         assert error["line"] == 2
         assert said in error["message"]
@@ -695,13 +705,11 @@ def test_labels_of_people_correct_a_judge_that_errs(
     endpoint = ChatEndpoint()
 
     def monitor() -> dict[str, Any]:
-        result = run(
+        found: dict[str, Any] = run.read(
             *("monitor", "--store", traffic.url, "--judge", "llm", "--model", "m"),
             *("--once", "--json"),
             system={"monitor": {"base-url": endpoint.url}},
         )
-        assert result.exit_code == 0, result.stderr
-        found: dict[str, Any] = json.loads(result.stdout)
         return found
 
     try:

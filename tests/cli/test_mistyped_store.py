@@ -31,8 +31,10 @@ def test_a_store_that_is_not_there_is_refused_and_not_made(
     write_jsonl(tmp_path / "rows.jsonl", [])
     profile_of(RatioPolicy(k=1)).save(tmp_path / "profile.json")
     before = sorted(tmp_path.iterdir())
-    result = run(*COMMANDS[name], "--store", "sqlite:///smaples.db")
-    assert result.exit_code == 2
-    assert f"there is no sample store {tmp_path / 'smaples.db'}" in result.stderr
-    assert "`sample_to` makes it" in result.stderr
+    run.refused(
+        *COMMANDS[name],
+        "--store",
+        "sqlite:///smaples.db",
+        says=(f"there is no sample store {tmp_path / 'smaples.db'}", "`sample_to` makes it"),
+    )
     assert sorted(tmp_path.iterdir()) == before

@@ -15,7 +15,7 @@ import pytest
 from chat_endpoint import Answer, ChatEndpoint
 from household import write_jsonl
 from live_traffic import BROKEN, EVERYTHING, ONLY_SERVED, Traffic, profile_of, serve, states
-from running import Result, Run
+from running import Result, Run, ok, read, refused
 
 from ctxguard.core.corpus_sketch import CorpusSketch, passage_digest
 from ctxguard.core.policies import RatioPolicy
@@ -65,9 +65,7 @@ class TestOnce:
         self, once: Callable[..., Result], tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 60)
-        result = once(traffic, "--json")
-        assert result.exit_code == 0, result.stderr
-        found = json.loads(result.stdout)
+        found = read(once(traffic, "--json"))
         assert found["outcomes"]["judged"] == found["stored"] == found["sampled"] == 60
         assert found["waiting"] == 0
         for window in ("recent", "all_retained"):
@@ -80,8 +78,7 @@ class TestOnce:
     def test_a_person_reads_what_was_taken_judged_and_found(
         self, once: Callable[..., Result], tmp_path: Path
     ) -> None:
-        result = once(serve(tmp_path, 40))
-        assert result.exit_code == 0, result.stderr
+        result = ok(once(serve(tmp_path, 40)))
         assert "40 taken, 40 stored, 0 lost" in result.stdout
         assert "this run   40 judged" in result.stdout
         assert re.search(r"recent window +40 judged requests from .* UTC", result.stdout)
@@ -123,8 +120,7 @@ class TestOnce:
             *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", str(labels)),
             *("--once", "--profile", str(tmp_path / "p.json")),
         ]
-        result = CliRunner(env={"COLUMNS": columns}).invoke(app, arguments)
-        assert result.exit_code == 0, result.stderr
+        result = ok(CliRunner(env={"COLUMNS": columns}).invoke(app, arguments))
         lines = [line.strip() for line in result.stdout.splitlines()]
         heads = [place for place, line in enumerate(lines) if line.startswith("───")]
         rows = [lines[head + 1 : lines.index("", head)] for head in heads]
@@ -143,9 +139,7 @@ class TestOnce:
         self, once: Callable[..., Result], tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 300, rates=ONLY_SERVED)
-        result = once(traffic, "--calls-per-day", "500", "--json")
-        assert result.exit_code == 0, result.stderr
-        found = json.loads(result.stdout)
+        found = read(once(traffic, "--calls-per-day", "500", "--json"))
         assert 0 < found["verdicts"] <= 500
         assert found["outcomes"]["skipped"] > 100
         assert sum(states(traffic).values()) == 300
@@ -257,8 +251,7 @@ class TestLanguageModel:
         profile = profile_of(BROKEN)
         profile.save(tmp_path / "p.json")
         traffic = serve(tmp_path, 30, profile=profile, rates=ONLY_SERVED)
-        result = self.judge(run, endpoint, traffic, "--profile", tmp_path / "p.json")
-        assert result.exit_code == 0
+        result = ok(self.judge(run, endpoint, traffic, "--profile", tmp_path / "p.json"))
         said = " ".join(result.stdout.split())
         assert "the promise on recall loss cannot be monitored" in said
         assert "JudgingRates(baseline_k=5, baseline_rate=0.2)" in said
@@ -306,8 +299,7 @@ class TestAlarms:
                 result.stdout.split()
             )
         profile_of(RatioPolicy(k=10)).save(file)
-        result = once(traffic, "--profile", file)
-        assert result.exit_code == 0
+        result = ok(once(traffic, "--profile", file))
         assert "no request judged so far was served by this profile" in " ".join(
             result.stdout.split()
         )
@@ -318,9 +310,7 @@ class TestAlarms:
         profile = profile_of(RatioPolicy(k=10, min_ratio=0.0))
         profile.save(tmp_path / "p.json")
         traffic = serve(tmp_path, 40, profile=profile, rates=EVERYTHING, days_ago=2.0)
-        result = once(traffic, "--profile", tmp_path / "p.json", "--json")
-        assert result.exit_code == 0
-        found = json.loads(result.stdout)
+        found = read(once(traffic, "--profile", tmp_path / "p.json", "--json"))
         assert found["alarms"] == []
         (promise,) = found["promises"]
         assert promise["at_most"] == 0.12
@@ -370,13 +360,11 @@ def test_with_the_index_texts_are_looked_up_and_what_the_retriever_missed_is_aud
         guard.retrieve(question)
     writer.stop()
     writer.store.close()
-    result = run(
+    found = run.read(
         *("monitor", "--store", url, "--judge", "labels", "--labels", collection),
         *("--index", index, "--once", "--json"),
         system={"monitor": {"audit": 1}},
     )
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
     assert found["outcomes"]["judged"] == len(test) == 3
     # Three candidates of each pool, and about one in twenty of what lies beyond.
     assert found["verdicts"] > 9
@@ -399,9 +387,7 @@ class TestBadInput:
         self, run: Run, tmp_path: Path, options: tuple[str, ...], said: str
     ) -> None:
         url = f"sqlite:///{tmp_path / 'samples.db'}"
-        result = run("monitor", "--store", url, "--once", *options)
-        assert result.exit_code == 2
-        assert said in result.stderr
+        result = run.refused("monitor", "--store", url, "--once", *options, says=said)
         assert result.stdout == ""
 
     @pytest.mark.parametrize(
@@ -420,9 +406,9 @@ class TestBadInput:
     ) -> None:
         url = serve(tmp_path, 1).url
         judge = ("--judge", "llm", "--model", "m")
-        result = run("monitor", "--store", url, "--once", *judge, system={"monitor": keys})
-        assert result.exit_code == 2
-        assert said in result.stderr
+        run.refused(
+            "monitor", "--store", url, "--once", *judge, system={"monitor": keys}, says=said
+        )
 
     @pytest.mark.parametrize(
         ("url", "said"),
@@ -444,9 +430,7 @@ class TestBadInput:
             ("monitor", "--judge", "labels", "--labels", labels, "--once"),
             ("label", "export", "--out", tmp_path / "o.jsonl"),
         ):
-            result = run(*arguments, "--store", url)
-            assert result.exit_code == 2
-            assert said in result.stderr
+            run.refused(*arguments, "--store", url, says=said)
 
     def test_a_port_in_use_is_named(self, run: Run, tmp_path: Path) -> None:
         traffic = serve(tmp_path, 1)
@@ -469,9 +453,7 @@ class TestBadInput:
         with closing(sqlite3.connect(traffic.file)) as connection, connection:
             connection.execute("UPDATE ctxguard_schema SET version = 99")
         before = traffic.file.read_bytes()
-        result = once(traffic)
-        assert result.exit_code == 2
-        assert "schema version 99" in result.stderr
+        refused(once(traffic), "schema version 99")
         assert traffic.file.read_bytes() == before
 
     def test_a_corpus_that_has_changed_is_a_warning_to_calibrate_again(
@@ -486,8 +468,7 @@ class TestBadInput:
         profile = profile_of(RatioPolicy(k=3)).model_copy(update={"corpus": former})
         profile.save(tmp_path / "p.json")
         options = ("--profile", tmp_path / "p.json", "--index", tmp_path / "i")
-        result = once(serve(tmp_path, 2), *options)
-        assert result.exit_code == 0, result.stderr
+        result = ok(once(serve(tmp_path, 2), *options))
         said = " ".join(result.stdout.split())
         assert f"50% of the corpus has changed since profile {profile.profile_id}" in said
         assert "Calibrate again" in said
@@ -498,8 +479,7 @@ class TestBadInput:
         traffic = serve(tmp_path, 2)
         damaged = b"no database at all" * 500
         traffic.file.write_bytes(damaged)
-        result = once(traffic)
-        assert result.exit_code == 2
+        result = refused(once(traffic))
         assert "the database is damaged; move it away" in " ".join(result.stderr.split())
         assert traffic.file.read_bytes() == damaged
 
@@ -510,10 +490,7 @@ class TestBadInput:
         mount = shutil.which("mount")
         assert mount is not None
         subprocess.run([mount, "-o", "remount,ro", str(disk)], check=True)
-        result = once(traffic)
-        assert result.exit_code == 2
-        assert str(traffic.file) in result.stderr
-        assert "cannot be written" in result.stderr
+        refused(once(traffic), str(traffic.file), "cannot be written")
 
     @pytest.fixture
     def disk(self, tmp_path: Path) -> Iterator[Path]:

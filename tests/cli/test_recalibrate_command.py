@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from household import write_jsonl
 from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
-from running import Result, Run
+from running import Result, Run, ok, read, refused
 from simulated_pools import calibrated, simulate
 from watching import Watching
 
@@ -41,9 +41,7 @@ def test_a_better_policy_is_found_and_nothing_is_put_in_force(
     run: Run, store: str, in_force: Path, tmp_path: Path
 ) -> None:
     before, out = in_force.read_bytes(), tmp_path / "new" / "profile.json"
-    result = recalibrate(run, store, in_force, out, "--json")
-    assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = read(recalibrate(run, store, in_force, out, "--json"))
     assert (found["route"], found["requests"], found["held_out"]) == ("hybrid", 300, 150)
     assert (found["questions"], found["effective_requests"]) == (300, 300.0)
     assert found["certificate"]["n_equivalent"] is None
@@ -62,8 +60,7 @@ def test_a_better_policy_is_found_and_nothing_is_put_in_force(
 def test_a_person_reads_what_would_change_and_what_to_do(
     run: Run, store: str, in_force: Path, tmp_path: Path
 ) -> None:
-    result = recalibrate(run, store, in_force, tmp_path / "new.json")
-    assert result.exit_code == 0, result.stderr
+    result = ok(recalibrate(run, store, in_force, tmp_path / "new.json"))
     words = " ".join(result.stdout.split())
     for part in (
         "300 with wholly judged pools, which ask 300 questions",
@@ -85,8 +82,7 @@ def test_repeats_count_as_the_requests_that_they_are(
     live = Watching(truth_of(dataset), rates=WHOLE, url=url)
     live.watch(*serve(retriever, [*texts, *texts[:25] * 10]))
     live.store.close()
-    result = recalibrate(run, url, in_force, out)
-    assert result.exit_code == 0, result.stderr
+    result = ok(recalibrate(run, url, in_force, out))
     words = " ".join(result.stdout.split())
     made = Profile.load(out)
     for part in (
@@ -110,8 +106,7 @@ def test_the_new_profile_is_for_the_corpus_of_the_index_that_answered(
         ((), former),
         (("--index", tmp_path / "i"), CorpusSketch.of(map(passage_digest, passages))),
     ):
-        result = recalibrate(run, store, in_force, out, *options)
-        assert result.exit_code == 0, result.stderr
+        ok(recalibrate(run, store, in_force, out, *options))
         assert Profile.load(out).corpus == sketch
 
 
@@ -124,10 +119,11 @@ def test_no_row_of_the_comparison_is_broken(
     from ctxguard.cli import app
 
     arguments = ["recalibrate", "--store", store, "--profile", str(in_force)]
-    result = CliRunner(env={"COLUMNS": columns}).invoke(
-        app, [*arguments, "--out", str(tmp_path / "new.json")]
+    result = ok(
+        CliRunner(env={"COLUMNS": columns}).invoke(
+            app, [*arguments, "--out", str(tmp_path / "new.json")]
+        )
     )
-    assert result.exit_code == 0, result.stderr
     lines = [line.split() for line in result.stdout.splitlines()]
     (head,) = [place for place, words in enumerate(lines) if words[:1] == ["metric"]]
     table = lines[head + 2 : lines.index([], head)]
@@ -153,8 +149,7 @@ def test_the_profile_in_force_is_never_overwritten(
     before = in_force.read_bytes()
     (tmp_path / "link.json").symlink_to(in_force)
     for out in (in_force, tmp_path / "link.json", tmp_path / "." / "profile.json"):
-        result = recalibrate(run, store, in_force, out)
-        assert result.exit_code == 2
+        result = refused(recalibrate(run, store, in_force, out))
         assert "is not overwritten" in " ".join(result.stderr.split())
     assert in_force.read_bytes() == before
 
@@ -165,8 +160,7 @@ def test_requests_that_could_not_be_used_are_said(run: Run, in_force: Path, tmp_
         dropped_rate=0.0, full_pool_rate=0.6, full_pool_rate_if_no_hit=0.6, baseline_rate=0.0
     )
     watched(300, rates=rates, url=url).store.close()
-    result = recalibrate(run, url, in_force, tmp_path / "new.json")
-    assert result.exit_code == 0, result.stderr
+    result = ok(recalibrate(run, url, in_force, tmp_path / "new.json"))
     assert "judged requests are left out: whose pool was judged in part" in " ".join(
         result.stdout.split()
     )
@@ -215,9 +209,7 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
     other.watch(*serve(retriever, [query.text for query in dataset.queries]))
     other.store.close()
     command = (run, url, in_force, tmp_path / "new.json")
-    result = recalibrate(*command)
-    assert result.exit_code == 2
-    assert f"name one with --judge: '{SERIES}', 'labels 2'" in result.stderr
+    refused(recalibrate(*command), f"name one with --judge: '{SERIES}', 'labels 2'")
     assert recalibrate(*command, "--judge", SERIES).exit_code == 0
 
 
@@ -237,9 +229,7 @@ def test_a_setting_that_cannot_work_is_named(
     options: tuple[str, ...],
     said: str,
 ) -> None:
-    result = recalibrate(run, store, in_force, tmp_path / "new.json", *options)
-    assert result.exit_code == 2
-    assert said in result.stderr
+    refused(recalibrate(run, store, in_force, tmp_path / "new.json", *options), said)
     assert not (tmp_path / "new.json").exists()
 
 
@@ -251,6 +241,4 @@ def test_a_store_without_judgments_says_what_to_run(
     live = Watching(truth_of(dataset), url=url)
     live.serve(*serve(retriever, [query.text for query in dataset.queries]))
     live.store.close()
-    result = recalibrate(run, url, in_force, tmp_path / "new.json")
-    assert result.exit_code == 2
-    assert "run `ctxguard monitor` first" in result.stderr
+    refused(recalibrate(run, url, in_force, tmp_path / "new.json"), "run `ctxguard monitor` first")

@@ -57,12 +57,11 @@ def test_candidates_are_calibrated_compared_and_guarded(
         "candidates": str(candidates),
         "rerank-model": "m",
     }
-    made = run(
+    made = run.ok(
         *("calibrate", "--data", collection, "--out", profile, "--report", report),
         *("--objective", "utility"),
         system=described,
     )
-    assert made.exit_code == 0, made.stderr
     assert {headers["Authorization"] for headers in upstream.headers} == {"Bearer secret-key"}
     assert "secret-key" not in made.stdout + made.stderr
     made_for = Profile.load(profile)
@@ -73,13 +72,11 @@ def test_candidates_are_calibrated_compared_and_guarded(
     assert "with a damp cloth" in report.read_text(encoding="utf-8")
 
     compare = ("compare", "--data", collection, "--profile", profile, "-k", "3")
-    compared = run(*compare, system=described)
-    assert compared.exit_code == 0, compared.stderr
+    compared = run.ok(*compare, system=described)
     assert "system" in compared.stdout
 
     question = "what is the right way to clean my kettle"
-    shown = run("query", "--profile", profile, question, system=described)
-    assert shown.exit_code == 0, shown.stderr
+    shown = run.ok("query", "--profile", profile, question, system=described)
     assert "clean-kettle" in shown.stdout
 
     pytest.importorskip("starlette")
@@ -126,11 +123,10 @@ def test_tei_gives_logits_and_a_profile_of_another_reranker_is_refused(
 ) -> None:
     described = {"rerank-upstream": upstream.url, "candidates": str(candidates)}
     data = ("--data", collection, "--profile", tmp_path / "p.json")
-    made = run(
+    run.ok(
         *("calibrate", "--data", collection, "--out", data[3]),
         system={**described, "rerank-protocol": "tei"},
     )
-    assert made.exit_code == 0, made.stderr
     assert "texts" in upstream.requests[0]
     profile = Profile.load(tmp_path / "p.json")
     assert [each.score_kind.value for each in profile.routes.values()] == ["logit"]
@@ -155,8 +151,7 @@ def test_a_file_of_labels_may_hold_the_candidates_and_documents_need_no_id(
     ]
     file = write_jsonl(tmp_path / "labelled.jsonl", rows)
     described = {"rerank-upstream": upstream.url, "candidates": str(file)}
-    result = run("evaluate", "--data", file, "-k", "1", "--json", system=described)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok("evaluate", "--data", file, "-k", "1", "--json", system=described)
     metrics = json.loads(result.stdout)["metrics"]
     assert metrics["recall"]["value"] == 1.0
 
@@ -170,8 +165,7 @@ def test_a_query_without_candidates_and_a_failing_request_are_left_out_with_a_no
     )
     upstream.script.append(Answer(status=500))
     described = {"rerank-upstream": upstream.url, "candidates": str(some)}
-    result = run("evaluate", "--data", collection, columns="200", system=described)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok("evaluate", "--data", collection, columns="200", system=described)
     assert "the candidates have no such query" in result.stdout
     assert "127.0.0.1 answered 500" in result.stdout
 

@@ -82,12 +82,11 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
         "score-kind": "ratio",
         "fingerprint": {"v": "1"},
     }
-    made = run(
+    made = run.ok(
         *("calibrate", "--data", collection, "--out", "p.json", "--report", "r.html"),
         *("--objective", "utility"),
         system=described,
     )
-    assert made.exit_code == 0, made.stderr
     assert "route external" in made.stdout
     profile = Profile.load(Path("p.json"))
     assert profile.fingerprint == {"v": "1"}
@@ -95,18 +94,15 @@ def test_a_function_is_calibrated_evaluated_and_guarded(
     assert "with a damp cloth" in page or "in a dry room" in page or "test each joint" in page
 
     data = ("--data", collection, "--profile", "p.json")
-    measured = run("evaluate", *data, system=described)
-    assert measured.exit_code == 0, measured.stderr
+    measured = run.ok("evaluate", *data, system=described)
     assert "route        external, 100 candidates a query" in measured.stdout
     assert "recall" in measured.stdout
     assert "not in the index" not in measured.stdout
 
-    shown = run("query", "--profile", "p.json", "how do I clean a kettle", system=described)
-    assert shown.exit_code == 0, shown.stderr
+    shown = run.ok("query", "--profile", "p.json", "how do I clean a kettle", system=described)
     assert "clean-kettle" in shown.stdout
 
-    compared = run("compare", *data, "-k", "3", system=described)
-    assert compared.exit_code == 0, compared.stderr
+    compared = run.ok("compare", *data, "-k", "3", system=described)
     assert "system" in compared.stdout
 
     module = sys.modules[engine]
@@ -124,8 +120,7 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
 ) -> None:
     def metrics(name: str) -> object:
         described = {"retriever": f"{engine}:{name}", "score-kind": "ratio"}
-        result = run("evaluate", "--data", collection, "--json", system=described)
-        assert result.exit_code == 0, result.stderr
+        result = run.ok("evaluate", "--data", collection, "--json", system=described)
         return json.loads(result.stdout)["metrics"]
 
     assert metrics(name) == metrics("search")
@@ -133,8 +128,7 @@ def test_asynchronous_and_nested_objects_give_the_same_figures(
 
 def test_a_retriever_without_scores_is_cut_by_k(run: Run, engine: str, collection: Path) -> None:
     named = ("--retriever", f"{engine}:unscored")
-    made = run("calibrate", *named, "--data", collection, "--out", "p.json", "--json")
-    assert made.exit_code == 0, made.stderr
+    run.ok("calibrate", *named, "--data", collection, "--out", "p.json", "--json")
     (route,) = Profile.load(Path("p.json")).routes.values()
     assert route.score_kind.value == "rank"
     measured = run("evaluate", *named, "--data", collection, "--profile", "p.json", "--json")
@@ -156,8 +150,7 @@ def test_a_profile_of_another_retriever_is_a_finding(
     run: Run, engine: str, collection: Path
 ) -> None:
     data = ("--data", collection)
-    made = run("calibrate", "--retriever", f"{engine}:newer", *data, "--out", "p.json")
-    assert made.exit_code == 0, made.stderr
+    run.ok("calibrate", "--retriever", f"{engine}:newer", *data, "--out", "p.json")
     other = run(
         *("evaluate", "--retriever", f"{engine}:Nested.engine", *data, "--profile", "p.json")
     )
@@ -199,9 +192,14 @@ def test_a_module_that_fails_while_it_is_imported_is_named(
     run: Run, engine: str, collection: Path
 ) -> None:
     Path("fails_on_import.py").write_text("raise SystemExit('usage: …')\n", encoding="utf-8")
-    result = run("evaluate", "--retriever", "fails_on_import:search", "--data", collection)
-    assert result.exit_code == 2
-    assert "'fails_on_import' cannot be imported (SystemExit: usage: …)" in result.stderr
+    run.refused(
+        "evaluate",
+        "--retriever",
+        "fails_on_import:search",
+        "--data",
+        collection,
+        says="'fails_on_import' cannot be imported (SystemExit: usage: …)",
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,9 +215,7 @@ def test_a_module_that_fails_while_it_is_imported_is_named(
 def test_settings_that_contradict_each_other_are_refused(
     run: Run, collection: Path, described: dict[str, Any], message: str
 ) -> None:
-    result = run("evaluate", "--data", collection, system=described)
-    assert result.exit_code == 2
-    assert message in result.stderr
+    run.refused("evaluate", "--data", collection, system=described, says=message)
 
 
 def test_labels_of_another_corpus_are_refused(run: Run, engine: str, tmp_path: Path) -> None:
@@ -241,11 +237,10 @@ class TestRuns:
         files = []
         for split in ("train", "test"):
             file = tmp_path / f"{split}.run"
-            result = run(
+            result = run.ok(
                 *("evaluate", "--retriever", f"{engine}:newer"),
                 *("--data", collection / f"qrels/{split}.tsv", "--write-run", file),
             )
-            assert result.exit_code == 0, result.stderr
             assert f"{split}.run" in result.stdout
             files.append(file.read_text(encoding="utf-8"))
         both = tmp_path / "both.run"
@@ -279,9 +274,7 @@ class TestRuns:
         self, run: Run, engine: str, collection: Path, trec: Path
     ) -> None:
         sources = ("--run", trec, "--retriever", f"{engine}:newer")
-        result = run("compare", *sources, "--data", collection, "-k", "2", "--json")
-        assert result.exit_code == 0, result.stderr
-        document = json.loads(result.stdout)
+        document = run.read("compare", *sources, "--data", collection, "-k", "2", "--json")
         assert [each["name"] for each in document["candidates"]] == ["newer", "both"]
         assert document["differences"]["both"]["recall"]["value"] == 0.0
 
@@ -290,13 +283,10 @@ class TestRuns:
     ) -> None:
         arguments = ("compare", "--data", collection, "--candidate")
         described = {"run": str(trec), "score-kind": "ratio"}
-        result = run(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
-        assert result.exit_code == 0, result.stderr
+        result = run.ok(*arguments, "near=k=8,min_ratio=0.7", "--json", system=described)
         names = [each["name"] for each in json.loads(result.stdout)["candidates"]]
         assert names == ["near", "system"]
-        refused = run(*arguments, "x=dense", system=described)
-        assert refused.exit_code == 2
-        assert "have no stages to choose" in refused.stderr
+        run.refused(*arguments, "x=dense", system=described, says="have no stages to choose")
 
     def test_queries_that_a_run_leaves_out_are_told(
         self, run: Run, collection: Path, trec: Path
@@ -313,9 +303,14 @@ class TestRuns:
         with trec.open("a", encoding="utf-8") as file:
             file.write("q Q0 p one 0.5 tag\n")
         number = len(trec.read_text(encoding="utf-8").splitlines())
-        result = run("evaluate", "--run", trec, "--data", collection)
-        assert result.exit_code == 2
-        assert f"both.run, line {number}: rank 'one'" in result.stderr
+        run.refused(
+            "evaluate",
+            "--run",
+            trec,
+            "--data",
+            collection,
+            says=f"both.run, line {number}: rank 'one'",
+        )
 
     def test_a_run_of_other_queries_is_refused(self, run: Run, tmp_path: Path, trec: Path) -> None:
         other = write_collection(tmp_path / "other")
@@ -323,6 +318,6 @@ class TestRuns:
         (other / "queries.jsonl").write_text(queries.replace('"q-', '"x-'), encoding="utf-8")
         for qrels in (other / "qrels").iterdir():
             qrels.write_text(qrels.read_text().replace("q-", "x-"))
-        result = run("evaluate", "--run", trec, "--data", other)
-        assert result.exit_code == 2
-        assert "the run holds none of the 13 queries" in result.stderr
+        run.refused(
+            "evaluate", "--run", trec, "--data", other, says="the run holds none of the 13 queries"
+        )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 import typer
-from running import as_toml
+from running import as_toml, refused
 from typer.testing import CliRunner
 
 from ctxguard._support.settings import SettingsModel, key_of, setting
@@ -166,8 +166,7 @@ def test_a_key_of_the_system_that_a_command_does_not_need_is_no_fault(shown: Any
 def test_a_key_that_cannot_be_used_is_named(
     shown: Any, document: dict[str, Any], said: str
 ) -> None:
-    result = shown(document)
-    assert result.exit_code == 2
+    result = refused(shown(document))
     assert said in " ".join(result.output.split())
 
 
@@ -175,16 +174,16 @@ def test_a_key_that_cannot_be_used_is_named(
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "system.toml"
     file.write_bytes(content)
-    result = CliRunner().invoke(app, ["query", "q", "--system", str(file)])
-    assert result.exit_code == 2
+    result = refused(CliRunner().invoke(app, ["query", "q", "--system", str(file)]))
     assert "system.toml: is no TOML" in " ".join(result.output.split())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
 def test_a_pipe_is_no_file_of_settings(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "system.toml")
-    result = CliRunner().invoke(app, ["query", "q", "--system", str(tmp_path / "system.toml")])
-    assert result.exit_code == 2
+    result = refused(
+        CliRunner().invoke(app, ["query", "q", "--system", str(tmp_path / "system.toml")])
+    )
     assert "system.toml: cannot be read" in " ".join(result.output.split())
 
 

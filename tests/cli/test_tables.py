@@ -125,8 +125,7 @@ def test_a_result_is_at_most_40_lines_of_80_columns(
 ) -> None:
     places = {"DATA": str(collection), "PROFILE": str(profile), "NEW/p.json": str(tmp_path / "p")}
     arguments = [places.get(word, word) for word in words]
-    result = run(*arguments, "--index", index, columns="80")
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*arguments, "--index", index, columns="80")
     lines = result.stdout.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
