@@ -1,4 +1,4 @@
-"""Replacing a file in one step, and clearing what killed writers left beside it.
+"""Replaces a file in one step, and clears the remains of killed writers beside it.
 
 A temporary file or folder is locked while it is written. The system releases the lock of a process
 that was killed, so that the next writer of the same name can tell its remains from work under way.
@@ -36,8 +36,8 @@ def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
     Args:
         path: The file to write. A folder that does not exist is made, for those who may read it.
-        mode: Permissions of the new file, by default its owner's alone: most of what is written
-            holds texts, or what can be learned from them.
+        mode: Permissions of the new file, by default its owner's alone: most files hold
+            texts, or facts about them.
 
     Yields:
         A binary stream for the new content.
@@ -65,7 +65,7 @@ def atomic_write(path: Path, *, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
 
 def _new_temporary(folder: Path, prefix: str) -> tuple[int, Path]:
-    """A new file, open and locked."""
+    """Make a new file, open and locked."""
     while True:
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=prefix)
         # Another process may have taken it for abandoned before it was locked.

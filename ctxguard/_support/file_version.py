@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was read."""
+"""Tells whether a file is still the one that was read."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ FileVersion = tuple[int, int, int]
 
 
 def file_version(file: Path) -> FileVersion | None:
-    """What changes when a file is written or replaced.
+    """Return a value that changes when a file is written or replaced.
 
     Returns:
         None if there is no such file, or it cannot be looked at.

@@ -19,7 +19,7 @@ class ForkAware(Protocol):
     """An object with state that belongs to one process."""
 
     def _reset_after_fork(self) -> None:
-        """Forget what belongs to the parent process, and make new locks."""
+        """Forget the parent process's state, and make new locks."""
         ...
 
 
@@ -126,7 +126,7 @@ class ClosedAtForks:
 
     For SQLite, which records its file locks in the memory of the process, which a child inherits,
     while the locks themselves stay with the parent. A child would wait for ever for a transaction
-    that the parent had open, and would lose what it wrote when the parent, as the last user it
+    that the parent had open, and would lose its writes when the parent, as the last user it
     knows of, removed the log. So a fork waits for open transactions, and closes the connections.
 
     Args:

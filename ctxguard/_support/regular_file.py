@@ -1,4 +1,4 @@
-"""Reading a file that somebody named: all of it, if it is a file and no larger than expected."""
+"""Reads a file that somebody named: all of it, if it is a file and no larger than expected."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ _PART_BYTES = 2**20
 
 @contextmanager
 def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
-    """A regular file, open to be read.
+    """Open a regular file to be read.
 
     A pipe that nobody writes to does not block, and a device is not read without end.
 
@@ -36,7 +36,7 @@ def open_regular(path: Path, limit_bytes: int) -> Iterator[BufferedReader]:
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """The content of a regular file.
+    """Read a regular file.
 
     Raises:
         OSError: As for ``open_regular``, or it cannot be read.

@@ -26,7 +26,7 @@ def setting(
     """Describes a field of `SettingsModel`, as metadata in ``Annotated``.
 
     Args:
-        help: What it means, for people.
+        help: Its meaning, for people.
         metavar: Its value in one word; None for a switch.
         flags: Names of its option, in place of one made from the field's name.
         default: Its default in words, where that is not the field's own.
@@ -78,18 +78,18 @@ class SettingsModel(BaseModel):
 
 
 def about(field: FieldInfo) -> dict[str, Any]:
-    """How `setting` describes a field; empty of one that it does not."""
+    """Return the description of a field by `setting`; empty if it has none."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
 
 def flags_of(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """The names of a field's option, such as ``--rerank-model``."""
+    """Return the names of a field's option, such as ``--rerank-model``."""
     return about(field)["flags"] or (f"--{name.replace('_', '-')}",)
 
 
 def key_of(name: str, field: FieldInfo) -> str:
-    """The name of a field in a settings file: that of its option, without dashes."""
+    """Return the name of a field in a settings file: that of its option, without dashes."""
     return max(flags_of(name, field), key=len).lstrip("-")
 
 

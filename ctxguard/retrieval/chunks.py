@@ -36,7 +36,7 @@ def chunked(passages: Iterable[Passage], window: PassageWindow) -> Iterator[Pass
 
 
 def first_chunk_id(passage_id: str) -> str:
-    """The id of the first chunk of a passage, if it is there in chunks.
+    """Return the id of the first chunk of a passage, if it is there in chunks.
 
     >>> first_chunk_id("kettle")
     'kettle#1'
@@ -45,7 +45,7 @@ def first_chunk_id(passage_id: str) -> str:
 
 
 def is_chunk_id(passage_id: str) -> bool:
-    """Whether an id may be a chunk's; its passage says whether it is.
+    """Tell whether an id may be a chunk's; its passage says whether it is.
 
     >>> is_chunk_id("kettle#2"), is_chunk_id("kettle")
     (True, False)
@@ -54,6 +54,6 @@ def is_chunk_id(passage_id: str) -> bool:
 
 
 def document_of(passage: Passage) -> str | None:
-    """The id of the passage that a passage is a chunk of; None if it is none."""
+    """Return the id of the passage that a passage is a chunk of; None if it is none."""
     document = (passage.metadata or {}).get(CHUNK_OF)
     return document if isinstance(document, str) else None

@@ -245,7 +245,7 @@ class DenseIndex:
 
     @classmethod
     def load(cls, files: PartFiles, *, exact_limit: int = EXACT_LIMIT) -> "DenseIndex":
-        """Read what ``save`` wrote.
+        """Read the files of ``save``.
 
         faiss trusts its files: check the digest of codes before.
 

@@ -243,7 +243,7 @@ class ForwardIndex:
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self | None:
-        """Read what ``save`` wrote; return None if it wrote nothing.
+        """Read the files of ``save``; return None if there are none.
 
         Raises:
             ValueError, OSError: files that ``save`` did not write together.

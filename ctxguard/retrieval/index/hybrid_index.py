@@ -1,8 +1,8 @@
 """The index of a hybrid retriever: segments of passages, and the embedder's identity.
 
 An index never changes: adding and deleting make a new one, which shares segments with the old one.
-Its searches find what those of one built anew from its passages find; only codes, if there are any,
-are those of its segments.
+Its searches and those of one built anew from its passages agree; only codes, if there are any, are
+those of its segments.
 """
 
 from collections import Counter
@@ -380,7 +380,7 @@ class HybridIndex:
         return self.passages.row_of(passage_id)
 
     def _with(self, report: BuildReport) -> BuildReport:
-        """This index's report with the counts of passages that are added."""
+        """Add the counts of passages that are added to this index's report."""
         return replace(
             self.report,
             empty=self.report.empty + report.empty,
@@ -517,7 +517,7 @@ class HybridIndex:
         """Read a saved index, the files of a large one memory-mapped.
 
         Args:
-            folder: What ``save`` wrote.
+            folder: A saved index.
             analyser: The one that the index was built with; None for one that comes with
                 ctxguard.
             verify: As for `storage.load`.

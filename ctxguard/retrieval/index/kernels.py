@@ -8,8 +8,8 @@ Each step of a search is one call here instead of a dozen numpy calls. A search 
 of a millisecond, in which a dozen calls would show; and nearly every numpy call releases and takes
 the interpreter lock, for which concurrent clients wait longer than for the work itself.
 
-A row or a piece that is no row or piece there are, as in a mapped file that somebody altered, is
-taken for the first: what is found is wrong then, and nothing else is read or written.
+A row or a piece that does not exist, as in a mapped file that somebody altered, is
+taken for the first: the result is wrong then, and nothing else is read or written.
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
 """
@@ -113,7 +113,7 @@ def best_first(scores: AnyFloatArray, k: int, above: float) -> RowArray:
 def search_postings(
     words: WordArray, postings: Postings, n_passages: int, k: int
 ) -> tuple[RowArray, FloatArray, Float32Array]:
-    """The BM25 search: the at most k best rows above zero, best first, ties by row.
+    """Search by BM25: find the at most k best rows above zero, best first, ties by row.
 
     Returns:
         The rows, their scores, and the score of every row of the index, shape (n_passages,).
@@ -130,7 +130,7 @@ def search_postings(
 
 @compiled()
 def _bm25(count: int, weight: float, norm: float) -> np.float32:
-    """The score of one word in one passage; one formula, so that equal numbers score equally."""
+    """Score one word in one passage; one formula, so that equal numbers score equally."""
     return np.float32(weight * (count / (count + norm)))
 
 
@@ -149,7 +149,7 @@ def posting_scores(
         rows: As for `Counted`.
         starts: As for `Counted`.
         weights: Inverse document frequency of each word, shape (n_words,).
-        norms: What a passage's length adds to the count, shape (n_passages,).
+        norms: The addend of a passage's length to the count, shape (n_passages,).
     """
     scores = np.empty(counts.size, np.float32)
     for word in range(weights.size):
@@ -160,7 +160,7 @@ def posting_scores(
 
 @compiled()
 def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> WordArray:
-    """How many passages that were not deleted have each word, shape (n_words,).
+    """Count the passages that were not deleted and have each word, shape (n_words,).
 
     Args:
         rows: As for `Counted`.
@@ -179,7 +179,7 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
 def rows_with_pieces(
     pieces: PieceArray, starts: RowArray, rows: RowArray, n_vocabulary: int
 ) -> PostingRows:
-    """How many of some rows have each word piece, shape (n_vocabulary,).
+    """Count how many of some rows have each word piece, shape (n_vocabulary,).
 
     Args:
         pieces: As for `Sentences`.
@@ -233,7 +233,7 @@ def add_scores(  # noqa: PLR0917  compiled code takes no keywords
 
 @compiled(SUMS_REORDERED)
 def _product(vectors: Float32Array, row: int, vector: Float32Array) -> np.float32:
-    """The inner product of one vector of many, read where it lies, with another."""
+    """Multiply one vector of many, read where it lies, with another: their inner product."""
     total = np.float32(0.0)
     for i in range(vector.size):
         total += vectors[row, i] * vector[i]
@@ -272,7 +272,7 @@ def _products(vectors: Float32Array, vector: Float32Array) -> Float32Array:
 def nearest(
     vectors: Float32Array, vector: Float32Array, k: int, candidate_rows: RowArray | None
 ) -> tuple[RowArray, FloatArray]:
-    """The at most k rows nearest to a vector, best first, ties by row, with their cosines.
+    """Find the at most k rows nearest to a vector, best first, ties by row, with their cosines.
 
     Args:
         vectors: Unit vectors, shape (n, dimension).
@@ -293,7 +293,7 @@ def nearest(
 
 
 def kernel_params(fusion: Fusion) -> FusionParams:
-    """A fusion as the compiled loops take it."""
+    """Convert a fusion for the compiled loops."""
     return fusion.method == "convex", fusion.weight, fusion.constant
 
 
@@ -376,7 +376,7 @@ def _reciprocal_ranks(scores: FloatArray, above: float, constant: int) -> FloatA
 
 @compiled()
 def _unit_interval(scores: FloatArray, minimum: float) -> FloatArray:
-    """(score − minimum) / (highest − minimum), and 0 for garbage and for what is below."""
+    """Compute (score − minimum) / (highest − minimum); 0 for garbage and lower scores."""
     shifted = np.zeros(scores.size, np.float64)
     span = 0.0
     for at in range(scores.size):

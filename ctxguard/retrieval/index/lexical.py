@@ -212,7 +212,7 @@ class Bm25sIndex:
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
-        """Read what ``save`` wrote."""
+        """Read the files of ``save``."""
         scores = files.large_array(_array("scores"), "float32")
         counted = Counted(
             files.large_array(_array("counts"), "uint16"),
@@ -337,7 +337,7 @@ class RankBm25Index:
 
     @classmethod
     def load(cls, files: PartFiles, analyser: Analyser = ENGLISH) -> Self:
-        """Read what ``save`` wrote; the statistics are computed again."""
+        """Read the files of ``save``; the statistics are computed again."""
         flat, starts = (
             files.array(_array(name), "int32", "int64") for name in ("words", "offsets")
         )

@@ -52,7 +52,7 @@ class BuildReport:
             U+FFFD, the replacement character.
         unhandled_letters: Share of the passages' letters, in [0, 1], that are of scripts which the
             lexical index's analyser is not made for.
-        script_warning: From 1% of such letters on, one sentence that says so and what to do; None
+        script_warning: From 1% of such letters on, one sentence that says so, with the mend; None
             below.
     """
 
@@ -302,7 +302,7 @@ class PassageTable(PassageLines):
 
     @classmethod
     def load(cls, files: PartFiles) -> "PassageTable":
-        """Read what ``save`` wrote."""
+        """Read the files of ``save``."""
         lines, n_bytes = files.lines(PASSAGES)
         offsets, digests = files.array(OFFSETS, "int64"), files.array(DIGESTS, "uint64")
         ids = np.array(files.texts(IDS), dtype=object)

@@ -94,10 +94,10 @@ class Rows:
 
     @classmethod
     def load(cls, files: PartFiles, ids: Sequence[Sequence[str]]) -> "Rows":
-        """Read what ``save`` wrote, for the segments of these ids.
+        """Read the files of ``save``, for the segments of these ids.
 
         Raises:
-            ValueError, OSError: it is not what ``save`` wrote for them.
+            ValueError, OSError: the file is not one of ``save`` for them.
         """
         deleted, kept = files.array(_DELETED, "int64"), np.ones(sum(map(len, ids)), np.bool_)
         if deleted.size and not 0 <= deleted[0] <= deleted[-1] < kept.size:

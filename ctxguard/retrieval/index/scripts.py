@@ -16,15 +16,15 @@ _BLOCK = 1_000
 
 
 def unhandled_letters(by_script: Mapping[str, int], analyser: Analyser) -> tuple[float, str | None]:
-    """The share of letters that are in none of an analyser's scripts.
+    """Compute the share of letters that are in none of an analyser's scripts.
 
     Args:
         by_script: From `letters_by_script`.
-        analyser: What splits the texts into terms.
+        analyser: Splits the texts into terms.
 
     Returns:
         Their share of all letters, in [0, 1], 0 where there is no letter; and from `WARN_FROM` on
-        a sentence that says so and what to do, else None.
+        a sentence that says so and how to mend it, else None.
     """
     if analyser.scripts is None:
         return 0.0, None
@@ -50,7 +50,7 @@ def unhandled_letters(by_script: Mapping[str, int], analyser: Analyser) -> tuple
 
 
 def script_of(letter: str) -> str:
-    """The script of a letter: the first word of its Unicode name, after NFKC.
+    """Return the script of a letter: the first word of its Unicode name, after NFKC.
 
     >>> script_of("é"), script_of("ｱ"), script_of("東")
     ('LATIN', 'KATAKANA', 'CJK')
@@ -59,7 +59,7 @@ def script_of(letter: str) -> str:
 
 
 def letters_by_script(texts: Sequence[str]) -> Counter[str]:
-    """How many letters of each script texts have.
+    """Count the letters of each script in texts.
 
     Args:
         texts: Without lone surrogates.

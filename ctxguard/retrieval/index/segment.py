@@ -153,7 +153,7 @@ class Segment:
         table: TokenTable | None,
         exact_limit: int,
     ) -> "Segment":
-        """Read what ``save`` wrote.
+        """Read the files of ``save``.
 
         Raises:
             ValueError, KeyError, TypeError, OSError: files that ``save`` did not write together.

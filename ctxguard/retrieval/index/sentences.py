@@ -52,10 +52,10 @@ class TokenTable(NamedTuple):
 
     @classmethod
     def load(cls, files: PartFiles, table_id: str) -> "TokenTable":
-        """Read what ``save`` wrote.
+        """Read the files of ``save``.
 
         Raises:
-            ValueError, OSError: it is not what ``save`` wrote.
+            ValueError, OSError: the file is not one of ``save``.
         """
         return cls(table_id, read_only(files.array(_TABLE, "int8", ndim=2)))
 
@@ -169,7 +169,7 @@ class SentenceIndex:
 
     @classmethod
     def load(cls, files: PartFiles, table: TokenTable | None) -> Self | None:
-        """Read what ``save`` wrote; return None without a table.
+        """Read the files of ``save``; return None without a table.
 
         Raises:
             ValueError, OSError: files that ``save`` did not write together.

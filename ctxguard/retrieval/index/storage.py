@@ -12,9 +12,9 @@ A part never changes, and has an id. Where the generation in force has it alread
 linked into the new one instead of written, so that each generation is whole by itself, and a small
 change costs little beside a large part.
 
-What the manifest names is never deleted. A generation comes into force at most once, when its
-partial manifest is renamed. So one that has no partial manifest, and is not named by the manifest
-that is read afterwards, was replaced and will never be named again. One that has a partial manifest
+Files that the manifest names are never deleted. A generation comes into force at most once, when
+its partial manifest is renamed. So one without a partial manifest that is not named by the manifest
+that is read afterwards was replaced and will never be named again. One that has a partial manifest
 is being saved, unless that is a day old: then the save is taken for interrupted, and the partial
 manifest is deleted first, without which the generation cannot come into force.
 """
@@ -129,7 +129,7 @@ def save(folder: Path, content: Mapping[str, object], parts: Mapping[str, Part])
             f"{folder}: the index could not be saved ({error}); an index that was there before "
             "is untouched"
         ) from error
-    # The index is saved; what could not be deleted now is deleted after another save.
+    # The index is saved; old files that cannot be deleted now are deleted after another save.
     with suppress(OSError, IndexFolderError):
         _delete_old(folder)
 
@@ -207,7 +207,7 @@ def check_destination(folder: Path) -> None:
 
 
 def manifest_file(folder: Path) -> Path:
-    """The file that a new generation replaces, last of all and in one step."""
+    """Return the file that a new generation replaces, last of all and in one step."""
     return folder / _MANIFEST
 
 
@@ -283,7 +283,7 @@ def load(
     """Check a saved index and find its files.
 
     Args:
-        folder: What ``save`` wrote.
+        folder: A saved index.
         verify: Whether every file's digest is checked, beside its size, which always is. None:
             without those of ``opened``.
         opened: Ids of parts that are open already.
