@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from ctxguard._support.extras import require
-from ctxguard._support.fork_safety import reset_in_children
+from ctxguard._support.fork_safety import OfProcess
 from ctxguard.core.render import sanitise
 from ctxguard.core.scores import is_valid
 from ctxguard.core.types import ScoreKind
@@ -96,6 +96,8 @@ class MilvusEngine(Engine):
     # Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector.
     rows_per_write = 128
 
+    _writing = OfProcess(threading.Lock)
+
     def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
         super().__init__(address)
         self._is_file = address.path is not None
@@ -113,11 +115,6 @@ class MilvusEngine(Engine):
                 logger.setLevel(logging.CRITICAL)
         self._client = LazyClient(self._connected)
         self._lexical_leg = Stage(f"{_NAME} {LEXICAL}", breaks=False)
-        self._reset_after_fork()
-        reset_in_children(self)
-
-    def _reset_after_fork(self) -> None:
-        self._writing = threading.Lock()
 
     def stored_settings(self) -> str:
         """See `Engine`."""
