@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +23,11 @@ from ctxguard.core.types import Passage, Ranking, Route
 from ctxguard.errors import DataError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.index import hybrid_index
-from ctxguard.retrieval.index.hybrid_index import Changes
+from ctxguard.retrieval.index.hybrid_index import Changes, HybridIndex
 from ctxguard.retrieval.protocols import Float32Array
-from ctxguard.testing import WordHashEmbedder
+from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 
-WORDS = ["red", "dog", "fox", "rose", "cat", "sun", "sea", "the"]
+WORDS = ["red", "dog", "dogs", "fox", "foxes.", "rose", "wait_for", "sun", "sea", "the"]
 QUERIES = ("red fox", "sun sun sea", "rose", "cat dog quagga")
 NEAR = 1e-5
 """Below this, scores of different compiled loops may differ."""
@@ -46,8 +47,13 @@ def passages_of(corpus: dict[str, str]) -> list[Passage]:
     ]
 
 
-def build(corpus: dict[str, str]) -> HybridRetriever:
-    return HybridRetriever.build(passages_of(corpus), embedder=WordHashEmbedder())
+def build(corpus: dict[str, str], **settings: Any) -> HybridRetriever:
+    settings = {"embedder": WordTokenEmbedder(), "signals": "full", **settings}
+    return HybridRetriever.build(passages_of(corpus), **settings)
+
+
+def load(folder: Path) -> HybridRetriever:
+    return HybridRetriever.load(folder, embedder=WordTokenEmbedder())
 
 
 def edit(retriever: HybridRetriever, corpus: dict[str, str], kind: str, by: dict[str, str]) -> None:
@@ -68,7 +74,26 @@ def scores_by_id(ranking: Ranking) -> dict[str, float]:
     return dict(zip(ranking.passage_ids, ranking.scores, strict=True))
 
 
+def signals_of(index: HybridIndex) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The text family with the term cosines, and the sentence family, of all rows."""
+    assert index.forward is not None
+    rows, query = np.arange(len(index.passages))[::-1].copy(), "the red foxes wait for quagga"
+    tokens = WordTokenEmbedder().token_encoder().encode_query(query)
+    words = index.forward.text_signals(query, rows)
+    words["cosines"] = index.forward.term_cosines(rows)
+    sentences = {} if index.sentences is None else index.sentences.signals(tokens, rows)
+    return tuple({name: x.tolist() for name, x in found.items()} for found in (words, sentences))
+
+
+def assert_same_signals(edited: HybridIndex, anew: HybridIndex) -> None:
+    (words, sentences), (expected_words, expected_sentences) = map(signals_of, (edited, anew))
+    assert words == expected_words
+    for name, values in sentences.items():
+        assert values == pytest.approx(expected_sentences[name], abs=NEAR, nan_ok=True), name
+
+
 def assert_same_answers(edited: HybridRetriever, anew: HybridRetriever) -> None:
+    assert_same_signals(edited.generation, anew.generation)
     assert edited.passage_ids == anew.passage_ids
     assert edited.fingerprint() == anew.fingerprint()
     for query in QUERIES:
@@ -116,7 +141,7 @@ def test_edits_of_a_saved_index_give_the_answers_of_one_built_anew(
 
     now = some(60)
     build(now).save(tmp_path)
-    writer, reader = (HybridRetriever.load(tmp_path, embedder=WordHashEmbedder()) for _ in range(2))
+    writer, reader = load(tmp_path), load(tmp_path)
     merged = set()
     for _ in range(12):
         edit(writer, now, chance.choice(["add", "delete", "upsert"]), some(4))
@@ -219,7 +244,8 @@ class TestUpsert:
 
     def test_every_passage_can_be_replaced(self, retriever: HybridRetriever) -> None:
         retriever.upsert(passages_of({"x": "dog", "y": "cat"}), delete_others=True)
-        assert_same_answers(retriever, build({"x": "dog", "y": "cat"}))
+        anew = build({"x": "dog", "y": "cat"}, embedder=WordHashEmbedder(), signals="text")
+        assert_same_answers(retriever, anew)
 
     def test_the_report_is_that_of_what_is_there(self, retriever: HybridRetriever) -> None:
         retriever.upsert([Passage("j", "東京" * 100)])
@@ -230,16 +256,11 @@ class TestUpsert:
         assert retriever.report.script_warning is None
 
     def test_the_other_engine_can_be_edited_too(self) -> None:
-        def rank_bm25(corpus: dict[str, str]) -> HybridRetriever:
-            return HybridRetriever.build(
-                passages_of(corpus), embedder=WordHashEmbedder(), lexical="rank-bm25"
-            )
-
         now = {"a": "red fox", "b": "sea", "c": "sun"}
-        retriever = rank_bm25(now)
+        retriever = build(now, lexical="rank-bm25")
         for kind, by in (("upsert", {"a": "dog", "d": "red"}), ("delete", {"b": ""})):
             edit(retriever, now, kind, by)
-        assert_same_answers(retriever, rank_bm25(now))
+        assert_same_answers(retriever, build(now, lexical="rank-bm25"))
 
 
 class TestSaving:
@@ -249,14 +270,14 @@ class TestSaving:
         return tmp_path / "index"
 
     def test_what_did_not_change_is_not_written_again(self, folder: Path) -> None:
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
+        retriever = load(folder)
         (before,) = folder.glob("generation-*/segment_0/vectors.npy")
         inode = before.stat().st_ino
         retriever.add(passages_of({"new": "sea"}))
         retriever.save(folder)
         (after,) = folder.glob("generation-*/segment_0/vectors.npy")
         assert (after.stat().st_ino, after != before) == (inode, True)
-        assert "new" in HybridRetriever.load(folder, embedder=WordHashEmbedder()).passage_ids
+        assert "new" in load(folder).passage_ids
 
     def test_where_files_cannot_be_linked_they_are_written(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -264,23 +285,21 @@ class TestSaving:
         def refuse(source: Path, target: Path) -> None:
             raise PermissionError("no links here")
 
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
+        retriever = load(folder)
         monkeypatch.setattr(os, "link", refuse)
         retriever.delete(["p3"])
         retriever.save(folder)
-        assert len(HybridRetriever.load(folder, embedder=WordHashEmbedder())) == 8
+        assert len(load(folder)) == 8
 
     def test_it_is_saved_whole_into_another_folder(self, folder: Path, tmp_path: Path) -> None:
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
+        retriever = load(folder)
         retriever.upsert(passages_of({"p3": "sea", "new": "sun"}))
         retriever.save(tmp_path / "other")
-        other = HybridRetriever.load(tmp_path / "other", embedder=WordHashEmbedder())
+        other = load(tmp_path / "other")
         assert_same_answers(retriever, other)
 
     def test_a_follower_opens_the_base_once(self, folder: Path) -> None:
-        writer, reader = (
-            HybridRetriever.load(folder, embedder=WordHashEmbedder()) for _ in range(2)
-        )
+        writer, reader = load(folder), load(folder)
         reader.warm_up(filter_fields=["first"])
         base = reader.generation.segments[0]
         writer.add(passages_of({"new": "sea"}))
@@ -291,19 +310,17 @@ class TestSaving:
         assert reader.retrieve("sea", where=Where(first="sea")).passage_ids == ("new",)
 
     def test_a_tail_of_another_index_is_refused(self, folder: Path, tmp_path: Path) -> None:
-        retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())
+        retriever = load(folder)
         retriever.add(passages_of({"new": "sea"}))
         retriever.save(folder)
         file = next(folder.glob("generation-*/rows/deleted.npy"))
         np.save(file, np.array([1, 2]))
         with pytest.raises(IndexFolderError, match=r"deleted\.npy"):
-            HybridRetriever.load(folder, embedder=WordHashEmbedder())
+            load(folder)
 
     def test_readers_follow_a_writer_and_see_one_state_at_a_time(self, folder: Path) -> None:
         """Of each pair of passages that is added together, both are there or neither."""
-        writer, reader = (
-            HybridRetriever.load(folder, embedder=WordHashEmbedder()) for _ in range(2)
-        )
+        writer, reader = load(folder), load(folder)
         done = threading.Event()
 
         def write() -> None:
@@ -330,9 +347,10 @@ class TestSaving:
 PROGRAM = """
 import sys
 from pathlib import Path
+from typing import Any
 from ctxguard.core.types import Passage
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.testing import WordHashEmbedder
+from ctxguard.testing import WordHashEmbedder, WordTokenEmbedder
 
 folder, first = Path(sys.argv[1]), int(sys.argv[2])
 retriever = HybridRetriever.load(folder, embedder=WordHashEmbedder())

@@ -52,15 +52,57 @@ def metadata_rows(read: Callable[[], Iterable[object]], n_passages: int) -> Meta
     return MetadataRows([MetadataFields(read, n_passages)], Rows.whole(n_passages))
 
 
+def build(corpus: Sequence[Passage], **settings: Any) -> HybridRetriever:
+    return HybridRetriever.build(corpus, embedder=WordHashEmbedder(), **settings)
+
+
+def passages(*tenants: object, text: str = "red fox") -> list[Passage]:
+    """One passage for each tenant, p0 for the first."""
+    return [Passage(f"p{n}", text, metadata={"t": t}) for n, t in enumerate(tenants)]
+
+
 class Tenant(StrEnum):
     A = "a"
 
 
 class TestWhere:
-    def test_every_condition_must_hold(self) -> None:
-        where = Where(tenant="a", language="en")
-        assert where.allows({"tenant": "a", "language": "en", "other": None})
-        assert not where.allows({"tenant": "a", "language": "de"})
+    @pytest.mark.parametrize(
+        ("where", "allowed", "refused"),
+        [
+            # Every condition must hold.
+            (
+                Where(tenant="a", language="en"),
+                [{"tenant": "a", "language": "en", "other": None}],
+                [{"tenant": "a", "language": "de"}],
+            ),
+            # Any of several values will do, and any member of a passage's list.
+            *[
+                (Where(tenant=values), [{"tenant": "b"}], [{"tenant": "c"}])
+                for values in (["a", "b"], ("a", "b"), {"a", "b"}, frozenset("ab"))
+            ],
+            (
+                Where(groups=["staff", "board"]),
+                [{"groups": ["guests", "board"]}],
+                [{"groups": ["guests"]}, {"groups": []}],
+            ),
+            # A reader in no group sees nothing, nor is a passage without the field seen.
+            (Where(groups=[]), [], [{"groups": ["staff"]}]),
+            (
+                Where(tenant="a"),
+                [{"tenant": Tenant.A}],
+                [None, {}, {"Tenant": "a"}, {"tenant": None}, {"tenant": {"a": 1}}, "tenant", 3],
+            ),
+            # Values match their own type and case only.
+            (Where(n=1), [], [{"n": "1"}, {"n": True}, {"n": 1.0}]),
+            (Where(flag=False), [], [{"flag": 0}]),
+            (Where(tenant=Tenant.A), [{"tenant": "a"}], [{"tenant": "A"}]),
+        ],
+    )
+    def test_a_filter_allows_passages_whose_values_match(
+        self, where: Where, allowed: list[object], refused: list[object]
+    ) -> None:
+        assert all(map(where.allows, allowed))
+        assert not any(map(where.allows, refused))
 
     def test_integers_that_python_hashes_alike_do_not_collide(self) -> None:
         """Multiples of 2**61 - 1 all hash to 0: a set of them takes quadratic time."""
@@ -81,35 +123,6 @@ class TestWhere:
             Where({"tenant": "a", "groups": ["b', '1"]}),
         ]
         assert len({where.digest, *[other.digest for other in others]}) == 5
-
-    def test_any_of_several_values_will_do(self) -> None:
-        for values in (["a", "b"], ("a", "b"), {"a", "b"}, frozenset("ab")):
-            assert Where(tenant=values).allows({"tenant": "b"})
-            assert not Where(tenant=values).allows({"tenant": "c"})
-
-    def test_any_member_of_a_passages_list_will_do(self) -> None:
-        where = Where(groups=["staff", "board"])
-        assert where.allows({"groups": ["guests", "board"]})
-        assert not where.allows({"groups": ["guests"]})
-        assert not where.allows({"groups": []})
-
-    @pytest.mark.parametrize(
-        "metadata", [None, {}, {"Tenant": "a"}, {"tenant": None}, {"tenant": {"a": 1}}, "tenant", 3]
-    )
-    def test_a_passage_without_the_field_is_not_allowed(self, metadata: object) -> None:
-        assert not Where(tenant="a").allows(metadata)
-
-    def test_values_match_their_own_type_and_case_only(self) -> None:
-        assert not Where(n=1).allows({"n": "1"})
-        assert not Where(n=1).allows({"n": True})
-        assert not Where(n=1).allows({"n": 1.0})
-        assert not Where(flag=False).allows({"flag": 0})
-        assert not Where(tenant="a").allows({"tenant": "A"})
-        assert Where(tenant=Tenant.A).allows({"tenant": "a"})
-        assert Where(tenant="a").allows({"tenant": Tenant.A})
-
-    def test_a_reader_in_no_group_sees_nothing(self) -> None:
-        assert not Where(groups=[]).allows({"groups": ["staff"]})
 
     def test_metadata_that_raises_is_not_allowed(self) -> None:
         class Broken(Mapping[str, object]):
@@ -230,7 +243,7 @@ class TestSearching:
         self, corpus: list[Passage], query: str, where: Where, route: Route, depth: int
     ) -> None:
         """BM25 scores stay those of the whole index: word rarity is counted over all of it."""
-        whole = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        whole = build(corpus)
         retriever = whole.with_fusion(Fusion("convex", weight=0.6))
         ranking = retriever.on_route(route).retrieve(query, depth=depth, where=where)
         expected = restricted(retriever, query, where, route, depth)
@@ -239,22 +252,6 @@ class TestSearching:
         if all(a - b > 1e-5 for (_, a), (_, b) in pairwise(expected)):
             # Scores that differ in the last bit may change places.
             assert list(ranking.passage_ids[:-1]) == [each for each, _ in expected[:-1]]
-
-    @given(corpora(), QUERIES, WHERES, st.integers(1, 30))
-    @settings(max_examples=60, deadline=None)
-    def test_the_dense_leg_answers_as_an_index_of_the_allowed_passages_alone(
-        self, corpus: list[Passage], query: str, where: Where, depth: int
-    ) -> None:
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
-        dense = retriever.on_route(Route.DENSE)
-        ranking = dense.retrieve(query, depth=depth, where=where)
-        allowed = [passage for passage in corpus if where.allows(passage.metadata)]
-        if not allowed:
-            assert len(ranking) == 0
-            return
-        alone = HybridRetriever.build(allowed, embedder=WordHashEmbedder()).on_route(Route.DENSE)
-        expected = alone.retrieve(query, depth=depth)
-        assert ranking.scores == pytest.approx(expected.scores, abs=1e-6)
 
     @pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
     def test_the_pool_is_filled_however_far_down_the_allowed_passages_are(
@@ -267,7 +264,7 @@ class TestSearching:
         ]
         # rank-bm25 gives a word of most passages no weight.
         corpus += [Passage(f"c{n}", "snow", metadata={"tenant": "c"}) for n in range(400)]
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder(), lexical=engine)
+        retriever = build(corpus, lexical=engine)
         for route in ROUTES:
             unfiltered = retriever.on_route(route).retrieve("red fox", depth=20)
             assert all(each.startswith("b") for each in unfiltered.passage_ids)
@@ -277,11 +274,9 @@ class TestSearching:
             assert sorted(ranking.passage_ids) == sorted(f"a{n}" for n in range(20))
 
     def test_ties_are_broken_by_passage_id(self) -> None:
-        corpus = [Passage(f"p{n}", "same text", metadata={"t": n % 2}) for n in range(9)]
-        built = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
-        retriever = built.with_fusion(Fusion())
+        retriever = build(passages(*[n % 2 for n in range(9)])).with_fusion(Fusion())
         for route in ROUTES:
-            ranking = retriever.on_route(route).retrieve("same", depth=3, where=Where(t=1))
+            ranking = retriever.on_route(route).retrieve("red", depth=3, where=Where(t=1))
             assert ranking.passage_ids == ("p1", "p3", "p5")
 
     @pytest.mark.parametrize("allowed_share", [0.05, 0.5, 0.95])
@@ -298,9 +293,7 @@ class TestSearching:
             for n in range(1500)
         ]
         where = Where(tenant="a")
-        embedder = WordHashEmbedder()
-        exact = HybridRetriever.build(corpus, embedder=embedder)
-        coded = HybridRetriever.build(corpus, embedder=embedder, exact_limit=20)
+        exact, coded = build(corpus), build(corpus, exact_limit=20)
         assert not coded.is_exact
         for query in ("red fox", "snow number5", "rain"):
             best, found = (
@@ -312,22 +305,19 @@ class TestSearching:
             assert np.mean(found.scores) >= np.mean(best.scores) - 0.02  # type: ignore[arg-type]
 
     def test_nothing_allowed_is_an_empty_ranking_and_no_failure(self) -> None:
-        retriever = HybridRetriever.build(
-            [Passage("p", "red fox", metadata={"t": "a"})], embedder=WordHashEmbedder()
-        )
+        retriever = build(passages("a"))
         for route in ROUTES:
             ranking = retriever.on_route(route).retrieve("red", where=Where(t="b"))
             assert (len(ranking), ranking.failures, ranking.route) == (0, (), route)
 
     def test_what_is_no_filter_is_refused(self) -> None:
-        retriever = HybridRetriever.build([Passage("p", "red")], embedder=WordHashEmbedder())
+        retriever = build([Passage("p", "red")])
         with pytest.raises(ConfigurationError, match=r"must be a ctxguard\.Where or None, not a d"):
             retriever.retrieve("red", where={"tenant": "a"})  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("dead", ["lexical", "dense", "rerank"])
     def test_a_dead_stage_lets_nothing_forbidden_through(self, dead: str) -> None:
-        corpus = [Passage(f"p{n}", "red fox", metadata={"t": n % 2}) for n in range(10)]
-        faulty = FaultyRetriever(corpus)
+        faulty = FaultyRetriever(passages(*[n % 2 for n in range(10)]))
 
         def fail(_: object) -> None:
             raise OSError("gone")
@@ -340,8 +330,7 @@ class TestSearching:
         assert set(ranking.passage_ids) == {f"p{n}" for n in range(1, 10, 2)}
 
     def test_added_and_deleted_passages_are_filtered_as_they_are_now(self) -> None:
-        corpus = [Passage(f"p{n}", "red fox", metadata={"t": "a"}) for n in range(4)]
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        retriever = build(passages(*"aaaa"))
         where = Where(t="a")
         assert len(retriever.retrieve("red", where=where)) == 4
         retriever.add(
@@ -354,16 +343,8 @@ class TestSearching:
         assert sorted(retriever.retrieve("red", where=where).passage_ids) == ["mine", "p2", "p3"]
         assert retriever.retrieve("red", where=Where(t="b")).passage_ids == ("theirs",)
 
-    def test_a_new_generation_reads_the_fields_in_use_before_it_answers(self) -> None:
-        corpus = [Passage(f"p{n}", "red fox", metadata={"t": "a"}) for n in range(4)]
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
-        retriever.retrieve("red", where=Where(t="a"))
-        retriever.delete(["p0"])
-        assert retriever.generation.passages.metadata_rows.fields == ("t",)
-
     def test_many_threads_may_filter_at_once(self) -> None:
-        corpus = [Passage(f"p{n}", "red fox", metadata={"t": n % 7}) for n in range(70)]
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        retriever = build(passages(*[n % 7 for n in range(70)]))
 
         def ask(n: int) -> bool:
             ranking = retriever.retrieve("red", where=Where(t=n % 7))
@@ -403,36 +384,26 @@ class HeldUp(Readings):
 class TestReadingFields:
     every = tuple({"t": n % 5, "u": n % 3, f"f{n % 20}": 1} for n in range(60))
 
-    def test_fields_are_prepared_in_one_pass(self) -> None:
+    @pytest.mark.parametrize(
+        ("prepared", "where", "rows"),
+        [
+            ([["t", "u", "f0"]], Where(t=1, u=1), [1, 16, 31, 46]),
+            ([["t", "u", "f0"]], Where(f0=1), [0, 20, 40]),
+            ([], Where(t=1, u=1, f1=1), [1]),
+            ([["t", "u"], ["u", "t", "t"], []], Where(u=2, t=0), [5, 20, 35, 50]),
+            ([["absent", "t"], ["absent too"]], Where(absent=1), []),
+        ],
+    )
+    def test_fields_are_read_in_one_pass(
+        self, prepared: list[list[str]], where: Where, rows: list[int]
+    ) -> None:
+        """Prepared, filtered on, prepared again, or a field that no passage has."""
         read = Readings(self.every)
         held = metadata_rows(read, 60)
-        held.prepare(["t", "u", "f0"])
-        assert held.fields == ("t", "u", "f0")
-        assert held.allowed(Where(t=1, u=1)).rows.tolist() == [1, 16, 31, 46]
-        assert held.allowed(Where(f0=1)).rows.tolist() == [0, 20, 40]
-        assert read.count == 1
-
-    def test_a_filter_on_several_fields_reads_them_in_one_pass(self) -> None:
-        read = Readings(self.every)
-        metadata_rows(read, 60).allowed(Where(t=1, u=1, f1=1))
-        assert read.count == 1
-
-    def test_what_was_read_before_is_not_prepared_again(self) -> None:
-        read = Readings(self.every)
-        held = metadata_rows(read, 60)
-        held.prepare(["t", "u"])
-        held.prepare(["u", "t", "t"])
-        held.prepare([])
-        assert read.count == 1
-
-    def test_preparing_a_field_that_no_passage_has_is_harmless(self) -> None:
-        read = Readings(self.every)
-        held = metadata_rows(read, 60)
-        held.prepare(["absent", "t"])
-        assert held.fields == ("t",)
-        assert held.allowed(Where(absent=1)).rows.size == 0
-        assert held.allowed(Where(t=1)).rows.size == 12
-        held.prepare(["absent too"])
+        for names in prepared:
+            held.prepare(names)
+            assert set(held.fields) <= {"t", "u", "f0"}
+        assert held.allowed(where).rows.tolist() == rows
         assert read.count == 1
 
     def test_of_too_many_fields_the_first_are_prepared(self) -> None:
@@ -532,16 +503,7 @@ class TestWarmingUp:
             Passage(f"p{n}", "red fox", metadata={"tenant": n % 2, "groups": [n % 3]})
             for n in range(6)
         ]
-        return HybridRetriever.build(corpus, embedder=WordHashEmbedder())
-
-    def test_a_filter_on_a_prepared_field_reads_no_metadata_any_more(
-        self, retriever: HybridRetriever, readings: list[int]
-    ) -> None:
-        retriever.warm_up(filter_fields=["tenant", "groups"])
-        assert readings == [6]
-        ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
-        assert sorted(ranking.passage_ids) == ["p3", "p5"]
-        assert readings == [6]
+        return build(corpus)
 
     def test_without_fields_no_metadata_is_read(
         self, retriever: HybridRetriever, readings: list[int]
@@ -559,14 +521,6 @@ class TestWarmingUp:
         ranking = retriever.retrieve("red", where=Where(tenant=1, groups=[0, 2]))
         assert sorted(ranking.passage_ids) == ["p3", "p5"]
         assert readings == [6, 1]
-
-    def test_a_field_that_no_passage_has_is_no_error(
-        self, retriever: HybridRetriever, readings: list[int]
-    ) -> None:
-        retriever.warm_up(filter_fields=["nowhere", "tenant"])
-        assert len(retriever.retrieve("red", where=Where(nowhere="a"))) == 0
-        assert len(retriever.retrieve("red", where=Where(tenant=1))) == 3
-        assert readings == [6]
 
     def test_a_pinned_view_prepares_the_passages_that_it_searches(
         self, retriever: HybridRetriever, readings: list[int]
@@ -596,31 +550,24 @@ class TestRowsOfMetadata:
         rows = held.allowed(where).rows.tolist()
         assert rows == [n for n, each in enumerate(corpus) if where.allows(each.metadata)]
 
-    def test_what_was_asked_before_is_kept_up_to_a_limit(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("first", "others", "most"),
+        [(0, [1, 2, 3], 50), ("nobody", ["nobody 0", "nobody 1", "nobody 2"], 64)],
+    )
+    def test_filters_asked_before_are_kept_up_to_a_limit(
+        self, monkeypatch: pytest.MonkeyPatch, first: Any, others: list[Any], most: int
     ) -> None:
-        most = 50 + 2 * filters_module.ROWS_OF_A_FILTER
+        """Those that allow nothing too."""
+        most += 2 * filters_module.ROWS_OF_A_FILTER
         monkeypatch.setattr(filters_module, "MAX_CACHED_ROWS", most)
         held = self.rows()
-        first = held.allowed(Where(t=0))
-        assert held.allowed(Where(t=0)) is first
-        for n in (1, 2, 3):
-            held.allowed(Where(t=n))
-        again = held.allowed(Where(t=0))
-        assert again is not first
-        assert again.rows.tolist() == first.rows.tolist()
-
-    def test_filters_that_allow_nothing_are_kept_up_to_a_limit_too(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        most = 3 * filters_module.ROWS_OF_A_FILTER
-        monkeypatch.setattr(filters_module, "MAX_CACHED_ROWS", most)
-        held = self.rows()
-        first = held.allowed(Where(t="nobody"))
-        assert held.allowed(Where(t="nobody")) is first
-        for n in range(3):
-            held.allowed(Where(t=f"nobody {n}"))
-        assert held.allowed(Where(t="nobody")) is not first
+        kept = held.allowed(Where(t=first))
+        assert held.allowed(Where(t=first)) is kept
+        for other in others:
+            held.allowed(Where(t=other))
+        again = held.allowed(Where(t=first))
+        assert again is not kept
+        assert again.rows.tolist() == kept.rows.tolist()
 
     def test_a_cached_filter_keeps_none_of_the_values_that_it_names(self) -> None:
         held = self.rows()
@@ -633,19 +580,6 @@ class TestRowsOfMetadata:
         finally:
             tracemalloc.stop()
         assert kept < 1_000_000
-
-    def test_fields_are_kept_up_to_a_limit(self) -> None:
-        held = self.rows()
-        for n in range(20):
-            assert held.allowed(Where({f"f{n}": 1})).rows.size == 5
-        assert len(held.fields) == filters_module.MAX_FIELDS
-
-    def test_a_field_that_no_passage_has_is_not_looked_for_again(self) -> None:
-        read = Readings([{"t": 1}])
-        held = metadata_rows(read, 1)
-        for n in range(50):
-            assert held.allowed(Where({f"absent{n}": 1})).rows.size == 0
-        assert read.count == 1
 
     def test_what_a_text_says_of_its_metadata_is_not_believed(self) -> None:
         """Nor a nested field, nor a line of a saved index that is not as it was written."""
@@ -667,8 +601,7 @@ class TestRowsOfMetadata:
 
     def test_tenants_that_no_encoding_carries_are_not_mixed_up(self, tmp_path: Path) -> None:
         tenants = ("a?", "a\ud800", "a\ufffd")
-        corpus = [Passage(f"p{n}", "red", metadata={"t": t}) for n, t in enumerate(tenants)]
-        HybridRetriever.build(corpus, embedder=WordHashEmbedder()).save(tmp_path / "index")
+        build(passages(*tenants)).save(tmp_path / "index")
         loaded = HybridRetriever.load(tmp_path / "index", embedder=WordHashEmbedder())
         for n, tenant in enumerate(tenants):
             assert loaded.retrieve("red", where=Where(t=tenant)).passage_ids == (f"p{n}",)
@@ -676,13 +609,9 @@ class TestRowsOfMetadata:
     def test_a_leg_that_gives_a_forbidden_row_is_found_out(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        corpus = [Passage(f"p{n}", "red", metadata={"t": n}) for n in range(3)]
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
-        monkeypatch.setattr(
-            HybridIndex,
-            "search_lexical",
-            lambda index, query, k, allowed: index.lexical.search(query, k),
-        )
+        retriever = build(passages(0, 1, 2))
+        unfiltered = lambda index, query, k, allowed: index.lexical.search(query, k)  # noqa: E731
+        monkeypatch.setattr(HybridIndex, "search_lexical", unfiltered)
         with pytest.raises(FilterViolationError, match="`where` excludes: a bug"):
             retriever.retrieve("red", where=Where(t=1))
         assert AllowedRows(np.array([1, 4]), 5).hold(np.array([4, 1]))
@@ -891,7 +820,7 @@ class TestThroughTheGuard:
         mode: Mode,
         data: st.DataObject,
     ) -> None:
-        retriever = HybridRetriever.build(corpus, embedder=WordHashEmbedder())
+        retriever = build(corpus)
         guarded = Guarded(retriever, mode=mode)
         known = {passage.passage_id: passage for passage in corpus}
         for turn in range(3):

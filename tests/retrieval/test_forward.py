@@ -16,7 +16,6 @@ from ctxguard.errors import ConfigurationError, DataError, IndexFolderError
 from ctxguard.retrieval.analysers import LANGUAGES, analyser_for
 from ctxguard.retrieval.analysers.english import ENGLISH
 from ctxguard.retrieval.analysers.reading import LONGEST_SENTENCE, Reading
-from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.forward import ForwardIndex
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.part_files import PartFiles
@@ -28,12 +27,6 @@ WORDS = ["red", "dog", "dogs", "fox", "foxes", "sea", "the", "wait_for", "sun."]
 QUERY = "the red foxes wait for dogs quagga"
 
 texts = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
-corpora = st.dictionaries(
-    st.sampled_from([f"p{n:02}" for n in range(14)]),
-    st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map(" ".join),
-    min_size=1,
-    max_size=10,
-)
 
 
 def passages_of(corpus: dict[str, str]) -> list[Passage]:
@@ -139,43 +132,6 @@ def test_joined_parts_are_the_index_of_their_texts(
     segments = [ForwardIndex.build(part) for part in parts]
     joined = ForwardIndex.over(segments, Rows.of([np.array(new, np.int64) for new in rows]))
     assert_same_words(joined.merged(), ForwardIndex.build(whole))
-
-
-@given(
-    corpora,
-    st.lists(st.tuples(st.sampled_from(["upsert", "delete"]), corpora), min_size=1, max_size=4),
-)
-@settings(max_examples=60, deadline=None)
-def test_any_edits_give_the_signals_of_an_index_built_anew(
-    corpus: dict[str, str], edits: list[tuple[str, dict[str, str]]]
-) -> None:
-    now, index = dict(corpus), build(corpus)
-    for kind, by in edits:
-        if kind == "upsert":
-            index, _ = index.upserted(passages_of(by), WordHashEmbedder())
-            now |= by
-        elif len(gone := by.keys() & now.keys()) < len(now):
-            index, _ = index.deleted(gone)
-            now = {each: text for each, text in now.items() if each not in gone}
-    assert_same_signals(index.forward, build(now).forward)
-
-
-@pytest.mark.parametrize("merge_from", [0, 2_000])
-@pytest.mark.parametrize("engine", ["bm25s", "rank-bm25"])
-def test_an_edited_index_is_saved_with_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge_from: int, engine: str
-) -> None:
-    monkeypatch.setattr(hybrid_index, "MERGE_FROM", merge_from)
-    corpus = {"a": "red foxes wait", "b": "the sea", "c": "dogs"}
-    build(corpus, engine=engine).save(tmp_path)
-    index, _ = HybridIndex.load(tmp_path).upserted(
-        passages_of({"b": "the red sea. quagga", "d": "sun"}), WordHashEmbedder()
-    )
-    index.save(tmp_path)
-    loaded = HybridIndex.load(tmp_path)
-    assert loaded.signals == "text"
-    anew = build(corpus | {"b": "the red sea. quagga", "d": "sun"}, engine=engine)
-    assert_same_signals(loaded.forward, anew.forward)
 
 
 def test_an_index_without_words_stays_without(tmp_path: Path) -> None:

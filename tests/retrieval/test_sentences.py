@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ctxguard.core.types import Passage, Ranking
 from ctxguard.errors import ConfigurationError, IndexFolderError
 from ctxguard.retrieval import HybridRetriever
-from ctxguard.retrieval.index import hybrid_index
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
 from ctxguard.retrieval.index.part_files import PartFiles
 from ctxguard.retrieval.index.sentences import SentenceIndex
@@ -28,15 +27,6 @@ TEXTS = {
     "d": "word " * 10_000,
 }
 N_PIECES = 997
-
-corpora = st.dictionaries(
-    st.sampled_from([f"p{n:02}" for n in range(12)]),
-    st.lists(
-        st.sampled_from(["red", "dog", "fox.", "sea", "the", "sun"]), min_size=1, max_size=20
-    ).map(" ".join),
-    min_size=1,
-    max_size=8,
-)
 
 
 def passages_of(corpus: dict[str, str]) -> list[Passage]:
@@ -56,11 +46,6 @@ def signals_of(index: HybridIndex, query: str = QUERY) -> dict[str, list[float]]
     rows = np.arange(len(index.passages))[::-1].copy()
     found = index.sentences.signals(tokens_of(query), rows)
     return {name: values.tolist() for name, values in found.items()}
-
-
-def sentences_in(index: HybridIndex) -> Sentences:
-    assert index.sentences is not None
-    return index.sentences.taken(np.arange(len(index.passages)))
 
 
 def starts_of(text: str) -> list[int]:
@@ -160,41 +145,6 @@ def test_a_rare_word_weighs_more() -> None:
     # Rows by id, turned round.
     assert match[-1] == max(match)
     assert match[-1] > match[0]
-
-
-@given(corpora, corpora, st.sets(st.sampled_from([f"p{n:02}" for n in range(12)]), max_size=5))
-@settings(max_examples=60, deadline=None)
-def test_an_edited_index_has_the_signals_of_one_built_anew(
-    corpus: dict[str, str], more: dict[str, str], gone: set[str]
-) -> None:
-    edited, _ = build(corpus).upserted(passages_of(more), WordTokenEmbedder())
-    corpus |= more
-    gone &= corpus.keys()
-    if len(gone) < len(corpus):
-        edited, _ = edited.deleted(gone)
-        corpus = {each: text for each, text in corpus.items() if each not in gone}
-    found, expected = signals_of(edited), signals_of(build(corpus))
-    for name, values in found.items():
-        assert values == pytest.approx(expected[name], abs=1e-5, nan_ok=True)
-
-
-def test_merged_edits_have_the_same_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hybrid_index, "MERGE_FROM", 0)
-    merged, _ = build(TEXTS).upserted([Passage("aa", "A new fox, and red.")], WordTokenEmbedder())
-    merged, _ = merged.deleted(["c"])
-    corpus = {each: text for each, text in TEXTS.items() if each != "c"}
-    anew = build(corpus | {"aa": "A new fox, and red."})
-    assert merged.rows.is_plain
-    for one, other in zip(sentences_in(merged), sentences_in(anew), strict=True):
-        assert one.tolist() == other.tolist()
-
-
-def test_edits_are_saved_and_read_again(tmp_path: Path) -> None:
-    index, _ = build(TEXTS).upserted([Passage("aa", "A new fox, and red.")], WordTokenEmbedder())
-    index.save(tmp_path / "index")
-    assert signals_of(HybridIndex.load(tmp_path / "index")) == signals_of(index)
 
 
 def test_a_change_of_metadata_alone_encodes_nothing() -> None:
