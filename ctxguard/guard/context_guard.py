@@ -396,7 +396,8 @@ class ContextGuard:
         span = begin_span and begin_span(given.query, self._depth, given.request_id)
         try:
             given.validate(self._max_query_chars)
-            bound = self._current()
+            if bound.swaps and bound.generation is not bound.retriever.generation:
+                bound = self._current()
         except BaseException as error:
             raise self._counted(mode, error, span)  # noqa: B904
         request_id = given.request_id
@@ -405,7 +406,8 @@ class ContextGuard:
         if request_id is None:
             request_id = os.urandom(8).hex()
         # Selected before retrieval, so that a sample cannot depend on how the request went.
-        probability = self._instrumentation.draw(request_id)
+        draw = self._instrumentation.draw
+        probability = 0.0 if draw is None else draw(request_id)
         return Request(given, request_id, bound, mode, given_mode is None, probability, span)
 
     def _filter_options(self, request: Request) -> dict[str, Any]:

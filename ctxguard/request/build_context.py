@@ -54,7 +54,7 @@ def build_context(
         FilterViolationError: a candidate does not satisfy the request's filter.
         StageUnavailableError: there are candidates, but none can be read.
     """
-    ranking = ranking_of(retrieved, score_kind)
+    ranking = retrieved if isinstance(retrieved, Ranking) else ranking_of(retrieved, score_kind)
     given = request.input
     if given.where is not None:
         ranking = verified(ranking, given.where)
@@ -69,7 +69,9 @@ def build_context(
         if assembly.drop_duplicates and copies_of(read.texts):
             decision = _without_copies(decision)
             read = read_passages(source, decision.order[: decision.n_kept], most)
-    p_relevant, sufficient = _sufficiency(decision, sufficiency)
+    p_relevant, sufficient = (
+        (None, None) if sufficiency is None else _sufficiency(decision, sufficiency)
+    )
     assembled = (
         Assembled()
         if read is None
@@ -159,11 +161,9 @@ def _decide(
 
 
 def _sufficiency(
-    decision: Decision, certified: SufficiencyProfile | None
+    decision: Decision, certified: SufficiencyProfile
 ) -> tuple[float | None, bool | None]:
-    """Return P(sufficient) and the verdict on it; None where the route has no certificate."""
-    if certified is None:
-        return None, None
+    """Return P(sufficient) and the verdict on it; None if it cannot be computed."""
     probability = p_sufficient(decision, certified.model)
     return probability, suffices(probability, certified.threshold)
 

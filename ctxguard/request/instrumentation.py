@@ -91,6 +91,8 @@ class Instrumentation:
         answered: Counts an answered request and its duration; see `Telemetry.answered`.
         failed: Counts a request that ended in an error; see `_failed`.
         cancelled: Counts a request that its caller cancelled, by mode.
+        draw: Returns the probability with which the sampler selected a request; 0.0 if it did not.
+            None without a sampler.
         offer: Hands an answered request to the sampler; see `RequestSampler.offer`.
         begin_span: Begins the span of a request, None if that failed; see `Tracing.begin`. None
             without tracing.
@@ -108,7 +110,7 @@ class Instrumentation:
         self.answered = self._safely("telemetry", telemetry.answered, None)
         self.failed = self._safely("telemetry", self._failed, None)
         self.cancelled = self._safely("telemetry", self._cancelled, None)
-        self._safe_draw = self._safely("sampler", self._draw, 0.0)
+        self.draw = None if sampler is None else self._safely("sampler", self._draw, 0.0)
         self.offer = self._safely("sampler", self._offer, None)
         self.begin_span = None if tracing is None else self._safely("tracing", tracing.begin, None)
         self.retrieved = self._safely("tracing", lambda span: span.retrieved(), None)
@@ -147,12 +149,8 @@ class Instrumentation:
     def _cancelled(self, mode: Mode) -> None:
         self._telemetry.failed(mode, "cancelled")
 
-    def draw(self, request_id: str) -> float:
-        """Return the probability with which the sampler selected a request; 0.0 if it did not."""
-        return 0.0 if self._sampler is None else self._safe_draw(self._sampler, request_id)
-
-    def _draw(self, sampler: RequestSampler, request_id: str) -> float:
-        probability = sampler.draw(request_id)
+    def _draw(self, request_id: str) -> float:
+        probability = 0.0 if self._sampler is None else self._sampler.draw(request_id)
         # Compared here, so that a result that is not a number counts as the sampler's error.
         return probability if probability > 0.0 else 0.0
 

@@ -6,13 +6,14 @@ of the pool. ``typed`` turns the retriever's errors into the package's own.
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock
 from typing import Any
 
 from ctxguard._support.error_text import describe_error
 from ctxguard._support.fork_safety import OfProcess
-from ctxguard.core.types import FailureKind
+from ctxguard.core.types import FailureKind, Ranking
 from ctxguard.errors import (
     ConfigurationError,
     CtxguardError,
@@ -73,7 +74,11 @@ class BoundedCaller:
             UnansweredError: it is late, or was not called because its circuit is open.
             Exception: whatever the function raises.
         """
-        self._acquire()
+        with self._lock:
+            is_full = self._in_flight >= self._limit
+            self._in_flight += not is_full
+        if is_full:
+            raise self._overloaded()
         try:
             if self._seconds is None:
                 returned = function(*args, **options)
@@ -83,8 +88,9 @@ class BoundedCaller:
                 work = partial(_call_and_read, function, *args, **options)
                 returned = self._stage.call(work, self._seconds, is_only_stage=True)
         finally:
-            self._release()
-        if inspect.isawaitable(returned):
+            with self._lock:
+                self._in_flight -= 1
+        if not isinstance(returned, Ranking) and inspect.isawaitable(returned):
             if inspect.iscoroutine(returned):
                 returned.close()  # or Python warns that nobody awaited it
             raise ConfigurationError("the retriever is asynchronous: await aretrieve()")
@@ -94,50 +100,45 @@ class BoundedCaller:
         self, function: Callable[..., Awaitable[Any]], *args: Any, **options: Any
     ) -> Any:
         """Call an asynchronous function and return its result; errors as for `call`."""
-        self._acquire()
-        try:
+        with self._in_flight_now():
             return await self._await_call(partial(function, *args, **options))
-        finally:
-            self._release()
 
     async def call_in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a plain function on another thread and return its result; errors as for `call`.
 
         Awaits the result if it is an awaitable.
         """
-        self._acquire()
-        try:
+        with self._in_flight_now():
             work = partial(_call_and_read, function, *args, **options)
             returned = await self._stage.submit(work, self._seconds, is_only_stage=True).aresult()
             if not inspect.isawaitable(returned):
                 return returned
             return await self._await_call(lambda: returned)
-        finally:
-            self._release()
 
     async def _await_call(self, start: Callable[[], Awaitable[Any]]) -> Any:
         return await (
             start() if self._seconds is None else self._stage.await_within(start, self._seconds)
         )
 
-    def _acquire(self) -> None:
-        """Count a request as in flight.
-
-        Raises:
-            OverloadedError: ``max_in_flight`` requests are in flight.
-        """
+    @contextmanager
+    def _in_flight_now(self) -> Iterator[None]:
+        """Count a request as in flight; errors as for `call`."""
         with self._lock:
-            if self._in_flight < self._limit:
-                self._in_flight += 1
-                return
-        raise OverloadedError(
+            is_full = self._in_flight >= self._limit
+            self._in_flight += not is_full
+        if is_full:
+            raise self._overloaded()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def _overloaded(self) -> OverloadedError:
+        return OverloadedError(
             "guard",
             f"{self._limit:,} requests are under way, the maximum (max_in_flight); try again later",
         )
-
-    def _release(self) -> None:
-        with self._lock:
-            self._in_flight -= 1
 
 
 def typed(error: Exception) -> CtxguardError:

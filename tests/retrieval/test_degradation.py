@@ -208,7 +208,8 @@ def test_legs_without_a_free_thread_are_overload_not_an_outage(
 ) -> None:
     full = LegStages(*[Stage(name, workers=1, waiting=0) for name in ("lexical", "dense")])
     settings = SearchSettings(embedder=FaultyEmbedder(), fusion=Fusion())
-    search = Search(system.bare.generation, settings, full, QUERY, depth=5)
+    index = system.bare.generation
+    search = Search(index, index.passages, settings, full, QUERY, depth=5)
     with pytest.raises(OverloadedError, match="lexical and dense: no thread is free"):
         search.legs(AMPLE.start())
 

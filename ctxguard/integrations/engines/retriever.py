@@ -11,7 +11,7 @@ import numpy as np
 from ctxguard.core.corpus_sketch import SKETCH_SIZE, CorpusSketch
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.metadata_filter import Where
-from ctxguard.core.types import Passage, PassageSource, Ranking, StageFailure
+from ctxguard.core.types import Passage, Ranking, StageFailure
 from ctxguard.errors import ConfigurationError, CtxguardError, StageUnavailableError
 from ctxguard.integrations.engines.address import EngineAddress, engine_class
 from ctxguard.integrations.engines.engine import KINDS, Engine, LegQuery
@@ -39,7 +39,6 @@ from ctxguard.retrieval.protocols import (
     Float32Array,
     Progress,
     QueryTokens,
-    RowArray,
 )
 from ctxguard.retrieval.text_signals import TextSignals
 
@@ -59,6 +58,7 @@ class LegsOfRankings:
         ask: Asks for the legs of a unit vector; None for a vector that is not to be searched, or
             could not be encoded.
         text_signals: Computes the candidates' signals; None for none.
+        passages: The candidates' passages, once the legs have answered.
     """
 
     settings: SearchSettings
@@ -67,7 +67,7 @@ class LegsOfRankings:
     query_vector: Float32Array | QueryTokens | None
     ask: Callable[[Float32Array | None], Mapping[str, Ranking | CtxguardError]]
     text_signals: TextSignals | None = None
-    _pool: Pool = field(default_factory=lambda: Pool((), ()), init=False)
+    passages: Pool = field(default_factory=lambda: Pool((), ()), init=False)
 
     @property
     def with_signals(self) -> bool:
@@ -105,9 +105,9 @@ class LegsOfRankings:
         if errors and not rankings:
             raise errors[0]
         if len(rankings) == 1:
-            self._pool, candidates = alone(*rankings.popitem(), self.depth)
+            self.passages, candidates = alone(*rankings.popitem(), self.depth)
         else:
-            self._pool, candidates = united(rankings, self.depth, self.settings.leg_fusion)
+            self.passages, candidates = united(rankings, self.depth, self.settings.leg_fusion)
         return candidates, failures
 
     def _vector(self) -> Float32Array:
@@ -117,17 +117,9 @@ class LegsOfRankings:
 
     def signalled(self, candidates: Candidates) -> Candidates:
         """Add the signals of the candidates' texts."""
-        passages = list(map(self.passage, candidates.rows.tolist()))
+        passages = list(map(self.passages.__getitem__, candidates.rows.tolist()))
         signals = self.text_signals.text_signals(self.query, passages)  # type: ignore[union-attr]
         return replace(candidates, signals=signals)
-
-    def passage(self, row: int) -> Passage:
-        """Return the passage of a row."""
-        return self._pool[row]
-
-    def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageSource]:
-        """Return the ids of rows and their passages, read when accessed."""
-        return self._pool.select(rows)
 
 
 class EngineRetriever(Hybrid):

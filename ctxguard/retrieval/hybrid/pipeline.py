@@ -99,14 +99,17 @@ class SearchSettings:
 
 
 class LegSearch(Protocol):
-    """One checked query over one generation of an index.
-
-    Attributes:
-        with_signals: Whether the candidates' signals are computed.
-    """
+    """One checked query over one generation of an index."""
 
     @property
-    def with_signals(self) -> bool: ...
+    def passages(self) -> "Pooled":
+        """The passages by row; known once the legs were searched."""
+        ...
+
+    @property
+    def with_signals(self) -> bool:
+        """Whether the candidates' signals are computed."""
+        ...
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs, and unite and fuse their candidates.
@@ -123,9 +126,11 @@ class LegSearch(Protocol):
         """Add the candidates' signals, and order by the ranker if the fusion says so."""
         ...
 
-    def passage(self, row: int, /) -> Passage:
-        """Return the passage of a row."""
-        ...
+
+class Pooled(Protocol):
+    """Passages by row."""
+
+    def __getitem__(self, row: int, /) -> Passage: ...
 
     def select(self, rows: RowArray, /) -> tuple[tuple[str, ...], PassageSource]:
         """Return the ids of rows, in their order, and their passages, read when accessed."""
@@ -216,7 +221,7 @@ class Hybrid:
                 candidates = best.reranked(reranked)
         if candidates.rows.size > depth:
             candidates = candidates.best(depth)
-        passage_ids, passages = search.select(candidates.rows)
+        passage_ids, passages = search.passages.select(candidates.rows)
         return Ranking(
             passage_ids=passage_ids,
             scores=tuple(candidates.scores.tolist()),
@@ -249,7 +254,7 @@ class Hybrid:
         reranker, rows = self._settings.reranker, candidates.rows
 
         def logits() -> FloatArray:
-            texts = [searchable_text(search.passage(row)) for row in rows.tolist()]
+            texts = [searchable_text(search.passages[row]) for row in rows.tolist()]
             given = np.asarray(reranker.score(query, texts), np.float64)  # type: ignore[union-attr]
             if given.shape != rows.shape:
                 raise StageError(RERANK, f"gave shape {given.shape} for {len(texts)} passages")

@@ -416,7 +416,12 @@ class HybridRetriever(Hybrid):
         for each in (index, index.edited()):
             first_row = AllowedRows(np.zeros(1, np.int64), len(each.passages))
             for allowed in (None, first_row):
-                search = replace(self._search(query, DEFAULT_DEPTH), index=each, allowed=allowed)
+                search = replace(
+                    self._search(query, DEFAULT_DEPTH),
+                    index=each,
+                    passages=each.passages,
+                    allowed=allowed,
+                )
                 candidates, _ = search.legs(None)
                 if search.with_signals:
                     attempt(SIGNALS, search.signalled, candidates)
@@ -478,8 +483,21 @@ class HybridRetriever(Hybrid):
                     "encode the query with the index's embedder"
                 )
         allowed = None if where is None else index.passages.metadata_rows.allowed(where)
-        depth = min(depth, len(index.dense))
-        return Search(index, self._settings, live.legs, query, depth, query_vector, allowed)
+        depth, by_ranker = (
+            min(depth, len(index.passages.ids)),
+            self._settings.fusion.method == "ranker",
+        )
+        return Search(
+            index,
+            index.passages,
+            self._settings,
+            live.legs,
+            query,
+            depth,
+            query_vector,
+            allowed,
+            by_ranker,
+        )
 
 
 def default_signals(embedder: Embedder) -> SignalLevel:

@@ -17,8 +17,6 @@ from ctxguard.core.types import (
     FailureKind,
     FloatArray,
     Leg,
-    Passage,
-    PassageSource,
     ScoreKind,
     StageFailure,
 )
@@ -40,6 +38,7 @@ from ctxguard.retrieval.hybrid.candidates import (
 from ctxguard.retrieval.hybrid.pipeline import SearchSettings
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.retrieval.index.passages import PassageTable
 from ctxguard.retrieval.protocols import (
     Float32Array,
     LexicalHits,
@@ -86,6 +85,7 @@ class Search:
 
     Attributes:
         index: The generation.
+        passages: Its passages.
         settings: The settings of the view that searches.
         stages: The legs' thread pools and circuit breakers.
         query: The query's text, without lone surrogates.
@@ -93,29 +93,20 @@ class Search:
         query_vector: The caller's vector of the query, shape (dimension,), of any length, perhaps
             with its word pieces; None to encode the query.
         allowed: The only rows that may be candidates; None for all.
+        with_signals: Whether the candidates' signals are computed, which need the query's word
+            pieces.
     """
 
     index: HybridIndex
+    passages: PassageTable
     settings: SearchSettings
     stages: LegStages
     query: str
     depth: int
     query_vector: Float32Array | QueryTokens | None = None
     allowed: AllowedRows | None = None
+    with_signals: bool = False
     _tokens: list[QueryTokens | None] = field(default_factory=list, init=False)
-
-    @property
-    def with_signals(self) -> bool:
-        """Whether the candidates' signals are computed, which need the query's word pieces."""
-        return self.settings.fusion.method == "ranker"
-
-    def passage(self, row: int) -> Passage:
-        """Return the passage of a row."""
-        return self.index.passages[row]
-
-    def select(self, rows: RowArray) -> tuple[tuple[str, ...], PassageSource]:
-        """Return the ids of rows and their passages, read when accessed."""
-        return self.index.passages.select(rows)
 
     def legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         """Search the legs under their time limits and circuit breakers.
@@ -127,14 +118,6 @@ class Search:
             StageUnavailableError: no leg answered.
             OverloadedError: no leg had a thread free.
         """
-        found = self._legs(budget)
-        if self.allowed is not None and not self.allowed.hold(found[0].rows):
-            raise FilterViolationError(
-                "filter", "the search gave a passage that `where` excludes: a bug, please report it"
-            )
-        return found
-
-    def _legs(self, budget: Budget | None) -> tuple[Candidates, list[StageFailure]]:
         stages, asked = self.stages, self.settings.stages
         lexical: LexicalHits | StageFailed | None = None
         dense: DenseHits | Candidates | StageFailed | None = None
@@ -168,9 +151,17 @@ class Search:
         if isinstance(lexical, LexicalHits) and isinstance(dense, DenseHits):
             fused = attempt(DENSE, self._fused, lexical, dense)
             if isinstance(fused, Candidates):
-                return fused, []
+                return self._permitted(fused), []
             dense = fused
-        return _alone(lexical, dense)
+        candidates, failures = _alone(lexical, dense)
+        return self._permitted(candidates), failures
+
+    def _permitted(self, candidates: Candidates) -> Candidates:
+        if self.allowed is not None and not self.allowed.hold(candidates.rows):
+            raise FilterViolationError(
+                "filter", "the search gave a passage that `where` excludes: a bug, please report it"
+            )
+        return candidates
 
     def lexical(self) -> LexicalHits:
         """Search the lexical leg.
@@ -304,7 +295,13 @@ class Search:
             raise StageError(
                 SIGNALS, "the index holds nothing to compute signals from; build it again"
             )
-        yield "stems", lambda _: forward.text_signals(self.query, rows)
+        words: list[Any] = []
+
+        def stems(_: dict[str, FloatArray]) -> dict[str, FloatArray]:
+            words.append(forward.candidate_words(rows))
+            return forward.text_signals(self.query, words[0])
+
+        yield "stems", stems
         if not candidates.legs.keys() >= {LEXICAL, DENSE}:
             return
         tokens = self.query_tokens()
@@ -316,7 +313,7 @@ class Search:
                 candidates.legs,
                 signals,
                 self.index.dense.vectors_at(rows),
-                forward.term_cosines(rows),
+                forward.term_cosines(words[0]),
                 self.settings.ranker,
             ),
         )

@@ -196,7 +196,7 @@ class ForwardIndex:
         """The words of each passage, read-only."""
         return self._ordered[0] if self._rows.is_plain else self._gathered(np.arange(len(self)))
 
-    def text_signals(self, query: str, rows: RowArray) -> dict[str, FloatArray]:
+    def text_signals(self, query: str, rows: "RowArray | CandidateWords") -> dict[str, FloatArray]:
         """Compute the text family of some rows, shape (n,) each; see `signals.text`."""
         terms = query_words(
             self._reading,
@@ -205,13 +205,16 @@ class ForwardIndex:
             partial(_known, self.stems, self.stems_with),
             len(self),
         )
-        return named_signals(self._candidates(rows), terms)
+        return named_signals(self.candidate_words(rows), terms)
 
-    def term_cosines(self, rows: RowArray) -> FloatArray:
+    def term_cosines(self, rows: "RowArray | CandidateWords") -> FloatArray:
         """Compute the cosines of rows' term vectors, shape (n, n); see `signals.term_vectors`."""
-        return term_cosines(self._candidates(rows), self._stem_weights)
+        return term_cosines(self.candidate_words(rows), self._stem_weights)
 
-    def _candidates(self, rows: RowArray) -> "CandidateWords":
+    def candidate_words(self, rows: "RowArray | CandidateWords") -> "CandidateWords":
+        """Gather the words of some rows, for callers that need them more than once."""
+        if isinstance(rows, tuple):
+            return rows
         ordered = self._ordered[0]
         if not self._rows.is_plain:
             ordered, rows = self._gathered(rows), np.arange(rows.size)

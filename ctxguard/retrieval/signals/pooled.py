@@ -19,6 +19,10 @@ from ctxguard.retrieval.signals.candidates import (
 from ctxguard.retrieval.signals.ranker import CLIP, INPUTS, RANKER_SIGNAL, Ranker, RankerLevel
 from ctxguard.retrieval.signals.second_pass import second_pass
 
+_BY_RANKS = Fusion()
+_VALUES = {level: [name.rpartition(".")[0] for name in names] for level, names in INPUTS.items()}
+_N_SCORES = {level: sum(name.endswith(".z") for name in INPUTS[level]) for level in INPUTS}
+
 
 def rank_candidates(
     legs: Mapping[str, Leg],
@@ -44,20 +48,22 @@ def rank_candidates(
         KeyError: an input of the ranker is missing.
     """
     cosines = cosines_between(vectors)
-    lists = list_signals(cosines, term_cosines, best_first(fuse(legs, Fusion())))
-    scores = ranker_scores(legs, {**signals, **lists}, ranker)
+    fused = fuse(legs, _BY_RANKS)
+    lists = list_signals(cosines, term_cosines, best_first(fused))
+    scores = ranker_scores(legs, {**signals, **lists}, ranker, fused)
     return {**lists, RANKER_SIGNAL: scores, **second_pass(cosines, term_cosines, scores)}
 
 
 def ranker_scores(
-    legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], ranker: Ranker
+    legs: Mapping[str, Leg],
+    signals: Mapping[str, FloatArray],
+    ranker: Ranker,
+    fused: FloatArray | None = None,
 ) -> FloatArray:
     """Compute the ranker's score of every candidate, shape (n,); arguments as `ranker_inputs`."""
     level = level_of(signals)
-    weights = ranker.weights(level)
-    return _weighted_sums(
-        ranker_inputs(legs, signals, level), np.array([weights[name] for name in INPUTS[level]])
-    )
+    weights = np.fromiter(map(ranker.weights(level).__getitem__, INPUTS[level]), np.float64)
+    return _weighted_sums(ranker_inputs(legs, signals, level, fused), weights)
 
 
 def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:
@@ -66,7 +72,10 @@ def level_of(signals: Mapping[str, FloatArray]) -> RankerLevel:
 
 
 def ranker_inputs(
-    legs: Mapping[str, Leg], signals: Mapping[str, FloatArray], level: RankerLevel
+    legs: Mapping[str, Leg],
+    signals: Mapping[str, FloatArray],
+    level: RankerLevel,
+    fused: FloatArray | None = None,
 ) -> FloatArray:
     """Compute the inputs of a level, shape (number of inputs, n), rows in the order of ``INPUTS``.
 
@@ -77,6 +86,7 @@ def ranker_inputs(
         legs: ``lexical`` and ``dense``, shape (n,) each.
         signals: The raw signals by name, list signals included, shape (n,) each.
         level: The level, which chooses the inputs.
+        fused: The reciprocal ranks of the legs, shape (n,); None to fuse them here.
 
     Raises:
         KeyError: a signal is missing.
@@ -85,11 +95,10 @@ def ranker_inputs(
         **signals,
         "dense": legs["dense"].scores,
         "lexical": np.log1p(np.maximum(legs["lexical"].scores, 0.0)),
-        "reciprocal_ranks": fuse(legs, Fusion()),
+        "reciprocal_ranks": fuse(legs, _BY_RANKS) if fused is None else fused,
     }
-    names = INPUTS[level]
-    rows = np.array([values[name.rpartition(".")[0]] for name in names])
-    _transform(rows, sum(name.endswith(".z") for name in names), CLIP)
+    rows = np.array(list(map(values.__getitem__, _VALUES[level])))
+    _transform(rows, _N_SCORES[level], CLIP)
     return rows
 
 
