@@ -32,6 +32,15 @@ RETRIEVER = "retriever"
 _WORKERS = 32
 
 
+class _InFlight:
+    """The number of requests in flight, and its lock: one look-up for both."""
+
+    __slots__ = ("lock", "n")
+
+    def __init__(self) -> None:
+        self.lock, self.n = Lock(), 0
+
+
 class BoundedCaller:
     """Calls a retriever that does not support deadlines.
 
@@ -43,9 +52,8 @@ class BoundedCaller:
         ConfigurationError: an argument is out of range.
     """
 
-    _lock = OfProcess(Lock)
-    # A forked child has none: they belong to its parent.
-    _in_flight = OfProcess(int)
+    # A forked child has none in flight: they belong to its parent.
+    _in_flight = OfProcess(_InFlight)
 
     def __init__(self, deadline_seconds: float | None, max_in_flight: int) -> None:
         check_seconds("deadline_seconds", deadline_seconds)
@@ -74,9 +82,10 @@ class BoundedCaller:
             UnansweredError: it is late, or was not called because its circuit is open.
             Exception: whatever the function raises.
         """
-        with self._lock:
-            is_full = self._in_flight >= self._limit
-            self._in_flight += not is_full
+        in_flight = self._in_flight
+        with in_flight.lock:
+            is_full = in_flight.n >= self._limit
+            in_flight.n += not is_full
         if is_full:
             raise self._overloaded()
         try:
@@ -88,8 +97,8 @@ class BoundedCaller:
                 work = partial(_call_and_read, function, *args, **options)
                 returned = self._stage.call(work, self._seconds, is_only_stage=True)
         finally:
-            with self._lock:
-                self._in_flight -= 1
+            with in_flight.lock:
+                in_flight.n -= 1
         if not isinstance(returned, Ranking) and inspect.isawaitable(returned):
             if inspect.iscoroutine(returned):
                 returned.close()  # or Python warns that nobody awaited it
@@ -123,16 +132,17 @@ class BoundedCaller:
     @contextmanager
     def _in_flight_now(self) -> Iterator[None]:
         """Count a request as in flight; errors as for `call`."""
-        with self._lock:
-            is_full = self._in_flight >= self._limit
-            self._in_flight += not is_full
+        in_flight = self._in_flight
+        with in_flight.lock:
+            is_full = in_flight.n >= self._limit
+            in_flight.n += not is_full
         if is_full:
             raise self._overloaded()
         try:
             yield
         finally:
-            with self._lock:
-                self._in_flight -= 1
+            with in_flight.lock:
+                in_flight.n -= 1
 
     def _overloaded(self) -> OverloadedError:
         return OverloadedError(

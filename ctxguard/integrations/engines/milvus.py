@@ -95,6 +95,7 @@ class MilvusEngine(Engine):
     name = _NAME
     # Milvus takes messages of 64 MB; a row is at most 5 texts of `MAX_BYTES` and a vector.
     rows_per_write = 128
+    _writing = OfProcess(threading.Lock)
 
     _writing = OfProcess(threading.Lock)
 

@@ -4,7 +4,7 @@ A leg that raises, hangs or gives garbage becomes a `StageFailure`; the other an
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from time import perf_counter
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ctxguard.retrieval.index.kernels import FusedCandidates
 
 _T = TypeVar("_T")
-_Step = Callable[[dict[str, FloatArray]], dict[str, FloatArray]]
+_Step = Callable[[Mapping[str, FloatArray]], dict[str, FloatArray]]
 
 _BOTH = (LEXICAL, DENSE)
 
@@ -288,35 +288,34 @@ class Search:
             taken[family] = 1e3 * (perf_counter() - start)
         return taken
 
-    def _steps(self, candidates: Candidates) -> Iterator[tuple[str, _Step]]:
-        """Yield the steps in their order, each from the signals before it."""
-        forward, sentences, rows = self.index.forward, self.index.sentences, candidates.rows
+    def _steps(self, candidates: Candidates) -> list[tuple[str, _Step]]:
+        """List the steps in their order, each from the signals before it."""
+        index, rows = self.index, candidates.rows
+        forward, sentences = index.forward, index.sentences
         if forward is None:
             raise StageError(
                 SIGNALS, "the index holds nothing to compute signals from; build it again"
             )
         words: list[Any] = []
 
-        def stems(_: dict[str, FloatArray]) -> dict[str, FloatArray]:
+        def stems(_: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
             words.append(forward.candidate_words(rows))
             return forward.text_signals(self.query, words[0])
 
-        yield "stems", stems
-        if not candidates.legs.keys() >= {LEXICAL, DENSE}:
-            return
+        def ranker(signals: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+            vectors, cosines = index.dense.vectors_at(rows), forward.term_cosines(words[0])
+            ranked: dict[str, FloatArray] = _pooled().rank_candidates(
+                candidates.legs, signals, vectors, cosines, self.settings.ranker
+            )
+            return ranked
+
+        steps: list[tuple[str, _Step]] = [("stems", stems)]
+        if len(candidates.legs) < 2:
+            return steps
         tokens = self.query_tokens()
         if sentences is not None and tokens is not None:
-            yield "sentences", lambda _: sentences.signals(tokens, rows)
-        yield (
-            "ranker",
-            lambda signals: _pooled().rank_candidates(
-                candidates.legs,
-                signals,
-                self.index.dense.vectors_at(rows),
-                forward.term_cosines(words[0]),
-                self.settings.ranker,
-            ),
-        )
+            steps.append(("sentences", lambda _: sentences.signals(tokens, rows)))
+        return [*steps, ("ranker", ranker)]
 
 
 def _alone(
