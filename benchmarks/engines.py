@@ -38,11 +38,11 @@ from calibration.data.readers import read_beir, read_corpus
 from calibration.evaluate import bootstrap_interval, per_query
 from calibration.pool_labels import label
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import FloatArray, Passage, Route
 from ctxguard.errors import CtxguardError
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.profile.schema import Interval
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.embedder import SentenceTransformerEmbedder

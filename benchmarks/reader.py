@@ -154,8 +154,8 @@ def fitted(method: str, simulation: Simulation) -> dict[TermName, Estimate]:
         terms = fit_utilities(simulation.answers, simulation.dataset).terms
         return {
             name: None
-            if (own := terms[name]).value is None or own.lower is None or own.upper is None
-            else (own.value, own.lower, own.upper)
+            if (own := terms[name]).value is None or own.bounds is None
+            else (own.value, *own.bounds)
             for name in COSTS
         }
     fit = pooled if method == "pooled" else conditional
@@ -163,10 +163,10 @@ def fitted(method: str, simulation: Simulation) -> dict[TermName, Estimate]:
     columns = term_columns(marked.contexts)
     rows = np.stack([columns[name] for name in COLUMNS], axis=1)
     coefficients, covariance = fit(rows, marked.question, marked.correct)
-    model = WithinFit(COLUMNS, coefficients, covariance, QUANTILE)
+    model = WithinFit(COLUMNS, coefficients, covariance, QUANTILE, len(rows))
     ratios = {name: model.ratio({name: -1.0}, {"relevant": 1.0}) for name in COSTS}
     return {
-        name: None if r.lower is None or r.upper is None else (r.value, r.lower, r.upper)
+        name: None if r.value is None or r.bounds is None else (r.value, *r.bounds)
         for name, r in ratios.items()
     }
 

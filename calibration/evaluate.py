@@ -11,10 +11,11 @@ import numpy as np
 
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_temperature
-from calibration.pool_labels import PoolLabels, discounts, label
+from calibration.pool_labels import PoolLabels, label
 from calibration.replay import Pools
 from calibration.weights import weighted_mean
 from ctxguard.core.decision import decide
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
@@ -38,14 +39,11 @@ from ctxguard.core.metrics import (
 from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.scores import is_relative, relative_scores, within_domain
 from ctxguard.core.types import FloatArray, Ranking
-from ctxguard.profile.schema import Evidence, Interval
+from ctxguard.profile.schema import Evidence
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
 NDCG_CUTOFF = 10
-SHOWN_SIZES = 20
-"""Contexts of up to so many passages are shown one by one."""
-
 PROFILE_METRICS: Mapping[str, str] = {
     "recall": "share of the query's relevant passages that the context holds",
     "precision": "share of the context that is relevant, an unlabelled passage counted as not",
@@ -97,6 +95,14 @@ class QueryMetrics:
     values: Mapping[str, FloatArray]
     weights: FloatArray | None = None
 
+    def rows(self, places: Sequence[int]) -> "QueryMetrics":
+        """Some of the queries, by their places."""
+        return QueryMetrics(
+            tuple(self.query_ids[place] for place in places),
+            {name: column[places] for name, column in self.values.items()},
+            None if self.weights is None else self.weights[places],
+        )
+
     def evidence(self, seed: int = 0, metrics: Iterable[str] | None = None) -> Evidence:
         """Means with bootstrap intervals over the queries that define a metric.
 
@@ -105,13 +111,10 @@ class QueryMetrics:
             metrics: Which ones; all unless given.
         """
         names = self.values if metrics is None else metrics
-        return Evidence(
-            queries=len(self.query_ids),
-            metrics={
-                name: bootstrap_interval(self.values[name], self.weights, seed=seed)
-                for name in names
-            },
-        )
+        names = tuple(names)
+        columns = [self.values[name] for name in names]
+        found = bootstrap_intervals(columns, self.weights, seed=seed)
+        return Evidence(queries=len(self.query_ids), metrics=dict(zip(names, found, strict=True)))
 
 
 def per_query(
@@ -275,31 +278,14 @@ def _measure(
     }
 
 
-def utilities_by_rank(pools: Pools, labels: PoolLabels, policy: Policy, k: int) -> FloatArray:
-    """Discounted strict utility at each rank of the contexts of a policy whose k is ``k``.
-
-    Its threshold stays as it is, so sums of the first columns are strict UDCG at smaller k.
-
-    Returns:
-        Shape (n_q, k); 0 beyond the end of a context.
-    """
-    widest = replace(policy, k=k, min_keep=min(policy.min_keep, k))
-    worth = np.zeros((len(pools), k))
-    for row, ranking in enumerate(pools.rankings()):
-        kept = list(decide(ranking, widest).kept)
-        worth[row, : len(kept)] = labels.utilities[row, kept]
-    return worth * discounts(k)
-
-
 def bootstrap_interval(
     values: FloatArray,
     weights: FloatArray | None = None,
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
 ) -> Interval:
-    """The mean over defined values with its percentile bootstrap interval, clustered by query.
+    """Compute the mean over defined values with its percentile interval, resampled by query.
 
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, §13. One value cannot be
     resampled: its bounds are None. Values of unequal weight are resampled with their weights.
@@ -308,34 +294,65 @@ def bootstrap_interval(
     >>> round(interval.value, 4), interval.n
     (0.6667, 3)
     """
-    known = ~np.isnan(values)
-    defined = values[known]
-    own = np.ones(defined.size) if weights is None else weights[known]
-    if defined.size == 0:
-        return Interval(value=None, lower=None, upper=None, n=0)
-    mean = float(weighted_mean(defined, own))
-    if defined.size == 1:
-        return Interval(value=mean, lower=None, upper=None, n=1)
-    means = resampled_means(defined[:, None], own, seed=seed, resamples=resamples)[:, 0]
-    lower, upper = interval_bounds(means, confidence).tolist()
-    return Interval(value=mean, lower=lower, upper=upper, n=int(defined.size))
+    return bootstrap_intervals([values], weights, seed=seed, resamples=resamples)[0]
 
 
-def bootstrap_intervals(values: FloatArray, *, seed: int = 0) -> list[Interval]:
-    """``bootstrap_interval`` of each column, resampled once if no value is undefined."""
-    n = values.shape[0]
-    if n < 2 or np.isnan(values).any():
-        return [bootstrap_interval(column, seed=seed) for column in values.T]
-    bounds = interval_bounds(resampled_means(values, seed=seed)).tolist()
-    return [
-        Interval(value=mean, lower=lower, upper=upper, n=n)
-        for mean, lower, upper in zip(values.mean(axis=0).tolist(), *bounds, strict=True)
-    ]
+def bootstrap_intervals(
+    columns: Iterable[FloatArray],
+    weights: FloatArray | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> list[Interval]:
+    """Compute ``bootstrap_interval`` of several columns of the same queries.
+
+    Columns that are defined on the same queries are resampled together, which is faster.
+    """
+    columns = list(columns)
+    defined = [~np.isnan(column) for column in columns]
+    groups: dict[bytes, list[int]] = {}
+    for place, known in enumerate(defined):
+        groups.setdefault(known.tobytes(), []).append(place)
+    found = [Interval.undefined()] * len(columns)
+    for places in groups.values():
+        known = defined[places[0]]
+        n = int(known.sum())
+        if n == 0:
+            continue
+        own = np.ones(n) if weights is None else weights[known]
+        values = [columns[place][known] for place in places]
+        ends: list[list[float | None]] = [[None, None]] * len(places)
+        if n > 1:
+            table = np.column_stack(values)
+            samples = resampled_means(table, own, seed=seed, resamples=resamples)
+            ends = interval_bounds(samples).T.tolist()
+        for place, column, (lower, upper) in zip(places, values, ends, strict=True):
+            found[place] = Interval(float(weighted_mean(column, own)), lower, upper, n)
+    return found
 
 
-def interval_bounds(samples: FloatArray, confidence: float = CONFIDENCE) -> FloatArray:
+def bootstrap_ratio(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> Interval:
+    """Compute Σ parts / Σ wholes with its percentile interval, over queries that have a whole.
+
+    >>> ratio = bootstrap_ratio(np.array([1.0, 0.0]), np.array([2.0, 2.0]))
+    >>> ratio.value, ratio.n
+    (0.25, 2)
+    """
+    some = wholes > 0
+    n = int(some.sum())
+    if n == 0:
+        return Interval.undefined()
+    value = float(parts[some].sum() / wholes[some].sum())
+    if n == 1:
+        return Interval(value, None, None, n)
+    means = resampled_means(np.column_stack([parts[some], wholes[some]]), seed=seed)
+    lower, upper = interval_bounds(means[:, 0] / means[:, 1]).tolist()
+    return Interval(value, lower, upper, n)
+
+
+def interval_bounds(samples: FloatArray) -> FloatArray:
     """The ends of the percentile interval of bootstrap samples, along the first axis."""
-    tail = (1.0 - confidence) / 2.0
+    tail = (1.0 - CONFIDENCE) / 2.0
     bounds: FloatArray = np.quantile(samples, [tail, 1.0 - tail], axis=0)
     return bounds
 

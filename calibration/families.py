@@ -13,10 +13,10 @@ from calibration.fit import fit_relevance, out_of_fold, pool_features, probabili
 from calibration.grid import utility_grid
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
+from calibration.results import Difference, as_difference
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.signals import OTHER_TRANSFORMS, TRANSFORMS
 from ctxguard.core.types import FloatArray
-from ctxguard.profile.schema import Interval
 
 LEGS, OWN = "legs", "own"
 
@@ -55,7 +55,7 @@ class FamilyGain:
 
     family: str
     signals: tuple[str, ...]
-    gain: Interval
+    gain: Difference
     milliseconds: float | None
 
 
@@ -105,7 +105,7 @@ def family_gains(
         FamilyGain(
             family,
             signals,
-            bootstrap_interval(whole - utility(family), seed=seed),
+            as_difference("udcg_strict", bootstrap_interval(whole - utility(family), seed=seed)),
             costs.get(family),
         )
         for family, signals in families.items()

@@ -18,10 +18,10 @@ import numpy as np
 
 from calibration.calibrate import Calibration, Passes, calibrate
 from calibration.calibrate_route import Settings
-from calibration.compare.paired_differences import Difference, differences
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.evaluate import QueryMetrics, per_query
 from calibration.pool_labels import label
+from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RecordedRankings
 from calibration.weights import effective_number
 from ctxguard.core.corpus_sketch import CorpusSketch
@@ -351,16 +351,13 @@ class Recalibration:
     Attributes:
         profile: The profile in force with one route replaced.
         calibration: The calibration of that route.
-        old, new: Metrics of the old and the new policy on the held-out queries.
-        differences: By metric, new less old, paired by query.
+        results: The policies ``old`` and ``new`` on the held-out queries.
         held_out: How many questions are held out.
     """
 
     profile: Profile
     calibration: Calibration
-    old: QueryMetrics
-    new: QueryMetrics
-    differences: Mapping[str, Difference]
+    results: Results
     held_out: int
 
 
@@ -426,7 +423,7 @@ def recalibrate(
     def measured(policy: Policy) -> QueryMetrics:
         return per_query(pools, labels, policy, settings.utilities)
 
-    old, new = measured(before.policy), measured(after.policy)
+    measured_policies = {"old": measured(before.policy), "new": measured(after.policy)}
     return Recalibration(
         profile=profile.model_copy(
             update={
@@ -443,8 +440,6 @@ def recalibrate(
             }
         ),
         calibration=calibration,
-        old=old,
-        new=new,
-        differences=differences(new, old, seed=settings.seed),
+        results=tabulate(measured_policies, COMPARED, seed=settings.seed),
         held_out=len(pools),
     )

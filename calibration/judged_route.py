@@ -15,12 +15,12 @@ from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features,
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, Mixture, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
+from ctxguard.core.interval import Interval
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
 from ctxguard.core.types import DEFAULT_K, FloatArray
 from ctxguard.errors import CalibrationError
 from ctxguard.monitor.estimation.ratio import t_quantile
-from ctxguard.profile.schema import Interval
 
 JUDGED_DEPTH = 20
 """Passages of each question that are judged. Five are too few, and 30 bring nothing."""

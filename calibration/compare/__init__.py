@@ -2,7 +2,6 @@
 
 candidates           the compared settings
 comparison           compare(): replays them and measures what each would serve
-paired_differences   difference of two candidates, paired by query
 verdict              SAFE, RISKY or DANGEROUS
 saved_comparison     comparisons saved as JSON, and regressions against them
 """

@@ -13,68 +13,34 @@ import numpy as np
 
 from calibration.calibrate_route import FEWEST_LABELS
 from calibration.compare.candidates import Candidate
-from calibration.compare.paired_differences import BETTER_WHEN, Difference, differences
-from calibration.compare.verdict import DEFAULT_RULE, Verdict, VerdictRule, harm_share
+from calibration.compare.verdict import DEFAULT_RULE, Verdict, VerdictRule
+from calibration.curve import Curve, curve
 from calibration.data.dataset import Dataset
-from calibration.evaluate import (
-    SHOWN_SIZES,
-    QueryMetrics,
-    bootstrap_intervals,
-    interval_bounds,
-    per_query,
-    resampled_means,
-    utilities_by_rank,
-)
+from calibration.evaluate import QueryMetrics, bootstrap_ratio, per_query
 from calibration.families import FamilyGain, family_gains
 from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
+from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RankingSource, wrapped
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.core.policies import Policy
 from ctxguard.core.types import DEFAULT_DEPTH, Ranking, ScoreKind, ScoreKindName
 from ctxguard.errors import CalibrationError, ConfigurationError, CtxguardError
-from ctxguard.profile.schema import Interval
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
 
 
 @dataclass(frozen=True)
-class CurvePoint:
-    """The gain and harm of a candidate whose context holds at most ``k`` passages."""
-
-    k: int
-    udcg_strict: Interval
-    gain: Interval
-    harm: Interval
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Gain, harm and strict UDCG by k.
-
-    Attributes:
-        points: The points for k = 1, 2, …
-        optimal_k: The k of highest mean strict UDCG; the smallest if several are equal.
-        within_noise: Every k that is not worse than the optimal one by more than noise, paired
-            by query.
-    """
-
-    points: tuple[CurvePoint, ...]
-    optimal_k: int
-    within_noise: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Compared:
-    """One candidate's figures.
+    """One candidate's figures beside those in the table of results.
 
     Attributes:
         kind: The kind of its scores.
-        metrics: Means with intervals, by the names in ``BETTER_WHEN``.
-        per_query: The same metrics, query by query.
+        per_query: The metrics ``COMPARED``, query by query.
         curve: Gain and harm by the size of the context.
-        harm_share: Mean harm / (mean gain + mean harm), in [0, 1]; no value if both are 0.
+        harm_share: Mean harm / (mean gain + mean harm) of strict UDCG over the queries with either,
+            in [0, 1]; no value if there is none.
         verdict: The verdict of the rule; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
@@ -84,7 +50,6 @@ class Compared:
 
     candidate: Candidate
     kind: ScoreKind
-    metrics: Mapping[str, Interval]
     per_query: QueryMetrics
     curve: Curve
     harm_share: Interval
@@ -99,8 +64,7 @@ class Comparison:
 
     Attributes:
         candidates: The candidates in the order given.
-        baseline: Name of the candidate that differences are taken from.
-        differences: By name of each other candidate, then by metric.
+        results: Their metrics ``COMPARED``, with differences from the baseline.
         rule: The rule of the verdicts.
         utilities: The utility of a passage.
         unlabelled: How a passage without a label counts, in words.
@@ -109,8 +73,7 @@ class Comparison:
     """
 
     candidates: tuple[Compared, ...]
-    baseline: str
-    differences: Mapping[str, Mapping[str, Difference]]
+    results: Results
     rule: VerdictRule
     utilities: Utilities
     unlabelled: str
@@ -198,15 +161,13 @@ def compare(
                 seed=seed,
             )
         )
-    reference = next(each for each in compared if each.candidate.name == baseline)
     return Comparison(
         candidates=tuple(compared),
-        baseline=baseline,
-        differences={
-            each.candidate.name: differences(each.per_query, reference.per_query, seed=seed)
-            for each in compared
-            if each is not reference
-        },
+        results=tabulate(
+            {each.candidate.name: each.per_query for each in compared},
+            reference=baseline,
+            seed=seed,
+        ),
         rule=rule,
         utilities=utilities,
         unlabelled=unlabelled_note(dataset, utilities),
@@ -292,16 +253,15 @@ def _compared(
     families: tuple[FamilyGain, ...],
     seed: int,
 ) -> Compared:
-    measured = per_query(pools, labels, candidate.policy, utilities)
-    chosen = QueryMetrics(measured.query_ids, {name: measured.values[name] for name in BETTER_WHEN})
-    harm = chosen.values["harm"]
-    share = harm_share(chosen.values["udcg_strict"] + harm, harm, seed=seed)
+    measured = per_query(pools, labels, candidate.policy, utilities).values
+    share = bootstrap_ratio(
+        measured["harm"], measured["udcg_strict"] + 2 * measured["harm"], seed=seed
+    )
     return Compared(
         candidate=candidate,
         kind=pools.kind,
-        metrics=chosen.evidence(seed).metrics,
-        per_query=chosen,
-        curve=dynamic_k(pools, labels, candidate.policy, seed=seed),
+        per_query=QueryMetrics(pools.query_ids, {name: measured[name] for name in COMPARED}),
+        curve=curve(pools, labels, candidate.policy, seed=seed),
         harm_share=share,
         verdict=rule.verdict(share),
         latency_ms=latency_ms,
@@ -318,24 +278,3 @@ def _families(
         return family_gains(labelled, utilities=utilities, seed=seed)
     except CalibrationError:  # for instance, nothing relevant was retrieved
         return ()
-
-
-def dynamic_k(pools: Pools, labels: PoolLabels, policy: Policy, *, seed: int = 0) -> Curve:
-    """Compute gain and harm of contexts of at most k passages under a policy, for k = 1 … 20.
-
-    The threshold of the policy applies, so the curve is flat if it, not k, ends the context.
-    """
-    most = min(SHOWN_SIZES, pools.scores.shape[1])
-    worth = utilities_by_rank(pools, labels, policy, most)
-    gain, harm = np.maximum(worth, 0.0).cumsum(axis=1), np.maximum(-worth, 0.0).cumsum(axis=1)
-    utility = gain - harm
-    # Rounded, so that another order of summation does not make a larger k better.
-    best = int(np.argmax(np.round(utility.mean(axis=0), 12)))
-    means = resampled_means(utility, seed=seed)
-    behind = interval_bounds(means - means[:, [best]])[1]
-    intervals = [bootstrap_intervals(values, seed=seed) for values in (utility, gain, harm)]
-    return Curve(
-        points=tuple([CurvePoint(k, *at) for k, at in enumerate(zip(*intervals, strict=True), 1)]),
-        optimal_k=best + 1,
-        within_noise=tuple([k + 1 for k in range(most) if behind[k] >= 0.0]),
-    )

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from calibration.compare.comparison import Comparison
-from calibration.compare.paired_differences import BETTER_WHEN, Difference, differences
 from calibration.evaluate import QueryMetrics
+from calibration.results import COMPARED, NEITHER_IS_BETTER, Difference, differences
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.metrics import Utilities
 from ctxguard.errors import ConfigurationError, DataError
@@ -141,7 +141,7 @@ def check_metrics(names: Sequence[str]) -> tuple[str, ...]:
     >>> check_metrics([]), check_metrics(["harm", "harm"])
     (('udcg_strict', 'recall'), ('harm',))
     """
-    allowed = [name for name, better in BETTER_WHEN.items() if better is not None]
+    allowed = [name for name in COMPARED if name not in NEITHER_IS_BETTER]
     for name in names:
         if name not in allowed:
             raise ConfigurationError(
@@ -196,8 +196,7 @@ def check_regressions(
             checks.append(RegressionCheck(name, None, {}, tolerance))
             continue
         values = earlier.values(saved.query_ids, metrics)
-        found = differences(compared.per_query, values, seed=seed)
-        by_metric = {metric: found[metric] for metric in metrics}
+        by_metric = differences(compared.per_query, values, metrics, seed=seed)
         checks.append(RegressionCheck(name, earlier.name, by_metric, tolerance))
     if all(check.saved is None for check in checks):
         raise ConfigurationError(

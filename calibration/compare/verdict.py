@@ -6,12 +6,9 @@ Pure: no I/O, no clock, no logging.
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from calibration.evaluate import CONFIDENCE, interval_bounds, resampled_means
-from ctxguard.core.types import FloatArray
+from calibration.evaluate import CONFIDENCE
+from ctxguard.core.interval import Interval
 from ctxguard.errors import ConfigurationError
-from ctxguard.profile.schema import Interval
 
 Verdict = Literal["SAFE", "RISKY", "DANGEROUS"]
 
@@ -59,41 +56,14 @@ class VerdictRule:
         >>> VerdictRule().verdict(Interval(value=0.2, lower=0.1, upper=0.3, n=50))
         'SAFE'
         """
-        if share.lower is None or share.upper is None:
+        if share.bounds is None:
             return None
+        lower, upper = share.bounds
         if share.n < self.fewest:
             return "RISKY"
-        if share.upper <= self.safe:
+        if upper <= self.safe:
             return "SAFE"
-        return "DANGEROUS" if share.lower >= self.dangerous else "RISKY"
+        return "DANGEROUS" if lower >= self.dangerous else "RISKY"
 
 
 DEFAULT_RULE = VerdictRule()
-
-
-def harm_share(gain: FloatArray, harm: FloatArray, *, seed: int = 0) -> Interval:
-    """Compute mean harm / (mean gain + mean harm) with a bootstrap interval by query.
-
-    Args:
-        gain: Shape (n_q,), ≥ 0.
-        harm: Shape (n_q,), ≥ 0.
-        seed: Random seed of the bootstrap.
-
-    Returns:
-        A share in [0, 1]. No value if gain and harm are 0 for every query; no bounds if
-        there is one query, or if a resample has neither gain nor harm.
-
-    >>> harm_share(np.array([3.0, 3.0]), np.array([1.0, 1.0]))
-    Interval(value=0.25, lower=0.25, upper=0.25, n=2)
-    """
-    n = int(gain.size)
-    total = float(gain.sum() + harm.sum())
-    if total <= 0.0:
-        return Interval(value=None, lower=None, upper=None, n=n)
-    value = float(harm.sum()) / total
-    means = resampled_means(np.column_stack([gain, harm]), seed=seed)
-    totals = means.sum(axis=1)
-    if n < 2 or (totals <= 0.0).any():
-        return Interval(value=value, lower=None, upper=None, n=n)
-    lower, upper = interval_bounds(means[:, 1] / totals)
-    return Interval(value=value, lower=float(lower), upper=float(upper), n=n)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from calibration.data.dataset import Dataset
 from calibration.evaluate import bootstrap_interval
 from calibration.replay import Pools
+from ctxguard.core.interval import Interval
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.profile.schema import Interval
 
 
 @dataclass(frozen=True, slots=True)

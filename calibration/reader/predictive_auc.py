@@ -1,14 +1,13 @@
 """Predictive AUC: how often a metric ranks the right one of two answers to a question first."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from calibration.data.dataset import Dataset
 from calibration.evaluate import RESAMPLES, interval_bounds
 from calibration.reader.answers import Answer, LabelledContext, MarkedContexts, TermName, mark
-from calibration.reader.utilities import ReaderFit, cost_by_kind, fit_terms, penalties
+from calibration.reader.utilities import Finding, ReaderFit, cost_by_kind, fit_terms, penalties
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
@@ -41,28 +40,6 @@ _DIGITS = 6
 _TIE_DIGITS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class PredictiveAuc:
-    """The frequency with which a metric is higher for the right one of two answers to a question.
-
-    Ties count half, so 0.5 is chance. Answers to different questions are not compared: a question
-    that is hard both to retrieve for and to answer would make every metric look good.
-
-    Attributes:
-        value: In [0, 1]; None if it is undefined or rests on too few questions.
-        lower: Lower end of its bootstrap interval over questions.
-        upper: Upper end, as ``lower``.
-        n: Questions with a right and a wrong answer.
-        reason_if_none: Why there is no value.
-    """
-
-    value: float | None
-    lower: float | None
-    upper: float | None
-    n: int
-    reason_if_none: str | None = None
-
-
 def predictive_aucs(
     answers: Sequence[Answer],
     dataset: Dataset,
@@ -71,10 +48,12 @@ def predictive_aucs(
     seed: int,
     utilities: Utilities = DEFAULT_UTILITIES,
     resamples: int = RESAMPLES,
-) -> dict[str, PredictiveAuc]:
-    """Compute the predictive AUC of every metric of ``DESCRIPTIONS``.
+) -> dict[str, Finding]:
+    """Compute how often each metric of ``DESCRIPTIONS`` is higher for the right of two answers.
 
-    The costs of ``udcg_fitted`` come from the questions of the other ``FOLDS`` − 1 folds.
+    Ties count half, so 0.5 is chance. Answers to different questions are not compared: a question
+    that is hard both to retrieve for and to answer would make every metric look good. The costs of
+    ``udcg_fitted`` come from the questions of the other ``FOLDS`` − 1 folds.
     The terms of the model were chosen on all questions.
 
     Args:
@@ -84,6 +63,10 @@ def predictive_aucs(
         seed: Random seed of folds and bootstrap.
         utilities: The preset that the unfitted metrics use.
         resamples: Bootstrap samples of questions.
+
+    Returns:
+        Shares in [0, 1], with bootstrap intervals over questions; n counts questions with a right
+        and a wrong answer.
 
     Raises:
         CalibrationError: no answer belongs to a question with a relevant passage.
@@ -95,7 +78,7 @@ def predictive_aucs(
     random = np.random.default_rng(seed)
     n = len(marked.query_ids)
     counts = random.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
-    missing = PredictiveAuc(None, None, None, 0, "the answers do not identify a cost of the reader")
+    missing = Finding(None, None, None, 0, "the answers do not identify a cost of the reader")
     return {
         name: _within(scores[name], marked, counts) if name in scores else missing
         for name in DESCRIPTIONS
@@ -162,7 +145,7 @@ def _cross_fitted(
     return scores
 
 
-def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> PredictiveAuc:
+def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> Finding:
     n_queries = len(marked.query_ids)
     concordant, pairs = np.zeros(n_queries), np.zeros(n_queries)
     # Rounded, so that equal contexts tie whatever the order of summation.
@@ -175,9 +158,9 @@ def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> P
     n = int((pairs > 0).sum())
     if n < MIN_QUESTIONS:
         reason = f"{n} questions have a right and a wrong answer; {MIN_QUESTIONS} are needed"
-        return PredictiveAuc(None, None, None, n, reason)
+        return Finding(None, None, None, n, reason)
     all_pairs = np.einsum("rq,q->r", counts, pairs)
     samples = np.einsum("rq,q->r", counts, concordant)[all_pairs > 0] / all_pairs[all_pairs > 0]
     lower, upper = interval_bounds(samples).round(_DIGITS).tolist()
     value = round(float(concordant.sum() / pairs.sum()), _DIGITS)
-    return PredictiveAuc(value, lower, upper, n)
+    return Finding(value, lower, upper, n)

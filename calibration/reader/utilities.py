@@ -29,11 +29,11 @@ from calibration.reader.identification import (
 )
 from calibration.reader.within_question import (
     CONFIDENCE,
-    Bounds,
     WithinFit,
     WithinQuestion,
     compared_questions,
 )
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import FloatArray
 from ctxguard.errors import CalibrationError
@@ -74,22 +74,14 @@ RULES: tuple[str, ...] = (
 _DIGITS = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One term of a context's utility.
+@dataclass(frozen=True)
+class Finding(Interval):
+    """An estimate from a reader's answers, or the reason why they do not identify it.
 
     Attributes:
-        value: The estimate; None if the answers do not identify it.
-        lower: Lower end of its interval; also given if the interval is too wide for a value.
-        upper: Upper end, as ``lower``.
-        n: Number of answers that it was estimated from.
-        reason_if_none: Why there is no value.
+        reason_if_none: Why there is no value; the interval is still given if it is too wide.
     """
 
-    value: float | None
-    lower: float | None
-    upper: float | None
-    n: int
     reason_if_none: str | None = None
 
 
@@ -103,7 +95,7 @@ class Cost:
     """
 
     kinds: tuple[TermName, ...]
-    cost: Term
+    cost: Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +104,21 @@ class Pooling:
 
     Attributes:
         milder, harsher: The kinds; the harsher ones should cost more.
-        value: Cost of the harsher minus that of the milder, as a share of the gain.
-        lower, upper: Its interval; None for an end that does not exist.
+        more: Cost of the harsher minus that of the milder, as a share of the gain.
     """
 
     milder: tuple[TermName, ...]
     harsher: tuple[TermName, ...]
-    value: float
-    lower: float | None
-    upper: float | None
+    more: Interval
 
     @property
     def sentence(self) -> str:
         """The finding and its consequence, for people."""
         milder, harsher = " and ".join(self.milder), " and ".join(self.harsher)
-        bounds = (
-            "no interval"
-            if self.lower is None or self.upper is None
-            else f"[{self.lower:.3f}, {self.upper:.3f}]"
-        )
-        found = f"{harsher} costs {self.value:+.3f} {bounds} more than {milder}"
-        if self.upper is not None and self.upper < 0.0:
+        ends = self.more.bounds
+        bounds = "no interval" if ends is None else "[{:.3f}, {:.3f}]".format(*ends)
+        found = f"{harsher} costs {self.more.value:+.3f} {bounds} more than {milder}"
+        if self.more.side == "lower":
             return f"{found}, which is the wrong way round: check the labels. One cost is fitted"
         return f"{found}: the answers cannot tell which costs more, so one cost is fitted"
 
@@ -159,7 +145,7 @@ class ReaderFit:
     """
 
     columns: tuple[TermName, ...]
-    terms: Mapping[TermName, Term]
+    terms: Mapping[TermName, Finding]
     costs: tuple[Cost, ...]
     pooled: tuple[Pooling, ...]
     n_answers: int
@@ -263,7 +249,7 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
     elif "relevant" in reasons:
         unit = f"the unit is not identified: {reasons['relevant']}"
         reasons = {name: reasons.get(name, unit) for name in TERMS}
-    terms = {name: Term(None, None, None, len(marked), why) for name, why in reasons.items()}
+    terms = {name: Finding(None, None, None, len(marked), why) for name, why in reasons.items()}
     costs: tuple[Cost, ...] = ()
     pooled: tuple[Pooling, ...] = ()
     notes = marked.notes
@@ -291,7 +277,7 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
 
 def fit_terms(
     marked: MarkedContexts, used: Sequence[TermName]
-) -> tuple[dict[TermName, Term], tuple[Cost, ...], tuple[Pooling, ...]]:
+) -> tuple[dict[TermName, Finding], tuple[Cost, ...], tuple[Pooling, ...]]:
     """Return a model's terms with these columns, the costs after pooling, and the poolings."""
     columns = term_columns(marked.contexts)
     model = _Model({name: columns[name] for name in used}, marked)
@@ -345,8 +331,8 @@ class _Model:
                 continue
             more = self._fit.ratio({harsher[0]: -1.0, milder[0]: 1.0}, self._unit)
             if more.lower is None or more.lower <= 0.0:
-                doubtful.append(Pooling(milder, harsher, *_rounded(more)))
-        return min(doubtful, key=lambda pooling: pooling.value, default=None)
+                doubtful.append(Pooling(milder, harsher, _rounded(more)))
+        return min(doubtful, key=lambda pooling: pooling.more.value or 0.0, default=None)
 
     def pool(self, pooling: Pooling) -> "_Model":
         """Build the model in which two neighbouring groups share a coefficient."""
@@ -358,9 +344,9 @@ class _Model:
         ]
         return _Model(self._columns, self._marked, tuple(groups))
 
-    def terms(self) -> dict[TermName, Term]:
+    def terms(self) -> dict[TermName, Finding]:
         """Estimate every term of the model in its unit."""
-        terms: dict[TermName, Term] = {"relevant": self._term("relevant", self._gain)}
+        terms: dict[TermName, Finding] = {"relevant": self._term("relevant", self._gain)}
         terms |= {name: each.cost for each in self.costs() for name in each.kinds}
         signs: dict[TermName, float] = {"position": -1.0, "completeness": 1.0}
         for name, sign in signs.items():
@@ -377,21 +363,20 @@ class _Model:
             ]
         )
 
-    def _term(self, name: TermName, found: Bounds) -> Term:
-        n = len(self._marked)
+    def _term(self, name: TermName, found: Interval) -> Finding:
         gain_infinite = bool(self._infinite & {"relevant", "completeness"})
         if name in self._infinite or (name == "relevant" and gain_infinite):
             reason = "right and wrong answers are separated along it without exception"
-            return Term(None, None, None, n, reason)
+            return Finding(None, None, None, found.n, reason)
         no_unit = self._no_unit()
         if name != "relevant" and no_unit is not None:
-            return Term(None, None, None, n, no_unit)
-        value, lower, upper = _rounded(found)
-        width = None if lower is None or upper is None else upper - lower
-        if name != "relevant" and width is not None and width > MAX_WIDTH:
-            reason = f"the interval [{lower:.2f}, {upper:.2f}] is wider than {MAX_WIDTH:g}"
-            return Term(None, lower, upper, n, reason)
-        return Term(value, lower, upper, n)
+            return Finding(None, None, None, found.n, no_unit)
+        found = _rounded(found)
+        ends = found.bounds
+        if name != "relevant" and ends is not None and ends[1] - ends[0] > MAX_WIDTH:
+            reason = f"the interval [{ends[0]:.2f}, {ends[1]:.2f}] is wider than {MAX_WIDTH:g}"
+            return Finding(None, *ends, found.n, reason)
+        return Finding(found.value, found.lower, found.upper, found.n)
 
     def _no_unit(self) -> str | None:
         """Explain why nothing can be measured in units of the gain; None if it can."""
@@ -402,11 +387,12 @@ class _Model:
         return None
 
 
-def _rounded(found: Bounds) -> tuple[float, float | None, float | None]:
-    lower, upper = (
-        None if edge is None else round(edge, _DIGITS) + 0.0 for edge in (found.lower, found.upper)
+def _rounded(found: Interval) -> Interval:
+    value, lower, upper = (
+        None if figure is None else round(figure, _DIGITS) + 0.0
+        for figure in (found.value, found.lower, found.upper)
     )
-    return round(found.value, _DIGITS) + 0.0, lower, upper
+    return Interval(value, lower, upper, found.n)
 
 
 def _one_per_question(marked: MarkedContexts) -> list[LabelledContext]:

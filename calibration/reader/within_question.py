@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from calibration.reader.answers import IntArray, TermName
 from calibration.reader.logistic import fit_logistic, probability, separated
 from ctxguard._support.extras import require
+from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
 
 CONFIDENCE = 0.95
@@ -22,15 +23,6 @@ _EXACT = 1e-9
 
 Weights = Mapping[TermName, float]
 """A linear combination of coefficients, by the names of their columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """An estimate with its interval; both bounds are None if the interval has no end."""
-
-    value: float
-    lower: float | None
-    upper: float | None
 
 
 @dataclass(frozen=True)
@@ -42,21 +34,23 @@ class WithinFit:
         coefficients: Shape (p,), in log odds.
         covariance: Shape (p, p), clustered by question.
         quantile: Quantile of Student's t: the half-width of an interval in standard errors.
+        n: Number of answers.
     """
 
     names: tuple[TermName, ...]
     coefficients: FloatArray
     covariance: FloatArray
     quantile: float
+    n: int
 
-    def combination(self, weights: Weights) -> Bounds:
+    def combination(self, weights: Weights) -> Interval:
         """Estimate a sum of coefficients with its interval."""
         vector = self._vector(weights)
         value = float(vector @ self.coefficients)
         half = self.quantile * math.sqrt(max(self._covariance(vector, vector), 0.0))
-        return Bounds(value, value - half, value + half)
+        return Interval(value, value - half, value + half, self.n)
 
-    def ratio(self, numerator: Weights, denominator: Weights) -> Bounds:
+    def ratio(self, numerator: Weights, denominator: Weights) -> Interval:
         """Estimate the ratio of two sums of coefficients, with Fieller's interval.
 
         It has ends only if the denominator differs from 0 at the same confidence. Fieller,
@@ -68,11 +62,11 @@ class WithinFit:
         leading = b * b - squared * self._covariance(below, below)
         value = a / b if b else math.nan
         if leading <= 0.0:
-            return Bounds(value, None, None)
+            return Interval(value, None, None, self.n)
         middle = a * b - squared * self._covariance(above, below)
         last = a * a - squared * self._covariance(above, above)
         half = math.sqrt(max(middle * middle - leading * last, 0.0))
-        return Bounds(value, (middle - half) / leading, (middle + half) / leading)
+        return Interval(value, (middle - half) / leading, (middle + half) / leading, self.n)
 
     def _vector(self, weights: Weights) -> FloatArray:
         return np.array([weights.get(name, 0.0) for name in self.names])
@@ -149,6 +143,7 @@ class WithinQuestion:
             quantile=float(
                 require("scipy.stats", "calibrate").t.ppf(0.5 + CONFIDENCE / 2, freedom)
             ),
+            n=len(rows),
         )
 
 

@@ -1,129 +1,42 @@
 """The data of a calibration report: every figure with its n and its interval.
 
-Frozen models that become JSON; they hold no label and no passage except the examples shown.
+Frozen data that become JSON; they hold no label and no passage except the examples shown.
 ``calibration.report.evidence`` gathers them, ``calibration.report.page`` shows them.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from pydantic import Field
-
+from calibration.curve import Curve
+from calibration.families import FamilyGain
+from calibration.report.summary import Summary
+from calibration.results import Results
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Route, ScoreKind
-from ctxguard.profile.schema import Certificate, Frozen, Interval, Provenance
-
-Direction = Literal["higher", "lower"]
-Count = Annotated[int, Field(ge=0)]
+from ctxguard.profile.schema import Certificate, Frozen, Provenance
 
 
-class PolicySettings(Frozen):
+@dataclass(frozen=True)
+class PolicySettings:
     """The settings of a policy that a person would change.
 
     Attributes:
         words: What the policy keeps, in words.
+        kind: ``ratio`` or ``expected_utility``.
         threshold: Lowest relative score (``ratio``) or lowest P(relevant) (``expected_utility``)
             that is kept.
-        temperature: T of the relative score; None for ``expected_utility``.
-        cost: Cost of an irrelevant passage; None for ``ratio``.
-        gain: Gain of a relevant passage; None for ``ratio``.
     """
 
     words: str
-    kind: Literal["ratio", "expected_utility"]
+    kind: str
     k: int
     threshold: float
-    min_keep: int
-    temperature: float | None = None
-    cost: float | None = None
-    gain: float | None = None
 
 
-class MetricComparison(Frozen):
-    """One metric under three policies, on the same queries.
-
-    Attributes:
-        better_when: Whether higher or lower is better; None for the size of a context.
-        first_k: The passages served today: the retriever's first ``serving_k``.
-        seed_rule: At most 3 passages with at least 70% of the best score.
-        chosen: The chosen policy.
-        against_first_k: chosen − first_k, paired by query; without a value on queries that chose.
-        against_seed_rule: chosen − seed_rule, paired by query.
-    """
-
-    metric: str
-    description: str
-    better_when: Direction | None
-    first_k: Interval
-    seed_rule: Interval
-    chosen: Interval
-    against_first_k: Interval
-    against_seed_rule: Interval
-
-
-class SummaryRow(Frozen):
-    """One metric of what is served today and of the choice, on the same queries.
-
-    Attributes:
-        difference: chosen − today, paired by query; without a value on queries that chose, where
-            a gain is the luck of the choice.
-    """
-
-    metric: str
-    today: Interval
-    chosen: Interval
-    difference: Interval
-
-
-class OptionRow(Frozen):
-    """One policy that could be served, with its means; None where a metric has no data."""
-
-    name: str
-    words: str
-    means: dict[str, float | None]
-
-
-class Summary(Frozen):
-    """What a person should see first.
-
-    Attributes:
-        verdict: Whether the choice may be served, in words.
-        serving_k: How many passages are served today.
-        queries: Number of queries measured on.
-        held_out: Whether they took no part in the choice.
-        options: Today, the choice, and what other objectives would give.
-        judged: Share of the first ``serving_k`` that has a label.
-        warnings: What to beware of, one line each.
-    """
-
-    verdict: str
-    serving_k: int
-    queries: Count
-    held_out: bool
-    rows: tuple[SummaryRow, ...]
-    options: tuple[OptionRow, ...]
-    judged: Interval
-    warnings: tuple[str, ...]
-
-
-class AtK(Frozen):
-    """Strict UDCG at one size of context.
-
-    Attributes:
-        gain: Gain of the retriever's first k passages.
-        harm: Harm of the retriever's first k passages, as a positive number.
-        first_k: gain − harm.
-        chosen: Strict UDCG of the chosen policy limited to this k.
-    """
-
-    k: int
-    gain: Interval
-    harm: Interval
-    first_k: Interval
-    chosen: Interval
-
-
-class FrontPolicy(Frozen):
+@dataclass(frozen=True)
+class FrontPolicy:
     """One policy of the Pareto front of recall loss and harm."""
 
     k: int
@@ -133,26 +46,28 @@ class FrontPolicy(Frozen):
     udcg_strict: Interval
 
 
-class Frontier(Frozen):
+@dataclass(frozen=True)
+class Frontier:
     """Every candidate policy by recall loss and harm, on the choosing queries.
 
     Attributes:
         n_candidates: Number of candidate policies, including those with equal figures.
-        candidates: Distinct (recall loss, harm, strict UDCG), means over queries.
+        candidates: Distinct (recall loss, harm), means over queries.
         front_line: (recall loss, harm) of the Pareto front, least recall loss first.
         front: Some policies of the front, evenly spaced along it.
         chosen: The chosen settings on the same queries.
     """
 
-    n_candidates: Count
-    candidates: tuple[tuple[float, float, float], ...]
+    n_candidates: int
+    candidates: tuple[tuple[float, float], ...]
     front_line: tuple[tuple[float, float], ...]
     front: tuple[FrontPolicy, ...]
     chosen: FrontPolicy
 
 
-class ReliabilityBin(Frozen):
-    """Candidates whose P(relevant) lies in [lower, upper).
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Candidates whose P(relevant) lies in [start, end).
 
     Attributes:
         mean_probability: Mean predicted probability; None for an empty bin.
@@ -161,14 +76,15 @@ class ReliabilityBin(Frozen):
         queries: Number of queries that the candidates belong to.
     """
 
-    lower: float
-    upper: float
+    start: float
+    end: float
     mean_probability: float | None
     relevant: Interval
-    queries: Count
+    queries: int
 
 
-class Reliability(Frozen):
+@dataclass(frozen=True)
+class Reliability:
     """Calibration of P(relevant) on held-out queries.
 
     Attributes:
@@ -180,95 +96,68 @@ class Reliability(Frozen):
 
     bins: tuple[ReliabilityBin, ...]
     expected_calibration_error: Interval
-    candidates: Count
+    candidates: int
     kept_probability: float | None
     kept_relevant: Interval
 
 
-class SignalFamily(Frozen):
-    """What one family of signals adds to P(relevant): see ``calibration.families``.
-
-    Attributes:
-        signals: Its signals, or the legs.
-        gain: Strict UDCG with all families less that without this one, paired by query.
-        milliseconds: What it costs a query; None if that was not measured.
-    """
-
-    family: str
-    signals: tuple[str, ...]
-    gain: Interval
-    milliseconds: float | None
-
-
-class MeasuredRule(Frozen):
-    """The policy that one rule would choose, measured on held-out queries.
+@dataclass(frozen=True)
+class RuleChoice:
+    """The policy that one rule would choose of the same candidates.
 
     Attributes:
         chosen: Whether the profile's policy was chosen by this rule.
         policy: None if the rule allows no policy.
         tested_recall_loss: Mean recall loss on the test queries of the certificate.
-        price: Strict UDCG of the policy chosen without a promise minus this one's, paired by
-            query.
     """
 
     rule: str
     chosen: bool
     policy: PolicySettings | None
     tested_recall_loss: float | None
-    udcg_strict: Interval | None
-    recall_loss: Interval | None
-    harm: Interval | None
-    price: Interval | None
 
 
-class Price(Frozen):
+@dataclass(frozen=True)
+class Price:
     """The utility that a guarantee costs, and an upper bound of the recall loss.
 
     Attributes:
         rules: Empty if no promise was asked for.
+        results: The rules that allow a policy, on held-out queries, beside the one without a
+            promise; None if no promise was asked for.
         delta: Probability that the bound is false.
         observed: Mean recall loss of the chosen policy.
         bound: Betting upper bound of that mean.
     """
 
-    rules: tuple[MeasuredRule, ...]
+    rules: tuple[RuleChoice, ...]
+    results: Results | None
     delta: float
     observed: Interval
     bound: float
 
 
-class SegmentRow(Frozen):
-    """The queries of one segment under the policy that serves them."""
-
-    segment: str
-    queries: Count
-    own_policy: bool
-    udcg_strict: Interval
-    against_first_k: Interval
-    recall: Interval
-    kept: Interval
-
-
-class Segments(Frozen):
+@dataclass(frozen=True)
+class Segments:
     """Metrics by segment: the values of a metadata column of the queries.
 
     Attributes:
-        gathered: Number of segments too small for a row of their own; the last row holds them.
+        results: The policy that serves each segment, by the name of the segment, and its
+            difference from today's on the same queries.
+        queries: Number of queries of each segment.
+        own_policy: The segments with a policy of their own.
+        gathered: Number of segments too small for a name of their own; the last one holds them.
     """
 
     column: str
-    rows: tuple[SegmentRow, ...]
-    gathered: Count
+    results: Results
+    queries: dict[str, int]
+    own_policy: tuple[str, ...]
+    gathered: int
 
 
-class KeptIf(Frozen):
-    """The value of a setting at which a passage would have been kept."""
-
-    setting: str
-    value: float
-
-
-class Example(Frozen):
+@dataclass(frozen=True)
+class Example:
     """One dropped passage.
 
     Attributes:
@@ -277,7 +166,8 @@ class Example(Frozen):
         retrieved_rank: Rank in the retriever's order, from 1.
         rank: Rank in the policy's order, from 1.
         reason: Why the passage was dropped.
-        kept_if: The settings that would all have to change for the passage to be kept.
+        kept_if: The settings that would all have to change for the passage to be kept, with the
+            values that would keep it.
     """
 
     query_id: str
@@ -291,10 +181,11 @@ class Example(Frozen):
     relative_score: float | None
     probability: float | None
     reason: str
-    kept_if: tuple[KeptIf, ...]
+    kept_if: tuple[tuple[str, float], ...]
 
 
-class Examples(Frozen):
+@dataclass(frozen=True)
+class Examples:
     """Dropped passages of one kind.
 
     Attributes:
@@ -304,31 +195,23 @@ class Examples(Frozen):
         shown: Examples, at most one per query, the worst first.
     """
 
-    total: Count
-    dropped: Count
+    total: int
+    dropped: int
     share: Interval
     shown: tuple[Example, ...]
 
 
-class JudgedShare(Frozen):
-    """Share of the retriever's first k passages that have a label."""
-
-    k: int
-    share: Interval
-
-
-class RouteReport(Frozen):
+@dataclass(frozen=True)
+class RouteReport:
     """One route: the chosen policy, its certificate, and its measurements.
 
     Attributes:
-        summary: Today beside the choice.
+        summary: The table of results, and what to beware of.
         why: Why this kind of policy was chosen.
         no_certificate: Why there is no certificate; None if there is one.
-        held_out: Whether the figures below were measured on held-out queries. Otherwise they
-            were measured on the choosing queries, and are optimistic.
         sufficiency: Whether contexts can be called insufficient, and on what evidence, in words.
-        queries: Number of queries measured on.
-        answerable: Number of those with a relevant passage.
+        answerable: Number of measured queries with a relevant passage.
+        today, chosen: The retriever's first passages, and the policy, at every k.
         no_reliability: Why ``reliability`` is None.
         families: What each family of signals adds; empty if the model has no named signals, or
             there is none. Measured out of fold if no query was held out.
@@ -336,7 +219,7 @@ class RouteReport(Frozen):
         no_segments: Why ``segments`` is None.
         dropped_irrelevant: Irrelevant passages among those served today.
         dropped_relevant: Relevant passages of the baseline of recall loss.
-        judged: Share of the first passages with a label, over all queries.
+        judged: Share of the first k passages with a label by k, over all queries.
         recall_at_depth: Recall of all candidates, over all queries.
     """
 
@@ -348,29 +231,24 @@ class RouteReport(Frozen):
     certificate: Certificate | None
     no_certificate: str | None
     sufficiency: str
-    held_out: bool
-    queries: Count
-    answerable: Count
-    comparison: tuple[MetricComparison, ...]
-    by_k: tuple[AtK, ...]
+    answerable: int
+    today: Curve
+    chosen: Curve
     frontier: Frontier
     reliability: Reliability | None
     no_reliability: str | None
-    families: tuple[SignalFamily, ...]
+    families: tuple[FamilyGain, ...]
     price: Price | None
     segments: Segments | None
     no_segments: str | None
     dropped_irrelevant: Examples
     dropped_relevant: Examples
-    judged: tuple[JudgedShare, ...]
+    judged: Mapping[int, Interval]
     recall_at_depth: Interval
 
-    def metric(self, name: str) -> MetricComparison:
-        """The comparison of one metric."""
-        return next(row for row in self.comparison if row.metric == name)
 
-
-class LabelCounts(Frozen):
+@dataclass(frozen=True)
+class LabelCounts:
     """Numbers of queries and labels.
 
     Attributes:
@@ -382,13 +260,13 @@ class LabelCounts(Frozen):
         negatives: Number of passages labelled as misleading, by kind.
     """
 
-    queries: Count
-    answerable: Count
-    unanswerable: Count
-    chosen_on: tuple[Count, Count]
-    held_out: tuple[Count, Count]
-    grades: dict[str, Count]
-    negatives: dict[str, Count]
+    queries: int
+    answerable: int
+    unanswerable: int
+    chosen_on: tuple[int, int]
+    held_out: tuple[int, int]
+    grades: dict[str, int]
+    negatives: dict[str, int]
 
 
 class ReportData(Frozen):

@@ -11,10 +11,10 @@ from math import floor
 import numpy as np
 
 from calibration.data.dataset import Dataset
+from calibration.evaluate import bootstrap_ratio
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
-from calibration.report.data import Example, Examples, KeptIf
-from calibration.report.reliability import ratio_interval
+from calibration.report.data import Example, Examples
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import Policy
 from ctxguard.core.render import sanitise
@@ -92,7 +92,7 @@ def dropped_passages(
         return Examples(
             total=len(candidates),
             dropped=len(dropped),
-            share=ratio_interval(per_query(dropped), per_query(candidates), seed=seed),
+            share=bootstrap_ratio(per_query(dropped), per_query(candidates), seed=seed),
             shown=tuple(_example(c, pools, labels, dataset, passage) for c in shown),
         )
 
@@ -127,7 +127,7 @@ def _example(
         reason="" if verdict.reason is None else verdict.reason.value,
         kept_if=tuple(
             # Rounded down, so that the value shown would keep it.
-            KeptIf(setting=t.setting, value=floor(t.value * _PRECISION) / _PRECISION)
+            (t.setting, floor(t.value * _PRECISION) / _PRECISION)
             for t in verdict.kept_if
         ),
     )

@@ -6,7 +6,7 @@ queries, which took no part in any choice, or on the choosing queries if none wa
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,44 +14,33 @@ import numpy as np
 from calibration.calibrate import Calibration
 from calibration.calibrate_route import ORDERING_SHARE, RouteOutcome, Settings
 from calibration.certify import Certification
-from calibration.compare.paired_differences import BETTER_WHEN
+from calibration.curve import curve
 from calibration.data.dataset import Dataset, Query
 from calibration.evaluate import (
     CONFIDENCE,
-    DESCRIPTIONS,
     QueryMetrics,
     bootstrap_interval,
+    bootstrap_ratio,
     per_query,
 )
-from calibration.families import family_gains
+from calibration.families import FamilyGain, family_gains
 from calibration.fit import fit_temperature, pool_features, probabilities
 from calibration.pool_labels import PoolLabels, judged_share, label
 from calibration.replay import Pools
-from calibration.report.data import (
-    JudgedShare,
-    LabelCounts,
-    MetricComparison,
-    Reliability,
-    ReportData,
-    RouteReport,
-    SegmentRow,
-    Segments,
-    SignalFamily,
-)
+from calibration.report.data import LabelCounts, Reliability, ReportData, RouteReport, Segments
 from calibration.report.dropped import PassageOf, dropped_passages
-from calibration.report.reliability import (
-    expected_calibration_error,
-    ratio_interval,
-    reliability_bins,
-)
-from calibration.report.summary import summarise, unproven
-from calibration.report.tradeoffs import by_k, frontier, price, settings_of
+from calibration.report.reliability import expected_calibration_error, reliability_bins
+from calibration.report.summary import summarise
+from calibration.report.tradeoffs import frontier, price, settings_of
+from calibration.results import COMPARED, Result, Results, tabulate
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
+from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
 from ctxguard.core.scores import is_relative
-from ctxguard.core.types import FloatArray, Route
-from ctxguard.profile.schema import Interval, RouteProfile
+from ctxguard.core.types import Route
+from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.schema import RouteProfile
 
 SEED_RULE_K, SEED_RULE_RATIO = 3, 0.7
 SMALLEST_SEGMENT = 5
@@ -59,30 +48,13 @@ NO_SEGMENT = "(none)"
 TOPIC = "topic"
 """Metadata column of the segments if the calibration had no ``segment_by``."""
 
-_COMPARED = (*BETTER_WHEN, "recall_loss")
+SEED_RULE = "3 and 70%"
+"""At most 3 passages, each with at least 70% of the best score: a rule that needs no labels."""
+
+_COMPARED = (*COMPARED, "recall_loss")
+_BY_SEGMENT = ("udcg_strict", "recall", "kept")
 _JUDGED_AT = (1, 10)
 _DIGITS = 6
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """Three policies applied to the same recorded queries.
-
-    Attributes:
-        pools: The replay of one route on these queries.
-        labels: Their labels.
-        policies: The policy that serves each query: its segment's, or the route's.
-        first_k: Metrics of the passages served today.
-        seed_rule: Metrics of at most 3 passages with at least 70% of the best score.
-        chosen: Metrics of ``policies``.
-    """
-
-    pools: Pools
-    labels: PoolLabels
-    policies: Mapping[str, Policy]
-    first_k: QueryMetrics
-    seed_rule: QueryMetrics
-    chosen: QueryMetrics
 
 
 def report(
@@ -174,44 +146,53 @@ def _route(
     milliseconds: Mapping[str, float] | None,
 ) -> RouteReport:
     outcome, settings = calibration.outcomes[route], calibration.settings
-    chosen, seed = outcome.profile, settings.seed
+    chosen, seed, held_out = outcome.profile, settings.seed, calibration.held_out is not None
     column = _segment_column(calibration)
-    part = calibration.chosen_on if calibration.held_out is None else calibration.held_out
+    part = calibration.held_out or calibration.chosen_on
     segment_of = {query.query_id: _segment(query, column) for query in part.queries}
-    measured = _measured(calibration, route, segment_of)
-    pools, labels = measured.pools, measured.labels
-    reliability, no_reliability = _reliability(
-        chosen, pools, labels, held_out=calibration.held_out is not None, seed=seed
-    )
+    pools = calibration.pools[route].subset(list(segment_of))
+    serving_k, utilities = settings.serving_k, calibration.profile.utilities
+    labels = label(pools, calibration.dataset, utilities, baseline_k=serving_k)
+    served = {name: each.policy for name, each in chosen.segments.items()}
+    policies = {
+        query_id: served.get(segment_of[query_id], chosen.policy) for query_id in pools.query_ids
+    }
+    measured = _measured(outcome, pools, labels, policies, utilities)
+    plain = RatioPolicy(k=SEED_RULE_K)
+    if is_relative(pools.kind):
+        temperature = fit_temperature(calibration.pools[route])
+        plain = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
+    others = {
+        outcome.chosen.name: (describe_policy(chosen.policy), measured),
+        SEED_RULE: (describe_policy(plain), per_query(pools, labels, plain, utilities)),
+    }
+    reliability, no_reliability = _reliability(chosen, pools, labels, held_out=held_out, seed=seed)
     segments, no_segments = _segments(
-        measured, chosen, column, segment_of, seed=seed, held_out=calibration.held_out is not None
+        outcome, measured, column, segment_of, seed=seed, held_out=held_out
     )
     irrelevant, relevant = dropped_passages(
-        pools, labels, part, measured.policies, passages, bare_k=settings.serving_k, seed=seed
+        pools, labels, part, policies, passages, bare_k=serving_k, seed=seed
     )
+    certificate = chosen.certificate
     return RouteReport(
         route=route,
         score_kind=chosen.score_kind,
         policy=settings_of(chosen.policy),
-        summary=summarise(outcome, settings, held_out=calibration.held_out is not None),
+        summary=summarise(outcome, settings, held_out=held_out, metrics=_COMPARED, others=others),
         why=chosen.why,
-        certificate=chosen.certificate,
-        no_certificate=None
-        if chosen.certificate is not None
-        else certificate_words(outcome, settings),
+        certificate=certificate,
+        no_certificate=None if certificate else certificate_words(outcome, settings),
         sufficiency=sufficiency_words(chosen.sufficiency),
-        held_out=calibration.held_out is not None,
-        queries=len(pools),
         answerable=labels.n_answerable,
-        comparison=_comparison(measured, seed, held_out=calibration.held_out is not None),
-        by_k=by_k(pools, labels, chosen.policy, seed=seed),
+        today=curve(pools, labels, RatioPolicy(k=chosen.policy.k), seed=seed),
+        chosen=curve(pools, labels, chosen.policy, seed=seed),
         frontier=frontier(outcome, seed=seed),
         reliability=reliability,
         no_reliability=no_reliability,
-        families=_families(calibration, measured, route, milliseconds),
-        price=None
-        if calibration.held_out is None
-        else price(outcome, pools, labels, settings.utilities, delta=settings.delta, seed=seed),
+        families=_families(calibration, pools, labels, route, milliseconds),
+        price=price(outcome, pools, labels, utilities, delta=settings.delta, seed=seed)
+        if held_out
+        else None,
         segments=segments,
         no_segments=no_segments,
         dropped_irrelevant=irrelevant,
@@ -220,53 +201,22 @@ def _route(
     )
 
 
-def _measured(calibration: Calibration, route: Route, segment_of: Mapping[str, str]) -> _Measured:
-    chosen, utilities = calibration.outcomes[route].profile, calibration.profile.utilities
-    pools = calibration.pools[route].subset(list(segment_of))
-    serving_k = calibration.settings.serving_k
-    labels = label(pools, calibration.dataset, utilities, baseline_k=serving_k)
-    seed_rule = RatioPolicy(k=SEED_RULE_K)
-    if is_relative(pools.kind):
-        temperature = fit_temperature(calibration.pools[route])
-        seed_rule = RatioPolicy(k=SEED_RULE_K, min_ratio=SEED_RULE_RATIO, temperature=temperature)
-
-    def metrics(policy: Policy) -> QueryMetrics:
-        return per_query(pools, labels, policy, utilities)
-
-    served = metrics(chosen.policy)
-    policies: dict[str, Policy] = {}
+def _measured(
+    outcome: RouteOutcome,
+    pools: Pools,
+    labels: PoolLabels,
+    policies: Mapping[str, Policy],
+    utilities: Utilities,
+) -> QueryMetrics:
+    """The metrics of the policy that serves each query: its segment's, or the route's."""
+    served = outcome.chosen.metrics
+    values = {name: column.copy() for name, column in served.values.items()}
     for row, query_id in enumerate(pools.query_ids):
-        segment = chosen.segments.get(segment_of[query_id])
-        policies[query_id] = chosen.policy if segment is None else segment.policy
-        if segment is not None:
+        if (policy := policies[query_id]) != outcome.profile.policy:
             alone = pools.subset([query_id]), labels.rows(np.array([row]))
-            for name, column in per_query(*alone, segment.policy, utilities).values.items():
-                served.values[name][row] = column[0]
-    return _Measured(
-        pools, labels, policies, metrics(RatioPolicy(k=serving_k)), metrics(seed_rule), served
-    )
-
-
-def _comparison(measured: _Measured, seed: int, *, held_out: bool) -> tuple[MetricComparison, ...]:
-    def gain(chosen: FloatArray, other: FloatArray) -> Interval:
-        difference = bootstrap_interval(chosen - other, seed=seed)
-        return difference if held_out else unproven(difference)
-
-    first_k, seed_rule = measured.first_k.values, measured.seed_rule.values
-    chosen = measured.chosen.values
-    return tuple(
-        MetricComparison(
-            metric=name,
-            description=DESCRIPTIONS[name],
-            better_when="lower" if name == "recall_loss" else BETTER_WHEN[name],
-            first_k=bootstrap_interval(first_k[name], seed=seed),
-            seed_rule=bootstrap_interval(seed_rule[name], seed=seed),
-            chosen=bootstrap_interval(chosen[name], seed=seed),
-            against_first_k=gain(chosen[name], first_k[name]),
-            against_seed_rule=gain(chosen[name], seed_rule[name]),
-        )
-        for name in _COMPARED
-    )
+            for name, column in per_query(*alone, policy, utilities).values.items():
+                values[name][row] = column[0]
+    return replace(served, values=values)
 
 
 def _reliability(
@@ -294,7 +244,7 @@ def _reliability(
             expected_calibration_error=expected_calibration_error(values, relevant, seed=seed),
             candidates=int((~np.isnan(values)).sum()),
             kept_probability=float(kept[:, 1].sum()) / total if total else None,
-            kept_relevant=ratio_interval(kept[:, 2], kept[:, 0], seed=seed),
+            kept_relevant=bootstrap_ratio(kept[:, 2], kept[:, 0], seed=seed),
         ),
         None,
     )
@@ -302,23 +252,23 @@ def _reliability(
 
 def _families(
     calibration: Calibration,
-    measured: _Measured,
+    pools: Pools,
+    labels: PoolLabels,
     route: Route,
     milliseconds: Mapping[str, float] | None,
-) -> tuple[SignalFamily, ...]:
+) -> tuple[FamilyGain, ...]:
     settings, utilities = calibration.settings, calibration.profile.utilities
     if not isinstance(calibration.outcomes[route].profile.policy, ExpectedUtilityPolicy):
         return ()
-    pools = calibration.pools[route].subset([q.query_id for q in calibration.chosen_on.queries])
-    gains = family_gains(
-        (pools, label(pools, calibration.dataset, utilities)),
-        None if calibration.held_out is None else (measured.pools, measured.labels),
+    chose = calibration.pools[route].subset([q.query_id for q in calibration.chosen_on.queries])
+    return family_gains(
+        (chose, label(chose, calibration.dataset, utilities)),
+        None if calibration.held_out is None else (pools, labels),
         utilities=utilities,
         min_keep=settings.min_keep,
         milliseconds=milliseconds,
         seed=settings.seed,
     )
-    return tuple(SignalFamily(**asdict(gain) | {"gain": gain.gain}) for gain in gains)
 
 
 def _segment_column(calibration: Calibration) -> str | None:
@@ -334,8 +284,8 @@ def _segment(query: Query, column: str | None) -> str:
 
 
 def _segments(
-    measured: _Measured,
-    chosen: RouteProfile,
+    outcome: RouteOutcome,
+    served: QueryMetrics,
     column: str | None,
     segment_of: Mapping[str, str],
     *,
@@ -347,43 +297,28 @@ def _segments(
             f"The queries have no segments: no column was named, and none is called {TOPIC!r}."
         )
     rows: dict[str, list[int]] = {}
-    for row, query_id in enumerate(measured.pools.query_ids):
+    for row, query_id in enumerate(served.query_ids):
         rows.setdefault(segment_of[query_id], []).append(row)
     large = {name: own for name, own in rows.items() if len(own) >= SMALLEST_SEGMENT}
     small = sorted(rows.keys() - large.keys())
-    table = [
-        _segment_row(
-            name,
-            large[name],
-            measured,
-            own=name in chosen.segments,
-            seed=seed,
-            held_out=held_out,
-        )
-        for name in sorted(large, key=lambda name: (-len(large[name]), name))
-    ]
+    shown = {name: large[name] for name in sorted(large, key=lambda n: (-len(large[n]), n))}
+    own_policy = [name for name in shown if name in outcome.profile.segments]
     if small:
-        rest = sorted(row for name in small for row in rows[name])
-        own = any(name in chosen.segments for name in small)
         name = f"{len(small)} with fewer than {SMALLEST_SEGMENT} queries each"
-        table.append(_segment_row(name, rest, measured, own=own, seed=seed, held_out=held_out))
-    return Segments(column=column, rows=tuple(table), gathered=len(small)), None
-
-
-def _segment_row(
-    name: str, rows: list[int], measured: _Measured, *, own: bool, seed: int, held_out: bool
-) -> SegmentRow:
-    chosen, first_k = measured.chosen.values, measured.first_k.values
-    gain = bootstrap_interval((chosen["udcg_strict"] - first_k["udcg_strict"])[rows], seed=seed)
-    return SegmentRow(
-        segment=name,
-        queries=len(rows),
-        own_policy=own,
-        udcg_strict=bootstrap_interval(chosen["udcg_strict"][rows], seed=seed),
-        against_first_k=gain if held_out else unproven(gain),
-        recall=bootstrap_interval(chosen["recall"][rows], seed=seed),
-        kept=bootstrap_interval(chosen["kept"][rows], seed=seed),
-    )
+        shown[name] = sorted(row for each in small for row in rows[each])
+        own_policy += [name] * any(each in outcome.profile.segments for each in small)
+    table: list[Result] = []
+    for name, own in shown.items():
+        parts = {outcome.today.name: outcome.today.metrics, name: served}
+        measured = {each: metrics.rows(own) for each, metrics in parts.items()}
+        table += tabulate(measured, _BY_SEGMENT, proven=held_out, seed=seed).only([name]).rows
+    return Segments(
+        column=column,
+        results=Results(outcome.today.name, tuple(table)),
+        queries={name: len(own) for name, own in shown.items()},
+        own_policy=tuple(own_policy),
+        gathered=len(small),
+    ), None
 
 
 def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
@@ -397,10 +332,7 @@ def _retrieved(calibration: Calibration, route: Route) -> dict[str, Any]:
     with np.errstate(invalid="ignore", divide="ignore"):
         recall = np.where(n_relevant > 0, labels.relevant.sum(axis=1) / n_relevant, np.nan)
     return {
-        "judged": tuple(
-            JudgedShare(k=k, share=bootstrap_interval(judged_share(labels, k), seed=seed))
-            for k in ks
-        ),
+        "judged": {k: bootstrap_interval(judged_share(labels, k), seed=seed) for k in ks},
         "recall_at_depth": bootstrap_interval(recall, seed=seed),
     }
 

@@ -14,7 +14,7 @@ def write_html(data: ReportData, path: Path | str) -> None:
 
     Raises:
         ConfigurationError: the file cannot be written.
-        MissingExtraError: plotly or Jinja2 is not installed.
+        MissingExtraError: Jinja2 is not installed.
     """
     _write(page(data), Path(path))
 

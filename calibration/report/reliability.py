@@ -10,11 +10,11 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.evaluate import CONFIDENCE, RESAMPLES, resampled_means
+from calibration.evaluate import CONFIDENCE, RESAMPLES, interval_bounds, resampled_means
 from calibration.pool_labels import IntArray
 from calibration.report.data import ReliabilityBin
+from ctxguard.core.interval import Interval
 from ctxguard.core.types import FloatArray
-from ctxguard.profile.schema import Interval
 
 EDGES: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Edges of the bins of P, finer below 0.1, where most candidates lie."""
@@ -34,14 +34,14 @@ def reliability_bins(
     """
     inside, where = ~np.isnan(probabilities), _bin_of(probabilities)
     bins = []
-    for number, (lower, upper) in enumerate(pairwise(EDGES)):
+    for number, (start, end) in enumerate(pairwise(EDGES)):
         members = inside & (where == number)
         counts = members.sum(axis=1)
         total = int(counts.sum())
         bins.append(
             ReliabilityBin(
-                lower=lower,
-                upper=upper,
+                start=start,
+                end=end,
                 mean_probability=float(probabilities[members].mean()) if total else None,
                 relevant=clustered_share((members & relevant).sum(axis=1), counts),
                 queries=int((counts > 0).sum()),
@@ -75,7 +75,7 @@ def clustered_share(successes: IntArray, counts: IntArray) -> Interval:
     """
     n, clusters = int(counts.sum()), int((counts > 0).sum())
     if n == 0:
-        return Interval(value=None, lower=None, upper=None, n=0)
+        return Interval.undefined()
     share = float(successes.sum()) / n
     effective = float(clusters)
     if clusters > 1 and 0.0 < share < 1.0:
@@ -126,34 +126,11 @@ def expected_calibration_error(
     )[some]
     counts = inside.sum(axis=1)[some]
     if not some.any():
-        return Interval(value=None, lower=None, upper=None, n=0)
+        return Interval.undefined()
     value = float(np.abs(by_bin.sum(axis=0)).sum() / counts.sum())
     if by_bin.shape[0] == 1:
         return Interval(value=value, lower=None, upper=None, n=1)
     means = resampled_means(np.column_stack([by_bin, counts]), seed=seed, resamples=resamples)
     errors = np.abs(means[:, :-1]).sum(axis=1) / means[:, -1]
-    return _percentiles(value, errors, by_bin.shape[0])
-
-
-def ratio_interval(parts: FloatArray, wholes: FloatArray, *, seed: int = 0) -> Interval:
-    """Σ parts / Σ wholes with a percentile bootstrap over queries; n counts queries.
-
-    >>> ratio = ratio_interval(np.array([1.0, 0.0]), np.array([2.0, 2.0]))
-    >>> ratio.value, ratio.n
-    (0.25, 2)
-    """
-    some = wholes > 0
-    n = int(some.sum())
-    if n == 0:
-        return Interval(value=None, lower=None, upper=None, n=0)
-    value = float(parts[some].sum() / wholes[some].sum())
-    if n == 1:
-        return Interval(value=value, lower=None, upper=None, n=1)
-    means = resampled_means(np.column_stack([parts[some], wholes[some]]), seed=seed)
-    return _percentiles(value, means[:, 0] / means[:, 1], n)
-
-
-def _percentiles(value: float, resampled: FloatArray, n: int) -> Interval:
-    tail = (1.0 - CONFIDENCE) / 2.0
-    lower, upper = np.quantile(resampled, [tail, 1.0 - tail])
-    return Interval(value=value, lower=float(lower), upper=float(upper), n=n)
+    lower, upper = interval_bounds(errors).tolist()
+    return Interval(value, lower, upper, by_bin.shape[0])

@@ -4,7 +4,8 @@ Pure: a route's outcome in, rows with intervals and warnings out. The command li
 the report begins with it.
 """
 
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from calibration.calibrate_route import (
     FEWEST_TO_CHOOSE,
@@ -12,12 +13,11 @@ from calibration.calibrate_route import (
     RouteOutcome,
     Settings,
 )
-from calibration.evaluate import bootstrap_interval
-from calibration.report.data import OptionRow, Summary, SummaryRow
+from calibration.evaluate import QueryMetrics, bootstrap_interval
+from calibration.results import Results, differences, tabulate
 from calibration.verdict import FEWEST_HELD_OUT
-from ctxguard.core.types import FloatArray
+from ctxguard.core.interval import Interval
 from ctxguard.profile.describe import describe_policy
-from ctxguard.profile.schema import Interval
 
 SUMMARY_METRICS = ("recall", "precision", "harm", "udcg_strict", "kept", "tokens")
 
@@ -28,58 +28,67 @@ NOTABLE_LOSS = 0.01
 """A measured decrease in mean recall that is pointed out."""
 
 
-def summarise(outcome: RouteOutcome, settings: Settings, *, held_out: bool) -> Summary:
-    """Today's first k beside the choice, what else could be chosen, and what to beware of.
+@dataclass(frozen=True)
+class Summary:
+    """What a person should see first.
+
+    Attributes:
+        verdict: Whether the choice may be served, in words.
+        serving_k: How many passages are served today.
+        queries: Number of queries measured on.
+        held_out: Whether they took no part in the choice. Otherwise differences have no value,
+            since a gain is the luck of the choice, and the means are optimistic.
+        results: Today, the choice, and what other objectives would give.
+        keeps: What each of these policies keeps, in words.
+        judged: Share of the first ``serving_k`` that has a label.
+        warnings: What to beware of, one line each.
+    """
+
+    verdict: str
+    serving_k: int
+    queries: int
+    held_out: bool
+    results: Results
+    keeps: Mapping[str, str]
+    judged: Interval
+    warnings: tuple[str, ...]
+
+
+def summarise(
+    outcome: RouteOutcome,
+    settings: Settings,
+    *,
+    held_out: bool,
+    metrics: tuple[str, ...] = SUMMARY_METRICS,
+    others: Mapping[str, tuple[str, QueryMetrics]] | None = None,
+) -> Summary:
+    """Put today's first k beside the choice and what else could be chosen.
 
     Args:
         outcome: One route's choice.
         settings: Of the calibration.
         held_out: Whether the options were measured on queries that took no part in the choice.
+        metrics: The metrics of the table.
+        others: Policies beside or instead of the options, by name: what they keep, in words, and
+            their metrics on the same queries.
     """
-    today, chosen, seed = outcome.today.metrics.values, outcome.chosen.metrics.values, settings.seed
-    differences = {
-        name: bootstrap_interval(chosen[name] - today[name], seed=seed) for name in SUMMARY_METRICS
-    }
-    rows = [
-        SummaryRow(
-            metric=name,
-            today=bootstrap_interval(today[name], seed=seed),
-            chosen=bootstrap_interval(chosen[name], seed=seed),
-            difference=difference if held_out else unproven(difference),
-        )
-        for name, difference in differences.items()
-    ]
-    judged = bootstrap_interval(today["judged"], seed=seed)
+    options = {each.name: (describe_policy(each.policy), each.metrics) for each in outcome.options}
+    options |= others or {}
+    measured = {name: own for name, (_, own) in options.items()}
+    today, chosen, seed = outcome.today.metrics, outcome.chosen.metrics, settings.seed
+    judged = bootstrap_interval(today.values["judged"], seed=seed)
+    recall = differences(chosen, today, ("recall",), seed=seed)["recall"]
     verdict = outcome.profile.verdict
     return Summary(
         verdict="" if verdict is None else verdict.statement,
         serving_k=settings.serving_k,
-        queries=len(outcome.today.metrics.query_ids),
+        queries=len(today.query_ids),
         held_out=held_out,
-        rows=tuple(rows),
-        options=tuple(
-            OptionRow(
-                name=option.name,
-                words=describe_policy(option.policy),
-                means={name: _mean(option.metrics.values[name]) for name in SUMMARY_METRICS},
-            )
-            for option in outcome.options
-        ),
+        results=tabulate(measured, metrics, proven=held_out, seed=seed),
+        keeps={name: words for name, (words, _) in options.items()},
         judged=judged,
-        warnings=tuple(
-            _warnings(outcome, differences["recall"], judged, settings, held_out=held_out)
-        ),
+        warnings=tuple(_warnings(outcome, recall, judged, settings, held_out=held_out)),
     )
-
-
-def unproven(difference: Interval) -> Interval:
-    """A difference on the queries that chose, which is no evidence of a gain: without its value."""
-    return Interval(value=None, lower=None, upper=None, n=difference.n)
-
-
-def _mean(values: FloatArray) -> float | None:
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if defined.size else None
 
 
 def _warnings(

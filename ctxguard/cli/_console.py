@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -29,6 +29,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from ctxguard.cli._tables import Column, Rows
+from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
 
@@ -277,20 +278,14 @@ class _Rate(ProgressColumn):
         return Text(f"{task.completed / seconds:,.0f}/s", style="progress.data.speed")
 
 
-class HasInterval(Protocol):
-    """A value with its interval, such as ``ctxguard.profile.schema.Interval``."""
-
-    @property
-    def value(self) -> float | None: ...
-    @property
-    def lower(self) -> float | None: ...
-    @property
-    def upper(self) -> float | None: ...
+def as_json(document: Mapping[str, object], indent: int | None = None) -> str:
+    """One JSON document; records and enumerations become plain values."""
+    return json.dumps(to_jsonable_python(document), indent=indent, allow_nan=False)
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Print one JSON document to standard output; records and enumerations become plain values."""
-    typer.echo(json.dumps(to_jsonable_python(document), indent=2, allow_nan=False))
+    """Print one JSON document to standard output."""
+    typer.echo(as_json(document, indent=2))
 
 
 def table(*columns: str, title: str | None = None) -> Rows:
@@ -314,18 +309,16 @@ def number(value: float | None) -> str:
     return NO_DATA if value is None else f"{value:.3f}"
 
 
-def interval(estimate: HasInterval) -> str:
+def interval(estimate: Interval) -> str:
     """The bounds of an estimate; empty if it has none."""
-    if estimate.lower is None or estimate.upper is None:
-        return ""
-    return f"[{estimate.lower:.3f}, {estimate.upper:.3f}]"
+    return "" if estimate.bounds is None else "[{:.3f}, {:.3f}]".format(*estimate.bounds)
 
 
-def short_interval(estimate: HasInterval) -> str:
+def short_interval(estimate: Interval) -> str:
     """A value and its bounds with two decimals, or ``no data``."""
-    if estimate.value is None or estimate.lower is None or estimate.upper is None:
+    if estimate.value is None or estimate.bounds is None:
         return number(estimate.value)
-    return f"{estimate.value:.2f} [{estimate.lower:.2f}, {estimate.upper:.2f}]"
+    return f"{estimate.value:.2f} " + "[{:.2f}, {:.2f}]".format(*estimate.bounds)
 
 
 def one_line(text: str) -> str:

@@ -127,7 +127,7 @@ def _document(
             route.value: {
                 "keeps": describe_policy(result.policy),
                 "judge": asdict(result.rates),
-                "gain": None if result.gain is None else result.gain.model_dump(),
+                "gain": result.gain,
                 "expected_gain": result.expected_gain,
                 "cost_if_less_specific": result.cost_if_less_specific,
                 "questions": result.n_questions,

@@ -16,8 +16,8 @@ from ctxguard.cli._console import FINDING, Output, check_writable, print_json
 from ctxguard.cli._from_questions import calibrate_from_questions
 from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
 from ctxguard.cli._pools import notes_on_pools
+from ctxguard.cli._results import print_summary
 from ctxguard.cli._store import JudgeModel
-from ctxguard.cli._summary import print_summary
 from ctxguard.cli._system import System
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError

@@ -1,6 +1,5 @@
 """``ctxguard compare``: ways to rank and to cut side by side, and against a saved comparison."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,14 @@ from rich.text import Text
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
-from ctxguard.cli._comparison import document, print_checks, print_comparison
-from ctxguard.cli._console import FINDING, Output, check_writable, one_line, print_json
+from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line, print_json
 from ctxguard.cli._inputs import (
     fitted,
     read_labelled,
     seen_in_calibration,
     with_utilities,
 )
+from ctxguard.cli._results import print_checks, print_comparison
 from ctxguard.cli._settings import system_in
 from ctxguard.cli._system import System, open_index
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
@@ -203,7 +202,7 @@ def compare(settings: Compare) -> None:
         "depth": depth,
         "seed": seed,
     }
-    content = document(comparison, checks or (), about, notes)
+    content = _document(comparison, checks or (), about, notes)
     facts = [
         ("queries", labelled.described(counts)),
         ("measured on", f"{len(comparison.query_ids):,} queries that every candidate answered"),
@@ -232,8 +231,51 @@ def _check_regressed(checks: "Sequence[RegressionCheck]", output: Output) -> Non
 def _saved(content: Mapping[str, object], out: Path) -> str:
     """Write a comparison, and return the name of its file."""
     with atomic_write(out) as stream:
-        stream.write((json.dumps(content, allow_nan=False) + "\n").encode())
+        stream.write((as_json(content) + "\n").encode())
     return str(out)
+
+
+def _document(
+    comparison: "Comparison",
+    checks: "Sequence[RegressionCheck]",
+    about: Mapping[str, object],
+    notes: Sequence[str],
+) -> dict[str, object]:
+    """A comparison as JSON; ``SavedComparison`` reads a part of it back."""
+    from calibration.compare.saved_comparison import values_as_json
+
+    return {
+        **about,
+        "measured_queries": len(comparison.query_ids),
+        "utilities": comparison.utilities,
+        "unlabelled": comparison.unlabelled,
+        "rule": comparison.rule.sentences,
+        "results": comparison.results,
+        "candidates": [
+            {
+                "name": each.candidate.name,
+                **each.candidate.describe(),
+                "score_kind": each.kind.value,
+                "harm_share": each.harm_share,
+                "verdict": each.verdict,
+                "latency_ms": each.latency_ms,
+                "families": each.families,
+                "curve": each.curve,
+                "per_query": values_as_json(each.per_query),
+            }
+            for each in comparison.candidates
+        ],
+        "against": {
+            check.candidate: {
+                "saved": check.saved,
+                "regressed": check.regressed,
+                "differences": check.differences,
+            }
+            for check in checks
+        },
+        "notes": notes,
+        "query_ids": comparison.query_ids,
+    }
 
 
 def _check_out(out: Path | None, against: Path | None) -> None:

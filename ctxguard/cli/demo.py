@@ -16,7 +16,7 @@ from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
-from ctxguard.cli._summary import print_differences
+from ctxguard.cli._results import print_differences
 from ctxguard.core.assembly import estimate_tokens
 from ctxguard.core.types import Mode, Route
 
@@ -189,7 +189,7 @@ def _document(
         "profile": calibration.profile.model_dump(mode="json"),
         "summary": summarise(
             calibration.outcomes[Route.HYBRID], calibration.settings, held_out=True
-        ).model_dump(),
+        ),
         "questions": [
             {
                 "text": pair.query.text,

@@ -1,25 +1,11 @@
 """``ctxguard evaluate``: what a profile, or a fixed k, achieves on labelled queries."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from rich.text import Text
-
 from ctxguard._support.settings import setting
 from ctxguard.cli import _options
-from ctxguard.cli._comparison import difference_in_words
-from ctxguard.cli._console import (
-    NO_DATA,
-    Output,
-    check_writable,
-    interval,
-    number,
-    print_json,
-    short_interval,
-    table,
-)
+from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._inputs import (
     DEFAULT_BASELINE,
     baseline_k,
@@ -40,22 +26,22 @@ from ctxguard.cli._pools import (
     served_route,
     write_pools,
 )
+from ctxguard.cli._results import by_metric
 from ctxguard.cli._system import System
-from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_K, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
-    from calibration.compare.paired_differences import Difference
     from calibration.evaluate import QueryMetrics
     from ctxguard.cli._inputs import Labelled
     from ctxguard.cli._system import Source
+    from ctxguard.core.interval import Interval
     from ctxguard.core.policies import Policy
-    from ctxguard.profile.schema import Interval, Profile
+    from ctxguard.profile.schema import Profile
 
-_BEFORE_THE_POLICY = ("recall_at_depth", "ndcg_at_10")
-_WIDE = 100
+_FIRST = ("recall", "precision", "mrr", "udcg_strict", "kept", "keyword_recall", "keyword_mrr")
+"""The metrics that are shown without --all, as far as the labels allow them."""
 
 
 class Evaluate(System):
@@ -80,6 +66,7 @@ class Evaluate(System):
         Path | None, setting("TREC run file to write the retrieved candidates to.", "FILE")
     ] = None
     seed: _options.Seed = 0
+    show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
 
 
@@ -88,15 +75,15 @@ def evaluate(settings: Evaluate) -> None:
 
     The candidates come from an index, a retriever of your own (--retriever), a TREC run (--run)
     or lists that a server reranks (rerank-upstream in --system).
-    Prints the mean of each metric with its bootstrap interval; with --profile and --k, also the
-    differences between the two, paired by query. A profile that was calibrated on another system
+    Prints the mean of each metric with its bootstrap interval; with --profile and --k, both and
+    their difference, paired by query. A profile that was calibrated on another system
     is refused.
     """
-    from calibration.evaluate import measure
+    from calibration.evaluate import DESCRIPTIONS, measure
     from calibration.pool_labels import unlabelled_note
     from calibration.replay import replay
+    from calibration.results import tabulate
     from ctxguard.core.metrics import DEFAULT_UTILITIES
-    from ctxguard.core.policies import RatioPolicy
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.index.passages import searchable_text
 
@@ -114,8 +101,9 @@ def evaluate(settings: Evaluate) -> None:
     labelled, counts = labelled.against(source)
     dataset, k, seed = labelled.dataset, settings.k, settings.seed
     route = served_route(source, loaded) if settings.route is None else settings.route
-    policy, baseline = _policy(loaded, route, k)
-    most = max(policy.k, k or 0)
+    policies, baseline = _policies(loaded, route, k)
+    policy = policies[name := list(policies)[-1]]
+    most = max(each.k for each in policies.values())
     depth = served_depth(settings.depth, most, loaded)
     if not dataset.answerable and not dataset.keywords:
         raise CalibrationError(
@@ -138,22 +126,19 @@ def evaluate(settings: Evaluate) -> None:
                 text_of=lambda passage_id: searchable_text(source.passage(passage_id)),
             )
 
-        of_policy = measured(policy)
-        metrics = of_policy.evidence(seed).metrics
-        first_k = None
-        if loaded is not None and k is not None:
-            first_k = _first_k(k, of_policy, measured(RatioPolicy(k=k)), seed)
+        results = tabulate({each: measured(by) for each, by in policies.items()}, seed=seed)
     notes = [
         *labelled.notes,
         *notes_on_pools(pools, route, settings.run),
         *_reservations(loaded, labelled, source),
     ]
-    notes += _notes(metrics) + beyond_index(source, most) + write_pools(pools, settings.write_run)
+    notes += _notes(results.of(name, "recall_at_depth").mean if dataset.answerable else None)
+    notes += beyond_index(source, most) + write_pools(pools, settings.write_run)
     profile_id = None if loaded is None else loaded.profile_id
     if settings.as_json:
         print_json(
             {
-                "metrics": {name: estimate.model_dump() for name, estimate in metrics.items()},
+                "results": results,
                 **counts,
                 "measured_queries": len(pools),
                 "data": dataset.name,
@@ -162,12 +147,11 @@ def evaluate(settings: Evaluate) -> None:
                 "profile_id": profile_id,
                 "policy": describe_policy(policy),
                 "k": policy.k,
-                "first_k": None if first_k is None else first_k.to_dict(),
                 "route": route.value,
                 "depth": depth,
                 "baseline": baseline,
                 "seed": seed,
-                "utilities": asdict(utilities),
+                "utilities": utilities,
                 "unlabelled": unlabelled_note(dataset, utilities),
                 "fusion": fusion_of(source),
                 "fingerprint": source.fingerprint(),
@@ -189,28 +173,12 @@ def evaluate(settings: Evaluate) -> None:
                 ("unlabelled", unlabelled_note(dataset, utilities)),
             ]
         )
-        _print(metrics, first_k, output)
+        if not settings.show_all:
+            results = results.only(metrics=_FIRST)
+        output.out.print(by_metric(results, None if len(policies) > 1 else DESCRIPTIONS))
+        if not settings.show_all:
+            output.note("--all shows every metric")
     output.notes(notes)
-
-
-@dataclass(frozen=True)
-class _FirstK:
-    """The first k passages of the same pools, beside the policy.
-
-    Attributes:
-        differences: Of the policy less the first k, paired by query.
-    """
-
-    k: int
-    metrics: "Mapping[str, Interval]"
-    differences: "Mapping[str, Difference]"
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "k": self.k,
-            "metrics": {name: estimate.model_dump() for name, estimate in self.metrics.items()},
-            "differences": {name: asdict(each) for name, each in self.differences.items()},
-        }
 
 
 def _reservations(
@@ -224,15 +192,7 @@ def _reservations(
     return (*seen_in_calibration(labelled, profile), *compared(profile, retriever).reservations)
 
 
-def _first_k(k: int, of_policy: "QueryMetrics", of_first: "QueryMetrics", seed: int) -> _FirstK:
-    from calibration.compare.paired_differences import differences
-
-    means = of_first.evidence(seed).metrics
-    return _FirstK(k, means, differences(of_policy, of_first, seed=seed))
-
-
-def _notes(metrics: "Mapping[str, Interval]") -> list[str]:
-    found = metrics.get("recall_at_depth")
+def _notes(found: "Interval | None") -> list[str]:
     if found is None or found.value != 0.0:
         return []
     note = (
@@ -242,16 +202,19 @@ def _notes(metrics: "Mapping[str, Interval]") -> list[str]:
     return [note]
 
 
-def _policy(profile: "Profile | None", route: Route, k: int | None) -> "tuple[Policy, str]":
-    """The policy to measure, and what its recall loss is relative to.
+def _policies(
+    profile: "Profile | None", route: Route, k: int | None
+) -> "tuple[dict[str, Policy], str]":
+    """The policies to measure, the profile's last, and what recall loss is relative to.
 
     Raises:
         ConfigurationError: the profile has no policy for the route.
     """
     from ctxguard.core.policies import RatioPolicy
 
+    first: dict[str, Policy] = {f"first {k}": RatioPolicy(k=k)} if k is not None else {}
     if profile is None:
-        return RatioPolicy(k=DEFAULT_K if k is None else k), DEFAULT_BASELINE
+        return first or {f"first {DEFAULT_K}": RatioPolicy(k=DEFAULT_K)}, DEFAULT_BASELINE
     calibrated = profile.routes.get(route)
     if calibrated is None:
         names = ", ".join(name.value for name in profile.routes)
@@ -259,48 +222,5 @@ def _policy(profile: "Profile | None", route: Route, k: int | None) -> "tuple[Po
             f"the profile has no policy for the route {route.value!r}; it has {names}"
         )
     certificate = calibrated.certificate
-    return calibrated.policy, DEFAULT_BASELINE if certificate is None else certificate.baseline
-
-
-def _print(metrics: "Mapping[str, Interval]", first_k: _FirstK | None, output: Output) -> None:
-    output.out.print(_alone(metrics, output) if first_k is None else _beside(metrics, first_k))
-
-
-def _alone(metrics: "Mapping[str, Interval]", output: Output) -> Rows:
-    from calibration.evaluate import CONFIDENCE, DESCRIPTIONS
-
-    wide = output.out.width >= _WIDE
-    rows = table("metric", "mean>", f"{CONFIDENCE:.0%} interval>", "n>", *["meaning"] * wide)
-    for name, last in _in_order(metrics):
-        estimate = metrics[name]
-        rows.add_row(
-            name,
-            Text(number(estimate.value), style="dim" if estimate.value is None else "bold"),
-            interval(estimate) or NO_DATA,
-            f"{estimate.n:,}",
-            *[DESCRIPTIONS[name]] * wide,
-            end_section=last,
-        )
-    return rows
-
-
-def _beside(metrics: "Mapping[str, Interval]", first_k: _FirstK) -> Rows:
-    rows = table("metric", "profile>", f"first {first_k.k}>", "difference>", "n>")
-    for name, last in _in_order(metrics):
-        estimate, difference = metrics[name], first_k.differences.get(name)
-        rows.add_row(
-            name,
-            short_interval(estimate),
-            number(first_k.metrics[name].value),
-            "" if difference is None else difference_in_words(difference),
-            f"{estimate.n:,}",
-            end_section=last,
-        )
-    return rows
-
-
-def _in_order(metrics: "Mapping[str, Interval]") -> list[tuple[str, bool]]:
-    """The names, those of the retriever's own order last; and whether a name ends its section."""
-    after = [name for name in metrics if name not in _BEFORE_THE_POLICY]
-    before = [name for name in _BEFORE_THE_POLICY if name in metrics]
-    return [(name, name == after[-1]) for name in (*after, *before)]
+    baseline = DEFAULT_BASELINE if certificate is None else certificate.baseline
+    return {**first, "profile": calibrated.policy}, baseline

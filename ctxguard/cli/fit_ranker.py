@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from ctxguard._support.settings import setting
 from ctxguard.cli import _options
-from ctxguard.cli._comparison import difference_in_words
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 from ctxguard.cli._inputs import read_labelled
+from ctxguard.cli._results import signed_interval
 from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import Rows
 from ctxguard.core.types import DEFAULT_DEPTH, Route
@@ -16,8 +16,8 @@ from ctxguard.errors import ConfigurationError
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
-    from calibration.compare.paired_differences import Difference
-    from ctxguard.profile.schema import Interval
+    from calibration.results import Difference
+    from ctxguard.core.interval import Interval
 
 _ORDERS = {
     "reciprocal_rank": "reciprocal ranks",
@@ -49,11 +49,11 @@ def fit_ranker(settings: FitRanker) -> None:
     say. Prints nDCG@10 of reciprocal ranks, of the shipped ranker and of fitted ones, each measured
     on queries that it was not fitted on, and says which is better.
     """
-    from calibration.compare.paired_differences import paired_difference
     from calibration.evaluate import bootstrap_interval
     from calibration.pool_labels import label
     from calibration.ranker import fit
     from calibration.replay import replay
+    from calibration.results import paired_differences
     from ctxguard.core.fusion import Fusion
     from ctxguard.retrieval.signals.ranker import Ranker
 
@@ -84,9 +84,9 @@ def fit_ranker(settings: FitRanker) -> None:
         }
         differences = {
             order: {
-                other: paired_difference(
-                    "ndcg", fitted.ndcg[order], fitted.ndcg[other], labels.weights, seed=_SEED
-                )
+                other: paired_differences(
+                    {"ndcg": (fitted.ndcg[order], fitted.ndcg[other])}, labels.weights, seed=_SEED
+                )["ndcg"]
                 for other in _BEFORE[:position]
             }
             for position, order in enumerate(_ORDERS)
@@ -138,9 +138,7 @@ def _shown(
             interval(each),
             f"{each.n:,}",
             *[
-                difference_in_words(differences[order][other])
-                if other in differences[order]
-                else ""
+                signed_interval(differences[order][other]) if other in differences[order] else ""
                 for other in _BEFORE
             ],
         )

@@ -183,7 +183,7 @@ def coverage(settings: Coverage) -> None:
     if settings.as_json:
         print_json(
             {
-                "coverage": [{**asdict(row), "judged": row.judged.model_dump()} for row in rows],
+                "coverage": rows,
                 "queries": len(dataset),
                 "labelled_queries": labelled,
                 "unjudged": len(missing),

@@ -7,7 +7,8 @@ import typer
 
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
+from ctxguard.cli._console import Output, check_writable, print_json
+from ctxguard.cli._results import by_metric
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
@@ -111,26 +112,9 @@ def _print(
             ("certificate", _certificate(after)),
         ]
     )
-    rows = table(
-        "metric",
-        "old>",
-        "new>",
-        "new − old>",
-        "95% interval>",
-        "outcome",
-        title=f"In shadow, on {recalibration.held_out:,} questions that took no part in the choice",
-    )
-    old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
-    for name, difference in recalibration.differences.items():
-        rows.add_row(
-            name,
-            number(old[name].value),
-            number(new[name].value),
-            number(difference.value),
-            interval(difference),
-            difference.outcome,
-        )
-    output.out.print(rows)
+    held_out = f"{recalibration.held_out:,} questions that took no part in the choice"
+    output.heading(f"In shadow, on {held_out}")
+    output.out.print(by_metric(recalibration.results))
 
 
 def _verdict(after: "RouteProfile", rise: "Rise | None") -> list[tuple[str, str]]:
@@ -163,7 +147,6 @@ def _document(
 
     route = traffic.route
     after = recalibration.profile.routes[route]
-    old, new = recalibration.old.evidence().metrics, recalibration.new.evidence().metrics
     return {
         "profile": out,
         "profile_id": recalibration.profile.profile_id,
@@ -179,9 +162,6 @@ def _document(
         "verdict": after.verdict,
         "in_shadow": rise_by_traffic(traffic, before),
         "certificate": after.certificate,
-        "metrics": {
-            name: {"old": old[name], "new": new[name], "difference": difference}
-            for name, difference in recalibration.differences.items()
-        },
+        "results": recalibration.results,
         "notes": traffic.dataset.notes,
     }

@@ -1,19 +1,24 @@
 """``ctxguard fit utilities``: what passages are worth to a reader, from its marked answers."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
-from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
+from ctxguard.cli._console import (
+    Output,
+    as_json,
+    check_writable,
+    interval,
+    number,
+    print_json,
+    table,
+)
 from ctxguard.cli._inputs import read_labelled
 
 if TYPE_CHECKING:
-    from calibration.reader.predictive_auc import PredictiveAuc
-    from calibration.reader.utilities import ReaderFit
+    from calibration.reader.utilities import Finding, ReaderFit
 
 _SEED = 0
 
@@ -65,11 +70,11 @@ def fit_utilities(settings: FitUtilities) -> None:
     metrics = predictive_aucs(marked, dataset, fit, seed=_SEED)
     document = {
         **utilities_document(fit, marked[0].reader),
-        "predictive_auc": {name: asdict(row) for name, row in metrics.items()},
+        "predictive_auc": metrics,
     }
     if out is not None:
         with atomic_write(out) as stream:
-            stream.write((json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+            stream.write((as_json(document, indent=2) + "\n").encode())
     if settings.as_json:
         print_json({**document, "notes": [*labelled.notes, *fit.notes]})
     else:
@@ -79,7 +84,7 @@ def fit_utilities(settings: FitUtilities) -> None:
 
 
 def _print(
-    fit: "ReaderFit", metrics: "dict[str, PredictiveAuc]", output: Output, out: Path | None
+    fit: "ReaderFit", metrics: "dict[str, Finding]", output: Output, out: Path | None
 ) -> None:
     from calibration.reader import predictive_auc, utilities
     from calibration.reader.answers import COSTS

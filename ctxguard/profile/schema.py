@@ -16,6 +16,7 @@ from ctxguard._support.atomic_write import SHARED, atomic_write
 from ctxguard._support.regular_file import read_regular
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.relevance import RelevanceModel
@@ -46,6 +47,7 @@ for _core in (
     RelevanceModel,
     Trees,
     Fusion,
+    Interval,
     Utilities,
     CorpusSketch,
 ):
@@ -58,15 +60,6 @@ class Frozen(BaseModel):
     """A record of a file: frozen, with known fields and finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class Interval(Frozen):
-    """A mean with its interval; ``value`` is None where it is undefined for every query."""
-
-    value: float | None
-    lower: float | None
-    upper: float | None
-    n: Annotated[int, Field(ge=0, description="Queries on which the metric is defined.")]
 
 
 class Evidence(Frozen):

@@ -8,7 +8,7 @@ pytest.importorskip("faiss")
 from benchmarks.engines import EMBEDDED, Work, encoded, measure, missed, table
 from calibration.data.dataset import Dataset, Query
 from ctxguard import Passage
-from ctxguard.profile.schema import Interval
+from ctxguard.core.interval import Interval
 from ctxguard.testing import WordHashEmbedder
 
 

@@ -16,20 +16,16 @@ from calibration.compare.candidates import (
     parse_candidates,
 )
 from calibration.compare.comparison import Comparison, check_candidates, compare
-from calibration.compare.paired_differences import (
-    BETTER_WHEN,
-    differences,
-    paired_difference,
-)
-from calibration.compare.verdict import VerdictRule, harm_share
+from calibration.compare.verdict import VerdictRule
 from calibration.data.dataset import Dataset, Query
-from calibration.evaluate import QueryMetrics
+from calibration.results import COMPARED
 from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import RELAXED_UTILITIES
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import DEFAULT_DEPTH, Hit, Ranking, Route, ScoreKind
 from ctxguard.errors import CalibrationError, ConfigurationError, QueryError
-from ctxguard.profile.schema import Interval, RouteProfile
+from ctxguard.profile.schema import RouteProfile
 from tests.profiles import profile_with
 
 
@@ -82,16 +78,14 @@ def compared(
 def test_every_metric_stands_beside_its_interval_for_every_candidate() -> None:
     dataset, shelf = questions([1, 2, 1, None])
     found = compared([fixed("one", 1), fixed("two", 2)], shelf, dataset)
-    one, two = found.candidates
-    assert set(one.metrics) == set(BETTER_WHEN)
-    assert one.metrics["recall"].value == 0.5
-    assert two.metrics["recall"].value == 0.75
-    assert two.metrics["kept"].value == 2.0
-    assert two.metrics["recall"].n == 4
-    lower, upper = two.metrics["recall"].lower, two.metrics["recall"].upper
-    assert lower is not None
-    assert upper is not None
-    assert lower < 0.75 < upper
+    assert found.results.policies == ("one", "two")
+    assert found.results.metrics == COMPARED
+    assert found.results.of("one", "recall").mean.value == 0.5
+    assert found.results.of("two", "kept").mean.value == 2.0
+    recall = found.results.of("two", "recall").mean
+    assert (recall.value, recall.n) == (0.75, 4)
+    assert recall.bounds is not None
+    assert recall.bounds[0] < 0.75 < recall.bounds[1]
 
 
 def test_the_curve_adds_up_gain_and_harm_rank_by_rank() -> None:
@@ -121,11 +115,13 @@ def test_the_curve_at_a_candidates_own_k_is_its_strict_udcg(
     ranks: list[int | None], k: int
 ) -> None:
     dataset, shelf = questions(ranks)
-    only = compared([fixed("only", k)], shelf, dataset).candidates[0]
-    point = only.curve.points[k - 1]
-    assert point.udcg_strict.value == pytest.approx(only.metrics["udcg_strict"].value)
-    assert point.harm.value == pytest.approx(only.metrics["harm"].value)
-    harms = [each.harm.value for each in only.curve.points if each.harm.value is not None]
+    found = compared([fixed("only", k)], shelf, dataset)
+    points = found.candidates[0].curve.points
+    for metric in ("udcg_strict", "harm", "recall"):
+        expected = found.results.of("only", metric).mean
+        assert getattr(points[k - 1], metric).value == pytest.approx(expected.value)
+        assert getattr(points[k - 1], metric).n == expected.n
+    harms = [each.harm.value for each in points if each.harm.value is not None]
     assert harms == sorted(harms)
 
 
@@ -134,21 +130,6 @@ def test_a_threshold_stays_in_force_along_the_curve() -> None:
     strict = Candidate("strict", RatioPolicy(k=2, min_ratio=0.99))
     curve = compared([strict], shelf, dataset).candidates[0].curve
     assert {point.harm.value for point in curve.points} == {0.0}
-
-
-def test_the_share_of_harm_is_harm_over_all_that_the_context_moves() -> None:
-    share = harm_share(np.array([1.0, 2.0, 3.0]), np.array([0.0, 2.0, 0.0]))
-    assert share.value == 0.25
-    assert share.n == 3
-    assert share.lower is not None
-    assert share.upper is not None
-    assert 0.0 <= share.lower < 0.25 < share.upper <= 1.0
-
-
-def test_contexts_that_neither_help_nor_harm_have_no_share_of_harm() -> None:
-    share = harm_share(np.zeros(3), np.zeros(3))
-    assert (share.value, share.lower, share.upper, share.n) == (None, None, None, 3)
-    assert VerdictRule().verdict(share) is None
 
 
 @pytest.mark.parametrize(
@@ -183,18 +164,6 @@ def test_limits_that_do_not_rise_are_refused(safe: float, dangerous: float) -> N
         VerdictRule(safe, dangerous)
 
 
-def test_the_interval_of_the_share_of_harm_holds_the_truth_as_often_as_it_says() -> None:
-    random = np.random.default_rng(3)
-    held = 0
-    for seed in range(200):
-        gain, harm = random.exponential(1.0, 80), random.exponential(0.5, 80)
-        share = harm_share(gain, harm, seed=seed)
-        assert share.lower is not None
-        assert share.upper is not None
-        held += share.lower <= 1 / 3 <= share.upper
-    assert 0.90 <= held / 200 <= 0.98
-
-
 def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None:
     dataset, shelf = questions([1] * 30)
     by_rank = Shelf(shelf.answers, ScoreKind.RANK)
@@ -204,67 +173,22 @@ def test_scores_that_carry_rank_only_do_not_make_a_candidate_look_safe() -> None
         candidates, lambda c: by_rank if c.name == "ranked" else shelf, dataset, depth=6
     )
     scored, ranked = found.candidates
-    assert ranked.metrics["distractor_rate"].value < scored.metrics["distractor_rate"].value
+    rates = [found.results.of(name, "distractor_rate").mean.value for name in ("ranked", "scored")]
+    assert rates[0] < rates[1]
     assert ranked.harm_share == scored.harm_share
     assert ranked.verdict == scored.verdict == "DANGEROUS"
-
-
-def test_a_difference_inside_the_noise_is_called_so() -> None:
-    these = np.array([0.0, 1.0, 0.0, 1.0, 0.5, 1.0])
-    those = np.array([1.0, 0.0, 0.0, 1.0, 0.5, 0.5])
-    assert paired_difference("recall", these, those).outcome == "within noise"
-    assert paired_difference("recall", these, these).outcome == "within noise"
-
-
-@pytest.mark.parametrize(
-    ("metric", "outcome"), [("recall", "better"), ("harm", "worse"), ("kept", "higher")]
-)
-def test_more_is_better_worse_or_neither_as_the_metric_has_it(metric: str, outcome: str) -> None:
-    found = paired_difference(metric, np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 1.0]))
-    assert found.outcome == outcome
-
-
-def test_queries_on_which_a_metric_is_undefined_are_no_pair() -> None:
-    found = paired_difference("recall", np.array([1.0, np.nan, 0.5]), np.array([0.0, 1.0, np.nan]))
-    assert (found.value, found.n, found.outcome) == (1.0, 1, "no data")
-    assert not found.is_regression()
-
-
-def test_a_tolerance_accepts_a_small_loss_in_the_worse_direction() -> None:
-    recall = paired_difference("recall", np.full(9, 0.8), np.full(9, 0.9))
-    harm = paired_difference("harm", np.full(9, 0.9), np.full(9, 0.8))
-    for difference in (recall, harm):
-        assert difference.is_regression()
-        assert difference.is_regression(tolerance=0.09)
-        assert not difference.is_regression(tolerance=0.11)
-
-
-def test_two_systems_that_are_alike_are_rarely_told_apart() -> None:
-    random = np.random.default_rng(11)
-    apart = 0
-    for seed in range(300):
-        skill = random.random(60)
-        these, those = (random.random((2, 60)) < skill).astype(float)
-        apart += paired_difference("recall", these, those, seed=seed).outcome != "within noise"
-    assert apart / 300 <= 0.09
-
-
-def test_runs_are_paired_by_query_whatever_their_order() -> None:
-    these = QueryMetrics(("a", "b", "c"), {"recall": np.array([1.0, 0.5, 0.0])})
-    those = QueryMetrics(("c", "b", "x"), {"recall": np.array([0.0, 0.5, 1.0])})
-    found = differences(these, those)["recall"]
-    assert (found.value, found.n) == (0.0, 2)
 
 
 def test_differences_are_from_the_first_candidate_or_the_one_named() -> None:
     dataset, shelf = questions([2] * 8)
     candidates = [fixed("one", 1), fixed("two", 2)]
     found = compared(candidates, shelf, dataset)
-    assert found.baseline == "one"
-    assert found.differences["two"]["recall"].value == 1.0
-    assert found.differences["two"]["recall"].outcome == "better"
+    assert found.results.reference == "one"
+    assert found.results.of("one", "recall").difference is None
+    gained = found.results.of("two", "recall").difference
+    assert (gained.value, gained.outcome) == (1.0, "better")
     found = compared(candidates, shelf, dataset, baseline="two")
-    assert found.differences["one"]["recall"].outcome == "worse"
+    assert found.results.of("one", "recall").difference.outcome == "worse"
 
 
 def test_candidates_that_rank_alike_are_replayed_once() -> None:
@@ -287,7 +211,7 @@ def test_only_queries_that_every_candidate_answered_count_and_the_others_are_nam
     candidates = [fixed("all", 1), fixed("some", 1, Route.DENSE)]
     found = compare(candidates, lambda c: partly if c.name == "some" else shelf, dataset, depth=6)
     assert found.query_ids == ("q0", "q2")
-    assert found.candidates[0].metrics["recall"].value == 0.5
+    assert found.results.of("all", "recall").mean.value == 0.5
     assert found.skipped == ("some: q1: 'question 1' cannot be searched",)
 
 
@@ -308,8 +232,7 @@ def test_the_same_seed_gives_the_same_comparison() -> None:
         compared([fixed("a", 2), fixed("b", 4)], shelf, dataset, clock=lambda: next(ticks), seed=5)
         for _ in range(2)
     )
-    assert first.differences == second.differences
-    assert first.candidates[0].metrics == second.candidates[0].metrics
+    assert first.results == second.results
     assert first.candidates[1].curve == second.candidates[1].curve
 
 
@@ -317,7 +240,7 @@ def test_the_worth_of_a_passage_is_the_same_for_all_and_kept_with_the_figures() 
     dataset, shelf = questions([1, 1])
     found = compared([fixed("only", 2)], shelf, dataset, utilities=RELAXED_UTILITIES)
     assert found.utilities is RELAXED_UTILITIES
-    assert found.candidates[0].metrics["harm"].value == pytest.approx(0.2 / np.log2(3))
+    assert found.results.of("only", "harm").mean.value == pytest.approx(0.2 / np.log2(3))
 
 
 @pytest.mark.parametrize(

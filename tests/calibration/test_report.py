@@ -21,19 +21,16 @@ from calibration.calibrate_route import Settings
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset
 from calibration.report import ReportData, report, summarise, write_html, write_json
-from calibration.report.data import Summary
 from calibration.report.page import page
 from calibration.report.reliability import (
     clustered_share,
     expected_calibration_error,
-    ratio_interval,
     reliability_bins,
 )
-from calibration.report.summary import SUMMARY_METRICS
+from calibration.report.summary import SUMMARY_METRICS, Summary
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import ConfigurationError, MissingExtraError
-from ctxguard.profile.schema import Interval
 from tests.timing import PATIENCE_SECONDS
 
 HOSTILE = '</script><script>fetch("https://example.invalid/")</script><b onclick="x()">&'
@@ -71,35 +68,29 @@ class TestFigures:
         route = reported().routes[0]
         evidence = found.outcomes[Route.HYBRID].profile.held_out
         assert evidence is not None
-        assert route.held_out
-        assert route.queries == 60
-        for row in route.comparison:
-            expected = evidence.metrics[row.metric]
-            assert row.chosen.n == expected.n
-            if expected.value is None:  # the simulated passages have no text to count tokens of
-                assert row.chosen.value is None
-            else:
-                assert row.chosen.value == pytest.approx(expected.value, rel=1e-5)
-
-    def test_differences_are_paired(self) -> None:
-        for row in reported().routes[0].comparison:
-            if row.first_k.n == row.chosen.n > 0:
-                assert row.against_first_k.value == pytest.approx(
-                    (row.chosen.value or 0.0) - (row.first_k.value or 0.0), abs=1e-5
-                )
+        assert route.summary.held_out
+        assert route.summary.queries == 60
+        for metric in route.summary.results.metrics:
+            expected, row = evidence.metrics[metric], route.summary.results.of("chosen", metric)
+            assert row.mean.n == expected.n
+            # The simulated passages have no text to count tokens of.
+            assert row.mean.value == (
+                None if expected.value is None else pytest.approx(expected.value, rel=1e-5)
+            )
 
     def test_gain_and_harm_add_up_at_every_k(self) -> None:
-        rows = reported().routes[0].by_k
+        rows = reported().routes[0].today.points
         assert [row.k for row in rows] == list(range(1, DEPTH + 1))
         for row in rows:
             assert row.gain.value is not None
             assert row.harm.value is not None
-            assert row.first_k.value == pytest.approx(row.gain.value - row.harm.value, abs=1e-5)
+            assert row.udcg_strict.value == pytest.approx(row.gain.value - row.harm.value, abs=1e-5)
 
     def test_the_policy_at_its_own_k_is_the_policy(self) -> None:
         route = reported().routes[0]
-        at_k = next(row for row in route.by_k if row.k == route.policy.k)
-        assert at_k.chosen.value == pytest.approx(route.metric("udcg_strict").chosen.value)
+        at_k = route.chosen.points[route.policy.k - 1]
+        chosen = route.summary.results.of("chosen", "udcg_strict").mean
+        assert at_k.udcg_strict.value == pytest.approx(chosen.value)
 
     def test_no_candidate_beats_the_front_in_both(self) -> None:
         found = reported().routes[0].frontier
@@ -107,7 +98,7 @@ class TestFigures:
         for loss, harm in found.front_line:
             assert not any(
                 x <= loss and y <= harm and (x < loss - 1e-4 or y < harm - 1e-4)
-                for x, y, _ in found.candidates
+                for x, y in found.candidates
             )
 
     def test_a_certificate_without_a_promise_is_the_betting_bound(self) -> None:
@@ -128,12 +119,16 @@ class TestFigures:
         assert set(rules) == {"none", "betting", "uncorrected"}
         assert [rule.rule for rule in route.price.rules if rule.chosen] == ["betting"]
         assert rules["none"].policy is not None
-        assert rules["none"].policy.words == route.summary.options[-1].words
-        assert rules["none"].price == Interval(value=0.0, lower=0.0, upper=0.0, n=120)
-        chosen = rules["betting"]
-        assert chosen.udcg_strict is not None
-        measured = route.metric("udcg_strict").chosen
-        assert chosen.udcg_strict.value == pytest.approx(measured.value, abs=1e-4)
+        assert rules["none"].policy.words == route.summary.keeps["highest utility"]
+        assert route.price.results is not None
+        own = route.price.results.of("betting", "udcg_strict")
+        free = route.price.results.of("none", "udcg_strict")
+        assert own.difference is not None
+        assert own.difference.value == pytest.approx(
+            (own.mean.value or 0.0) - (free.mean.value or 0.0), abs=1e-5
+        )
+        measured = route.summary.results.of("chosen", "udcg_strict").mean
+        assert own.mean.value == pytest.approx(measured.value, abs=1e-4)
 
     def test_a_promise_that_cannot_be_kept_says_how_many_labels_it_would_take(self) -> None:
         route = reported(60, Promise(0.02, 0.5, 0.1)).routes[0]
@@ -151,7 +146,7 @@ class TestFigures:
     def test_without_queries_held_out_it_says_that_the_figures_are_optimistic(self) -> None:
         data = reported(60, held_out=0.0)
         route = data.routes[0]
-        assert not route.held_out
+        assert not route.summary.held_out
         assert route.reliability is None
         assert route.price is None
         assert "no query was held out" in (route.no_certificate or "")
@@ -167,7 +162,7 @@ class TestFigures:
         assert reported().serving_k == 5
         data = reported(60, serving_k=7, held_out=0.0)
         assert data.serving_k == data.routes[0].summary.serving_k == 7
-        assert data.routes[0].summary.options[0].name == "first 7, as today"
+        assert data.routes[0].summary.results.reference == "first 7, as today"
 
     def test_segments_with_a_certified_policy_of_their_own_are_served_by_it(self) -> None:
         promise = Promise(0.3, None, 0.1)
@@ -176,11 +171,11 @@ class TestFigures:
         own = found.outcomes[Route.HYBRID].profile.segments
         assert table is not None
         assert table.column == "segment"
-        assert {row.segment: row.own_policy for row in table.rows} == {
-            name: name in own for name in "ab"
-        }
+        assert set(table.own_policy) == set(own) <= set("ab")
         assert own
-        assert sum(row.queries for row in table.rows) == 200
+        assert sum(table.queries.values()) == 200
+        for name in "ab":
+            assert table.results.of(name, "udcg_strict").difference is not None
 
     def test_small_segments_share_a_row(self) -> None:
         retriever, dataset = simulate(80, noise=0.25)
@@ -191,8 +186,8 @@ class TestFigures:
         found = calibrate(retriever, replace(dataset, queries=queries), Settings(depth=DEPTH))
         table = report(found).routes[0].segments
         assert table is not None
-        assert table.rows[0].segment == "common"
-        assert table.rows[-1].segment == f"{table.gathered} with fewer than 5 queries each"
+        small = f"{table.gathered} with fewer than 5 queries each"
+        assert table.results.policies == tuple(table.queries) == ("common", small)
 
     def test_queries_without_segments_are_said_to_have_none(self) -> None:
         route = reported().routes[0]
@@ -225,11 +220,11 @@ class TestDropped:
         route = reported().routes[0]
         for example in (*route.dropped_irrelevant.shown, *route.dropped_relevant.shown):
             assert example.kept_if
-            for setting in example.kept_if:
-                if setting.setting == "k":
-                    assert setting.value == example.rank > route.policy.k
+            for setting, value in example.kept_if:
+                if setting == "k":
+                    assert value == example.rank > route.policy.k
                 else:
-                    assert setting.value <= (example.probability or 0.0) < route.policy.threshold
+                    assert value <= (example.probability or 0.0) < route.policy.threshold
 
     def test_a_query_has_at_most_one_example_of_a_sort(self) -> None:
         route = reported().routes[0]
@@ -295,9 +290,6 @@ class TestReliability:
         assert sum(b.relevant.n for b in found) == 1
         assert expected_calibration_error(probabilities, np.array([[True, False]])).value == 0.5
 
-    def test_a_ratio_without_a_whole_is_undefined(self) -> None:
-        assert ratio_interval(np.zeros(2), np.zeros(2)).value is None
-
 
 class Page(HTMLParser):
     """What a browser would make of a page, as far as it matters here."""
@@ -308,7 +300,6 @@ class Page(HTMLParser):
         self.attributes: list[tuple[str, str | None]] = []
         self.headings: list[int] = []
         self.ids: list[str] = []
-        self.links: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -319,8 +310,6 @@ class Page(HTMLParser):
             self.headings.append(int(tag[1]))
         if found.get("id"):
             self.ids.append(str(found["id"]))
-        if tag == "a":
-            self.links.append(str(found["href"]))
 
 
 class TestSummary:
@@ -334,25 +323,30 @@ class TestSummary:
     def test_today_and_the_choice_are_measured_on_the_same_queries(self) -> None:
         found = calibrated(200)
         outcome, summary = found.outcomes[Route.HYBRID], self.of(found)
-        assert [row.metric for row in summary.rows] == list(SUMMARY_METRICS)
+        assert summary.results.metrics == SUMMARY_METRICS
+        assert summary.results.policies[:2] == ("first 5, as today", "chosen")
         assert summary.queries == 100
         evidence = outcome.profile.held_out
         assert evidence is not None
-        for row in summary.rows:
-            if row.metric == "tokens":  # the simulated passages have no text
-                assert row.chosen.value is None
+        for metric in SUMMARY_METRICS:
+            today = summary.results.of("first 5, as today", metric)
+            chosen = summary.results.of("chosen", metric)
+            if metric == "tokens":  # the simulated passages have no text
+                assert chosen.mean.value is None
                 continue
-            assert row.chosen.value == pytest.approx(evidence.metrics[row.metric].value)
-            if row.today.n == row.chosen.n == row.difference.n:
-                assert row.difference.value == pytest.approx(
-                    (row.chosen.value or 0.0) - (row.today.value or 0.0)
+            assert chosen.mean.value == pytest.approx(evidence.metrics[metric].value)
+            assert chosen.difference is not None
+            if today.mean.n == chosen.mean.n == chosen.difference.n:
+                assert chosen.difference.value == pytest.approx(
+                    (chosen.mean.value or 0.0) - (today.mean.value or 0.0)
                 )
 
     def test_where_today_is_kept_nothing_differs_and_nothing_is_warned_of(self) -> None:
         found = calibrate(*indistinct(100), Settings(depth=DEPTH))
         assert found.outcomes[Route.HYBRID].profile.policy == RatioPolicy(k=5)
         summary = self.of(found)
-        assert all(row.difference.value in (0.0, None) for row in summary.rows)
+        changes = [row.difference for row in summary.results.only(["chosen"]).rows]
+        assert all(each is not None and each.value in (0.0, None) for each in changes)
         assert summary.judged.value == 1.0
         assert summary.warnings == ()
 
@@ -366,7 +360,8 @@ class TestSummary:
 
     def test_a_fall_of_recall_is_said_with_how_much(self) -> None:
         summary = self.of(calibrated(120, noise=0.25, objective="utility"))
-        recall = summary.rows[0].difference
+        recall = summary.results.of("chosen", "recall").difference
+        assert recall is not None
         assert recall.value is not None
         assert recall.value < -0.05
         (line,) = [w for w in summary.warnings if w.startswith("mean recall is")]
@@ -417,27 +412,24 @@ class TestSummary:
         self.check_page(calibrated(60, **asked))
 
     def test_figures_of_the_queries_that_chose_are_never_shown_as_gains(self) -> None:
-        pytest.importorskip("plotly")
         chosen_only = report(calibrated(60, objective="utility", held_out=0.0))
         held_out = report(calibrated(200, objective="utility"))
         for data, shown in ((chosen_only, False), (held_out, True)):
             for route in data.routes:
-                rows: list[Any] = [*route.summary.rows, *route.comparison]
-                for row in rows:
-                    difference = getattr(row, "difference", None) or row.against_first_k
-                    if row.metric != "tokens" and difference.n:
-                        assert (difference.value is not None) == shown
-            assert ('class="good"' in page(data)) == shown
+                found = [row.difference for row in route.summary.results.rows if row.difference]
+                assert any(each.n for each in found)
+                assert all((each.value is not None) == shown for each in found if each.n)
+            assert ('class="better"' in page(data)) == shown
 
     def test_so_it_does_where_today_is_kept(self) -> None:
         self.check_page(calibrate(*indistinct(60), Settings(depth=DEPTH)))
 
     def check_page(self, found: Calibration) -> None:
-        pytest.importorskip("plotly")
         written = page(report(found))
         start = written.index("<h1")
-        table = written[start : written.index("<nav")]
-        assert html.escape(self.of(found).verdict) in table[: table.index("Route")]
+        table = written[start : written.index("<details")]
+        assert html.escape(self.of(found).verdict) in table[: table.index("<table")]
+        assert table.index("<figure") < table.index("<h2")
         assert f"first {found.settings.serving_k}, as today" in table
         for words in ("chosen", "difference", "recall", "harm", "kept", "judged", "highest"):
             assert words in table
@@ -457,7 +449,6 @@ def negatives_labelled(dataset: Dataset) -> Dataset:
 @pytest.fixture(scope="module")
 def text() -> str:
     """A page with a promise that is kept."""
-    pytest.importorskip("plotly")
     return page(reported(240, Promise(0.2, None, 0.1)))
 
 
@@ -481,27 +472,27 @@ class TestPage:
         assert headings[0] == 1
         assert all(after <= before + 1 for before, after in pairwise(headings))
 
-    def test_every_entry_of_the_contents_leads_somewhere_and_ids_are_distinct(
-        self, text: str
-    ) -> None:
+    def test_routes_are_collapsed_and_ids_are_distinct(self, text: str) -> None:
         found = Page(text)
         assert len(found.ids) == len(set(found.ids))
-        assert len(found.links) > 8
-        assert all(link.removeprefix("#") in found.ids for link in found.links)
+        assert found.tags.count("details") == 1 + 3
+        assert "open" not in {name for name, _ in found.attributes}
 
-    def test_the_library_is_there_once_and_nothing_is_loaded_from_elsewhere(
-        self, text: str
-    ) -> None:
+    def test_the_page_of_three_routes_is_small(self) -> None:
+        data = reported(240, Promise(0.2, None, 0.1))
+        routes = (data.routes[0],) * 3
+        assert len(page(data.model_copy(update={"routes": routes})).encode()) < 2**20
+
+    def test_it_runs_nothing_and_loads_nothing(self, text: str) -> None:
         found = Page(text)
-        assert text.count("plotly.js v") == 1
-        assert not {"img", "iframe", "object", "embed", "base"} & set(found.tags)
+        assert not {"script", "img", "iframe", "object", "embed", "base"} & set(found.tags)
         sources = [value for name, value in found.attributes if name in ("src", "href", "action")]
         assert all(str(source).startswith(("#", "data:")) for source in sources)
         assert "default-src 'none'" in text
 
     def test_every_chart_stands_beside_a_table(self, text: str) -> None:
         tags = Page(text).tags
-        assert tags.count("figure") == 5
+        assert tags.count("figure") == 4
         assert tags.count("table") >= tags.count("figure")
         assert tags.count("caption") == tags.count("table")
 
@@ -510,7 +501,6 @@ class TestPage:
             assert words in text
 
     def test_hostile_text_is_shown_and_never_run(self) -> None:
-        pytest.importorskip("plotly")
         plain, hostile = (
             Page(page(report(found, hostile_passage)))
             for found in (
@@ -518,8 +508,8 @@ class TestPage:
                 hostile_calibration(),
             )
         )
-        assert hostile.tags.count("script") == 2 + hostile.tags.count("figure")
-        assert plain.tags.count("script") == 2 + plain.tags.count("figure")
+        assert hostile.tags.count("figure") == plain.tags.count("figure")
+        assert "script" not in hostile.tags
         assert "onclick" not in {name for name, _ in hostile.attributes}
         assert "b" not in hostile.tags
         text = page(report(hostile_calibration(), hostile_passage))
@@ -535,11 +525,10 @@ class TestPage:
                 write_json(reported(), path)
         assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
 
-    def test_without_plotly_the_extra_is_named(
+    def test_without_the_extra_it_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name in ("plotly", "plotly.offline", "plotly.io", "plotly.graph_objects"):
-            monkeypatch.setitem(__import__("sys").modules, name, None)
+        monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
         with pytest.raises(MissingExtraError, match=r"ctxguard-rag\[report\]"):
             write_html(reported(), tmp_path / "report.html")
         assert not (tmp_path / "report.html").exists()
@@ -554,38 +543,51 @@ def _browser() -> str:
 
 _LOOK = """
 <script>
-addEventListener("securitypolicyviolation", (e) => {
-  document.body.dataset.refused = (document.body.dataset.refused || "") + e.blockedURI + " ";
-});
 addEventListener("load", () => setTimeout(() => {
-  const charts = [...document.querySelectorAll(".plotly-graph-div")];
-  document.body.dataset.charts = charts.length;
-  document.body.dataset.drawn = charts.filter((c) => c.querySelector(".main-svg .trace")).length;
-  document.body.dataset.fetched = performance.getEntriesByType("resource")
-    .filter((entry) => !entry.name.startsWith("data:")).length;
-  document.body.dataset.wide = document.documentElement.scrollWidth;
-}, 1000));
+  const look = document.body.dataset, root = document.documentElement;
+  look.height = root.scrollHeight;
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  const texts = [...document.querySelectorAll(".chart text")]
+    .map((text) => text.getBoundingClientRect());
+  look.charts = document.querySelectorAll(".chart .mark").length;
+  look.text = Math.min(...texts.map((box) => Math.max(box.height, box.width)));
+  look.wide = root.scrollWidth - root.clientWidth;
+  look.difference = Math.max(...[...document.querySelectorAll(".beside td:last-child")]
+    .map((cell) => cell.getBoundingClientRect().right)) - innerWidth;
+  look.fetched = performance.getEntriesByType("resource").length;
+  parent.postMessage({...look}, "*");
+}, 500));
 </script>
+"""
+
+_FRAME = """
+<body><iframe src="watched.html" width="{width}" height="900"></iframe><script>
+addEventListener("message", (e) => Object.assign(document.body.dataset, e.data));
+</script></body>
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1200, 420])
-def test_a_browser_draws_every_chart_and_fetches_nothing(width: int, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_page_on_a_desktop_and_on_a_phone(width: int, tmp_path: Path) -> None:
     browser, file = _browser(), tmp_path / "report.html"
     write_html(report(hostile_calibration(), hostile_passage), file)
+    assert file.stat().st_size < 2**20
     # The page itself has nothing that tells; a copy of it does.
-    watched = tmp_path / "watched.html"
-    watched.write_text(file.read_text("utf-8").replace("<title>", f"{_LOOK}<title>", 1), "utf-8")
+    written = file.read_text("utf-8").replace("style-src", "script-src 'unsafe-inline'; style-src")
+    watched = written.replace("<title>", f"{_LOOK}<title>", 1)
+    (tmp_path / "watched.html").write_text(watched, "utf-8")
+    # A headless window is never narrower than 500.
+    frame = tmp_path / "frame.html"
+    frame.write_text(_FRAME.replace("{width}", str(width)))
     done = subprocess.run(
         [
             browser,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
             f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},2000",
-            *("--virtual-time-budget=8000", "--dump-dom", watched.as_uri()),
+            "--window-size=1400,1000",
+            *("--virtual-time-budget=8000", "--dump-dom", frame.as_uri()),
         ],
         capture_output=True,
         check=True,
@@ -593,9 +595,11 @@ def test_a_browser_draws_every_chart_and_fetches_nothing(width: int, tmp_path: P
     )
     body = re.search(r"<body[^>]*>", done.stdout.decode())
     assert body is not None
-    seen = dict(re.findall(r'data-(\w+)="([^"]*)"', body[0]))
-    assert seen["charts"] == seen["drawn"] == "5"
-    assert seen["fetched"] == "0"
-    assert "refused" not in seen
-    if width >= 500:  # a headless window is never narrower than 500
-        assert int(seen["wide"]) <= width
+    seen = {key: float(value) for key, value in re.findall(r'data-(\w+)="([^"]*)"', body[0])}
+    assert seen["charts"] > 0
+    assert seen["fetched"] == 0
+    assert seen["wide"] <= 0
+    assert seen["difference"] <= 0
+    assert seen["text"] >= 11
+    if width > 1000:
+        assert seen["height"] <= 6000

@@ -19,9 +19,9 @@ from calibration.data.dataset import Dataset, Query
 from calibration.data.readers import read_beir
 from calibration.reader.answers import TERMS, Answer, mark, of_reader, read_answers, term_columns
 from calibration.reader.logistic import fit_logistic
-from calibration.reader.predictive_auc import DESCRIPTIONS, PredictiveAuc, predictive_aucs
+from calibration.reader.predictive_auc import DESCRIPTIONS, predictive_aucs
 from calibration.reader.saved_utilities import load_utilities
-from calibration.reader.utilities import ReaderFit, fit_utilities
+from calibration.reader.utilities import Finding, ReaderFit, fit_utilities
 from ctxguard.cli import app
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
@@ -230,7 +230,7 @@ class TestPooling:
         found = fit(answers, dataset)
         (together,), (pooling,) = found.costs, found.pooled
         assert together.kinds == ("irrelevant", "hard_negative")
-        assert pooling.lower <= 0.0
+        assert pooling.more.lower <= 0.0
         assert "cannot tell which costs more" in pooling.sentence
         utilities = found.utilities()
         assert utilities.irrelevant == utilities.hard_negative == -together.cost.value
@@ -365,7 +365,7 @@ class TestRefusals:
         assert found.n_compared == 0
 
 
-def aucs(answers: tuple[Answer, ...], dataset: Dataset) -> dict[str, PredictiveAuc]:
+def aucs(answers: tuple[Answer, ...], dataset: Dataset) -> dict[str, Finding]:
     return predictive_aucs(answers, dataset, fit(answers, dataset), seed=0, resamples=RESAMPLES)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from household import SUBJECTS, TASKS, write_collection, write_jsonl
-from running import Run
+from running import Run, figures
 
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
@@ -72,10 +72,10 @@ def test_what_is_served_today_stands_first_beside_the_choice(
     )
     summary = document["routes"]["hybrid"]["summary"]
     assert summary["serving_k"] == 4
-    assert summary["rows"][0]["metric"] == "recall"
-    tokens = next(row for row in summary["rows"] if row["metric"] == "tokens")
-    assert tokens["today"]["value"] > tokens["chosen"]["value"] > 0.0
-    assert [option["name"] for option in summary["options"]][:2] == ["first 4, as today", "chosen"]
+    assert summary["results"]["reference"] == "first 4, as today"
+    today, chosen = (figures(summary, name) for name in ("first 4, as today", "chosen"))
+    assert today["tokens"]["mean"]["value"] > chosen["tokens"]["mean"]["value"] > 0.0
+    assert list(summary["keeps"])[:2] == ["first 4, as today", "chosen"]
 
 
 def test_sparse_labels_keep_the_recall_of_what_is_served_today(
@@ -102,7 +102,7 @@ def test_sparse_labels_keep_the_recall_of_what_is_served_today(
     assert document["verdict"] in ("keep", "shadow")
     for route in document["routes"].values():
         assert route["verdict"]["decision"] in ("keep", "shadow")
-        recall = next(row for row in route["summary"]["rows"] if row["metric"] == "recall")
+        recall = figures(route["summary"], "chosen")["recall"]
         assert recall["difference"]["value"] is None
         assert any("were ever labelled" in line for line in route["summary"]["warnings"])
     assert Profile.load(tmp_path / "p.json").profile_id == document["profile_id"]
@@ -153,7 +153,6 @@ def test_twenty_labels_are_enough_for_a_profile(
 def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
     run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly")
     out, page = tmp_path / "p.json", tmp_path / "report.html"
     result = run.ok(
         *("calibrate", "--index", index, "--data", collection, "--out", out, "--report", page),
@@ -172,7 +171,6 @@ def test_where_nothing_is_certified_the_first_k_is_kept_and_that_is_said(
 def test_the_evidence_is_written_as_a_page_and_as_json(
     run: Run, index: Path, many: Path, cache: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("plotly")
     page, figures = tmp_path / "report.html", tmp_path / "report.json"
     result = run.ok(
         *("calibrate", "--index", index, "--data", many, "--out", tmp_path / "p.json"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from household import write_jsonl
-from running import Result, Run
+from running import Result, Run, figures
 
 from ctxguard.profile.schema import Profile
 
@@ -71,13 +71,13 @@ def test_the_usual_candidates_stand_side_by_side(
     names = ["lexical", "dense", "reciprocal_rank", "convex:0.5", "ranker"]
     assert [each["name"] for each in document["candidates"]] == names
     assert document["measured_queries"] == 13
-    assert document["baseline"] == "lexical"
-    assert set(document["differences"]) == set(names[1:])
+    assert document["results"]["reference"] == "lexical"
+    assert figures(document, "lexical")["kept"]["mean"]["value"] == 5.0
+    assert all(figures(document, name)["recall"]["difference"] for name in names[1:])
     first = document["candidates"][0]
-    assert first["metrics"]["kept"]["value"] == 5.0
-    assert len(first["curve"]) == 20
-    assert set(first["curve"][0]) == {"k", "udcg_strict", "gain", "harm"}
-    assert first["optimal_k"] == 1
+    assert len(first["curve"]["points"]) == 20
+    assert set(first["curve"]["points"][0]) == {"k", "udcg_strict", "gain", "harm", "recall"}
+    assert first["curve"]["optimal_k"] == 1
     assert first["verdict"] == "RISKY"
     assert first["latency_ms"] > 0.0
     assert len(document["rule"]) == 3
@@ -110,7 +110,7 @@ def test_a_calibrated_profile_stands_beside_them_under_the_name_of_its_file(
     assert calibrated["name"] == "calibrated"
     assert calibrated["profile_id"] == Profile.load(profile).profile_id
     # With this few labels the default objective may keep the first 5.
-    assert document["differences"]["calibrated"]["udcg_strict"]["outcome"] != "worse"
+    assert figures(document, "calibrated")["udcg_strict"]["difference"]["outcome"] != "worse"
     assert five["name"] == "five"
     assert any("calibrated on these queries" in note for note in document["notes"])
 

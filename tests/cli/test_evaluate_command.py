@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from household import write_collection, write_jsonl
-from running import Run
+from running import Run, figures
 
 from ctxguard.profile.schema import Profile
 
@@ -26,12 +26,13 @@ def test_json_has_every_metric_with_its_interval_and_n(
     result = run("evaluate", "--index", index, "--data", collection, "--k", "3", "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert set(document["metrics"]) == METRICS
-    assert set(document["metrics"]["recall"]) == {"value", "lower", "upper", "n"}
-    assert document["metrics"]["recall"]["n"] == 12
-    assert document["metrics"]["kept"]["n"] == 13
-    assert document["metrics"]["kept"]["value"] == 3.0
-    assert document["metrics"]["recall_at_depth"]["value"] == 1.0
+    found = {name: row["mean"] for name, row in figures(document).items()}
+    assert document["results"]["reference"] == "first 3"
+    assert set(found) == METRICS
+    assert set(found["recall"]) == {"value", "lower", "upper", "n"}
+    assert found["recall"]["n"] == 12
+    assert (found["kept"]["value"], found["kept"]["n"]) == (3.0, 13)
+    assert found["recall_at_depth"]["value"] == 1.0
     assert (document["queries"], document["split"]) == (13, "test")
     assert (document["profile_id"], document["route"], document["k"]) == (None, "hybrid", 3)
 
@@ -50,13 +51,18 @@ def test_a_profile_brings_its_policy_and_its_fusion(
 
 
 def test_the_table_shows_each_metric_with_n(run: Run, index: Path, collection: Path) -> None:
-    result = run("evaluate", "--index", index, "--data", collection, "--route", "lexical")
+    arguments = ("evaluate", "--index", index, "--data", collection, "--route", "lexical")
+    result = run(*arguments, "--all")
     assert result.exit_code == 0
     assert "route        lexical, 100 candidates a query" in result.stdout
     assert "the first 5 passages" in result.stdout
     for name in METRICS:
         assert name in result.stdout
     assert "\x1b" not in result.stdout
+    few = run(*arguments).stdout
+    assert len(few.splitlines()) < 25
+    assert "--all shows every metric" in few
+    assert "hit_rate" not in few
 
 
 def test_queries_that_the_profile_was_calibrated_on_are_told(
@@ -119,9 +125,8 @@ def test_keywords_measure_passages_that_have_no_labels(
     row = {"query_id": "1", "text": "how to clean a kettle", "keywords": ["kettle", "submarine"]}
     data = write_jsonl(tmp_path / "q.jsonl", [row])
     result = run("evaluate", "--index", index, "--data", data, "--json")
-    metrics = json.loads(result.stdout)["metrics"]
-    assert set(metrics) == {"keyword_recall", "keyword_mrr"}
-    assert metrics["keyword_recall"]["value"] == metrics["keyword_mrr"]["value"] == 0.5
+    found = {name: row["mean"]["value"] for name, row in figures(json.loads(result.stdout)).items()}
+    assert found == {"keyword_recall": 0.5, "keyword_mrr": 0.5}
     assert "keyword_mrr" in run("evaluate", "--index", index, "--data", data).stdout
 
 
@@ -136,7 +141,7 @@ def test_labelled_passages_that_the_index_lacks_are_counted(
     assert result.exit_code == 0
     document = json.loads(result.stdout)
     assert document["unknown_passages"] == 1
-    assert document["metrics"]["recall_at_depth"]["value"] == 0.5
+    assert figures(document)["recall_at_depth"]["mean"]["value"] == 0.5
     assert any("1 of 2 labelled passages are not in the index" in n for n in document["notes"])
 
 
@@ -184,7 +189,7 @@ def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(
     document = json.loads(result.stdout)
     assert result.exit_code == 0
     assert document["depth"] == 500
-    assert document["metrics"]["kept"]["value"] == 36.0
+    assert figures(document)["kept"]["mean"]["value"] == 36.0
     assert document["notes"] == ["k = 500 is more than the index's 36 passages"]
 
 
@@ -214,16 +219,18 @@ def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
     alone = json.loads(run(*common, "--profile", profile).stdout)
     assert document["fusion"] == alone["fusion"]
     assert document["fusion"]["method"] == "ranker"
-    assert document["metrics"] == alone["metrics"]
-    assert alone["first_k"] is None
-    beside = document["first_k"]
-    assert beside["k"] == 3
-    assert beside["metrics"]["kept"]["value"] == 3.0
+    own, beside = figures(document), figures(document, "first 3")
+    assert {name: row["mean"] for name, row in own.items()} == {
+        name: row["mean"] for name, row in figures(alone).items()
+    }
+    assert document["results"]["reference"] == "first 3"
+    assert figures(alone)["recall"]["difference"] is None
+    assert beside["kept"]["mean"]["value"] == 3.0
     # What the retriever ranks before any policy is the same for both.
-    assert beside["metrics"]["ndcg_at_10"] == document["metrics"]["ndcg_at_10"]
-    difference = beside["differences"]["recall"]
-    assert set(difference) == {"metric", "value", "lower", "upper", "n", "outcome"}
-    expected = document["metrics"]["recall"]["value"] - beside["metrics"]["recall"]["value"]
+    assert beside["ndcg_at_10"]["mean"] == own["ndcg_at_10"]["mean"]
+    difference = own["recall"]["difference"]
+    assert set(difference) == {"value", "lower", "upper", "n", "outcome"}
+    expected = own["recall"]["mean"]["value"] - beside["recall"]["mean"]["value"]
     assert difference["value"] == pytest.approx(expected)
 
 
@@ -233,7 +240,8 @@ def test_the_table_of_a_profile_and_the_first_k_has_both_and_their_difference(
     arguments = ("evaluate", "--index", index, "--data", collection, "--profile", profile)
     lines = run(*arguments, "-k", "3").stdout.splitlines()
     assert any(
-        line.split() == ["metric", "profile", "first", "3", "difference", "n"] for line in lines
+        line.split() == ["metric", "first", "3", "profile", "difference", "n", "outcome"]
+        for line in lines
     )
     assert any(line.startswith("fusion") and "ranker" in line for line in lines)
 
@@ -267,8 +275,8 @@ class TestUnlabelled:
         arguments = ("--index", index, "--data", data, "--k", "3", "--json")
         result = run("evaluate", *arguments, system={"utility": utility})
         assert result.exit_code == 0, result.stderr
-        metrics = json.loads(result.stdout)["metrics"]
-        return {name: metric["value"] for name, metric in metrics.items()}
+        found = figures(json.loads(result.stdout))
+        return {name: row["mean"]["value"] for name, row in found.items()}
 
     def test_where_labels_say_0_an_unlabelled_passage_has_a_utility_of_its_own(
         self, run: Run, index: Path, collection: Path, tmp_path: Path

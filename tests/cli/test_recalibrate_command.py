@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from household import write_jsonl
 from judged_samples import SERIES, WHOLE, serve, spoilt, truth_of, watched
-from running import Result, Run, ok, read, refused
+from running import Result, Run, figures, ok, read, refused
 from simulated_pools import calibrated, simulate
 from watching import Watching
 
@@ -49,10 +49,11 @@ def test_a_better_policy_is_found_and_nothing_is_put_in_force(
     assert found["left_out"] == {}
     assert found["old_policy"] != found["new_policy"]
     for metric in ("recall", "udcg_strict"):
-        one = found["metrics"][metric]
-        difference = one["difference"]
+        old, new = (figures(found, policy)[metric] for policy in ("old", "new"))
+        difference = new["difference"]
         assert difference["outcome"] == "better"
-        assert difference["value"] == pytest.approx(one["new"]["value"] - one["old"]["value"])
+        gain = new["mean"]["value"] - old["mean"]["value"]
+        assert difference["value"] == pytest.approx(gain)
         assert 0.0 < difference["lower"] < difference["value"] < difference["upper"]
     assert in_force.read_bytes() == before
 
@@ -137,9 +138,9 @@ def test_where_nothing_changes_all_is_within_noise(
     new = tmp_path / "new.json"
     recalibrate(run, store, in_force, new)
     result = recalibrate(run, store, new, tmp_path / "newer.json", "--json")
-    metrics = json.loads(result.stdout)["metrics"]
-    assert metrics["udcg_strict"]["difference"]["value"] == 0.0
-    outcomes = {one["difference"]["outcome"] for one in metrics.values()}
+    found = figures(json.loads(result.stdout))
+    assert found["udcg_strict"]["difference"]["value"] == 0.0
+    outcomes = {row["difference"]["outcome"] for row in found.values()}
     assert outcomes <= {"within noise", "no data"}
 
 

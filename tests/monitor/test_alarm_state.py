@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from ctxguard.core.interval import Interval
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route, ScoreKind
@@ -31,7 +32,7 @@ from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.loss_monitor import promises
 from ctxguard.monitor.alarms.reference import FIRST_BASELINE, Correction
 from ctxguard.monitor.store import LossRow
-from ctxguard.profile.schema import Evidence, Interval, Profile, RouteProfile, SegmentProfile
+from ctxguard.profile.schema import Evidence, Profile, RouteProfile, SegmentProfile
 from tests.profiles import CERTIFICATE, profile_with
 
 HELD_OUT = Evidence(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
+from ctxguard.core.interval import Interval
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.estimation.sums import RatioSums
 from ctxguard.monitor.estimation.terms import Metric
@@ -21,8 +22,8 @@ BORROWED = "borrowed"
 """The method of an estimate whose labels belong to other requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+@dataclass(frozen=True)
+class Estimate(Interval):
     """A point estimate with its confidence interval, or the statement that there is none yet.
 
     Attributes:
@@ -37,10 +38,6 @@ class Estimate:
             cannot be predicted yet.
     """
 
-    value: float | None
-    lower: float | None
-    upper: float | None
-    n: int
     method: str
     n_needed: int | None = None
     n_effective: float | None = None

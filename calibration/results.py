@@ -1,0 +1,205 @@
+"""One table of results: policies × metrics, each with its interval and its paired difference.
+
+The commands, the report and ``--json`` all show this table. Pure: no I/O, no clock, no logging.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from calibration.evaluate import QueryMetrics, bootstrap_intervals
+from ctxguard.core.interval import Interval
+from ctxguard.core.types import FloatArray
+
+LOWER_IS_BETTER = frozenset({"harm", "distractor_rate", "harm_undiscounted", "recall_loss"})
+NEITHER_IS_BETTER = frozenset({"kept", "tokens", "judged", "recall_at_depth", "ndcg_at_10"})
+"""Sizes of a context, and metrics of the candidates before any policy."""
+
+COMPARED = (
+    *("recall", "precision", "precision_judged", "mrr", "ndcg", "udcg", "udcg_strict", "harm"),
+    *("distractor_rate", "harm_undiscounted", "kept", "tokens"),
+)
+"""The metrics by which policies are compared."""
+
+Outcome = Literal["better", "worse", "higher", "lower", "within noise", "no data"]
+
+
+@dataclass(frozen=True)
+class Difference(Interval):
+    """A metric of one policy minus that of another, paired by query.
+
+    Attributes:
+        outcome: ``within noise`` if the interval holds 0; ``higher`` or ``lower`` if neither way
+            is better; ``no data`` without an interval.
+    """
+
+    outcome: Outcome
+
+    def is_regression(self, tolerance: float = 0.0) -> bool:
+        """Tell whether it is worse by more than noise and ``tolerance``, in the metric's unit."""
+        if self.outcome != "worse" or self.bounds is None:
+            return False
+        return min(map(abs, self.bounds)) > tolerance
+
+
+@dataclass(frozen=True)
+class Result:
+    """One metric of one policy.
+
+    Attributes:
+        policy: Its name in the table.
+        metric: A name in ``calibration.evaluate.DESCRIPTIONS``.
+        mean: The mean over the queries that define the metric.
+        difference: Less the same metric of the reference policy, paired by query; None for the
+            reference itself. Without a value on queries that chose the policy, where a gain is the
+            luck of the choice.
+    """
+
+    policy: str
+    metric: str
+    mean: Interval
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """Policies × metrics on the same queries.
+
+    Attributes:
+        reference: The policy that differences are taken from.
+        rows: One for each policy and metric, by policy.
+    """
+
+    reference: str
+    rows: tuple[Result, ...]
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of the policies, in order."""
+        return tuple(dict.fromkeys(row.policy for row in self.rows))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics, in order."""
+        return tuple(dict.fromkeys(row.metric for row in self.rows))
+
+    @cached_property
+    def _places(self) -> dict[tuple[str, str], Result]:
+        return {(row.policy, row.metric): row for row in self.rows}
+
+    def of(self, policy: str, metric: str) -> Result:
+        """Return one row.
+
+        Raises:
+            KeyError: there is none.
+        """
+        return self._places[policy, metric]
+
+    def only(
+        self, policies: Iterable[str] | None = None, metrics: Iterable[str] | None = None
+    ) -> "Results":
+        """Return a part of the table, in this order; names that it lacks are left out."""
+        wanted = [
+            (policy, metric)
+            for policy in (self.policies if policies is None else policies)
+            for metric in (self.metrics if metrics is None else tuple(metrics))
+        ]
+        rows = [self._places[place] for place in wanted if place in self._places]
+        return Results(self.reference, tuple(rows))
+
+
+def tabulate(
+    measured: Mapping[str, QueryMetrics],
+    metrics: Iterable[str] | None = None,
+    *,
+    reference: str | None = None,
+    proven: bool = True,
+    seed: int = 0,
+) -> Results:
+    """Put policies that were measured on the same queries side by side.
+
+    Args:
+        measured: By name of the policy.
+        metrics: Which ones, as far as all policies have them; all unless given.
+        reference: The policy that differences are taken from; the first unless given.
+        proven: Whether the queries took no part in any choice; otherwise differences have no value.
+        seed: Random seed of every bootstrap.
+
+    >>> of = lambda values: QueryMetrics(("a", "b"), {"recall": np.array(values)})
+    >>> table = tabulate({"today": of([0.0, 0.5]), "chosen": of([0.5, 1.0])})
+    >>> table.of("chosen", "recall").difference.outcome
+    'better'
+    """
+    reference = next(iter(measured)) if reference is None else reference
+    every = set.intersection(*(set(each.values) for each in measured.values()))
+    wanted = metrics if metrics is not None else measured[reference].values
+    names = tuple(name for name in wanted if name in every)
+    rows = []
+    for policy, own in measured.items():
+        means = own.evidence(seed, names).metrics
+        less: Mapping[str, Difference | None] = dict.fromkeys(names)
+        if policy != reference:
+            less = differences(own, measured[reference], names, seed=seed)
+            if not proven:
+                less = {name: unproven(less[name]) for name in names}
+        rows += [Result(policy, name, means[name], less[name]) for name in names]
+    return Results(reference, tuple(rows))
+
+
+def differences(
+    these: QueryMetrics, those: QueryMetrics, metrics: Iterable[str], *, seed: int = 0
+) -> dict[str, Difference]:
+    """Subtract the second from the first by metric, over the queries that both have."""
+    names = tuple(metrics)
+    place = {query_id: row for row, query_id in enumerate(those.query_ids)}
+    first = [row for row, query_id in enumerate(these.query_ids) if query_id in place]
+    second = [place[these.query_ids[row]] for row in first]
+    columns = {name: (these.values[name][first], those.values[name][second]) for name in names}
+    return paired_differences(
+        columns, None if these.weights is None else these.weights[first], seed=seed
+    )
+
+
+def paired_differences(
+    columns: Mapping[str, tuple[FloatArray, FloatArray]],
+    weights: FloatArray | None = None,
+    *,
+    seed: int = 0,
+) -> dict[str, Difference]:
+    """Subtract the second column from the first by metric, with intervals resampled by query.
+
+    Args:
+        columns: By metric, two columns of shape (n_q,) of the same queries; NaN where undefined.
+        weights: Shape (n_q,), weight of each query; None weighs them equally.
+        seed: Random seed of the bootstrap.
+
+    >>> paired_differences({"harm": (np.array([2.0, 3.0]), np.array([1.0, 2.0]))})["harm"].outcome
+    'worse'
+    """
+    # Rounded, so that another machine's last digit is no difference.
+    gaps = [np.round(these - those, 12) for these, those in columns.values()]
+    found = bootstrap_intervals(gaps, weights, seed=seed)
+    return {name: as_difference(name, gap) for name, gap in zip(columns, found, strict=True)}
+
+
+def as_difference(metric: str, found: Interval) -> Difference:
+    """Say what a difference in a metric means."""
+    outcome: Outcome
+    side = found.side
+    if found.bounds is None:
+        outcome = "no data"
+    elif side is None:
+        outcome = "within noise"
+    elif metric in NEITHER_IS_BETTER:
+        outcome = side
+    else:
+        outcome = "better" if (side == "lower") == (metric in LOWER_IS_BETTER) else "worse"
+    return Difference(found.value, found.lower, found.upper, found.n, outcome)
+
+
+def unproven(difference: Interval | None) -> Difference | None:
+    """Take the value from a difference that proves nothing, and keep its n."""
+    return None if difference is None else Difference(None, None, None, difference.n, "no data")

@@ -1,0 +1,246 @@
+"""Prints the one table of results, and a comparison or a calibration with it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ctxguard.cli._console import NO_DATA, Output, number, one_line, short_interval, table
+from ctxguard.cli._tables import Rows
+from ctxguard.core.types import Route
+from ctxguard.profile.describe import describe_policy
+
+if TYPE_CHECKING:
+    from calibration.calibrate import Calibration
+    from calibration.compare.comparison import Comparison
+    from calibration.compare.saved_comparison import RegressionCheck
+    from calibration.report.summary import Summary
+    from calibration.results import Difference, Results
+    from ctxguard.core.interval import Interval
+
+_CURVE_KS = (1, 2, 3, 4, 5, 7, 10, 15, 20)
+_OPTION_METRICS = {"recall": "recall", "harm": "harm", "udcg_strict": "UDCG", "kept": "kept"}
+_STYLES = {
+    "SAFE": "bold green",
+    "RISKY": "bold yellow",
+    "DANGEROUS": "bold red",
+    "better": "green",
+    "worse": "red",
+    "within noise": "dim",
+    "no data": "dim",
+}
+_DIFFERENCE = ("difference>", "n>", "outcome")
+
+
+def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> Rows:
+    """A row for each metric.
+
+    The means of two policies stand beside their paired difference. Without one, each mean stands
+    with its own interval.
+
+    Args:
+        results: The table.
+        meanings: What each metric means, for one more column.
+    """
+    policies, rest = results.policies, ["meaning"] * (meanings is not None)
+    pair = len(policies) == 2 and any(row.difference and row.difference.n for row in results.rows)
+    proven = any(row.difference and row.difference.value is not None for row in results.rows)
+    last = _DIFFERENCE if pair and proven else ("n>",)
+    rows = table("metric", *(f"{one_line(name)}>" for name in policies), *last, *rest)
+    for metric in results.metrics:
+        found = [results.of(policy, metric) for policy in policies]
+        difference = found[-1].difference
+        if pair and proven and difference is not None:
+            cells: list[Text | str] = [_figure(each.mean.value, metric) for each in found]
+            cells += _difference(difference, metric)
+        else:
+            cells = [_estimate(each.mean, metric) for each in found]
+            cells.append(f"{found[-1].mean.n:,}")
+        rows.add_row(metric, *cells, *([] if meanings is None else [meanings[metric]]))
+    return rows
+
+
+def _figure(value: float | None, metric: str, *, signed: bool = False) -> str:
+    """A value as precise as a reader can use it."""
+    if value is None:
+        return NO_DATA
+    return f"{value:{'+' if signed else ''}{'.0f' if metric == 'tokens' else '.3f'}}"
+
+
+def _estimate(found: "Interval", metric: str) -> str:
+    if metric != "tokens" or found.value is None or found.bounds is None:
+        return short_interval(found)
+    return f"{found.value:.0f} [{found.bounds[0]:.0f}, {found.bounds[1]:.0f}]"
+
+
+def _difference(found: "Difference", metric: str) -> list[Text | str]:
+    """The cells of ``_DIFFERENCE``."""
+    words = signed_interval(found, metric)
+    return [words, f"{found.n:,}", _styled(found.outcome)]
+
+
+def signed_interval(found: "Interval", metric: str = "") -> Text:
+    """A difference with its interval, in the colour of its outcome."""
+    words = _figure(found.value, metric, signed=True)
+    if found.bounds is not None:
+        lower, upper = (_figure(bound, metric, signed=True) for bound in found.bounds)
+        words += f" [{lower}, {upper}]"
+    return Text(words, style=_STYLES.get(getattr(found, "outcome", ""), ""))
+
+
+def _name(name: str) -> Text:
+    return Text(one_line(name), style="bold")
+
+
+def _styled(word: str) -> Text:
+    return Text(word, style=_STYLES.get(word, ""))
+
+
+def print_comparison(
+    comparison: "Comparison", facts: Iterable[tuple[str, str]], output: Output, *, show_all: bool
+) -> None:
+    """One row for each candidate with its verdict, and on request all that was measured."""
+    results = comparison.results
+    output.facts(facts)
+    output.heading("What each candidate is worth to the reader")
+    rows = table("candidate", "recall>", "udcg_strict>", f"less {results.reference}>", "n>", "is")
+    for each in comparison.candidates:
+        recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg_strict"))
+        less = strict.difference
+        rows.add_row(
+            _name(each.candidate.name),
+            number(recall.mean.value),
+            number(strict.mean.value),
+            "" if less is None else signed_interval(less),
+            f"{strict.mean.n:,}",
+            _styled(each.verdict or NO_DATA),
+        )
+    output.out.print(rows)
+    for sentence in comparison.rule.sentences:
+        output.out.print(sentence, style="dim")
+    if not show_all:
+        output.note("--all shows every metric, the curve by k, the differences and the signals")
+        return
+    others = [name for name in results.policies if name != results.reference]
+    for name in others or results.policies:
+        output.heading(f"{name}, every metric" + (" paired by query" if others else ""))
+        output.out.print(by_metric(results.only(dict.fromkeys((results.reference, name)))))
+    _print_sizes(comparison, output)
+    if any(each.families for each in comparison.candidates):
+        _print_families(comparison, output)
+
+
+def _print_sizes(comparison: "Comparison", output: Output) -> None:
+    least = min(len(each.curve.points) for each in comparison.candidates)
+    ks = [k for k in _CURVE_KS if k <= least]
+    output.heading("udcg_strict by the size of the context (k), thresholds applied")
+    rows = table("candidate", *(f"{k}>" for k in ks), "best k>")
+    for each in comparison.candidates:
+        size = each.curve
+        points = [size.points[k - 1].udcg_strict.value for k in ks]
+        span = f" ({min(size.within_noise)}–{max(size.within_noise)})"
+        rows.add_row(
+            _name(each.candidate.name),
+            *(NO_DATA if value is None else f"{value:.2f}" for value in points),
+            f"{size.optimal_k}{span if len(size.within_noise) > 1 else ''}",
+        )
+    output.out.print(rows)
+    output.out.print("best k: k of the highest (range of k within noise of it)", style="dim")
+    rows = table("candidate", "share of harm>", "ms>")
+    for each in comparison.candidates:
+        name, harm = _name(each.candidate.name), short_interval(each.harm_share)
+        rows.add_row(name, harm, f"{each.latency_ms:.2f}")
+    output.out.print(rows)
+    output.out.print(
+        "share of harm: mean harm / (mean gain + mean harm) in udcg_strict, where a passage that "
+        f"is not relevant is worth {comparison.utilities.irrelevant:g} (for unlabelled ones see "
+        "above); ms: median time of a retrieval with reranking and signals, without encoding the "
+        "query",
+        style="dim",
+    )
+
+
+def _print_families(comparison: "Comparison", output: Output) -> None:
+    output.heading("What each family of signals adds to P(relevant), in strict UDCG")
+    rows = table("candidate", "family", "gained>", "n>")
+    by_stages = {each.candidate.stages: each for each in reversed(comparison.candidates)}
+    for each in comparison.candidates:
+        if by_stages[each.candidate.stages] is not each:
+            continue
+        for position, one in enumerate(each.families):
+            rows.add_row(
+                _name(each.candidate.name) if position == 0 else "",
+                one.family,
+                signed_interval(one.gain),
+                f"{one.gain.n:,}",
+                end_section=position == len(each.families) - 1,
+            )
+    output.out.print(rows)
+    output.out.print(
+        "with all families less without this one, refitted and measured out of fold", style="dim"
+    )
+
+
+def print_checks(checks: "Sequence[RegressionCheck]", output: Output) -> None:
+    """The candidates against those of a saved comparison, if there is one."""
+    if not checks:
+        return
+    output.heading("Against the saved comparison, paired by query")
+    rows = table("candidate", "saved", "metric", *_DIFFERENCE)
+    for check in checks:
+        if check.saved is None:
+            rows.add_row(_name(check.candidate), "not saved", *[""] * 4, end_section=True)
+        for position, (metric, each) in enumerate(check.differences.items()):
+            names = (check.candidate, check.saved or "") if position == 0 else ("", "")
+            is_last = position == len(check.differences) - 1
+            leading = [_name(name) for name in names]
+            rows.add_row(*leading, metric, *_difference(each, metric), end_section=is_last)
+    output.out.print(rows)
+
+
+def print_differences(
+    route: Route,
+    calibration: "Calibration",
+    output: Output,
+    metrics: Iterable[str] | None = None,
+) -> "Summary":
+    """Print today beside the choice on one route: these metrics, or all."""
+    from calibration.report import summarise
+
+    held_out = calibration.held_out is not None
+    summary = summarise(calibration.outcomes[route], calibration.settings, held_out=held_out)
+    on = "held-out queries" if held_out else "queries that chose"
+    output.heading(f"route {route.value}, on {summary.queries:,} {on}")
+    output.out.print(by_metric(summary.results.only(summary.results.policies[:2], metrics)))
+    return summary
+
+
+def print_summary(
+    route: Route, calibration: "Calibration", output: Output, *, show_all: bool
+) -> None:
+    """Today beside the choice, what to beware of, and on request what else could be chosen."""
+    from calibration.report import certificate_words
+
+    outcome, settings = calibration.outcomes[route], calibration.settings
+    summary = print_differences(route, calibration, output)
+    judged = NO_DATA if summary.judged.value is None else f"{summary.judged.value:.0%}"
+    facts = [
+        ("keeps", describe_policy(outcome.profile.policy)),
+        ("why", outcome.profile.why),
+        ("certificate", certificate_words(outcome, settings)),
+        ("judged", f"{judged} of the first {summary.serving_k} passages have a label"),
+    ]
+    for name, segment in outcome.profile.segments.items():
+        facts.append((f"segment {name}", describe_policy(segment.policy)))
+        facts.append(("", segment.certificate.statement))
+    output.facts(facts)
+    for warning in summary.warnings:
+        output.warning(warning)
+    if not show_all:
+        return
+    output.heading("what else could be served")
+    options = table("option", *(f"{name}>" for name in _OPTION_METRICS.values()))
+    for name in summary.results.policies:
+        found = [summary.results.of(name, metric).mean.value for metric in _OPTION_METRICS]
+        options.add_row(name, *map(number, found))
+    output.out.print(options)
