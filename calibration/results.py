@@ -46,7 +46,7 @@ class Difference(Interval):
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultRow:
     """One metric of one policy.
 
     Attributes:
@@ -74,7 +74,7 @@ class Results:
     """
 
     reference: str
-    rows: tuple[Result, ...]
+    rows: tuple[ResultRow, ...]
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ class Results:
         return tuple(dict.fromkeys(row.metric for row in self.rows))
 
     @cached_property
-    def _places(self) -> dict[tuple[str, str], Result]:
+    def _places(self) -> dict[tuple[str, str], ResultRow]:
         return {(row.policy, row.metric): row for row in self.rows}
 
-    def of(self, policy: str, metric: str) -> Result:
+    def of(self, policy: str, metric: str) -> ResultRow:
         """Return one row.
 
         Raises:
@@ -145,7 +145,7 @@ def tabulate(
             less = differences(own, measured[reference], names, seed=seed)
             if not proven:
                 less = {name: unproven(less[name]) for name in names}
-        rows += [Result(policy, name, means[name], less[name]) for name in names]
+        rows += [ResultRow(policy, name, means[name], less[name]) for name in names]
     return Results(reference, tuple(rows))
 
 

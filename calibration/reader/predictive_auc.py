@@ -7,7 +7,13 @@ import numpy as np
 from calibration.data.dataset import Dataset
 from calibration.evaluate import RESAMPLES, interval_bounds
 from calibration.reader.answers import Answer, LabelledContext, MarkedContexts, TermName, mark
-from calibration.reader.utilities import Finding, ReaderFit, cost_by_kind, fit_terms, penalties
+from calibration.reader.utilities import (
+    ReaderEstimate,
+    ReaderFit,
+    cost_by_kind,
+    fit_terms,
+    penalties,
+)
 from ctxguard.core.metrics import (
     DEFAULT_UTILITIES,
     Utilities,
@@ -48,7 +54,7 @@ def predictive_aucs(
     seed: int,
     utilities: Utilities = DEFAULT_UTILITIES,
     resamples: int = RESAMPLES,
-) -> dict[str, Finding]:
+) -> dict[str, ReaderEstimate]:
     """Compute how often each metric of ``DESCRIPTIONS`` is higher for the right of two answers.
 
     Ties count half, so 0.5 is chance. Answers to different questions are not compared: a question
@@ -78,7 +84,9 @@ def predictive_aucs(
     random = np.random.default_rng(seed)
     n = len(marked.query_ids)
     counts = random.multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
-    missing = Finding(None, None, None, 0, "the answers do not identify a cost of the reader")
+    missing = ReaderEstimate(
+        None, None, None, 0, "the answers do not identify a cost of the reader"
+    )
     return {
         name: _within(scores[name], marked, counts) if name in scores else missing
         for name in DESCRIPTIONS
@@ -145,7 +153,7 @@ def _cross_fitted(
     return scores
 
 
-def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> Finding:
+def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> ReaderEstimate:
     n_queries = len(marked.query_ids)
     concordant, pairs = np.zeros(n_queries), np.zeros(n_queries)
     # Rounded, so that equal contexts tie whatever the order of summation.
@@ -158,9 +166,9 @@ def _within(scores: FloatArray, marked: MarkedContexts, counts: FloatArray) -> F
     n = int((pairs > 0).sum())
     if n < MIN_QUESTIONS:
         reason = f"{n} questions have a right and a wrong answer; {MIN_QUESTIONS} are needed"
-        return Finding(None, None, None, n, reason)
+        return ReaderEstimate(None, None, None, n, reason)
     all_pairs = np.einsum("rq,q->r", counts, pairs)
     samples = np.einsum("rq,q->r", counts, concordant)[all_pairs > 0] / all_pairs[all_pairs > 0]
     lower, upper = interval_bounds(samples).round(_DIGITS).tolist()
     value = round(float(concordant.sum() / pairs.sum()), _DIGITS)
-    return Finding(value, lower, upper, n)
+    return ReaderEstimate(value, lower, upper, n)

@@ -75,7 +75,7 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True)
-class Finding(Interval):
+class ReaderEstimate(Interval):
     """An estimate from a reader's answers, or the reason why they do not identify it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Cost:
     """
 
     kinds: tuple[TermName, ...]
-    cost: Finding
+    cost: ReaderEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class ReaderFit:
     """
 
     columns: tuple[TermName, ...]
-    terms: Mapping[TermName, Finding]
+    terms: Mapping[TermName, ReaderEstimate]
     costs: tuple[Cost, ...]
     pooled: tuple[Pooling, ...]
     n_answers: int
@@ -249,7 +249,9 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
     elif "relevant" in reasons:
         unit = f"the unit is not identified: {reasons['relevant']}"
         reasons = {name: reasons.get(name, unit) for name in TERMS}
-    terms = {name: Finding(None, None, None, len(marked), why) for name, why in reasons.items()}
+    terms = {
+        name: ReaderEstimate(None, None, None, len(marked), why) for name, why in reasons.items()
+    }
     costs: tuple[Cost, ...] = ()
     pooled: tuple[Pooling, ...] = ()
     notes = marked.notes
@@ -277,7 +279,7 @@ def fit_utilities(answers: Sequence[Answer], dataset: Dataset) -> ReaderFit:
 
 def fit_terms(
     marked: MarkedContexts, used: Sequence[TermName]
-) -> tuple[dict[TermName, Finding], tuple[Cost, ...], tuple[Pooling, ...]]:
+) -> tuple[dict[TermName, ReaderEstimate], tuple[Cost, ...], tuple[Pooling, ...]]:
     """Return a model's terms with these columns, the costs after pooling, and the poolings."""
     columns = term_columns(marked.contexts)
     model = _Model({name: columns[name] for name in used}, marked)
@@ -344,9 +346,9 @@ class _Model:
         ]
         return _Model(self._columns, self._marked, tuple(groups))
 
-    def terms(self) -> dict[TermName, Finding]:
+    def terms(self) -> dict[TermName, ReaderEstimate]:
         """Estimate every term of the model in its unit."""
-        terms: dict[TermName, Finding] = {"relevant": self._term("relevant", self._gain)}
+        terms: dict[TermName, ReaderEstimate] = {"relevant": self._term("relevant", self._gain)}
         terms |= {name: each.cost for each in self.costs() for name in each.kinds}
         signs: dict[TermName, float] = {"position": -1.0, "completeness": 1.0}
         for name, sign in signs.items():
@@ -363,20 +365,20 @@ class _Model:
             ]
         )
 
-    def _term(self, name: TermName, found: Interval) -> Finding:
+    def _term(self, name: TermName, found: Interval) -> ReaderEstimate:
         gain_infinite = bool(self._infinite & {"relevant", "completeness"})
         if name in self._infinite or (name == "relevant" and gain_infinite):
             reason = "right and wrong answers are separated along it without exception"
-            return Finding(None, None, None, found.n, reason)
+            return ReaderEstimate(None, None, None, found.n, reason)
         no_unit = self._no_unit()
         if name != "relevant" and no_unit is not None:
-            return Finding(None, None, None, found.n, no_unit)
+            return ReaderEstimate(None, None, None, found.n, no_unit)
         found = _rounded(found)
         ends = found.bounds
         if name != "relevant" and ends is not None and ends[1] - ends[0] > MAX_WIDTH:
             reason = f"the interval [{ends[0]:.2f}, {ends[1]:.2f}] is wider than {MAX_WIDTH:g}"
-            return Finding(None, *ends, found.n, reason)
-        return Finding(found.value, found.lower, found.upper, found.n)
+            return ReaderEstimate(None, *ends, found.n, reason)
+        return ReaderEstimate(found.value, found.lower, found.upper, found.n)
 
     def _no_unit(self) -> str | None:
         """Explain why nothing can be measured in units of the gain; None if it can."""

@@ -102,7 +102,7 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class RuleChoice:
+class RulePolicy:
     """The policy that one rule would choose of the same candidates.
 
     Attributes:
@@ -130,7 +130,7 @@ class Price:
         bound: Betting upper bound of that mean.
     """
 
-    rules: tuple[RuleChoice, ...]
+    rules: tuple[RulePolicy, ...]
     results: Results | None
     delta: float
     observed: Interval

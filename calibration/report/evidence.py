@@ -32,7 +32,7 @@ from calibration.report.dropped import PassageOf, dropped_passages
 from calibration.report.reliability import expected_calibration_error, reliability_bins
 from calibration.report.summary import summarise
 from calibration.report.tradeoffs import frontier, price, settings_of
-from calibration.results import COMPARED, Result, Results, tabulate
+from calibration.results import COMPARED, ResultRow, Results, tabulate
 from calibration.sufficiency import sufficiency_words
 from ctxguard.core.decision import decide
 from ctxguard.core.metrics import Utilities
@@ -307,7 +307,7 @@ def _segments(
         name = f"{len(small)} with fewer than {SMALLEST_SEGMENT} queries each"
         shown[name] = sorted(row for each in small for row in rows[each])
         own_policy += [name] * any(each in outcome.profile.segments for each in small)
-    table: list[Result] = []
+    table: list[ResultRow] = []
     for name, own in shown.items():
         parts = {outcome.today.name: outcome.today.metrics, name: served}
         measured = {each: metrics.rows(own) for each, metrics in parts.items()}

@@ -14,7 +14,7 @@ from calibration.evaluate import QueryMetrics, bootstrap_interval, bootstrap_int
 from calibration.grid import Grid, GridIndex
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
-from calibration.report.data import Frontier, FrontPolicy, PolicySettings, Price, RuleChoice
+from calibration.report.data import Frontier, FrontPolicy, PolicySettings, Price, RulePolicy
 from calibration.results import tabulate
 from ctxguard.core.metrics import Utilities
 from ctxguard.core.policies import ExpectedUtilityPolicy, Policy, RatioPolicy
@@ -127,7 +127,7 @@ def price(
     if certification is None:
         return found
     policies: dict[str, Policy] = {_NO_PROMISE: outcome.highest_utility.policy}
-    rules = [RuleChoice(_NO_PROMISE, False, settings_of(policies[_NO_PROMISE]), None)]
+    rules = [RulePolicy(_NO_PROMISE, False, settings_of(policies[_NO_PROMISE]), None)]
     for other in certification.rule_choices:
         settings, tested = None, None
         if other.grid_index is not None and other.tested is not None:
@@ -136,7 +136,7 @@ def price(
             settings = settings_of(policies[other.rule])
             tested = other.tested["recall_loss"]
         in_force = other.rule == "betting" and certification.grid_index is not None
-        rules.append(RuleChoice(other.rule, in_force, settings, tested))
+        rules.append(RulePolicy(other.rule, in_force, settings, tested))
     columns = {name: measured(policy) for name, policy in policies.items()}
     metrics = ("udcg_strict", "recall_loss", "harm")
     return replace(found, rules=tuple(rules), results=tabulate(columns, metrics, seed=seed))

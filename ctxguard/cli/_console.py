@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from ctxguard.cli._tables import Column, Rows
+from ctxguard.cli._tables import Column, TextTable
 from ctxguard.core.interval import Interval
 from ctxguard.core.render import sanitise
 from ctxguard.errors import CalibrationError, CtxguardError, DataError, ProfileMismatchError
@@ -288,7 +288,7 @@ def print_json(document: Mapping[str, object]) -> None:
     typer.echo(as_json(document, indent=2))
 
 
-def table(*columns: str, title: str | None = None) -> Rows:
+def table(*columns: str, title: str | None = None) -> TextTable:
     """An empty table; a column whose name ends in ``>`` holds figures and is right-aligned.
 
     It is printed with ``output.out.print``, in the form that fits the width.
@@ -297,7 +297,7 @@ def table(*columns: str, title: str | None = None) -> Rows:
     >>> rows.add_row("recall", "0.810")
     """
     named = [Column(name.removesuffix(">"), name.endswith(">")) for name in columns]
-    return Rows(named, title)
+    return TextTable(named, title)
 
 
 def number(value: float | None) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ctxguard.cli._console import NO_DATA, Output, number, one_line, short_interval, table
-from ctxguard.cli._tables import Rows
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import Route
 from ctxguard.profile.describe import describe_policy
 
@@ -32,7 +32,7 @@ _STYLES = {
 _DIFFERENCE = ("difference>", "n>", "outcome")
 
 
-def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> Rows:
+def by_metric(results: "Results", meanings: Mapping[str, str] | None = None) -> TextTable:
     """A row for each metric.
 
     The means of two policies stand beside their paired difference. Without one, each mean stands

@@ -39,7 +39,7 @@ class _Row:
     end_section: bool
 
 
-class Rows:
+class TextTable:
     """A table that prints itself in the form that fits the width.
 
     A row whose first cell is empty continues the record above it.

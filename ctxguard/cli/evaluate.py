@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ctxguard.core.policies import Policy
     from ctxguard.profile.schema import Profile
 
-_FIRST = ("recall", "precision", "mrr", "udcg_strict", "kept", "keyword_recall", "keyword_mrr")
-"""The metrics that are shown without --all, as far as the labels allow them."""
+_WIDE = 100
 
 
 class Evaluate(System):
@@ -66,7 +65,6 @@ class Evaluate(System):
         Path | None, setting("TREC run file to write the retrieved candidates to.", "FILE")
     ] = None
     seed: _options.Seed = 0
-    show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
 
 
@@ -173,11 +171,8 @@ def evaluate(settings: Evaluate) -> None:
                 ("unlabelled", unlabelled_note(dataset, utilities)),
             ]
         )
-        if not settings.show_all:
-            results = results.only(metrics=_FIRST)
-        output.out.print(by_metric(results, None if len(policies) > 1 else DESCRIPTIONS))
-        if not settings.show_all:
-            output.note("--all shows every metric")
+        explained = len(policies) == 1 and output.out.width >= _WIDE
+        output.out.print(by_metric(results, DESCRIPTIONS if explained else None))
     output.notes(notes)
 
 

@@ -10,7 +10,7 @@ from ctxguard.cli._console import Output, check_writable, interval, number, prin
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._results import signed_interval
 from ctxguard.cli._system import open_index
-from ctxguard.cli._tables import Rows
+from ctxguard.cli._tables import TextTable
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.server.settings import IndexSystem
@@ -128,7 +128,7 @@ def fit_ranker(settings: FitRanker) -> None:
 
 def _shown(
     means: "Mapping[str, Interval]", differences: "Mapping[str, Mapping[str, Difference]]"
-) -> Rows:
+) -> TextTable:
     others = [f"less {_ORDERS[other]}>" for other in _BEFORE]
     rows = table("order", "nDCG@10>", "95% interval>", "n>", *others)
     for order, each in means.items():

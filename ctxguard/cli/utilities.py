@@ -18,7 +18,7 @@ from ctxguard.cli._console import (
 from ctxguard.cli._inputs import read_labelled
 
 if TYPE_CHECKING:
-    from calibration.reader.utilities import Finding, ReaderFit
+    from calibration.reader.utilities import ReaderEstimate, ReaderFit
 
 _SEED = 0
 
@@ -84,7 +84,7 @@ def fit_utilities(settings: FitUtilities) -> None:
 
 
 def _print(
-    fit: "ReaderFit", metrics: "dict[str, Finding]", output: Output, out: Path | None
+    fit: "ReaderFit", metrics: "dict[str, ReaderEstimate]", output: Output, out: Path | None
 ) -> None:
     from calibration.reader import predictive_auc, utilities
     from calibration.reader.answers import COSTS

@@ -21,7 +21,7 @@ from calibration.reader.answers import TERMS, Answer, mark, of_reader, read_answ
 from calibration.reader.logistic import fit_logistic
 from calibration.reader.predictive_auc import DESCRIPTIONS, predictive_aucs
 from calibration.reader.saved_utilities import load_utilities
-from calibration.reader.utilities import Finding, ReaderFit, fit_utilities
+from calibration.reader.utilities import ReaderEstimate, ReaderFit, fit_utilities
 from ctxguard.cli import app
 from ctxguard.errors import CalibrationError, ConfigurationError, DataError
 
@@ -365,7 +365,7 @@ class TestRefusals:
         assert found.n_compared == 0
 
 
-def aucs(answers: tuple[Answer, ...], dataset: Dataset) -> dict[str, Finding]:
+def aucs(answers: tuple[Answer, ...], dataset: Dataset) -> dict[str, ReaderEstimate]:
     return predictive_aucs(answers, dataset, fit(answers, dataset), seed=0, resamples=RESAMPLES)
 
 

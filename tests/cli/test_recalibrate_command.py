@@ -242,4 +242,4 @@ def test_a_store_without_judgments_says_what_to_run(
     live = Watching(truth_of(dataset), url=url)
     live.serve(*serve(retriever, [query.text for query in dataset.queries]))
     live.store.close()
-    refused(recalibrate(run, url, in_force, tmp_path / "new.json"), "run `ctxguard monitor` first")
+    refused(recalibrate(run, url, in_force, tmp_path / "new.json"), "run `ctxguard monitor`")

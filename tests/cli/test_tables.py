@@ -8,14 +8,14 @@ from rich.console import Console
 from running import Run
 
 from ctxguard.cli._console import table
-from ctxguard.cli._tables import Rows
+from ctxguard.cli._tables import TextTable
 
 WIDTHS = (40, 60, 80, 100, 120)
 SYSTEMS = ("lexical", "dense", "reciprocal_rank", "convex:0.5")
 METRICS = ("recall", "precision", "mrr", "ndcg", "udcg", "distractor rate", "kept", "ms")
 
 
-def printed(rows: Rows, width: int) -> str:
+def printed(rows: TextTable, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None, markup=False)
     console.print(rows)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ def printed(rows: Rows, width: int) -> str:
     return text
 
 
-def systems() -> Rows:
+def systems() -> TextTable:
     rows = table("candidate", *(f"{metric}>" for metric in METRICS))
     for row, system in enumerate(SYSTEMS):
         rows.add_row(system, *(f"{row}.{column}23" for column in range(len(METRICS))))
