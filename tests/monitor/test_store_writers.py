@@ -29,18 +29,6 @@ class TestWriters:
         assert (found.sampled, found.stored, found.pending) == (7, 3, 0)
         assert found.lost == {**NOTHING_LOST, LostReason.QUEUE_FULL: 4}
 
-    def test_counts_are_kept_by_the_hour_of_their_report(
-        self, store: SampleStore, clock: Clock
-    ) -> None:
-        store.append("w", [entry(1)], WorkerCounts(3, {LostReason.UNREADABLE: 2}))
-        clock.now += 3600.0
-        store.append("w", [entry(2)], WorkerCounts(1))
-        store.append("w", [entry(3)], WorkerCounts(1, hour=int(NOW // 3600)))
-        later = store.accounts(since=clock.now)
-        assert (later.sampled, later.stored, sum(later.lost.values())) == (1, 1, 0)
-        assert store.accounts() == store.accounts(since=NOW)
-        assert store.accounts().sampled == 5
-
     def test_a_batch_that_cannot_be_written_leaves_nothing_behind(self, store: SampleStore) -> None:
         from sqlalchemy.exc import IntegrityError
 
@@ -161,7 +149,8 @@ class TestOld:
         for day in range(4):
             for n in range(5):
                 counts = WorkerCounts(n + 2, {LostReason.CLOSED: n}, pending=1)
-                store.append(f"w{n}", [entry(10 * day + n)], counts)
+                own = entry(10 * day + n, time_seconds=clock.now)
+                store.append(f"w{n}", [own], counts)
                 clock.now += DAY / 5
         before = store.accounts()
         assert (before.sampled, before.stored) == (80, 20)
@@ -169,7 +158,6 @@ class TestOld:
         assert store.fold_accounts() == 0
         after = store.accounts()
         assert (after.sampled, after.stored, after.lost) == (80, 20, before.lost)
-        assert store.accounts(since=NOW + DAY).sampled == 60
         assert store.accounts(worker_id="w0").sampled == 4
 
     def test_adding_up_again_adds_to_the_same_row(self, store: SampleStore, clock: Clock) -> None:

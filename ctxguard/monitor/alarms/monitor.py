@@ -105,7 +105,7 @@ class AlarmMonitor:
         """Compare the losses of each day that is over since the last call, and act on alarms."""
         while (end := self._end_of_next_day()) is not None:
             rows = self._losses(end - _DAY_SECONDS, end)
-            changes = self.state.add_day(rows, end)
+            changes = self.state.add_day(rows, end, self._store.stored_shares())
             for alarm in changes.raised:
                 self._act_on(alarm, rows)
             for alarm in changes.ended:

@@ -25,10 +25,11 @@ from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.drift import SignalCounter, SignalCounts, Signals
 from ctxguard.monitor.alarms.loss_monitor import LossMonitor, PromisedLoss, Quantity, promises
 from ctxguard.monitor.alarms.reference import Correction, ReferenceKind
-from ctxguard.monitor.store import LossRow
+from ctxguard.monitor.store import LossRow, StoredShares
 from ctxguard.profile.schema import Profile
 
 FORMAT = 5
+_ALL_STORED = StoredShares()
 
 _Key = tuple[Route, Quantity, ReferenceKind]
 
@@ -151,7 +152,9 @@ class AlarmState:
                     new = new.alarmed()
             self._losses[new.key] = new
 
-    def add_day(self, rows: Sequence[LossRow], end_seconds: float) -> LossChanges:
+    def add_day(
+        self, rows: Sequence[LossRow], end_seconds: float, stored: StoredShares = _ALL_STORED
+    ) -> LossChanges:
         """Add the judged losses of one whole day.
 
         The probability of being among them must not depend on a request's losses.
@@ -159,6 +162,7 @@ class AlarmState:
         Args:
             rows: The losses, of any route.
             end_seconds: The end of the day, in seconds since the epoch.
+            stored: Which share of each hour's samples was stored.
 
         Returns:
             The alarms that this raises and ends.
@@ -172,7 +176,7 @@ class AlarmState:
             for key, former in self._losses.items():
                 about = former.route, former.quantity
                 if about not in days:
-                    days[about] = _day(rows, *about)
+                    days[about] = _day(rows, stored, *about)
                 monitor = former.after(days[about])
                 if monitor.is_alarm:
                     found.append(monitor.to_alarm(self.profile, self.profile_id, end_seconds))
@@ -299,7 +303,7 @@ class AlarmState:
         return True
 
 
-def _day(rows: Sequence[LossRow], route: Route, quantity: Quantity) -> Day:
+def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: Quantity) -> Day:
     """The losses of one route that are defined."""
     found = [
         (loss, row.recall_probability if quantity is Quantity.RECALL_LOSS else row.probability, row)
@@ -310,7 +314,8 @@ def _day(rows: Sequence[LossRow], route: Route, quantity: Quantity) -> Day:
         raise ConfigurationError("recall_loss must lie in [0, 1]")
     return Day.of(
         np.array([loss for loss, _, _ in found], np.float64),
-        np.array([probability for _, probability, _ in found], np.float64),
+        np.array([probability for _, probability, _ in found], np.float64)
+        * stored.at(np.array([row.time_seconds for _, _, row in found], np.float64)),
         np.array([row.question for _, _, row in found], np.int64),
     )
 

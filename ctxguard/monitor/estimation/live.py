@@ -18,7 +18,7 @@ from ctxguard.monitor.estimation.ppi import LabelledClusters, ppi_estimate
 from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate
 from ctxguard.monitor.estimation.sums import Accumulator, TermSums, sums_of
 from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
-from ctxguard.monitor.store import GradedRows, JudgedRows, LabelDepth, SampleStore
+from ctxguard.monitor.store import GradedRows, JudgedRows, LabelDepth, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
 
 NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_LOSS})
@@ -103,8 +103,8 @@ def live_estimates(
         window_seconds: Length of the recent window.
         precision: The precision that an estimate needs in order to be shown.
     """
-    graded = store.graded(series)
-    labels = Labels.of(graded)
+    graded, stored = store.graded(series), store.stored_shares()
+    labels = Labels.of(graded, stored)
     windows = {
         Window.RECENT: _Judged(labels.last_pick, since=now_seconds - window_seconds),
         Window.ALL_RETAINED: _Judged(labels.last_pick),
@@ -113,7 +113,9 @@ def live_estimates(
         windows[Window.UP_TO_LABELS] = _Judged(labels.last_pick, covered_only=True)
     newest: float | None = None
     for page in store.judged_pages(series):
-        table = table_of(page.summaries, len(page))
+        table = table_of(page.summaries, len(page)).copy()
+        # A stored sample stands for those of its hour that were lost.
+        table["probability"] *= stored.at(page.time_seconds)
         near_label = np.zeros(len(page), np.bool_) if exact else labels.near(table, page.sample_ids)
         for judged in windows.values():
             judged.add(table, page, near_label)
@@ -155,10 +157,12 @@ class Labels:
     last_pick: Mapping[LabelDepth, int]
 
     @classmethod
-    def of(cls, graded: GradedRows) -> "Labels":
+    def of(cls, graded: GradedRows, stored: StoredShares) -> "Labels":
         """Read the labels that a store holds."""
         n = len(graded.sample_ids)
-        human, judge = table_of(graded.human, n).copy(), table_of(graded.judge, n)
+        human, judge = table_of(graded.human, n).copy(), table_of(graded.judge, n).copy()
+        for table in (human, judge):
+            table["probability"] *= stored.at(graded.time_seconds)
         probability = {
             LabelDepth.SERVED: graded.served_probability,
             LabelDepth.POOL: graded.pool_probability,

@@ -17,12 +17,13 @@ from uuid import uuid4
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
-from ctxguard.monitor.store.types import LostReason
+from ctxguard.monitor.store.types import HOUR_SECONDS, LostReason
 
 if TYPE_CHECKING:
     from ctxguard.core.context import Context
 
 DEFAULT_CAPACITY = 10_000
+_HOURS_KEPT = 48
 
 
 class Sample(NamedTuple):
@@ -119,6 +120,8 @@ class Sampler:
         # Taken by whoever drains the queue, never on the request path.
         self._lock = threading.Lock()
         self._offered, self._refused, self._late = Tally(), Tally(), Tally()
+        self._hours: dict[float, Tally] = {}
+        """Offered samples by hour: losses are not spread over all hours alike."""
         self._lost = dict.fromkeys(LostReason, 0)
 
     @property
@@ -155,6 +158,8 @@ class Sampler:
             Whether it was queued.
         """
         self._offered.add()
+        hour = time_seconds // HOUR_SECONDS
+        (self._hours.get(hour) or self._hours.setdefault(hour, Tally())).add()
         if self._closed:
             self._late.add()
         elif len(self._queue) < self.capacity:
@@ -196,6 +201,12 @@ class Sampler:
     def sampled(self) -> int:
         """Samples of this process that were offered so far."""
         return self._offered.total()
+
+    def sampled_by_hour(self) -> dict[int, int]:
+        """The same of the last two days, by hour since the epoch."""
+        for hour in sorted(self._hours)[:-_HOURS_KEPT]:
+            del self._hours[hour]
+        return {int(hour): tally.total() for hour, tally in list(self._hours.items())}
 
     @property
     def waiting(self) -> int:

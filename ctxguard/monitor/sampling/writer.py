@@ -113,6 +113,8 @@ class SampleWriter:
         """How many were taken from the queue and are neither stored nor lost."""
         self._told = _NOTHING_TOLD
         """What the store knows, but for ``stored``, which it counts itself."""
+        self._told_hours: dict[int, int] = {}
+        """How many samples of each hour the store knows of."""
         self._told_at = -math.inf
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -279,11 +281,18 @@ class SampleWriter:
         entries = tuple([entry for sample in samples if (entry := self._entry(sample))])
         self._number += 1
         found = self.accounts()
+        hour = math.floor(time.time() / HOUR_SECONDS)
+        earlier = {
+            each: new
+            for each, n in self.sampler.sampled_by_hour().items()
+            if each != hour and (new := n - self._told_hours.get(each, 0))
+        }
         counts = WorkerCounts(
-            found.sampled - self._told.sampled,
+            found.sampled - self._told.sampled - sum(earlier.values()),
             {reason: n - self._told.lost[reason] for reason, n in found.lost.items()},
             found.pending - self._in_hand,
-            hour=math.floor(time.time() / HOUR_SECONDS),
+            hour=hour,
+            earlier=earlier,
         )
         return _Batch(self._number, entries, counts)
 
@@ -302,8 +311,11 @@ class SampleWriter:
     def _learn(self, batch: _Batch) -> None:
         """The store knows the counts of a batch."""
         told = self._told
+        more = {**batch.counts.earlier, batch.counts.hour or 0: batch.counts.sampled}
+        for hour, n in more.items():
+            self._told_hours[hour] = self._told_hours.get(hour, 0) + n
         self._told = Accounts(
-            told.sampled + batch.counts.sampled,
+            told.sampled + sum(more.values()),
             0,
             batch.counts.pending,
             {reason: n + batch.counts.lost.get(reason, 0) for reason, n in told.lost.items()},

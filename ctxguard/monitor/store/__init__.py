@@ -40,6 +40,7 @@ from ctxguard.monitor.store.types import (
     Spent,
     State,
     StoredSample,
+    StoredShares,
     Weigh,
     WorkerCounts,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "Spent",
     "State",
     "StoredSample",
+    "StoredShares",
     "Weigh",
     "WorkerCounts",
 ]

@@ -6,7 +6,9 @@ reported is pending while the process is heard of, and unaccounted for once it w
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -19,6 +21,7 @@ from ctxguard.monitor.store.types import (
     Entry,
     LostReason,
     State,
+    StoredShares,
     WorkerCounts,
 )
 
@@ -61,42 +64,50 @@ class WorkerAccounts(StorePart):
         Returns:
             Whether it was stored now; False where the store held it already.
         """
-        if not self._add(connection, storable(worker_id), len(entries), counts, batch):
+        present = math.floor(self._clock() / HOUR_SECONDS) if counts.hour is None else counts.hour
+        stored = Counter(math.floor(entry.time_seconds / HOUR_SECONDS) for entry in entries)
+        counts, own = replace(counts, hour=present), storable(worker_id)
+        if not self._add(connection, own, stored.pop(present, 0), counts, batch):
             return False
+        for hour in sorted(stored.keys() | counts.earlier.keys()):
+            self._add_earlier(connection, own, hour, counts.earlier.get(hour, 0), stored[hour])
         if entries:
             self._insert(connection, entries)
         return True
 
     @reads
-    def accounts(
-        self,
-        connection: sa.Connection,
-        *,
-        worker_id: str | None = None,
-        since: float | None = None,
-    ) -> Accounts:
+    def accounts(self, connection: sa.Connection, *, worker_id: str | None = None) -> Accounts:
         """The counts of the writing processes, as last reported.
 
         Args:
             worker_id: Only those of one process; None for all. Processes are told apart for two
                 days.
-            since: Only reports of this hour and later ones, in seconds since the epoch; None for
-                all.
         """
-        now = self._database.lease_clock()
-        is_heard = sa.and_(
-            _own.heard_at > now - SILENT_SECONDS, _own.heard_at <= now + AHEAD_SECONDS
-        )
-        pending = sa.case((is_heard, _own.pending), else_=0)
         query = sa.select(
-            *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, pending)]
+            *[sa.func.coalesce(sa.func.sum(each), 0) for each in (*_COUNTED, self._waiting())]
         )
         if worker_id is not None:
             query = query.where(_own.worker_id == storable(worker_id))
-        if since is not None:
-            query = query.where(_own.hour >= math.floor(since / HOUR_SECONDS))
         sampled, stored, *lost, waiting = map(int, connection.execute(query).one())
         return Accounts(sampled, stored, waiting, dict(zip(LostReason, lost, strict=True)))
+
+    @reads
+    def stored_shares(self, connection: sa.Connection) -> StoredShares:
+        """Which share of each hour's samples was stored; what is in memory is left out."""
+        waiting = sa.func.sum(self._waiting())
+        rows = connection.execute(
+            sa.select(_own.hour, sa.func.sum(_own.sampled), sa.func.sum(_own.stored), waiting)
+            .group_by(_own.hour)
+            .having(
+                sa.func.sum(_own.stored) > 0, sa.func.sum(_own.sampled) > sa.func.sum(_own.stored)
+            )
+        )
+        shares = {
+            hour: float(stored) / float(sampled - pending)
+            for hour, sampled, stored, pending in rows
+            if sampled - pending > stored
+        }
+        return StoredShares(shares)
 
     @writes
     def add_counts(
@@ -142,6 +153,27 @@ class WorkerAccounts(StorePart):
         connection.execute(sa.delete(_table).where(is_old))
         return len(found)
 
+    def _waiting(self) -> sa.ColumnElement[int]:
+        """The samples in the memory of a process, while it is heard of."""
+        now = self._database.lease_clock()
+        is_heard = sa.and_(
+            _own.heard_at > now - SILENT_SECONDS, _own.heard_at <= now + AHEAD_SECONDS
+        )
+        return sa.case((is_heard, _own.pending), else_=0)
+
+    def _add_earlier(
+        self, connection: sa.Connection, worker_id: str, hour: int, sampled: int, stored: int
+    ) -> None:
+        """Add to the row of a worker and an hour that is not the present one."""
+        zeros = {each.name: 0 for each in (*_COUNTED, _own.pending, _own.batch)}
+        counted = {"sampled": sampled, "stored": stored}
+        insert = self._database.insert(_table).values(
+            {"worker_id": worker_id, "hour": hour, **zeros, **counted}
+        )
+        added = {name: _own[name] + insert.excluded[name] for name in counted}
+        key = [_own.worker_id, _own.hour]
+        connection.execute(insert.on_conflict_do_update(index_elements=key, set_=added))
+
     def _add(
         self,
         connection: sa.Connection,
@@ -151,8 +183,7 @@ class WorkerAccounts(StorePart):
         batch: int | None,
     ) -> bool:
         """Add to the row of a worker and an hour; whether the batch is new."""
-        now = math.floor(self._clock() / HOUR_SECONDS)
-        key = {"worker_id": worker_id, "hour": now if counts.hour is None else counts.hour}
+        key = {"worker_id": worker_id, "hour": counts.hour}
         more = {
             _own.sampled: counts.sampled,
             _own.stored: stored,

@@ -98,16 +98,18 @@ class WorkerCounts:
     """What one writing process has counted since it last reported.
 
     Attributes:
-        sampled: Samples, stored or not.
+        sampled: Samples of ``hour``, stored or not.
         lost: Lost samples, by reason.
         pending: Samples in its memory now, neither stored nor lost.
-        hour: The hour that they count in, in hours since the epoch; None for the present one.
+        hour: The present hour, in hours since the epoch; None for that of the store's clock.
+        earlier: Samples of other hours, by hour: what waited while the store was away.
     """
 
     sampled: int
     lost: Mapping[LostReason, int] = field(default_factory=dict)
     pending: int = 0
     hour: int | None = None
+    earlier: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,32 @@ class Accounts:
         1
         """
         return self.sampled - self.stored - self.pending - sum(self.lost.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShares:
+    """Which share of the samples of each hour was stored.
+
+    A stored sample stands for those of its hour that were lost: multiply its probability by the
+    share.
+
+    Attributes:
+        by_hour: By hours since the epoch, in (0, 1); all samples of any other hour were stored.
+    """
+
+    by_hour: Mapping[int, float] = field(default_factory=dict)
+
+    def at(self, time_seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The share at the times of some requests, of the same shape.
+
+        >>> StoredShares({1: 0.5}).at(np.array([0.0, 3600.0, 7199.0, 7200.0])).tolist()
+        [1.0, 0.5, 0.5, 1.0]
+        """
+        if not self.by_hour:
+            return np.ones(time_seconds.shape)
+        hours, place = np.unique(np.floor(time_seconds / HOUR_SECONDS), return_inverse=True)
+        shares = np.array([self.by_hour.get(int(hour), 1.0) for hour in hours.tolist()])
+        return shares[place]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""Samples that are lost in bursts: the stored ones of an hour stand for the lost ones."""
+
+import time
+from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from storing import NOW, Clock, OpenStore, entry
+from watching import Watching
+
+from ctxguard.core.context import Context
+from ctxguard.errors import StoreLockedError
+from ctxguard.monitor.estimation.live import Window
+from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.sampling import writer
+from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
+from ctxguard.monitor.store.types import HOUR_SECONDS
+
+HOUR = int(NOW // HOUR_SECONDS)
+POOL = [f"p{rank}" for rank in range(4)]
+
+
+def test_a_share_is_that_of_the_hour_in_which_requests_were_answered(
+    store: SampleStore, clock: Clock
+) -> None:
+    store.append("w", [entry(n) for n in range(3)], WorkerCounts(3))
+    # The store was away for two hours: of the first, two samples waited for it.
+    clock.now += 2 * HOUR_SECONDS
+    waited = [entry(n, time_seconds=NOW + HOUR_SECONDS) for n in (3, 4)]
+    store.append("w", waited, WorkerCounts(1, pending=1, earlier={HOUR + 1: 8}))
+    assert store.stored_shares().by_hour == {HOUR + 1: 0.25}
+    times = NOW + HOUR_SECONDS * np.arange(3.0)
+    assert store.stored_shares().at(times).tolist() == [1.0, 0.25, 1.0]
+    assert (store.accounts().sampled, store.accounts().stored) == (12, 5)
+
+
+def test_a_batch_that_is_sent_again_counts_each_hour_once(store: SampleStore) -> None:
+    counts = WorkerCounts(1, earlier={HOUR - 1: 4})
+    for _ in range(2):
+        store.append("w", [entry(1)], counts, batch=1)
+    assert store.accounts().sampled == 5
+
+
+def test_an_estimate_stands_for_samples_lost_in_bursts(
+    make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every busy, bad hour loses half of its samples: from traffic to the estimate."""
+    live = Watching(LabelJudge({"good": {"p0": 1}, "bad": {"p3": 1}}), capacity=20)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: live.now, **CLOCKS))
+    for hour in range(30):
+        query, n = ("bad", 40) if hour % 2 else ("good", 20)
+        live.watch(
+            *[make_context(POOL, 1, query=query, request_id=f"{hour}-{i}") for i in range(n)]
+        )
+        live.now += HOUR_SECONDS
+    lost = live.store.accounts().lost[LostReason.QUEUE_FULL]
+    assert lost == 15 * 20
+    found = live.monitor.estimates(Window.ALL_RETAINED)[Metric.PRECISION]
+    assert found.value == pytest.approx(1 / 3)
+
+
+CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}
+
+
+def test_counts_never_fall_while_the_store_comes_and_goes(
+    make_context: Callable[..., Context],
+    open_store: OpenStore,
+    shared_store_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live = Watching(LabelJudge({}), store=open_store(shared_store_url), capacity=5)
+    append, calls = SampleStore.append, count()
+
+    def unreliable(self: SampleStore, *arguments: object, **named: object) -> bool:
+        number = next(calls)
+        if number % 3 == 1:
+            raise StoreLockedError("not stored")
+        done = append(self, *arguments, **named)  # type: ignore[arg-type]
+        if number % 3 == 2:
+            raise StoreLockedError("stored, and the answer was lost")
+        return done
+
+    monkeypatch.setattr(SampleStore, "append", unreliable)
+    before: dict[LostReason, int] = dict.fromkeys(LostReason, 0)
+    sampled = 0
+    for number in range(12):
+        for each in range(8):
+            context = make_context(POOL, 1, request_id=f"{number}-{each}")
+            live.sampler.offer(context, 1.0, live.now)
+        live.writer.flush(0.0)
+        found = live.store.accounts()
+        assert all(found.lost[reason] >= n for reason, n in before.items())
+        assert found.sampled >= sampled
+        before, sampled = dict(found.lost), found.sampled
+    monkeypatch.undo()
+    live.writer.flush()
+    live.writer.stop()
+    found = live.store.accounts()
+    assert found.sampled == 12 * 8 == found.stored + sum(found.lost.values())
