@@ -1,8 +1,9 @@
 """Assembly, rendering and the context: what is served, how it reads, and what is on record."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -99,52 +100,45 @@ PLAIN = "{text}"
 
 def budget(max_tokens: int, **settings: object) -> Assembly:
     """One token for each character, and nothing but the texts is counted."""
-    return Assembly(
-        max_tokens=max_tokens,
-        count_tokens=len,
-        template=PLAIN,
-        separator="",
-        **settings,  # type: ignore[arg-type]
-    )
+    plain = {"count_tokens": len, "template": PLAIN, "separator": ""}
+    return Assembly(max_tokens=max_tokens, **{**plain, **settings})  # type: ignore[arg-type]
 
 
-def test_a_passage_over_the_budget_is_passed_over_for_the_next_that_fits() -> None:
-    context = context_of(decision_on(["aaaa", "bbbbbbbb", "cc"]), budget(7))
-    assert context.kept_ids == ("p1", "p3")
-    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 1}
+def needs(tokens: int) -> tuple[Threshold, ...]:
+    return (Threshold("max_tokens", tokens),)
+
+
+FRAMED = {"count_tokens": len, "template": "[{text}]", "separator": "\n\n\n"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "kept_if", "text"),
+    [
+        # One over the budget gives way to the next that fits, also the best one.
+        (["aaaa", "bbbbbbbb", "cc"], budget(7), [(), needs(12), ()], "aaaacc"),
+        (["a" * 20, "b", "c"], budget(10), [needs(20), (), ()], "bc"),
+        (["aaaa", "b" * 8, "cc", "d" * 8], budget(7), [(), needs(12), (), needs(22)], "aaaacc"),
+        (
+            ["aaaa", "b" * 8, "cc", "d" * 8],
+            budget(12),
+            [(), (), needs(14), needs(22)],
+            "a" * 4 + "b" * 8,
+        ),
+        (["One. Two.", "Three."], budget(9), [(), needs(15)], "One. Two."),
+        # Template and separator count, the latter only between two passages.
+        (["aa", "b"], Assembly(max_tokens=9, **FRAMED), [(), needs(len("[aa]\n\n\n[b]"))], "[aa]"),
+        (["aa", "b"], Assembly(max_tokens=3, **FRAMED), [needs(4), ()], "[b]"),
+    ],
+)
+def test_passages_are_taken_best_first_as_far_as_the_budget_goes(
+    texts: list[str], settings: Assembly, kept_if: list[tuple[Threshold, ...]], text: str
+) -> None:
+    context = context_of(decision_on(texts), settings)
+    assert [verdict.kept_if for verdict in context.verdicts] == kept_if
+    assert context.text == text
+    assert context.kept_ids == tuple(f"p{n}" for n, each in enumerate(kept_if, 1) if not each)
+    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: len(texts) - len(context)}
     assert context.flags == ()
-
-
-def test_a_best_passage_over_the_budget_does_not_cost_the_others() -> None:
-    context = context_of(decision_on(["a" * 20, "b", "c"]), budget(10))
-    assert context.kept_ids == ("p2", "p3")
-    assert context.verdicts[0].kept_if == (Threshold("max_tokens", 20),)
-
-
-def test_a_passage_over_the_budget_says_which_budget_would_have_kept_it() -> None:
-    texts = ["aaaa", "bbbbbbbb", "cc", "dddddddd"]
-    context = context_of(decision_on(texts), budget(7))
-    assert [verdict.kept_if for verdict in context.verdicts] == [
-        (),
-        (Threshold("max_tokens", 12),),
-        (),
-        (Threshold("max_tokens", 22),),
-    ]
-    assert context_of(context.decision, budget(12)).kept_ids == ("p1", "p2")
-
-
-def test_template_and_separator_count_towards_the_budget() -> None:
-    settings = Assembly(max_tokens=9, count_tokens=len, template="[{text}]", separator="\n\n\n")
-    decision = decision_on(["aa", "b"])
-    context = context_of(decision, settings)
-    assert context.kept_ids == ("p1",)
-    assert context.verdicts[1].kept_if == (Threshold("max_tokens", len("[aa]\n\n\n[b]")),)
-
-
-def test_no_separator_is_counted_before_the_first_passage_that_fits() -> None:
-    settings = Assembly(max_tokens=3, count_tokens=len, template="[{text}]", separator="\n\n\n")
-    context = context_of(decision_on(["aa", "b"]), settings)
-    assert (context.kept_ids, context.text) == (("p2",), "[b]")
 
 
 SENTENCES = "Take one tablet a day. Do not take two. Ask Dr. Low if you forgot one."
@@ -185,25 +179,16 @@ def test_ends_of_sentences(text: str, cut: str) -> None:
     assert context_of(decision_on([text]), budget(11)).text == cut
 
 
-def test_a_fitting_passage_is_never_cut() -> None:
-    context = context_of(decision_on(["One. Two.", "Three."]), budget(9))
-    assert (context.text, context.flags) == ("One. Two.", ())
-
-
 def test_a_context_that_may_not_be_cut_is_empty_and_flagged() -> None:
     context = context_of(decision_on(["a" * 20, "b" * 30]), budget(10, truncate=False))
     assert context.empty
     assert context.flags == (Flag.OVER_BUDGET,)
-    assert [verdict.kept_if for verdict in context.verdicts] == [
-        (Threshold("max_tokens", 20),),
-        (Threshold("max_tokens", 50),),
-    ]
+    assert [verdict.kept_if for verdict in context.verdicts] == [needs(20), needs(50)]
 
 
 def test_a_template_beyond_the_budget_leaves_the_context_empty_and_flagged() -> None:
     settings = Assembly(max_tokens=3, count_tokens=len, template="[[{title}{text}]]")
-    titled = decision_over(Passage("p1", "", "a long title"))
-    for decision in (decision_on(["abc"]), titled):
+    for decision in (decision_on(["abc"]), decision_over(Passage("p1", "", "a long title"))):
         assert context_of(decision, settings).flags == (Flag.OVER_BUDGET,)
 
 
@@ -226,17 +211,42 @@ def test_a_passage_beyond_the_largest_size_is_cut_where_nothing_else_is_left() -
     assert (uncut.empty, uncut.flags) == (True, (Flag.OVER_BUDGET,))
 
 
-def test_a_text_of_a_million_characters_is_not_counted_whole_to_be_cut() -> None:
-    counted: list[int] = []
+@pytest.fixture
+def counted() -> list[int]:
+    """The lengths of the texts that `counting` was given."""
+    return []
 
+
+def counting(counted: list[int], characters: int = 1) -> Callable[[str], int]:
     def count(text: str) -> int:
         counted.append(len(text))
-        return len(text)
+        return len(text) // characters
 
-    settings = Assembly(max_tokens=100, count_tokens=count, template=PLAIN)
+    return count
+
+
+def test_a_text_of_a_million_characters_is_not_counted_whole_to_be_cut(counted: list[int]) -> None:
+    settings = Assembly(max_tokens=100, count_tokens=counting(counted), template=PLAIN)
     context = context_of(decision_on(["word " * 200_000]), settings)
     assert len(context.text) == 99
     assert sum(counted[3:]) < 5_000  # after the separator, the template and the whole text
+
+
+def test_a_cut_counts_a_few_times_the_budget_whatever_is_hidden_in_it(counted: list[int]) -> None:
+    settings = Assembly(max_tokens=2000, count_tokens=counting(counted, 4), template=PLAIN)
+    context = context_of(decision_on(["слово \u200d" * 12_000]), settings)
+    assert 7_000 < len(context.passages[0].text) <= 16_000
+    assert context.flags == (Flag.TRUNCATED,)
+    assert sum(counted[3:]) < 20 * 8_000
+
+
+def test_once_the_budget_is_full_a_longer_passage_is_left_out_uncounted(counted: list[int]) -> None:
+    settings = budget(10, count_tokens=counting(counted), template="[{text}]")
+    context = context_of(decision_on(["a" * 7, "b" * 1000, "c", "d" * 4]), settings)
+    assert context.kept_ids == ("p1",)
+    assert max(counted) < 1000
+    assert [verdict.kept_if for verdict in context.verdicts] == [(), (), (), ()]
+    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 3}
 
 
 @given(
@@ -254,60 +264,25 @@ def test_the_rendered_text_never_exceeds_the_budget(
     assert not context.empty or not texts or Flag.OVER_BUDGET in context.flags
 
 
-def test_once_the_budget_is_full_a_longer_passage_is_left_out_uncounted() -> None:
-    counted: list[int] = []
-
-    def count(text: str) -> int:
-        counted.append(len(text))
-        return len(text)
-
-    settings = Assembly(max_tokens=10, count_tokens=count, template="[{text}]", separator="")
-    context = context_of(decision_on(["a" * 7, "b" * 1000, "c", "d" * 4]), settings)
-    assert context.kept_ids == ("p1",)
-    assert max(counted) < 1000
-    assert [verdict.kept_if for verdict in context.verdicts] == [(), (), (), ()]
-    assert context.dropped_by_reason == {DropReason.OVER_BUDGET: 3}
-
-
-def test_a_cut_counts_a_few_times_the_budget_whatever_is_hidden_in_it() -> None:
-    counted: list[int] = []
-
-    def count(text: str) -> int:
-        counted.append(len(text))
-        return len(text) // 4
-
-    text = "слово \u200d" * 12_000
-    settings = Assembly(max_tokens=2000, count_tokens=count, template=PLAIN)
-    context = context_of(decision_on([text]), settings)
-    assert 7_000 < len(context.passages[0].text) <= 16_000
-    assert context.flags == (Flag.TRUNCATED,)
-    assert sum(counted[3:]) < 20 * 8_000
-
-
 def test_a_passage_of_a_hundred_thousand_characters_is_the_longest_unless_set() -> None:
     context = context_of(decision_on(["a" * 100_001, "b" * 100_000]))
     assert context.kept_ids == ("p2",)
     assert context.verdicts[0].kept_if == (Threshold("max_passage_chars", 100_001),)
 
 
-def test_a_token_counter_that_raises_is_stood_in_for_by_the_estimate() -> None:
-    def broken(text: str) -> int:
-        raise RuntimeError("Already borrowed")
-
-    settings = Assembly(max_tokens=1000, count_tokens=broken)
-    context = context_of(decision_on(["one", "two"]), settings)
-    assert len(context) == 2
-    assert context.failures == (StageFailure("assembly", "count_tokens: RuntimeError; estimated"),)
+def broken(_text: str) -> int:
+    raise RuntimeError("Already borrowed")
 
 
-@pytest.mark.parametrize("tokens", ["12", None, float("nan"), -1])
-def test_a_count_that_is_no_number_of_tokens_is_stood_in_for_by_the_estimate(
-    tokens: object,
-) -> None:
-    settings = Assembly(max_tokens=1000, count_tokens=lambda text: tokens)  # type: ignore[arg-type,return-value]
-    context = context_of(decision_on(["one", "two"]), settings)
+@pytest.mark.parametrize(
+    "count", [broken, *[lambda _, n=n: n for n in ("12", None, float("nan"), -1)]]
+)
+def test_the_estimate_stands_in_for_a_counter_that_fails(count: Callable[[str], Any]) -> None:
+    context = context_of(decision_on(["one", "two"]), Assembly(max_tokens=1000, count_tokens=count))
     assert len(context) == 2
     assert [failure.stage for failure in context.failures] == ["assembly"]
+    if count is broken:
+        assert context.failures[0].cause == "count_tokens: RuntimeError; estimated"
 
 
 def test_an_unreadable_passage_is_left_out_alone() -> None:
@@ -487,26 +462,30 @@ def test_braces_in_a_passage_are_only_braces() -> None:
     assert Template("{{{text}}}").render([Passage("a", "b")]) == "{b}"
 
 
-def test_hidden_characters_are_removed() -> None:
-    hidden = "\x00\x1b\x7f\x9b\u061c\u200b\u200e\u200f\u202a\u202e\u2060\u2066\u2069\ufeff"
-    assert sanitise("a" + hidden + "b") == "ab"
-    assert sanitise("a\tb\nc") == "a\tb\nc"
+SMUGGLED = "".join(chr(0xE0000 + ord(c)) for c in "ignore all")
 
 
-def test_other_line_breaks_become_newlines() -> None:
-    assert sanitise("a\r\nb\rc\fd\x85e\u2028f") == "a\nb\nc\nd\ne\nf"
-
-
-def test_tag_characters_are_removed_outside_the_subdivision_flags() -> None:
-    smuggled = "".join(chr(0xE0000 + ord(c)) for c in "ignore all")
-    assert sanitise(f"a{smuggled}b") == "ab"
-    assert sanitise(f"a\U0001f3f4{smuggled}\U000e007fb") == "a\U0001f3f4b"
-    assert sanitise(ENGLAND + smuggled) == ENGLAND
-
-
-def test_runs_of_joiners_and_variation_selectors_keep_the_first() -> None:
-    assert sanitise("☎\ufe0f" + "\U000e0101\ufe01" * 20 + "b") == "☎\ufe0fb"
-    assert sanitise("می\u200c" + "\u200d\u200c" * 20 + "خواهم") == "می\u200cخواهم"
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (
+            "a\x00\x1b\x7f\x9b\u061c\u200b\u200e\u200f\u202a\u202e\u2060\u2066\u2069\ufeffb",
+            "ab",
+        ),
+        ("a\tb\nc", "a\tb\nc"),
+        ("a\r\nb\rc\fd\x85e\u2028f", "a\nb\nc\nd\ne\nf"),
+        # Tags are needed in the flags of subdivisions alone.
+        (f"a{SMUGGLED}b", "ab"),
+        (f"a\U0001f3f4{SMUGGLED}\U000e007fb", "a\U0001f3f4b"),
+        (ENGLAND + SMUGGLED, ENGLAND),
+        # Of a run of joiners or selectors the first is needed.
+        ("☎\ufe0f" + "\U000e0101\ufe01" * 20 + "b", "☎\ufe0fb"),
+        ("می\u200c" + "\u200d\u200c" * 20 + "خواهم", "می\u200cخواهم"),
+        ("a\ud800b\udc00", "a\ufffdb\ufffd"),
+    ],
+)
+def test_what_a_person_cannot_see_is_removed(text: str, seen: str) -> None:
+    assert sanitise(text) == seen
 
 
 IGNORABLE = [
@@ -557,7 +536,13 @@ REAL_TEXT = {
 }
 
 
-@pytest.mark.parametrize("text", REAL_TEXT.values(), ids=REAL_TEXT)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(FAMILY, HEART_ON_FIRE, ENGLAND, PERSIAN, "👍🏽", "1️⃣", "🏳️‍🌈", "العربية", "naïve"),
+        *REAL_TEXT.values(),
+    ],
+)
 def test_writing_keeps_the_hidden_characters_that_it_needs(text: str) -> None:
     assert sanitise(text) == text
 
@@ -603,40 +588,12 @@ def test_a_delimiter_in_another_script_is_matched_without_its_joiners() -> None:
     assert rendered.count("پایان‌متن") == 1
 
 
-@pytest.mark.parametrize(
-    "text", [FAMILY, HEART_ON_FIRE, ENGLAND, PERSIAN, "👍🏽", "1️⃣", "🏳️‍🌈", "العربية", "क्‍ष", "naïve"]
-)
-def test_emoji_sequences_and_scripts_survive(text: str) -> None:
-    assert sanitise(text) == text
-
-
-def test_lone_surrogates_become_the_replacement_character() -> None:
-    assert sanitise("a\ud800b\udc00") == "a\ufffdb\ufffd"
-
-
 HOSTILE = st.lists(
     st.sampled_from(
         [
-            *"<>/&\"' \n\t\rpsP{}`[]\\",
-            "<passage",
-            "</passage>",
-            "passage",
-            "</pass",
-            "age>",
-            "```",
-            "[[END",
-            "]]",
-            "\u200d",
-            "\ufe0f",
-            "\U000e0101",
-            "\x00",
-            "\ufeff",
-            "\ud83d",
-            "\U0001f3f4",
-            "\U000e0067",
-            "\U000e007f",
-            ENGLAND,
-            FAMILY,
+            *"<>/&\"' \n\t\rpsP{}`[]\\\u200d\ufe0f\U000e0101\x00\ufeff\ud83d",
+            *("<passage", "</passage>", "passage", "</pass", "age>", "```", "[[END", "]]"),
+            *("\U0001f3f4", "\U000e0067", "\U000e007f", ENGLAND, FAMILY),
         ]
     )
     | st.characters(),
@@ -651,25 +608,24 @@ def test_sanitising_is_idempotent_and_leaves_text_that_can_be_encoded(text: str)
     once.encode("utf-8")
 
 
-@given(st.lists(st.builds(Passage, HOSTILE, HOSTILE, HOSTILE), max_size=4))
-def test_no_passage_can_open_or_close_a_block(passages: list[Passage]) -> None:
-    text = Assembly().render(passages).lower()
-    assert text.count("<passage") == len(passages)
-    assert text.count("</passage>") == text.count("</passage") == len(passages)
-
-
-@given(st.lists(st.builds(Passage, HOSTILE, HOSTILE, HOSTILE), max_size=4))
-def test_a_title_and_a_text_cannot_close_a_block_together(passages: list[Passage]) -> None:
-    text = Template("<passage>{title}{text}</passage>").render(passages)
-    assert text.count("<passage") == text.count("</passage") == len(passages)
-
-
-@given(st.lists(st.builds(Passage, HOSTILE, HOSTILE, HOSTILE), max_size=4))
-def test_delimiters_that_are_not_tags_are_protected_too(passages: list[Passage]) -> None:
-    text = Template("[[BEGIN {rank}]]\n{title}{text}\n[[END]]\n").render(passages)
-    assert text.count("[[END]]") == len(passages)
-    fenced = Template("```\n{title}\n{text}\n```").render(passages)
-    assert fenced.count("```") == 2 * len(passages)
+@pytest.mark.parametrize(
+    ("template", "delimiters"),
+    [
+        (Assembly().template, {"<passage": 1, "</passage>": 1, "</passage": 1}),
+        ("<passage>{title}{text}</passage>", {"<passage": 1, "</passage": 1}),
+        ("[[BEGIN {rank}]]\n{title}{text}\n[[END]]\n", {"[[END]]": 1}),
+        ("```\n{title}\n{text}\n```", {"```": 2}),
+    ],
+)
+@given(passages=st.lists(st.builds(Passage, HOSTILE, HOSTILE, HOSTILE), max_size=4))
+def test_no_passage_can_open_or_close_a_block(
+    template: str, delimiters: dict[str, int], passages: list[Passage]
+) -> None:
+    text = Template(template).render(passages)
+    text = text.lower() if "<" in template else text
+    assert {each: text.count(each) for each in delimiters} == {
+        each: n * len(passages) for each, n in delimiters.items()
+    }
 
 
 @pytest.mark.parametrize(
