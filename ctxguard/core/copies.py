@@ -9,9 +9,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
+from operator import itemgetter
 
 _END_WINDOW = 40
 _END = 16
+_LAST_WINDOW, _LAST_LETTERS = (itemgetter(slice(-n, None)) for n in (_END_WINDOW, _END))
 
 _MOST_CHARS = 100_000
 """A longer text counts as a copy only of exactly the same text."""
@@ -37,12 +39,12 @@ def copies_of(texts: Sequence[str]) -> dict[int, int]:
     {2: 0, 5: 0}
     """
     # Nearly always all texts end differently: a few passes over all ends in C tell.
-    ends = [text[-_END_WINDOW:] for text in texts]
+    ends = list(map(_LAST_WINDOW, texts))
     if not "".join(ends).isascii():
         ends = [end if end.isascii() else "".join(_folded(end).split()) for end in ends]
     joined = "\0".join(ends).encode(errors="surrogatepass").lower().translate(None, _ASCII_SPACE)
     letters = joined.decode(errors="surrogatepass").split("\0")
-    differ = len({each[-_END:] for each in letters}) == len(letters) == len(texts)
+    differ = len(set(map(_LAST_LETTERS, letters))) == len(letters) == len(texts)
     if differ and min(map(len, letters)) > _END:
         return {}
     first_of: dict[str, int] = {}
