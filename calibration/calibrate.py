@@ -62,7 +62,7 @@ class MultiRoute(Protocol):
 
 @dataclass(frozen=True)
 class Calibration:
-    """A profile, and what it was made from.
+    """A profile with the pools, labels and settings that made it.
 
     Attributes:
         profile: The file that the guard loads.
@@ -105,10 +105,10 @@ def calibrate(
         fusion: How the legs are fused. ``fit`` takes the pooled ranker where the index has signals
             and no other fusion is shown to be better, and fits the weight of convex fusion where it
             has none.
-        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
+        score_kind: The meaning of the scores of plain hits; see ``ContextGuard``.
         fingerprint: Identity of a retriever that has no ``fingerprint()``. Without either the
             profile is unverified: it cannot be told from a profile of another system.
-        corpus_sketch: Of a retriever that has no ``corpus_sketch()``.
+        corpus_sketch: The corpus sketch, if the retriever has no method for it.
         passes: Reports progress.
         cache: Folder for replayed pools; None keeps none.
 

@@ -57,7 +57,7 @@ Family = Literal["auto", "ratio", "expected_utility"]
 Objective = Literal["keep-recall", "utility"]
 
 _OTHER_TOLERANCES = (0.05, 0.1)
-"""What else the default objective could lose, shown beside the choice."""
+"""Larger losses of recall, whose policies are shown beside the choice."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Settings:
         objective: ``keep-recall`` chooses the policy of least harm whose recall is not below that
             of the first ``serving_k``; ``utility`` the policy of highest strict UDCG, whatever
             recall it costs.
-        serving_k: How many passages are served today: what recall is compared with.
+        serving_k: How many passages are served today; recall is compared with theirs.
         tolerance: How much mean recall ``keep-recall`` may lose on the choosing queries, and a
             policy that is enforced on the held-out ones.
         max_loss: How far the lower bound on the latter may lie below 0.
-        promise: What the certificate must say of the chosen policy, which is then the one of
+        promise: The promise that the certificate must make of the chosen policy, then the one of
             highest strict UDCG that keeps the promise, whatever the objective. None for a
             certificate that says what the choice costs.
         delta: Without a promise, the probability that the certificate is false, in (0, 1).
@@ -85,7 +85,7 @@ class Settings:
         min_keep: The fewest passages that every policy keeps.
         max_tokens: The token budget of a context, as in ``Assembly``: sizes of context whose mean
             exceeds it are not tried. None for no budget.
-        utilities: What a passage is worth.
+        utilities: The worth of a passage.
         utilities_source: Where the utilities come from, in words; None for the preset.
         seed: Random seed of the splits, the order of tests, and the bootstrap.
         false_alarms: The largest share of contexts with a relevant passage that may be called
@@ -143,7 +143,7 @@ class Settings:
 
     @property
     def baseline(self) -> str:
-        """What recall loss is relative to, as in a certificate."""
+        """The baseline of recall loss, as a certificate names it."""
         return f"k={self.serving_k}"
 
     def held_out_share(self, answerable: int) -> float:
@@ -166,8 +166,8 @@ class Option:
     """A policy that could be served, measured on the same queries as the others.
 
     Attributes:
-        name: What it is, in a few words.
-        policy: What it keeps.
+        name: A few words that tell it from the others.
+        policy: The policy.
         metrics: Its metrics on the held-out queries, or on the choosing ones if none is held out.
     """
 
@@ -186,7 +186,7 @@ class RouteOutcome:
         place: The grid over the choosing queries that holds the chosen policy, and where: the
             family's, or that of the first k alone.
         certification: The outcome of the test; None without a promise.
-        options: What is served today, the choice, and what other objectives would give.
+        options: The first k served today, the choice, and those of other objectives.
         labels_needed: How many held-out queries like these would show that the choice loses at
             most ``TIGHT`` of mean recall; None where no number would, or nothing is held out.
     """
@@ -507,7 +507,7 @@ def _promise_kept(
 def _cost_certificate(
     chosen: QueryMetrics, differences: FloatArray, weights: FloatArray, settings: Settings
 ) -> Certificate | None:
-    """What the chosen policy costs in recall at most, from queries that did not choose it."""
+    """Bounds the recall that the chosen policy costs, by queries that did not choose it."""
     losses, loss_weights = _shuffled(chosen, chosen.values["recall_loss"], settings.seed)
     harm, harm_weights = _shuffled(chosen, chosen.values["harm"], settings.seed)
     if losses.size == 0:
@@ -579,7 +579,7 @@ def _segments(
 def reference_deciles(
     pools: Pools, weights: FloatArray, policy: Policy
 ) -> dict[str, tuple[float, ...]]:
-    """Deciles of what needs no label, for drift: top score, its gap to the second, kept count."""
+    """Deciles of label-free signals, for drift: top score, its gap to the second, kept count."""
     signals = {"top_score": np.where(pools.lengths > 0, pools.scores[:, 0], np.nan)}
     if pools.scores.shape[1] > 1:
         signals["score_gap"] = signals["top_score"] - pools.scores[:, 1]

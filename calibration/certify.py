@@ -23,7 +23,7 @@ _TIE = 1e-12
 
 @dataclass(frozen=True)
 class Promise:
-    """What a certificate must say.
+    """The limits that a certificate must state.
 
     Attributes:
         alpha: Limit on the mean recall loss, in (0, 1).
@@ -79,7 +79,7 @@ class Certification:
         labels_needed: If nothing is certified, how many test queries like these with a defined
             recall loss would certify the safest policy; None if no number would, or if something
             is certified.
-        rule_choices: What was chosen, and what would be chosen without a test.
+        rule_choices: The choice, and the one that would be made without a test.
     """
 
     grid_index: GridIndex | None
@@ -136,7 +136,7 @@ def certify(grids: GridPair, promise: Promise, *, seed: int = 0) -> Certificatio
 
     Args:
         grids: The policies, over the queries that order and those that test them.
-        promise: What is to be certified.
+        promise: The limits to certify.
         seed: Shuffles the test queries, since betting needs an order fixed beforehand.
     """
     testing = grids.testing

@@ -114,7 +114,7 @@ def _folds(pools: Pools) -> IntArray:
 
 
 def _best_weight(ndcg: FloatArray, labelled: FloatArray, weights: Sequence[float]) -> float:
-    """Of equally good weights the middle one; ``ndcg`` has shape (n_q, n_weights)."""
+    """Returns the middle one of equally good weights; ``ndcg`` has shape (n_q, n_weights)."""
     defined = ~np.isnan(ndcg[:, 0])
     quality = weighted_mean(ndcg[defined], labelled[defined])
     plateau = np.flatnonzero(quality >= quality.max() - 1e-9)

@@ -63,7 +63,7 @@ class KeepTable:
         """Compare every candidate with every threshold.
 
         Args:
-            values: Shape (n_q, depth), what thresholds are compared with (a relative score, a
+            values: Shape (n_q, depth), compared with the thresholds (a relative score, a
                 probability), non-increasing along ranks, NaN beyond the pool.
             ks: Sizes of context, ascending.
             thresholds: Ascending.
@@ -131,7 +131,7 @@ class GridValues:
     kept: FloatArray
 
     def best(self) -> GridIndex:
-        """Of means: the highest strict UDCG; of equal ones the least recall loss, then k."""
+        """Finds the highest mean strict UDCG; among equals the least recall loss, then k."""
         contenders = np.argwhere(self.udcg_strict >= self.udcg_strict.max() - _TIE)
         losses = np.nan_to_num(self.recall_loss[contenders[:, 0], contenders[:, 1]])
         index_k, index_t = contenders[int(np.argmin(np.round(losses, 12)))]
@@ -220,7 +220,7 @@ class Grid:
         )
 
     def _weights(self) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.bool_]]:
-        """What each kept candidate adds to utility, harm and recall; and where recall exists."""
+        """Each kept candidate's share of utility, harm and recall; and where recall exists."""
         utility = self.labels.utilities * discounts(self.labels.grades.shape[1])
         return (utility, np.maximum(-utility, 0.0), *self.labels.recall_shares())
 
@@ -239,7 +239,7 @@ def ratio_grid(
     Args:
         pools: The replay of one route.
         labels: Their labels.
-        temperature: Of the relative score; fitted to these pools unless given.
+        temperature: The relative score's; fitted to these pools unless given.
         ks: Sizes of context; ``sizes`` up to the depth unless given.
         ratios: Relative thresholds, ascending.
         min_keep: The fewest passages that every policy keeps.
@@ -305,7 +305,7 @@ def utility_grid(
         probabilities: Shape (n_q, depth), from the model; out of fold if a threshold is chosen
             on the queries that the model was fitted to.
         model: The model of the policies.
-        gain: What a relevant passage is worth.
+        gain: The worth of a relevant passage.
         ks: Sizes of context; ``sizes`` up to the depth unless given.
         thresholds: On P(relevant), ascending, in [0, 1).
         min_keep: The fewest passages that every policy keeps.

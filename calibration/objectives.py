@@ -1,4 +1,4 @@
-"""What a choice is for: keep the recall of what is served today, or gain the most utility.
+"""Objectives of a choice: keep the recall of the first k served today, or gain most utility.
 
 Pure: a grid of policies over labelled queries in, the place of one policy out.
 """

@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PoolLabels:
-    """What the labels say of the candidates of a replay, row by row as in the pools.
+    """Labels of the candidates of a replay, row by row as in the pools.
 
     Attributes:
         grades: Shape (n_q, depth); 0 if not relevant, not judged, or beyond the pool.
@@ -98,7 +98,7 @@ class PoolLabels:
         return None if self.positives_only else self.judged[row, columns].tolist()
 
     def recall_shares(self) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """What dropping each candidate adds to the recall loss of its query.
+        """Shares of the recall loss of a query that dropping each candidate adds.
 
         Returns:
             Shape (n_q, depth), rows summing to 1 if the baseline serves a relevant passage; and
@@ -109,7 +109,7 @@ class PoolLabels:
         return counted / np.maximum(totals, 1)[:, None], totals > 0
 
     def recall_of_all(self) -> tuple[FloatArray, FloatArray]:
-        """What each candidate adds to the recall of its query, over all its relevant passages.
+        """Shares of the recall of a query that each candidate adds, over all its relevant passages.
 
         Returns:
             Shape (n_q, depth), 0 for queries without a relevant passage; and shape (n_q,), the
@@ -139,7 +139,7 @@ def label(
     Args:
         pools: The replay of one route.
         dataset: The labels.
-        utilities: What a passage is worth.
+        utilities: The worth of a passage.
         baseline_k: Recall loss is relative to the retriever's first ``baseline_k`` passages;
             None for the whole pool.
 
@@ -199,7 +199,7 @@ def label(
 
 
 def unlabelled_note(dataset: Dataset, utilities: Utilities) -> str:
-    """What the figures take a passage without a label to be, in one line."""
+    """Says in one line how the figures count a passage without a label."""
     if dataset.positives_only:
         return (
             "the labels hold relevant passages only, so a passage without one counts as not "
@@ -220,7 +220,7 @@ def judged_share(labels: PoolLabels, k: int) -> FloatArray:
     this is the share that is known to be relevant.
 
     Args:
-        labels: In the order that is to be measured.
+        labels: The labels, in the order to measure.
         k: Cut-off, ≥ 1.
 
     Returns:

@@ -28,10 +28,10 @@ from ctxguard.errors import CalibrationError
 from ctxguard.retrieval.signals.ranker import INPUTS, Ranker, RankerLevel
 
 PENALTY = 3e-3
-"""Of weights that are trained on whole collections, towards 0."""
+"""Pulls weights that are trained on whole collections towards 0."""
 
 PRIOR = 20.0
-"""Of weights that are fitted to few queries, towards those that they start from, for each query."""
+"""Pulls weights that are fitted to few queries towards those that they start from, per query."""
 
 _DIGITS = 6
 """Significant digits of a weight in a file: more than the labels support."""
@@ -42,7 +42,7 @@ _TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Lists:
-    """The candidates of queries as a ranker sees them, with what is known of them.
+    """The candidates of queries as a ranker sees them, with their labels.
 
     Attributes:
         inputs: Shape (n_q, n_inputs, depth), 0 beyond the end of a query's candidates.
@@ -62,7 +62,7 @@ class Lists:
 
 @dataclass(frozen=True)
 class RankerFit:
-    """A ranker that was fitted to labelled queries, with what such fits are worth.
+    """A ranker that was fitted to labelled queries, with the measured worth of such fits.
 
     Attributes:
         ranker: Fitted to all queries.

@@ -1,6 +1,6 @@
 """Replay every labelled query through a retriever once, and keep its candidates as columns.
 
-Pools are cached on disk by what they depend on: the fingerprint of the system, the queries and
+Pools are cached on disk by all that they depend on: the system's fingerprint, the queries and
 the depth. Later steps read pools, never the retriever.
 """
 
@@ -60,12 +60,12 @@ class Pools:
 
     Attributes:
         route: The stages that answered.
-        kind: What ``scores`` mean.
+        kind: The meaning of ``scores``.
         query_ids: Length n_q.
         passage_ids: Length n_q, each as long as that query's pool.
         scores: Shape (n_q, depth), NaN beyond a pool's end.
         legs: Each stage's own scores, shape (n_q, depth), NaN where absent.
-        leg_kinds: What each leg's scores mean.
+        leg_kinds: The meaning of each leg's scores.
         tokens: Shape (n_q, depth), an estimate of each text's tokens (``estimate_tokens``); NaN
             beyond a pool's end and where a text cannot be read. None if no texts were at hand.
         skipped: Queries left out, with the reason: the retriever refused them, or answered on
@@ -237,7 +237,7 @@ def replay(
             ``ContextGuard`` takes.
         queries: The labelled queries.
         depth: Candidates per query.
-        score_kind: What the scores of plain hits mean; see ``ContextGuard``.
+        score_kind: The meaning of the scores of plain hits; see ``ContextGuard``.
         vectors: Query vectors by query id, for a retriever that takes ``query_vector``.
         progress: Called with the number of queries done since the last call.
         cache: Folder for pools; None keeps none. Only pools of a retriever with a

@@ -71,7 +71,7 @@ class RerankedCandidates:
     Args:
         candidates: By query text, from ``read_candidates``.
         reranker: Scores them; it waits where the reranker refuses for its rate limit.
-        kind: What its scores mean.
+        kind: The meaning of its scores.
         sleep: Waits for a number of seconds.
     """
 
@@ -91,7 +91,7 @@ class RerankedCandidates:
         self._n_scored = 0
 
     def fingerprint(self) -> dict[str, str]:
-        """What the service compares with its own reranker.
+        """Identifies the reranker; the service compares it with its own.
 
         Raises:
             StageError: the reranker failed, or is another than the one that scored the first lists.
@@ -126,7 +126,7 @@ class RerankedCandidates:
         )
 
     def _probe(self) -> str:
-        """What the reranker made of the probes at first, once it makes the same of them again."""
+        """The reranker's first scores of the probes, once it gives the same ones again."""
         now = reranker_probe.probe_scores(self._scores)
         if self._probed is None:
             self._probed = now

@@ -50,7 +50,7 @@ class Labelled:
         )
 
     def against(self, retriever: "Source") -> "tuple[Labelled, dict[str, int]]":
-        """Check that the labels belong to the index; what others search is not known.
+        """Check that the labels belong to the index; other systems do not tell theirs.
 
         Returns:
             These labels with notes on what the index lacks, and the counts of queries and of

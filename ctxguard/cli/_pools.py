@@ -1,4 +1,4 @@
-"""The candidates that a system retrieved: by which stages, what to know of them, and as a run."""
+"""The candidates that a system retrieved: their stages, notes about them, and runs of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -93,7 +93,7 @@ def notes_on_pools(pools: "Pools", route: Route, run: Path | None) -> list[str]:
     """Notes on queries that were left out or not in the run, and on stages that answered instead.
 
     Args:
-        pools: What was retrieved.
+        pools: The retrieved candidates.
         route: The stages whose policy applies.
         run: The run that it comes from; None for another retriever.
     """

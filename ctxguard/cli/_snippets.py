@@ -28,8 +28,8 @@ def snippet(text: str, query: str, analyse: Callable[[str], Sequence[str]], widt
     """The stretch of a text with most of a query's terms, which are printed bold.
 
     Args:
-        text: Of a passage; control characters are removed, and white space becomes one space. Of
-            a long text the first 20,000 characters are searched.
+        text: A passage's; control characters are removed, and white space becomes one space. Only
+            the first 20,000 characters of a long text are searched.
         query: The query.
         analyse: Splits a text into terms, as the lexical index does.
         width: The most characters of the stretch, ≥ 1.

@@ -54,7 +54,7 @@ _UPSTREAM_SECONDS = 60.0
 
 
 class System(ServedSystem):
-    """Where candidates come from, and what identifies that system."""
+    """The source of candidates, and the entries that identify it."""
 
     retriever: Annotated[
         str | None,

@@ -309,7 +309,7 @@ def _write_reports(calibration: "Calibration", retriever: "Source", files: Seque
 def _signal_milliseconds(
     calibration: "Calibration", retriever: "Source"
 ) -> dict[str, float] | None:
-    """What each family of signals costs a query here; None for a retriever that cannot tell."""
+    """Times each family of signals on this machine; None for a retriever that cannot tell."""
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     if not isinstance(retriever, HybridRetriever):

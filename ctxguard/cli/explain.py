@@ -1,4 +1,4 @@
-"""``ctxguard explain``: what the store knows of one request."""
+"""``ctxguard explain``: shows one sampled request with its verdicts and labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -41,7 +41,7 @@ def explain(settings: Explain) -> None:
     """Show what was served and dropped for one sampled request, and how it was judged.
 
     From the store: the query, the candidates with their scores, the judge's
-    verdicts, people's labels, and with what probability it was picked for them.
+    verdicts, people's labels, and the probability of its pick for labelling.
     """
     from ctxguard.monitor.explanation import explain_sample
     from ctxguard.profile.schema import Profile

@@ -25,7 +25,7 @@ _ORDERS = {
     "fitted": "fitted ranker",
 }
 _BEFORE = ("reciprocal_rank", "shipped")
-"""What the others are compared with."""
+"""Orders that the others are compared with."""
 _SEED = 0
 
 
@@ -146,7 +146,7 @@ def _shown(
 
 
 def _verdict(gain: "Difference", out: Path | None) -> str:
-    """Which ranker to serve, and what to do for it."""
+    """Says which ranker to serve, and how."""
     if gain.outcome == "better":
         use = (
             f'name it in a file --system: ranker = "{out}"'

@@ -389,7 +389,7 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
 
 
 def _target(monitor: "LossMonitor") -> str:
-    """What losses are compared with, or how far it is learned."""
+    """The target of a loss, or how far it is learned."""
     if monitor.target is None:
         return f"learning, {monitor.n:,} of {monitor.n + monitor.n_needed:,}"
     return f"{monitor.target:.3f}"

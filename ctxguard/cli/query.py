@@ -1,4 +1,4 @@
-"""``ctxguard query``: what the guard keeps and drops for one query, and why."""
+"""``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,7 +151,7 @@ def _candidate(
     width: int,
     lines: int,
 ) -> Table:
-    """One candidate: rank, id and title; what it was compared by and why it was dropped; text."""
+    """One candidate: rank, id and title; its figures, and the reason of its drop; text."""
     passage = retriever.passage(verdict.passage_id)
     grid = Table.grid(padding=(0, 1))
     grid.add_column(justify="right", width=_RANK_WIDTH, no_wrap=True)
@@ -183,7 +183,7 @@ def _figures(verdict: Verdict) -> list[Text]:
 
 
 def _compared(verdict: Verdict) -> tuple[tuple[str, float | None], ...]:
-    """What candidates are compared by; r and P only where there is such a thing."""
+    """The figures that candidates are compared by; r and P only where they exist."""
     return (
         ("score", verdict.score),
         ("r", verdict.relative_score),

@@ -118,7 +118,7 @@ def _print(
 
 
 def _verdict(after: "RouteProfile", rise: "Rise | None") -> list[tuple[str, str]]:
-    """The verdict on the new profile, and what traffic says of one in force that is in shadow."""
+    """The verdict on the new profile, and that of traffic on one in force in shadow."""
     facts = [("verdict", "" if after.verdict is None else after.verdict.statement)]
     if rise is not None:
         facts.append(("in shadow", rise.statement))
@@ -133,7 +133,7 @@ def _requests(traffic: "JudgedTraffic") -> str:
 
 
 def _certificate(after: "RouteProfile") -> str:
-    """What the new profile promises of the route, in words."""
+    """The promise of the new profile for the route, in words."""
     if after.certificate is None:
         return "none: the first k are kept, or no held-out question has a relevant passage"
     wide = " This bound is too wide to rely on." if after.certificate.promises_nothing else ""

@@ -1,4 +1,4 @@
-"""Whether a system is the one that a profile was calibrated on, and what differs (DESIGN.md §6)."""
+"""Compares a system with the one that a profile was calibrated on (DESIGN.md §6)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class SystemComparison:
     """A system compared with the one that a profile was calibrated on.
 
     Attributes:
-        mismatches: What makes it another system, one readable line each. The profile's thresholds
+        mismatches: Why it is another system, one readable line each. The profile's thresholds
             do not apply to another system.
         reservations: Why the profile may no longer hold though it applies, one readable line each.
-        flags: What every answer by the profile is flagged with.
+        flags: Flags of every answer by the profile.
         corpus_change: The share of the corpus that has changed since calibration, in [0, 1]; None
             where it is not known.
     """
@@ -64,7 +64,7 @@ def compare_systems(
     Args:
         profile: The calibration.
         fingerprint: Identifies the system at hand; empty where nothing does.
-        corpus: What the system searches; None where it does not say.
+        corpus: A sketch of the system's corpus; None if it gives none.
         max_corpus_change: The share of change up to which the profile holds.
     """
     if profile.corpus is None or corpus is None:

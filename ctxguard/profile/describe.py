@@ -41,7 +41,7 @@ FLAGS = {
 
 
 def describe_policy(policy: Policy) -> str:
-    """What a policy keeps of a ranking.
+    """Describes a policy in words.
 
     >>> from ctxguard.core.policies import RatioPolicy
     >>> describe_policy(RatioPolicy(k=4, min_ratio=0.7))
@@ -69,7 +69,7 @@ def describe_policy(policy: Policy) -> str:
 
 
 def describe_utilities(utilities: Utilities, source: str | None) -> str:
-    """What passages are worth, and where that comes from.
+    """Describes the worth of passages, and its source.
 
     Args:
         utilities: The utilities.

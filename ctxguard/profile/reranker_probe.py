@@ -104,7 +104,7 @@ _TEXTS = hashlib.sha256(repr(PROBES).encode()).hexdigest()[:8]
 
 
 def probe_scores(score: Callable[[str, Sequence[str]], FloatArray]) -> str:
-    """What a reranker makes of the probes, as an entry of a fingerprint.
+    """Describes a reranker's scores of the probes, as an entry of a fingerprint.
 
     Args:
         score: Scores documents for a query, shape (n,).

@@ -1,4 +1,4 @@
-"""The Profile: what calibration decided, on what evidence, and for which system.
+"""The Profile: the decisions of a calibration, their evidence, and the system they hold for.
 
 One frozen JSON file (DESIGN.md §6); its JSON Schema is committed as ``profile.schema.json``
 beside this module. Reading one executes nothing and needs no library but pydantic.
@@ -63,14 +63,14 @@ class Frozen(BaseModel):
 
 
 class Evidence(Frozen):
-    """What a policy achieved on one set of queries."""
+    """The figures of a policy on one set of queries."""
 
     queries: Annotated[int, Field(ge=0)]
     metrics: dict[str, Interval]
 
 
 class RecallDifference(Frozen):
-    """Mean recall less that of the first k served before, and what was proved of it.
+    """Mean recall less that of the first k served before, and its proved bound.
 
     Attributes:
         value: The mean difference that was observed, in [−1, 1].
@@ -85,7 +85,7 @@ class RecallDifference(Frozen):
 
 
 class Certificate(Frozen):
-    """What was proved of one route's policy: a promise, and the probability that it is false.
+    """A proved promise of one route's policy, and the probability that it is false.
 
     With probability at least 1 − delta over the queries of the test, the policy's mean recall
     loss is at most alpha and, where beta is given, its mean harm is at most beta. Recall loss is
@@ -93,12 +93,12 @@ class Certificate(Frozen):
     Each route is certified by itself, and so is the difference in recall.
 
     Attributes:
-        baseline: What recall loss is relative to: ``pool`` or ``k=10``.
+        baseline: The baseline of recall loss: ``pool`` or ``k=10``.
         recall_loss: The mean that was observed on the test queries.
         harm: The mean that was observed on the test queries.
         n_recall: Test queries on which recall loss is defined.
         n_queries: Test queries in all.
-        recall_difference: Of recall to that of the baseline, gains included; None where only the
+        recall_difference: Recall less that of the baseline, gains included; None where only the
             loss was bounded.
         n_equivalent: Where test queries stand for different numbers of requests, means are over
             requests, and the queries of the statement weigh as much as so many of the largest
@@ -187,7 +187,7 @@ class RouteVerdict(Frozen):
 
     @property
     def mode(self) -> Mode:
-        """What a guard that was given no mode does on the route."""
+        """The mode of the route in a guard that was given none."""
         return Mode.SHADOW if self.decision == "shadow" else Mode.ENFORCE
 
     @property
@@ -243,7 +243,7 @@ class SufficiencyProfile(Frozen):
         n_insufficient: Held-out contexts that hold none.
         false_alarms: How many of the former fall below the threshold; None without one.
         detected: How many of the latter do; None without a threshold.
-        auroc: Of the probability on the held-out contexts; None if they are of one kind.
+        auroc: AUROC of the probability on the held-out contexts; None if they are of one kind.
         needed: The fewest held-out contexts with a relevant passage that give a threshold.
         n_equivalent: Where contexts stand for different numbers of requests, shares are of
             requests, and the ``n_sufficient`` contexts weigh as much as so many of the largest
@@ -284,20 +284,20 @@ class SufficiencyProfile(Frozen):
 
 
 class RouteProfile(Frozen):
-    """The policy of one route, and what is known of it.
+    """The policy of one route, with its evidence.
 
     Attributes:
-        policy: What the guard applies when exactly this route answered.
-        score_kind: What the route's scores mean; a ranking of another kind is a mismatch.
+        policy: The guard applies it when exactly this route answered.
+        score_kind: The kind of the route's scores; a ranking of another kind is a mismatch.
         why: Why this kind of policy was taken, in words.
         verdict: Whether the policy may be served; None where nobody judged it, as in a profile of
             safe policies: it is served then.
-        certificate: What was proved of the policy; None where nothing was.
+        certificate: The proved promise of the policy; None where nothing was proved.
         segments: Policies of segments, by segment; the policy above serves all others.
         chosen_on: Evidence on the queries that chose the policy: optimistic by construction.
         held_out: Evidence on queries that took no part in the choice.
         reference: Deciles (0, 10, …, 100%) of label-free signals at calibration, for drift.
-        safe_policy: What gives up the least recall against the certificate's baseline, to serve
+        safe_policy: Gives up the least recall against the certificate's baseline; served
             when that certificate no longer holds; None where nothing was calibrated.
         sufficiency: How to tell that the policy kept nothing relevant; None where that could not
             be fitted.
@@ -340,8 +340,8 @@ class Profile(Frozen):
     Attributes:
         routes: The policy and its evidence for each calibrated route.
         fusion: How the legs were fused; the guard sets it on a retriever that can.
-        utilities: What a passage was taken to be worth.
-        fingerprint: What identifies the system: embedder, analyser, reranker, corpus, … Empty for
+        utilities: The worth of a passage that was assumed.
+        fingerprint: Identifies the system by embedder, analyser, reranker, corpus, … Empty for
             a retriever that gave none: the profile is then unverified.
         corpus: A sketch of the passages that were searched, to say how much of them has changed;
             None where the retriever gave none.
@@ -486,7 +486,7 @@ class _Distinct:
 def fingerprint_differences(
     expected: Mapping[str, str], actual: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """What differs between a profile's system and the one at hand, one readable line each.
+    """Lists the differences of two systems, one readable line each.
 
     >>> fingerprint_differences({"embedder": "a", "corpus_size": "3"}, {"embedder": "b"})
     ("corpus_size is absent here, was '3'", "embedder is 'b', was 'a'")

@@ -35,7 +35,7 @@ class RequestAccounts:
     Args:
         app: Answers.
         metrics: Where requests are counted.
-        endpoint_of: What a path asks for.
+        endpoint_of: Names the endpoint of a path.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ def request_id_for(label: bytes) -> str:
     """A request id of the service's own, which begins with the caller's if that can be a label.
 
     Samples are drawn, judged and labelled by hashes of their request ids, so that a caller who
-    chose the whole id could choose what is sampled, and what of it.
+    chose the whole id could choose the samples, and the passages to judge.
     """
     own = os.urandom(8).hex()
     if 0 < len(label) <= _MOST_LABEL_CHARS and all(33 <= each <= 126 for each in label):

@@ -46,14 +46,14 @@ _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
 
 
 class Service:
-    """What the settings name, opened.
+    """The guard, scorer and store that the settings name.
 
     Args:
-        settings: What is served.
-        scorer: Scores documents, in place of what the settings name.
-        retriever: Is searched, in place of what the settings name.
+        settings: Names all that is served.
+        scorer: Scores documents, in place of the settings' reranker.
+        retriever: Is searched, in place of the settings' index.
         telemetry: Where the guard counts.
-        tracing: Begins a span for each request, in place of what the settings name.
+        tracing: Begins a span for each request, in place of OpenTelemetry's.
 
     Attributes:
         guard: Decides.
@@ -147,7 +147,7 @@ class Service:
         return answer({"status": "ok", "reranker": words[is_open]})
 
     def operations(self) -> list[Operation]:
-        """What can be asked of what is open."""
+        """The operations that this service answers."""
         settings = self.settings
         operations = [
             Operation(
@@ -175,7 +175,7 @@ class Service:
                         "POST",
                         endpoint.__call__,
                         Endpoint.RERANK,
-                        "Rerank documents; what the decision drops has a score of 0.0",
+                        "Rerank documents; those that the decision drops have a score of 0.0",
                         answers,
                         asks,
                     )
@@ -257,11 +257,11 @@ def create_app(
     """The application that the settings describe.
 
     Args:
-        settings: What is served, and within which limits.
-        scorer: Scores documents, in place of what the settings name.
-        retriever: Is searched, in place of what the settings name; see ``ContextGuard``.
+        settings: The system to serve, and the limits.
+        scorer: Scores documents, in place of the settings' reranker.
+        retriever: Is searched, in place of the settings' index; see ``ContextGuard``.
         registry: Where everything is counted.
-        tracing: Begins a span for each request, in place of what the settings name.
+        tracing: Begins a span for each request, in place of OpenTelemetry's.
 
     Raises:
         CtxguardError: something that the settings name cannot be opened.
@@ -336,7 +336,7 @@ def _own_operations(service: Service, registry: CollectorRegistry) -> list[Opera
 
 
 def endpoint_of(path: str) -> Endpoint:
-    """What a path asks for, as a metric label.
+    """The endpoint of a path, as a metric label.
 
     >>> endpoint_of("/v2/rerank").value, endpoint_of("/favicon.ico").value
     ('rerank', 'other')

@@ -1,4 +1,4 @@
-"""What clients of rerankers ask before they rerank: which models there are, and their limits."""
+"""Answers clients that ask for models and limits before they rerank."""
 
 from functools import partial
 from typing import Any

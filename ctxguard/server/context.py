@@ -32,7 +32,7 @@ DEFAULT_RESULTS = 10
 
 @with_config(STRICT)
 class ContextRequest(TypedDict):
-    """A query, and what its passages must be."""
+    """A query with conditions on its passages."""
 
     query: str
     where: NotRequired[
@@ -213,7 +213,7 @@ class SearchEndpoint:
                     best[each["file_id"]] = each
         request.scope["state"]["degraded"] = headers is not None
         least = (given.get("ranking_options") or {}).get("score_threshold") or 0.0
-        # Stable: what one search found stays in its order where scores are equal.
+        # Stable: results of one search stay in their order where scores are equal.
         results = sorted(best.values(), key=lambda each: -each["score"])
         page: SearchAnswer = {
             "object": "vector_store.search_results.page",
@@ -275,7 +275,7 @@ class SearchEndpoint:
 
 
 def results_of(context: Context) -> list[SearchResult]:
-    """The served passages with what there is of a score in (0, 1]: P, else r, else their rank."""
+    """The served passages with a score in (0, 1]: P, else r, else one made of their rank."""
     n = len(context.passages)
     scores = {
         verdict.passage_id: verdict.probability or verdict.relative_score
@@ -294,7 +294,7 @@ def results_of(context: Context) -> list[SearchResult]:
 
 
 def _attributes(passage: Passage) -> dict[str, str | float | bool] | None:
-    """What OpenAI's attributes can hold of a passage's metadata."""
+    """The part of a passage's metadata that OpenAI's attributes can hold."""
     if passage.metadata is None:
         return None
     return {

@@ -114,7 +114,7 @@ class FilterAnswer(TypedDict):
     request_id: str
     policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
     mode: str
-    kept: Annotated[list[str], Field(description="Ids of what is kept, best first.")]
+    kept: Annotated[list[str], Field(description="Ids of the kept candidates, best first.")]
     dropped: Annotated[dict[str, int], Field(description="How many each reason dropped.")]
     flags: list[str]
     differences: list[str]
@@ -142,7 +142,7 @@ class FilterEndpoint:
 
     Args:
         guard: Decides.
-        kind: What scores mean where a request does not say.
+        kind: The kind of scores where a request does not say.
         max_candidates: The most candidates of a request.
     """
 
@@ -180,7 +180,7 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
 
     Args:
         given: The request.
-        kind: What the scores mean where the request does not say.
+        kind: The kind of the scores where the request does not say.
 
     Raises:
         Problem: a leg without a kind, or more names of legs or signals than there may be.

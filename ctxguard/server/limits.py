@@ -20,7 +20,7 @@ MOST_HEAD_BYTES = 64 * 2**10
 MOST_PIPELINED = 8
 """Requests of one connection that wait for an answer; hardly any client sends the next before."""
 MOST_UNREAD_SECONDS = 30.0
-"""For how long a client may read nothing of what it was sent."""
+"""The longest that a client may leave its answer unread."""
 
 MOST_QUERY_BODY_BYTES = 512 * 2**10
 """Body of a search: a query and a filter, no documents."""
@@ -40,11 +40,11 @@ MOST_NAME_CHARS = 256
 
 _OPEN_IN_FLIGHT = 64
 _OPEN_BUFFERED_BYTES = 4 * 2**20
-"""What requests that need no token may take beside the others."""
+"""Limits of requests that need no token, beside the others."""
 
 _NEVER_SHED = frozenset({Endpoint.HEALTH, Endpoint.METRICS})
 _FORMS = frozenset({Endpoint.CONSOLE})
-"""What these take is no JSON."""
+"""Endpoints that take forms instead of JSON."""
 
 
 Head = Mapping[bytes, bytes]
@@ -53,7 +53,7 @@ Head = Mapping[bytes, bytes]
 
 @dataclass(slots=True)
 class BodyBudget:
-    """What the requests of one kind hold together, of what they may.
+    """Counts the requests of one kind and their bytes, against their limits.
 
     Attributes:
         max_in_flight: The most requests at once.

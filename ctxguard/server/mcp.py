@@ -51,14 +51,14 @@ class Found(TypedDict):
 
 
 class SearchResults(TypedDict):
-    """What was kept for a query, best first, and whether it suffices; null if that is unknown."""
+    """Kept passages, best first, and whether they suffice; null if that is unknown."""
 
     results: list[Found]
     sufficient: bool | None
 
 
 class Fetched(Found):
-    """A passage with what else is known of it."""
+    """A passage with its metadata."""
 
     metadata: dict[str, Any] | None
 
@@ -71,7 +71,7 @@ class GuardedIndex:
 
     Args:
         guard: Retrieves and decides.
-        where: A filter that every search obeys; None for none.
+        where: A filter that every search obeys; None disables it.
     """
 
     def __init__(self, guard: ContextGuard, where: Where | None = None) -> None:
@@ -126,7 +126,7 @@ def create_server(guard: ContextGuard, where: Where | None = None) -> Any:
 
     Args:
         guard: Retrieves and decides.
-        where: A filter that every search obeys; None for none.
+        where: A filter that every search obeys; None disables it.
 
     Raises:
         MissingExtraError: the extra ``mcp`` is not installed.

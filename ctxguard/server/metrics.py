@@ -1,4 +1,4 @@
-"""Counters of the service's own: what came in over HTTP, and how it ended.
+"""Counters of HTTP requests, and of how they ended.
 
 Exact once no request is under way: for each endpoint ``received = ok + degraded + rejected + shed +
 failed + cancelled``. What the guard decides is counted by ``ctxguard.request.telemetry``.
@@ -19,7 +19,7 @@ _BUCKETS = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 
 class Endpoint(StrEnum):
-    """What a request asked for. A closed set: it labels a metric."""
+    """The endpoint of a request. A closed set: it labels a metric."""
 
     RERANK = "rerank"
     FILTER = "filter"

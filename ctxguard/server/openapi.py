@@ -33,7 +33,7 @@ class FieldFault(TypedDict):
 
 
 class ProblemDocument(TypedDict, total=False):
-    """What was wrong with a request (RFC 9457)."""
+    """The fault of a request (RFC 9457)."""
 
     type: str
     title: str
@@ -49,13 +49,13 @@ class Operation:
 
     Attributes:
         path: With parameters in braces.
-        method: In capitals.
+        method: The HTTP method in capitals.
         endpoint: Answers it; a coroutine, or a function that is called on a thread.
-        what: What it asks for.
-        summary: In words.
+        what: The metric label of its requests.
+        summary: One line for people.
         answers: The type of the answer; None for text.
         asks: The type of the body; None without one.
-        problems: What can be wrong beside what can be with any.
+        problems: Its own problems, beside those of any operation.
         without_token: Whether it needs no token.
     """
 
@@ -74,8 +74,8 @@ def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool)
     """The OpenAPI 3.1 document of these operations.
 
     Args:
-        operations: What is served.
-        version: Of the package.
+        operations: All that the service answers.
+        version: The package's version.
         needs_token: Whether a token is needed for all but some of them.
     """
     adapters: dict[int, TypeAdapter[Any]] = {0: TypeAdapter(ProblemDocument)}

@@ -22,7 +22,7 @@ _MOST_ERRORS = 10
 
 
 class ProblemKind(Enum):
-    """What can be wrong with a request: HTTP status and title. A closed set."""
+    """Faults of a request: HTTP status and title. A closed set."""
 
     INVALID_JSON = (400, "The body is not JSON")
     UNKNOWN_ALIAS = (400, "Unknown model alias")
@@ -57,8 +57,8 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
     """A request that is answered with a problem document.
 
     Args:
-        kind: What is wrong.
-        detail: In words, with what mends it; quotes neither a query nor a document.
+        kind: The kind of fault.
+        detail: The fault and its mend in words; quotes neither a query nor a document.
         errors: The faulty parts of the body, each with ``loc`` and ``msg``.
         headers: Further headers of the answer.
     """
@@ -81,7 +81,7 @@ class Problem(Exception):  # noqa: N818 - RFC 9457 calls it a problem
         """The problem document.
 
         Args:
-            request_id: Of the request; None where it has none.
+            request_id: The request's id; None if it has none.
             retry_after: Whether the client is told to try again after a second.
         """
         document: dict[str, object] = {
@@ -117,7 +117,7 @@ def invalid_request(error: ValidationError) -> Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that a request met, from what was raised.
+    """The problem that an error is answered with.
 
     Only a caller's query can be at fault by then: an endpoint builds the filter, and checks all
     else, before it asks the guard.

@@ -1,6 +1,6 @@
 """The rerank protocol: score, decide, and say it in the scores, as Cohere, Jina, vLLM and TEI do.
 
-What the decision keeps has its calibrated P(relevant), what it drops exactly 0.0. A reranker that
+Kept documents have their calibrated P(relevant), dropped ones exactly 0.0. A reranker that
 fails leaves the documents in their order: its outage neither fails a query nor empties it.
 """
 
@@ -82,8 +82,8 @@ class RerankRequest(TypedDict):
             int | None,
             Field(
                 ge=0,
-                description="The most results; what is dropped is left out. Absent, 0, or as many "
-                "as there are documents: all, what is dropped with a score of 0.0.",
+                description="The most results; dropped ones are left out. Absent, 0, or as many "
+                "as there are documents: all, dropped ones with a score of 0.0.",
             ),
         ]
     ]
@@ -113,7 +113,7 @@ class Degraded(TypedDict):
 
 
 class GuardMeta(TypedDict):
-    """What was decided."""
+    """The decision on a request."""
 
     request_id: str
     policy: Annotated[str | None, Field(description="Id of the profile; null without one.")]
@@ -176,11 +176,11 @@ class _Texts:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What is answered of all documents.
+    """All documents in the order of the answer.
 
     Attributes:
-        positions: Of the documents, best first.
-        scores: Of each, in that order; they never rise.
+        positions: Positions of the documents, best first.
+        scores: Their scores, in that order; they never rise.
         kept: How many are kept, copies of others not counted.
         dropped: How many each reason dropped.
     """
@@ -197,7 +197,7 @@ class RerankEndpoint:
     Args:
         guard: Decides.
         scorer: Scores.
-        kind: What the scores mean.
+        kind: The kind of the scores.
         model: The scorer's own model, which requests cannot change; None if they may name one.
         max_documents: The most documents of a request.
         request: The fields of a request.
@@ -353,7 +353,7 @@ class RerankEndpoint:
 
 
 def ranked_of(context: Context) -> Ranked:
-    """Every document in the order of the answer, with its score and what was dropped.
+    """Every document in the order of the answer, with its score.
 
     Degraded: the documents' own order, with scores that fall from below 1 to above 0. Where
     nothing calibrated was decided: the reranker's order and scores, and nothing is dropped. A copy

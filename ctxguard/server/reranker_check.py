@@ -23,7 +23,7 @@ class RerankerCheck:
     Args:
         guard: Has the profile.
         scorer: Scores.
-        fingerprint: Of the system, without the scores.
+        fingerprint: The system's, without the scores.
         interval_seconds: Between two questions.
     """
 

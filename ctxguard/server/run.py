@@ -1,4 +1,4 @@
-"""Running the service: the socket, uvicorn, worker processes, and what it leaves to itself."""
+"""Runs the service: the socket, uvicorn, worker processes, and limits of connections."""
 
 import asyncio
 import gc
@@ -39,9 +39,9 @@ def serve(
     """Serve until a signal ends it; requests under way are finished, and samples stored.
 
     Args:
-        settings: What to serve, and where.
+        settings: The system to serve, and the address.
         announce: Told the URL once it can be reached.
-        app: What one process serves; None for the application of the settings.
+        app: The application of one process; None for that of the settings.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
@@ -137,7 +137,7 @@ class _RefusedError(Exception):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with limits on what a connection may send and leave unread.
+    """uvicorn's protocol, with limits on bytes that a connection sends and leaves unread.
 
     Args:
         receive_seconds: The longest that the head of a request may take, from the opening of the
@@ -155,7 +155,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        """Of the URL and the whole headers of the head that is being read."""
+        """Bytes of the URL and the whole headers of the head that is being read."""
         self._part_bytes = 0
         """Received since that head began, which may be one long part of it."""
 

@@ -1,4 +1,4 @@
-"""Who scores the documents of a request, within a time limit and behind a circuit breaker."""
+"""Scorers, local or remote, with a deadline and a circuit breaker."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,7 @@ class Scorer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies what the scores mean; a profile holds for an equal one."""
+        """Identifies the scores' meaning; a profile holds for an equal one."""
         ...
 
     async def ascore(
@@ -43,7 +43,7 @@ class Scorer(Protocol):
             max_tokens_per_doc: After which a document is cut; None for the scorer's own limit.
 
         Raises:
-            StageError: what came back is no answer.
+            StageError: the reply is no answer.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Settings of the service: what it serves, where, and within which limits."""
+"""Settings of the service: the system it serves, its address and its limits."""
 
 import ipaddress
 import json
@@ -25,10 +25,10 @@ class Secrets:
     """Tokens and keys; never an option of a command, whose options others can read.
 
     Attributes:
-        token: Needed by every request but those for metrics, console and health; None for none.
-        metrics_token: Needed for metrics; None for ``token``.
+        token: Needed by every request but those for metrics, console and health; None disables it.
+        metrics_token: Needed for metrics; if None, ``token`` is.
         console_token: Needed to log in to the console; None for no console off this machine.
-        upstream_key: Sent to the upstream reranker as a Bearer token; None for none.
+        upstream_key: Sent to the upstream reranker as a Bearer token; None sends none.
 
     Raises:
         ConfigurationError: a token is too short, or cannot be sent.
@@ -157,7 +157,7 @@ class ServedSystem(IndexSystem):
 
 
 class ServiceSettings(ServedSystem):
-    """Settings of the service: what it serves, where, and within which limits."""
+    """Settings of the service: the system it serves, its address and its limits."""
 
     profile: Annotated[
         Path | None,
@@ -306,14 +306,14 @@ class ServiceSettings(ServedSystem):
 
     @property
     def index_name(self) -> str:
-        """What an index is called to clients: its folder's name, or its name in the engine."""
+        """The index's name to clients: its folder's name, or its name in the engine."""
         if self.engine is not None:
             return self.engine.partition("#")[2] or "index"
         return "index" if self.index is None else self.index.resolve().name
 
     @property
     def kind(self) -> ScoreKind:
-        """What scores mean."""
+        """The kind of the scores."""
         if self.score_kind is not None:
             return self.score_kind
         if self.reranker is not None:
