@@ -15,6 +15,9 @@ from ctxguard.errors import CalibrationError
 
 IntArray = NDArray[np.int64]
 
+_BY_CANDIDATE = ("grades", "retrieved", "judged", "utilities", "negatives", "in_baseline")
+"""The fields of `PoolLabels` of shape (n_q, depth)."""
+
 
 @dataclass(frozen=True)
 class PoolLabels:
@@ -65,33 +68,16 @@ class PoolLabels:
     def rows(self, rows: IntArray) -> "PoolLabels":
         """The labels of these queries."""
         query_grades = tuple(self.query_grades[row] for row in rows)
-        taken = self._taken(lambda array: array[rows], query_grades)
-        return replace(taken, weights=self.weights[rows])
+        taken = self._taken(lambda array: array[rows])
+        return replace(taken, query_grades=query_grades, weights=self.weights[rows])
 
     def reordered(self, order: IntArray) -> "PoolLabels":
         """The labels with candidates in another order: shape (n_q, depth), of columns."""
-        return self._taken(
-            lambda array: np.take_along_axis(array, order, axis=1), self.query_grades
-        )
+        return self._taken(lambda array: np.take_along_axis(array, order, axis=1))
 
-    def _taken(
-        self,
-        take: Callable[[NDArray[Any]], NDArray[Any]],
-        query_grades: tuple[tuple[int, ...], ...],
-    ) -> "PoolLabels":
-        return PoolLabels(
-            take(self.grades),
-            take(self.retrieved),
-            take(self.judged),
-            take(self.utilities),
-            take(self.negatives),
-            take(self.in_baseline),
-            query_grades,
-            self.top_grade,
-            self.worst_utility,
-            self.positives_only,
-            self.weights,
-        )
+    def _taken(self, take: Callable[[NDArray[Any]], NDArray[Any]]) -> "PoolLabels":
+        tables: dict[str, Any] = {name: take(getattr(self, name)) for name in _BY_CANDIDATE}
+        return replace(self, **tables)
 
     def known(self, row: int, columns: Sequence[int]) -> list[bool] | None:
         """``judged`` of some candidates of a query, as the measures of utility take it."""

@@ -4,7 +4,6 @@ from ctxguard.testing.fake_retriever import FakeRetriever
 from ctxguard.testing.faults import (
     Fault,
     FaultyEmbedder,
-    FaultyLexicalIndex,
     FaultyReranker,
     FaultyRetriever,
 )
@@ -17,7 +16,6 @@ __all__ = [
     "FakeRetriever",
     "Fault",
     "FaultyEmbedder",
-    "FaultyLexicalIndex",
     "FaultyReranker",
     "FaultyRetriever",
     "JudgeContract",

@@ -2,18 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxguard.core.types import FloatArray, Passage
-from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.retrieval.index.hybrid_index import HybridIndex
-from ctxguard.retrieval.index.lexical import Bm25sIndex
-from ctxguard.retrieval.protocols import Embedder, Float32Array, LexicalIndex, Progress
+from ctxguard.retrieval.protocols import Embedder, Float32Array, Progress
 from ctxguard.testing.word_hash_embedder import WordHashEmbedder
 
 
@@ -34,6 +30,13 @@ class Fault:
 
     def __init__(self) -> None:
         self.instead: Callable[[Callable[[], Any]], Any] | None = None
+
+    @classmethod
+    def of(cls, part: object, method: str) -> "Fault":
+        """The fault of one method of a part, whose calls it replaces from now on."""
+        fault, work = cls(), getattr(part, method)
+        setattr(part, method, lambda *arguments: fault.run(lambda: work(*arguments)))
+        return fault
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Do the work, or call its replacement."""
@@ -101,33 +104,6 @@ class FaultyReranker:
         return logits
 
 
-class FaultyLexicalIndex(Bm25sIndex):
-    """A lexical index whose searches can be made to fail.
-
-    Args:
-        inner: The index that does the work; its engine must be ``bm25s``.
-
-    Attributes:
-        fault: Replaces the lookup of a query's words, the first step of every search.
-
-    Raises:
-        ConfigurationError: the index is of another engine.
-    """
-
-    def __init__(self, inner: LexicalIndex) -> None:
-        if not isinstance(inner, Bm25sIndex):
-            raise ConfigurationError(
-                f"a faulty lexical index needs one of the engine bm25s, not {inner.fingerprint}"
-            )
-        vars(self).update(vars(inner))
-        self.fault = Fault()
-
-    def words(self, query: str) -> NDArray[np.int64]:
-        """Return the numbers of a query's words, unless there is a fault."""
-        words: NDArray[np.int64] = self.fault.run(lambda: Bm25sIndex.words(self, query))
-        return words
-
-
 class FaultyRetriever:
     """A hybrid retriever whose stages can be made to fail while it serves.
 
@@ -152,10 +128,10 @@ class FaultyRetriever:
     def __init__(self, passages: Iterable[Passage], embedder: Embedder | None = None) -> None:
         self.embedder, self.reranker = FaultyEmbedder(embedder), FaultyReranker()
         index = HybridIndex.build(passages, embedder=self.embedder)
-        lexical = FaultyLexicalIndex(index.lexical)
-        self.retriever = HybridRetriever(replace(index, lexical=lexical), embedder=self.embedder)
+        self.retriever = HybridRetriever(index, embedder=self.embedder)
         self.faults = {
-            "lexical": lexical.fault,
+            # The lookup of a query's words is the first step of every search.
+            "lexical": Fault.of(index.lexical, "words"),
             "dense": self.embedder.fault,
             "rerank": self.reranker.fault,
         }
