@@ -124,6 +124,16 @@ def _surface(name: str, *, is_slow: bool = False) -> Callable[[Open], Open]:
     return add
 
 
+def _stateless(name: str, *, is_slow: bool = False) -> Callable[[Make], Make]:
+    """Adds a surface that needs neither a folder nor anything open."""
+
+    def add(make: Make) -> Make:
+        SURFACES[name] = Surface(lambda folder, closing: make, is_slow)
+        return make
+
+    return add
+
+
 def _called(call: Callable[..., object], *arguments: object) -> Input:
     return Input(arguments, len(repr(arguments)), lambda: call(*arguments))
 
@@ -440,64 +450,59 @@ def _store(folder: Path, closing: ExitStack) -> Make:
 # Texts.
 
 
-@_surface("text: rendering")
-def _rendering(folder: Path, closing: ExitStack) -> Make:
-    def render(passages: list[Passage], query: str, template: str) -> None:
-        rendered = Assembly().render(passages).lower()
-        assert rendered.count("<passage") == rendered.count("</passage") == len(passages)
-        for passage in passages:
-            once = sanitise(passage.text)
-            assert sanitise(once) == once
-            once.encode()
-        content = messages(query, passages[0].text if passages else "")[1]["content"].lower()
-        for tag in ("<query", "</query", "<passage", "</passage"):
-            assert content.count(tag) == 1
-        Template(template).render(passages)
-
-    def make(random: Random) -> Input:
-        passages = [
-            Passage(text(random), text(random), text(random)) for _ in range(random.randint(0, 3))
-        ]
-        # Short: a template is a setting of the program, compiled once.
-        template = text(random, 6)[:60] + "{text}" + text(random, 6).replace("{", "")[:60]
-        return _called(render, passages, text(random), template)
-
-    return make
+def _render(passages: list[Passage], query: str, template: str) -> None:
+    rendered = Assembly().render(passages).lower()
+    assert rendered.count("<passage") == rendered.count("</passage") == len(passages)
+    for passage in passages:
+        once = sanitise(passage.text)
+        assert sanitise(once) == once
+        once.encode()
+    content = messages(query, passages[0].text if passages else "")[1]["content"].lower()
+    for tag in ("<query", "</query", "<passage", "</passage"):
+        assert content.count(tag) == 1
+    Template(template).render(passages)
 
 
-@_surface("text: assembly")
-def _assembly(folder: Path, closing: ExitStack) -> Make:
-    def make(random: Random) -> Input:
-        hits = [
-            Hit(f"p{n}", 1.0 / (n + 1), text(random), text(random))
-            for n in range(random.randint(0, 6))
-        ]
-        settings: dict[str, Any] = {
-            "order": random.choice(["rank", "edges", "edges", "odd"]),
-            "max_tokens": random.choice([None, None, -1, 0, 1, 20, 300, 10**30]),
-            "max_passage_chars": random.choice([100_000, 100_000, 0, 10]),
-            "truncate": random.random() < 0.5,
-            "separator": random.choice(["\n", "", text(random, 4)]),
-        }
-
-        def run() -> None:
-            ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
-            assembly = Assembly(**settings)
-            served = assemble(decide(ranking, RatioPolicy(k=4)), assembly)
-            assembly.render(served.passages)
-
-        return Input((hits, settings), len(repr(hits)), run)
-
-    return make
+@_stateless("text: rendering")
+def _rendering(random: Random) -> Input:
+    passages = [
+        Passage(text(random), text(random), text(random)) for _ in range(random.randint(0, 3))
+    ]
+    # Short: a template is a setting of the program, compiled once.
+    template = text(random, 6)[:60] + "{text}" + text(random, 6).replace("{", "")[:60]
+    return _called(_render, passages, text(random), template)
 
 
-@_surface("text: redaction")
-def _redaction(folder: Path, closing: ExitStack) -> Make:
-    def check(given: str) -> None:
-        once = redact(given)
-        assert redact(once) == once
+@_stateless("text: assembly")
+def _assembly(random: Random) -> Input:
+    hits = [
+        Hit(f"p{n}", 1.0 / (n + 1), text(random), text(random)) for n in range(random.randint(0, 6))
+    ]
+    settings: dict[str, Any] = {
+        "order": random.choice(["rank", "edges", "edges", "odd"]),
+        "max_tokens": random.choice([None, None, -1, 0, 1, 20, 300, 10**30]),
+        "max_passage_chars": random.choice([100_000, 100_000, 0, 10]),
+        "truncate": random.random() < 0.5,
+        "separator": random.choice(["\n", "", text(random, 4)]),
+    }
 
-    return lambda random: _called(check, text(random))
+    def run() -> None:
+        ranking = Ranking.from_hits(hits, ScoreKind.RATIO)
+        assembly = Assembly(**settings)
+        served = assemble(decide(ranking, RatioPolicy(k=4)), assembly)
+        assembly.render(served.passages)
+
+    return Input((hits, settings), len(repr(hits)), run)
+
+
+def _redact(given: str) -> None:
+    once = redact(given)
+    assert redact(once) == once
+
+
+@_stateless("text: redaction")
+def _redaction(random: Random) -> Input:
+    return _called(_redact, text(random))
 
 
 @_surface("text: chunking")
@@ -518,29 +523,27 @@ def _chunking(folder: Path, closing: ExitStack) -> Make:
     return make
 
 
-@_surface("text: reply of a judge")
-def _reply(folder: Path, closing: ExitStack) -> Make:
+@_stateless("text: reply of a judge")
+def _reply(random: Random) -> Input:
     content = b'{"choices": [{"message": {"content": "{\\"grade\\": 2}"}}], "usage": {}}'
-    return lambda random: _called(read_reply, changed(content, random).decode("utf-8", "replace"))
+    return _called(read_reply, changed(content, random).decode("utf-8", "replace"))
 
 
 # Functions of a program.
 
 
-@_surface("call: Where")
-def _where(folder: Path, closing: ExitStack) -> Make:
-    def run(conditions: Any, metadata: object) -> None:
-        where = Where(conditions)
-        where.allows(metadata)
-        assert where.digest
-        assert repr(where)
+def _run_where(conditions: Any, metadata: object) -> None:
+    where = Where(conditions)
+    where.allows(metadata)
+    assert where.digest
+    assert repr(where)
 
-    def make(random: Random) -> Input:
-        known = {"tenant": "a", "groups": ["staff", 1, True], text(random, 2): value(random, 1)}
-        conditions = value(random) if random.random() < 0.2 else altered(known, random)
-        return _called(run, conditions, altered(known, random))
 
-    return make
+@_stateless("call: Where")
+def _where(random: Random) -> Input:
+    known = {"tenant": "a", "groups": ["staff", 1, True], text(random, 2): value(random, 1)}
+    conditions = value(random) if random.random() < 0.2 else altered(known, random)
+    return _called(_run_where, conditions, altered(known, random))
 
 
 def _numbers(random: Random, most: int = 6) -> list[float]:
@@ -553,122 +556,113 @@ def _grades(random: Random) -> list[int]:
     return [random.choice([0, 0, 1, 2, 3, -1, 10**6, True]) for _ in range(n)]
 
 
-@_surface("call: metrics")
-def _metrics(folder: Path, closing: ExitStack) -> Make:
-    def worth(given: Mapping[str, float], graded: list[int], scores: list[float]) -> None:
-        utilities = metrics.Utilities(**given)  # type: ignore[arg-type]
-        metrics.udcg(metrics.heuristic_utilities(graded, scores, top_grade=3, utilities=utilities))
-
-    def make(random: Random) -> Input:
-        graded, judged = _grades(random), _grades(random)
-        k = random.choice([1, 5, 10**9, 0, -1])
-        flags = [random.random() < 0.5 for _ in graded]
-        # Utilities, and what metrics give, are bounded.
-        numbers = [each for each in _numbers(random) if not 10**6 < abs(each) < math.inf]
-        call, *arguments = random.choice(
-            [
-                (metrics.recall_at_k, graded, judged, k),
-                (metrics.context_recall, graded, judged),
-                (metrics.precision_at_k, graded, k),
-                (metrics.judged_precision, graded, flags),
-                (metrics.hit_rate_at_k, graded, judged, k),
-                (metrics.reciprocal_rank, graded, judged, k),
-                (metrics.average_precision, graded, judged, k),
-                (metrics.context_precision, graded),
-                (metrics.ndcg, graded, judged, k),
-                (metrics.dcg, graded, k),
-                (metrics.udcg, numbers),
-                (metrics.udcg_reference, flags, numbers),
-                (metrics.distractor_rate, numbers),
-                (metrics.mean, [*numbers, None]),
-                (metrics.keyword_first_ranks, [text(random, 5)], [text(random), text(random)]),
-                (
-                    worth,
-                    {"relevant": number(random), "distractor": -number(random)},
-                    graded,
-                    [number(random) for _ in graded],
-                ),
-            ]
-        )
-        return _called(call, *arguments)
-
-    return make
+def _worth(given: Mapping[str, float], graded: list[int], scores: list[float]) -> None:
+    utilities = metrics.Utilities(**given)  # type: ignore[arg-type]
+    metrics.udcg(metrics.heuristic_utilities(graded, scores, top_grade=3, utilities=utilities))
 
 
-@_surface("call: decision")
-def _decision(folder: Path, closing: ExitStack) -> Make:
-    def run(hits: list[Hit], kind: Any, policy: Mapping[str, Any]) -> None:
-        ranking = Ranking.from_hits(hits, kind)
-        decision = decide(ranking, RatioPolicy(**policy))
-        assert (decision.kept_ids, decision.verdicts, repr(decision)) is not None
-
-    def make(random: Random) -> Input:
-        policy = {
-            "k": random.choice([1, 3, 10**9, 0, -1]),
-            "min_ratio": random.choice([0.0, 0.5, 1.0, number(random)]),
-            "temperature": random.choice([1.0, 0.0, number(random)]),
-            "min_keep": random.choice([0, 1, 5, -1]),
-        }
-        hits = [
-            Hit(f"p{n // random.choice([1, 1, 2])}", random.choice([score, score, None]))
-            for n, score in enumerate(_numbers(random))
+@_stateless("call: metrics")
+def _metrics(random: Random) -> Input:
+    graded, judged = _grades(random), _grades(random)
+    k = random.choice([1, 5, 10**9, 0, -1])
+    flags = [random.random() < 0.5 for _ in graded]
+    # Utilities, and what metrics give, are bounded.
+    numbers = [each for each in _numbers(random) if not 10**6 < abs(each) < math.inf]
+    call, *arguments = random.choice(
+        [
+            (metrics.recall_at_k, graded, judged, k),
+            (metrics.context_recall, graded, judged),
+            (metrics.precision_at_k, graded, k),
+            (metrics.judged_precision, graded, flags),
+            (metrics.hit_rate_at_k, graded, judged, k),
+            (metrics.reciprocal_rank, graded, judged, k),
+            (metrics.average_precision, graded, judged, k),
+            (metrics.context_precision, graded),
+            (metrics.ndcg, graded, judged, k),
+            (metrics.dcg, graded, k),
+            (metrics.udcg, numbers),
+            (metrics.udcg_reference, flags, numbers),
+            (metrics.distractor_rate, numbers),
+            (metrics.mean, [*numbers, None]),
+            (metrics.keyword_first_ranks, [text(random, 5)], [text(random), text(random)]),
+            (
+                _worth,
+                {"relevant": number(random), "distractor": -number(random)},
+                graded,
+                [number(random) for _ in graded],
+            ),
         ]
-        return _called(run, hits, random.choice(list(ScoreKind)), policy)
+    )
+    return _called(call, *arguments)
 
-    return make
+
+def _run_decision(hits: list[Hit], kind: Any, policy: Mapping[str, Any]) -> None:
+    ranking = Ranking.from_hits(hits, kind)
+    decision = decide(ranking, RatioPolicy(**policy))
+    assert (decision.kept_ids, decision.verdicts, repr(decision)) is not None
 
 
-@_surface("call: hits and rankings of a retriever")
-def _hits(folder: Path, closing: ExitStack) -> Make:
-    def answered(returned: Callable[[], object]) -> None:
-        guard = ContextGuard(lambda query, depth: returned(), score_kind=ScoreKind.RATIO, k=3)
-        context = guard.retrieve("q")
-        json.dumps(context.to_dict(), allow_nan=False)
-        assert isinstance(context.text, str)
+@_stateless("call: decision")
+def _decision(random: Random) -> Input:
+    policy = {
+        "k": random.choice([1, 3, 10**9, 0, -1]),
+        "min_ratio": random.choice([0.0, 0.5, 1.0, number(random)]),
+        "temperature": random.choice([1.0, 0.0, number(random)]),
+        "min_keep": random.choice([0, 1, 5, -1]),
+    }
+    hits = [
+        Hit(f"p{n // random.choice([1, 1, 2])}", random.choice([score, score, None]))
+        for n, score in enumerate(_numbers(random))
+    ]
+    return _called(_run_decision, hits, random.choice(list(ScoreKind)), policy)
 
-    def make(random: Random) -> Input:
-        def odd() -> Any:
-            return value(random, 1) if random.random() < 0.3 else text(random, 4)
 
-        hits: Any = [
-            Hit(odd(), random.choice([1.0, value(random, 0)]), odd(), odd())
-            for _ in range(random.randint(0, 6))
+def _answered(returned: Callable[[], object]) -> None:
+    guard = ContextGuard(lambda query, depth: returned(), score_kind=ScoreKind.RATIO, k=3)
+    context = guard.retrieve("q")
+    json.dumps(context.to_dict(), allow_nan=False)
+    assert isinstance(context.text, str)
+
+
+@_stateless("call: hits and rankings of a retriever")
+def _hits(random: Random) -> Input:
+    def odd() -> Any:
+        return value(random, 1) if random.random() < 0.3 else text(random, 4)
+
+    hits: Any = [
+        Hit(odd(), random.choice([1.0, value(random, 0)]), odd(), odd())
+        for _ in range(random.randint(0, 6))
+    ]
+    if random.random() < 0.5:
+        return Input(hits, len(repr(hits)), lambda: _answered(lambda: hits))
+    ids: Any = tuple(odd() for _ in range(random.randint(0, 4)))
+    scores: Any = random.choice([np.array(_numbers(random)), _numbers(random), value(random)])
+    kind: Any = random.choice([*ScoreKind, odd()])
+    legs: Any = random.choice([None, value(random)])
+    passages = [Passage(each, "text") for each in ids]
+    return Input(
+        (ids, scores, kind, legs),
+        len(repr((ids, scores, legs))),
+        lambda: _answered(lambda: Ranking(ids, scores, kind, passages, legs=legs)),
+    )
+
+
+@_stateless("call: risk")
+def _risk(random: Random) -> Input:
+    losses = [random.choice([0.0, 1.0, random.random()]) for _ in range(random.randint(0, 50))]
+    if random.random() < 0.3:
+        losses += _numbers(random)
+    level = random.choice([0.1, 0.5, number(random)])
+    call, *arguments = random.choice(
+        [
+            (betting_p_value, losses, level),
+            (betting_p_value, losses, level, _numbers(random, 50)),
+            (betting_upper_bound, losses, level),
+            (joint_p_value, losses, _numbers(random)),
+            (fixed_sequence, losses, level),
         ]
-        if random.random() < 0.5:
-            return Input(hits, len(repr(hits)), lambda: answered(lambda: hits))
-        ids: Any = tuple(odd() for _ in range(random.randint(0, 4)))
-        scores: Any = random.choice([np.array(_numbers(random)), _numbers(random), value(random)])
-        kind: Any = random.choice([*ScoreKind, odd()])
-        legs: Any = random.choice([None, value(random)])
-        passages = [Passage(each, "text") for each in ids]
-        return Input(
-            (ids, scores, kind, legs),
-            len(repr((ids, scores, legs))),
-            lambda: answered(lambda: Ranking(ids, scores, kind, passages, legs=legs)),
-        )
-
-    return make
-
-
-@_surface("call: risk")
-def _risk(folder: Path, closing: ExitStack) -> Make:
-    def make(random: Random) -> Input:
-        losses = [random.choice([0.0, 1.0, random.random()]) for _ in range(random.randint(0, 50))]
-        if random.random() < 0.3:
-            losses += _numbers(random)
-        level = random.choice([0.1, 0.5, number(random)])
-        call, *arguments = random.choice(
-            [
-                (betting_p_value, losses, level),
-                (betting_p_value, losses, level, _numbers(random, 50)),
-                (betting_upper_bound, losses, level),
-                (joint_p_value, losses, _numbers(random)),
-                (fixed_sequence, losses, level),
-            ]
-        )
-        return _called(call, *arguments)
-
-    return make
+    )
+    return _called(call, *arguments)
 
 
 def _pool(random: Random) -> tuple[Any, Dataset]:
@@ -701,63 +695,56 @@ def _pool(random: Random) -> tuple[Any, Dataset]:
     return Recorded(), Dataset("fuzzed", tuple(queries), qrels)
 
 
-@_surface("call: fit on a tiny pool", is_slow=True)
-def _fit(folder: Path, closing: ExitStack) -> Make:
-    def run(retriever: Any, dataset: Dataset) -> None:
-        pools = replay(retriever, dataset.queries, depth=8, score_kind=ScoreKind.RATIO)
-        labels = label(pools, dataset)
-        for call in (
-            lambda: fit_fusion(pools, labels) if pools.legs else None,
-            lambda: fit_temperature(pools),
-            lambda: fit_relevance(pools, labels, pool_features(pools)),
-            lambda: out_of_fold(pools, labels, pool_features(pools)),
-        ):
-            with suppress(CtxguardError):
-                call()
-
-    def make(random: Random) -> Input:
-        retriever, dataset = _pool(random)
-        return Input(dataset, len(repr(dataset)), lambda: run(retriever, dataset))
-
-    return make
+def _run_fit(retriever: Any, dataset: Dataset) -> None:
+    pools = replay(retriever, dataset.queries, depth=8, score_kind=ScoreKind.RATIO)
+    labels = label(pools, dataset)
+    for call in (
+        lambda: fit_fusion(pools, labels) if pools.legs else None,
+        lambda: fit_temperature(pools),
+        lambda: fit_relevance(pools, labels, pool_features(pools)),
+        lambda: out_of_fold(pools, labels, pool_features(pools)),
+    ):
+        with suppress(CtxguardError):
+            call()
 
 
-@_surface("call: calibrate on a tiny pool", is_slow=True)
-def _calibrate(folder: Path, closing: ExitStack) -> Make:
-    def make(random: Random) -> Input:
-        retriever, dataset = _pool(random)
-        settings: dict[str, Any] = {
-            "policy": random.choice(["auto", "ratio", "expected_utility", "odd"]),
-            "serving_k": random.choice([1, 3, 0, 10**6]),
-            "held_out": random.choice([None, 0.0, 0.5, 1.0]),
-            "depth": random.choice([1, 8, 0]),
-            "segment_by": random.choice([None, "segment", "absent"]),
-            "seed": random.choice([0, 1, -1]),
-        }
-        return Input(
-            (dataset, settings),
-            len(repr(dataset)),
-            lambda: calibrate(retriever, dataset, Choice(**settings), score_kind=ScoreKind.RATIO),
-        )
+@_stateless("call: fit on a tiny pool", is_slow=True)
+def _fit(random: Random) -> Input:
+    retriever, dataset = _pool(random)
+    return Input(dataset, len(repr(dataset)), lambda: _run_fit(retriever, dataset))
 
-    return make
+
+@_stateless("call: calibrate on a tiny pool", is_slow=True)
+def _calibrate(random: Random) -> Input:
+    retriever, dataset = _pool(random)
+    settings: dict[str, Any] = {
+        "policy": random.choice(["auto", "ratio", "expected_utility", "odd"]),
+        "serving_k": random.choice([1, 3, 0, 10**6]),
+        "held_out": random.choice([None, 0.0, 0.5, 1.0]),
+        "depth": random.choice([1, 8, 0]),
+        "segment_by": random.choice([None, "segment", "absent"]),
+        "seed": random.choice([0, 1, -1]),
+    }
+    return Input(
+        (dataset, settings),
+        len(repr(dataset)),
+        lambda: calibrate(retriever, dataset, Choice(**settings), score_kind=ScoreKind.RATIO),
+    )
 
 
 # The rerank protocol and the service.
 
 
-@_surface("rerank: answer of a server")
-def _answers(folder: Path, closing: ExitStack) -> Make:
-    forms: Any = {
-        "cohere": {"results": [{"index": 1, "relevance_score": 0.5}, {"index": 0}]},
-        "tei": [{"index": 1, "score": 2.5}, {"index": 0, "score": -1.0}],
-    }
+forms: Any = {
+    "cohere": {"results": [{"index": 1, "relevance_score": 0.5}, {"index": 0}]},
+    "tei": [{"index": 1, "score": 2.5}, {"index": 0, "score": -1.0}],
+}
 
-    def make(random: Random) -> Input:
-        form = random.choice(list(forms))
-        return _called(read_scores, body(forms[form], random), 3, form)
 
-    return make
+@_stateless("rerank: answer of a server")
+def _answers(random: Random) -> Input:
+    form = random.choice(list(forms))
+    return _called(read_scores, body(forms[form], random), 3, form)
 
 
 class _Scores:
