@@ -24,7 +24,7 @@ from ctxguard.server.settings import IndexSystem
 if TYPE_CHECKING:
     from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
-    from ctxguard.monitor.estimation.live import Estimates, Population, Window
+    from ctxguard.monitor.estimation.live import Estimates, Population
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
@@ -282,12 +282,21 @@ def _serve(running: "Monitor", settings: MonitorSettings, output: Output) -> Non
 
 
 def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, object]:
+    from ctxguard.monitor.estimation.live import ARMS
+
     live = report.live
     monitors = () if alarms is None else alarms.losses
     return {
         "judge": report.judge,
         "estimates": live.estimates,
         "judge_estimates": live.judge_estimates,
+        "arms": {
+            window: {
+                **{arm.value: live.arms[window, arm] for arm in ARMS},
+                "difference": differences,
+            }
+            for window, differences in live.arm_differences.items()
+        },
         "outcomes": report.outcomes,
         "waiting": report.waiting,
         "labelled": live.labelled,
@@ -400,7 +409,7 @@ def _minute(seconds: float) -> str:
 
 
 def _print_estimates(report: "Report", output: Output) -> None:
-    from ctxguard.monitor.estimation.live import Window
+    from ctxguard.monitor.estimation.live import ARMS, Window
 
     live = report.live
     if live.judge_estimates:
@@ -420,10 +429,19 @@ def _print_estimates(report: "Report", output: Output) -> None:
     }
     shown = {title: window for window, title in titles.items() if window in live.populations}
     output.facts([(title, _population(live.populations[each])) for title, each in shown.items()])
-    _print_figures("Live estimates, with 95% intervals", live.estimates, shown, output)
+    columns = {title: live.estimates[window] for title, window in shown.items()}
+    _print_figures("Live estimates, with 95% intervals", columns, output)
     if live.judge_estimates:
         title = "The judge's own figures, not corrected"
-        _print_figures(title, live.judge_estimates, shown, output)
+        columns = {title: live.judge_estimates[window] for title, window in shown.items()}
+        _print_figures(title, columns, output)
+    for title, window in shown.items():
+        if window in live.arm_differences:
+            columns = {
+                **{arm.value: live.arms[window, arm] for arm in ARMS},
+                "difference": live.arm_differences[window],
+            }
+            _print_figures(f"Dealt at random, {title}", columns, output)
 
 
 def _population(about: "Population") -> str:
@@ -435,20 +453,14 @@ def _population(about: "Population") -> str:
     return f"{about.judged:,} judged requests{span}, {about.labelled:,} of them labelled"
 
 
-def _print_figures(
-    title: str,
-    by_window: "Mapping[Window, Estimates]",
-    windows: "Mapping[str, Window]",
-    output: Output,
-) -> None:
-    """One row for each metric, one column for each window."""
-    rows = table("metric", *(f"{name}>" for name in windows), title=title)
-    columns = [by_window[window] for window in windows.values()]
-    for metric in columns[0]:
-        cells = (_figure(estimates[metric]) for estimates in columns)
+def _print_figures(title: str, columns: "Mapping[str, Estimates]", output: Output) -> None:
+    """One row for each metric."""
+    rows = table("metric", *(f"{name}>" for name in columns), title=title)
+    for metric in next(iter(columns.values())):
+        cells = (_figure(estimates[metric]) for estimates in columns.values())
         rows.add_row(IN_WORDS.get(metric.value, metric.value), *cells)
     output.out.print(rows)
-    if any(each.is_borrowed for estimates in columns for each in estimates.values()):
+    if any(each.is_borrowed for estimates in columns.values() for each in estimates.values()):
         output.note(
             "* from the judge's verdicts on these requests, with its errors as labels of other "
             "requests show them: right only if the judge errs as often now as then"

@@ -70,6 +70,8 @@ class Context:
             could not be computed.
         sufficient: Whether ``p_sufficient`` reaches the certified threshold; None without either.
         where: The request's filter; None without one.
+        arm_probability: The probability with which the request was assigned its mode, in (0, 1],
+            where a guard with ``enforce_share`` drew it; else None.
     """
 
     request_id: str
@@ -89,6 +91,7 @@ class Context:
     p_sufficient: float | None = None
     sufficient: bool | None = None
     where: Where | None = None
+    arm_probability: float | None = None
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -26,6 +26,7 @@ from ctxguard.core.types import (
     member_of,
 )
 from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.guard.arms import Arms
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE, SystemComparison
 from ctxguard.profile.schema import Profile
 from ctxguard.request.bound_profile import BoundProfile, bind_profile
@@ -65,6 +66,10 @@ class ContextGuard:
         mode: ``enforce``; ``shadow`` decides and records, but serves the bare top k; ``off``
             decides nothing and serves the bare top k. None for the profile's verdict on each
             route (DESIGN.md §6), and ``enforce`` without one.
+        enforce_share: The share of requests, in [0, 1], that is enforced; the others are in
+            shadow, whatever the verdict. Sessions, and requests without one, are dealt by a hash
+            of their id, so that the two arms of live traffic can be compared
+            (docs/monitoring.md). None to deal none; not with ``mode``.
         depth: How many candidates the retriever is asked for.
         score_kind: What the scores of plain hits mean; None if the retriever returns rankings, or
             hits without scores. With ``rank``, or without scores, only k applies.
@@ -109,6 +114,7 @@ class ContextGuard:
         policy: Policy | None = None,
         k: int | None = None,
         mode: Mode | ModeName | None = None,
+        enforce_share: float | None = None,
         depth: int = DEFAULT_DEPTH,
         score_kind: ScoreKind | ScoreKindName | None = None,
         fingerprint: Mapping[str, str] | None = None,
@@ -133,6 +139,11 @@ class ContextGuard:
             raise ConfigurationError(
                 f"max_corpus_change {max_corpus_change!r} must lie in [0, 1]: a share"
             )
+        if mode is not None and enforce_share is not None:
+            raise ConfigurationError(
+                "give a mode or an enforce_share, not both: the share deals requests to two modes"
+            )
+        self._arms = None if enforce_share is None else Arms(enforce_share)
         self._mode = None if mode is None else member_of(Mode, mode, "mode")
         self._depth = depth
         self._score_kind = (
@@ -175,7 +186,8 @@ class ContextGuard:
         """What the guard does with its decisions; may be set while it serves.
 
         Without a mode of its own it is that of the profile's main route; other routes have their
-        own (`Context.mode`). A request keeps the mode that it began with. Setting takes a ``Mode``,
+        own (`Context.mode`), and with ``enforce_share`` every request has. One that is set here
+        comes before both. A request keeps the mode that it began with. Setting takes a ``Mode``,
         its name, or None to follow the profile's verdict.
 
         Raises:
@@ -390,25 +402,30 @@ class ContextGuard:
     def _begin(self, given: RequestInput) -> Request:
         """Count a request, check its input, and fix the state that answers it."""
         given_mode, bound = self._mode, self._bound
-        mode = bound.mode if given_mode is None else given_mode
-        self._instrumentation.received(mode)
         begin_span = self._instrumentation.begin_span
         span = begin_span and begin_span(given.query, self._depth, given.request_id)
+        request_id = given.request_id
+        if request_id is None and span is not None:
+            request_id = span.request_id
+        if request_id is None:
+            request_id = os.urandom(8).hex()
+        mode, arm_probability = bound.mode if given_mode is None else given_mode, None
+        if self._arms is not None and given_mode is None:
+            mode, arm_probability = self._arms.of(given.session_id or request_id)
+        self._instrumentation.received(mode)
         try:
             given.validate(self._max_query_chars)
             if bound.swaps and bound.generation is not bound.retriever.generation:
                 bound = self._current()
         except BaseException as error:
             raise self._counted(mode, error, span)  # noqa: B904
-        request_id = given.request_id
-        if request_id is None and span is not None:
-            request_id = span.request_id
-        if request_id is None:
-            request_id = os.urandom(8).hex()
         # Selected before retrieval, so that a sample cannot depend on how the request went.
         draw = self._instrumentation.draw
         probability = 0.0 if draw is None else draw(request_id)
-        return Request(given, request_id, bound, mode, given_mode is None, probability, span)
+        follows_verdict = given_mode is None and arm_probability is None
+        return Request(
+            given, request_id, bound, mode, follows_verdict, probability, arm_probability, span
+        )
 
     def _filter_options(self, request: Request) -> dict[str, Any]:
         """The keyword arguments of the retriever's call for a request with a filter.

@@ -95,7 +95,7 @@ def build_context(
     if mode is not Mode.ENFORCE:
         # In shadow mode assembly runs for the record alone.
         passages = bare_passages(ranking, applies.today.k)
-    elif applies.mode is not Mode.ENFORCE:
+    elif applies.mode is not Mode.ENFORCE and request.arm_probability is None:
         differences = (*differences, _BY_HAND)
     if ranking.failures:
         flags = (*flags, Flag.DEGRADED)
@@ -121,6 +121,7 @@ def build_context(
         p_sufficient=p_relevant,
         sufficient=sufficient,
         where=given.where,
+        arm_probability=request.arm_probability,
     )
 
 

@@ -58,6 +58,8 @@ class Request(NamedTuple):
         follows_verdict: Whether the profile's verdict on the answering route decides the mode,
             because the guard was given none.
         probability: The probability with which the sampler selected it; 0.0 if it did not.
+        arm_probability: The probability with which it was assigned its mode; None where that was
+            not drawn.
         span: The request's span; None without tracing.
     """
 
@@ -67,4 +69,5 @@ class Request(NamedTuple):
     mode: Mode
     follows_verdict: bool
     probability: float
+    arm_probability: float | None = None
     span: RequestSpan | None = None

@@ -172,6 +172,18 @@ class ServiceSettings(ServedSystem):
             default="the profile's verdict",
         ),
     ] = None
+    enforce_share: Annotated[
+        float | None,
+        setting(
+            "Share of requests that is enforced; the others are in shadow, so that live estimates "
+            "compare the two. Not with --mode.",
+            "SHARE",
+            default="none, and the profile's verdict holds for all",
+            key=True,
+            ge=0,
+            le=1,
+        ),
+    ] = None
     store: Annotated[
         str | None,
         setting(

@@ -89,6 +89,7 @@ def serve(
     privacy: Privacy = DEFAULT_PRIVACY,
     filters: Sequence[Where | None] = (None,),
     days_ago: float = 0.0,
+    enforce_share: float | None = None,
 ) -> Traffic:
     """Serve ``n`` requests and sample all of them into ``folder/samples.db``.
 
@@ -100,6 +101,7 @@ def serve(
         profile: What the guard serves by; k = 5 unless given.
         filters: Of the requests, in turn.
         days_ago: When they were answered; alarms wait for the end of the day.
+        enforce_share: The guard's.
     """
     relevant: dict[str, frozenset[str]] = {}
     texts: dict[str, str] = {}
@@ -145,6 +147,7 @@ def serve(
         policy=RatioPolicy(k=5, min_ratio=0.0) if profile is None else None,
         score_kind=ScoreKind.COSINE,
         sampler=writer.sampler,
+        enforce_share=enforce_share,
         telemetry=Telemetry(CollectorRegistry()),
     )
     for query, where in zip(pools, cycle(filters), strict=False):

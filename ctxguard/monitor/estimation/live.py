@@ -6,20 +6,23 @@ separately, under another name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxguard.core.types import FloatArray
+from ctxguard.core.types import FloatArray, Mode
 from ctxguard.monitor.estimation.borrow import borrowed_estimate
 from ctxguard.monitor.estimation.ppi import LabelledClusters, ppi_estimate
-from ctxguard.monitor.estimation.ratio import Estimate, Precision, estimate
+from ctxguard.monitor.estimation.ratio import Estimate, Precision, difference, estimate
 from ctxguard.monitor.estimation.sums import Accumulator, TermSums, sums_of
 from ctxguard.monitor.estimation.terms import ROW, Metric, Table, table_of
 from ctxguard.monitor.store import GradedRows, JudgedRows, LabelDepth, SampleStore, StoredShares
 from ctxguard.monitor.store.types import MOST_UNCOVERED
+
+ARMS = (Mode.ENFORCE, Mode.SHADOW)
+"""The two modes that a guard with ``enforce_share`` deals requests to."""
 
 NEEDS_POOL = frozenset({Metric.RECALL, Metric.RECALL_LOSS})
 """The metrics that need labels to ``LabelDepth.POOL``."""
@@ -66,6 +69,10 @@ class LiveEstimates:
         estimates: By window and metric, from an exact judge or corrected by human labels.
         judge_estimates: The judge's own figures, not corrected; empty for an exact judge.
         populations: The requests that the estimates of each window cover.
+        arms: The estimates of each window of the requests dealt to each mode, as if all dealt
+            requests had been; empty where none was dealt.
+        arm_differences: By window and metric, that of enforced requests less that of shadowed
+            ones; empty where none was dealt.
         labelled: Samples that people have graded, including those whose text was deleted since.
         unpicked: Number of these that were not picked at random, and are in no estimate.
         disagreements: Passages on whose relevance annotators disagree.
@@ -75,6 +82,8 @@ class LiveEstimates:
     estimates: Mapping[Window, Estimates]
     judge_estimates: Mapping[Window, Estimates]
     populations: Mapping[Window, Population]
+    arms: Mapping[tuple[Window, Mode], Estimates]
+    arm_differences: Mapping[Window, Estimates]
     labelled: int
     unpicked: int
     disagreements: int
@@ -105,12 +114,18 @@ def live_estimates(
     """
     graded, stored = store.graded(series), store.stored_shares()
     labels = Labels.of(graded, stored)
+    since = {Window.RECENT: now_seconds - window_seconds}
     windows = {
-        Window.RECENT: _Judged(labels.last_pick, since=now_seconds - window_seconds),
-        Window.ALL_RETAINED: _Judged(labels.last_pick),
+        (window, arm): _Judged(
+            labels.last_pick,
+            since=since.get(window, -np.inf),
+            covered_only=window is Window.UP_TO_LABELS,
+            arm=arm,
+        )
+        for window in Window
+        if window is not Window.UP_TO_LABELS or not exact
+        for arm in (None, *ARMS)
     }
-    if not exact:
-        windows[Window.UP_TO_LABELS] = _Judged(labels.last_pick, covered_only=True)
     newest: float | None = None
     for page in store.judged_pages(series):
         table = table_of(page.summaries, len(page)).copy()
@@ -120,16 +135,38 @@ def live_estimates(
         for judged in windows.values():
             judged.add(table, page, near_label)
         newest = float(page.time_seconds[-1])
-    judge, corrected = {}, {}
-    for window, judged in windows.items():
+    found, judge, arms = {}, {}, {}
+    for (window, arm), judged in windows.items():
+        if arm is not None and not judged.n:
+            continue
         sums = judged.sums()
-        judge[window] = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
+        by_judge = {each: estimate(each, sums.ratio(each), precision) for each in Metric}
         if not exact:
-            corrected[window] = _corrected(judged, sums, labels, precision)
+            own = labels if arm is None else labels.dealt()
+            corrected = _corrected(judged, sums, own, precision)
+        if arm is not None:
+            arms[window, arm] = by_judge if exact else corrected
+            continue
+        found[window] = by_judge if exact else corrected
+        if not exact:
+            judge[window] = by_judge
     return LiveEstimates(
-        estimates=judge if exact else corrected,
-        judge_estimates={} if exact else judge,
-        populations={window: judged.population(labels) for window, judged in windows.items()},
+        estimates=found,
+        judge_estimates=judge,
+        populations={
+            window: judged.population(labels)
+            for (window, arm), judged in windows.items()
+            if arm is None
+        },
+        arms=arms,
+        arm_differences={
+            window: {
+                each: difference(arms[window, Mode.ENFORCE][each], arms[window, Mode.SHADOW][each])
+                for each in Metric
+            }
+            for window in found
+            if all((window, arm) in arms for arm in ARMS)
+        },
         labelled=len(graded.sample_ids),
         unpicked=int(np.count_nonzero(np.isnan(graded.served_probability))),
         disagreements=graded.disagreements,
@@ -182,12 +219,27 @@ class Labels:
             self.human[chosen], self.judge[chosen], self.probability[depth][chosen]
         )
 
+    def dealt(self) -> "Labels":
+        """Return the labels for estimates of an arm."""
+        return replace(self, human=_dealt(self.human), judge=_dealt(self.judge))
+
     def elsewhere(self) -> LabelledClusters:
         """Return all labels with equal weights, to learn the judge's errors from."""
         chosen = ~np.isnan(self.probability[LabelDepth.SERVED])
         human, judge = self.human[chosen], self.judge[chosen].copy()
         human["probability"] = judge["probability"] = 1.0
         return LabelledClusters.of(human, judge, self.probability[LabelDepth.SERVED][chosen])
+
+
+def _dealt(table: Table) -> Table:
+    """Weight the requests of an arm by the probability with which they were dealt to it too.
+
+    An arm then stands for all dealt requests, also where the share that is enforced has changed.
+    """
+    dealt = table.copy()
+    share = dealt["arm_probability"]
+    dealt["probability"] *= np.where(np.isnan(share), 1.0, share)
+    return dealt
 
 
 def _weigh_searches(human: Table, probability: FloatArray) -> None:
@@ -214,6 +266,7 @@ class _Judged:
         last_pick: By depth, as ``GradedRows.last_pick``.
         since: Earlier requests are left out, in seconds since the epoch.
         covered_only: Whether to leave out requests that no pick could have taken.
+        arm: Requests that were not dealt to it are left out; None for all requests.
     """
 
     def __init__(
@@ -222,14 +275,16 @@ class _Judged:
         *,
         since: float = -np.inf,
         covered_only: bool = False,
+        arm: Mode | None = None,
     ) -> None:
+        self._arm = arm
         self._last_pick = last_pick
         self._since = since
         self._covered_only = covered_only
         self._far = Accumulator()
         self._near = [np.empty(0, ROW)]
         self._near_ids = [np.empty(0, np.int64)]
-        self._n = 0
+        self.n = 0
         self._first: float | None = None
         self._last: float | None = None
         self._weight = 0.0
@@ -249,10 +304,15 @@ class _Judged:
             near_label: Shape (n,), whether each is near a label.
         """
         time_seconds, sample_ids = page.time_seconds, page.sample_ids
+        is_inside = time_seconds >= self._since
+        if self._arm is not None:
+            is_inside &= table["enforced"] == float(self._arm is Mode.ENFORCE)
+            if not is_inside.any():
+                return
+            table = _dealt(table)
         is_covered = {
             depth: page.first_pick <= last_pick for depth, last_pick in self._last_pick.items()
         }
-        is_inside = time_seconds >= self._since
         if self._covered_only:
             is_inside &= is_covered[LabelDepth.SERVED]
         if not is_inside.any():
@@ -260,7 +320,7 @@ class _Judged:
         self._far.add(table[is_inside & ~near_label])
         self._near.append(table[is_inside & near_label])
         self._near_ids.append(sample_ids[is_inside & near_label])
-        self._n += int(np.count_nonzero(is_inside))
+        self.n += int(np.count_nonzero(is_inside))
         if self._first is None:
             self._first = float(time_seconds[is_inside][0])
         self._last = float(time_seconds[is_inside][-1])
@@ -289,7 +349,7 @@ class _Judged:
         """Describe the requests that the estimates of this window cover."""
         picked = labels.sample_ids[~np.isnan(labels.probability[LabelDepth.SERVED])]
         labelled = int(np.count_nonzero(np.isin(self.near()[1], picked)))
-        return Population(self._n, labelled, self._first, self._last)
+        return Population(self.n, labelled, self._first, self._last)
 
 
 def _corrected(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ctxguard.core.types import FloatArray
 from ctxguard.monitor.estimation.graded import depth_graded
-from ctxguard.monitor.estimation.live import NEEDS_POOL, Window, live_estimates
+from ctxguard.monitor.estimation.live import ARMS, NEEDS_POOL, Estimates, Window, live_estimates
 from ctxguard.monitor.estimation.ppi import label_weights
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate
 from ctxguard.monitor.estimation.terms import Metric, table_of
@@ -30,12 +30,15 @@ class LabelPlan:
         widths: Approximate width with the labels; None if it cannot be predicted.
         expected_passages: Approximate number of passages that people grade.
         recall_passages: Number of further passages for recall; None if that is included.
+        arms: Estimates over all that is retained of the requests that were dealt to each mode,
+            and their difference, by name; empty where none was dealt.
     """
 
     widths_now: Mapping[Metric, float | None]
     widths: Mapping[Metric, float | None]
     expected_passages: int
     recall_passages: int | None
+    arms: Mapping[str, Estimates]
 
 
 def label_plan(
@@ -84,6 +87,12 @@ def label_plan(
         },
         expected,
         None if depth is LabelDepth.POOL else with_recall - expected,
+        {}
+        if Window.ALL_RETAINED not in live.arm_differences
+        else {
+            **{arm.value: live.arms[Window.ALL_RETAINED, arm] for arm in ARMS},
+            "difference": live.arm_differences[Window.ALL_RETAINED],
+        },
     )
 
 

@@ -8,6 +8,7 @@ logging.
 from collections.abc import Mapping
 
 from ctxguard.core.metrics import Utilities, strict_utilities
+from ctxguard.core.types import Mode
 from ctxguard.monitor.estimation.terms import JudgedRequest
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import JudgingRates
@@ -81,6 +82,8 @@ def judged_request(
         full_pool_probability_if_no_hit=rates.full_pool_probability(has_hit=False),
         session_id=record.session_id,
         recall_loss=recall_loss(record, verdicts, record.rates.baseline_k),
+        enforced=None if record.arm_probability is None else record.mode is Mode.ENFORCE,
+        arm_probability=record.arm_probability,
     )
 
 

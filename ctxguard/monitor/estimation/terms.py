@@ -58,12 +58,16 @@ class JudgedRequest:
         full_pool_probability_if_no_hit: The same, if nothing relevant had been served.
         session_id: Requests of one session are not independent and are counted as one cluster.
         recall_loss: Share of the relevant among the retriever's first few that was not served;
-                None if they were not all judged by design, or none is relevant.
-            missed_relevant: An audit's estimate of the relevant passages beyond the pool; None for
-                a request that was not audited.
-            audit_probability: The probability with which it was to be audited.
-            partial_pool_relevant: Relevant passages among the judged ones of a pool that was to be
-                judged in full but lacks verdicts; otherwise None.
+            None if they were not all judged by design, or none is relevant.
+        missed_relevant: An audit's estimate of the relevant passages beyond the pool; None for a
+            request that was not audited.
+        audit_probability: The probability with which it was to be audited.
+        partial_pool_relevant: Relevant passages among the judged ones of a pool that was to be
+            judged in full but lacks verdicts; otherwise None.
+        enforced: Whether it was assigned to be enforced, and otherwise to shadow; None where its
+            mode was not drawn.
+        arm_probability: The probability with which it was assigned its mode; None with
+            ``enforced``.
     """
 
     probability: float
@@ -80,6 +84,8 @@ class JudgedRequest:
     audit_probability: float = 0.0
     partial_pool_relevant: int | None = None
     audited_share: float = 0.0
+    enforced: bool | None = None
+    arm_probability: float | None = None
 
     @property
     def kept_relevant(self) -> int:
@@ -106,6 +112,8 @@ class JudgedRequest:
             self.audit_probability,
             self.partial_pool_relevant,
             self.audited_share,
+            self.enforced,
+            self.arm_probability,
         )
         return _PACKED.pack(
             *[_NAN if number is None else float(number) for number in numbers],
@@ -130,6 +138,8 @@ _NUMBERS = (
     "audit_probability",
     "partial_pool_relevant",
     "audited_share",
+    "enforced",
+    "arm_probability",
 )
 ROW = np.dtype([*((name, "<f8") for name in _NUMBERS), ("session", "<i8")])
 """One judged request; NaN is None. ``session`` is a hash, 0 for a request by itself."""

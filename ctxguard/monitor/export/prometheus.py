@@ -17,9 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ctxguard.monitor.alarms import AlarmReport, SignalCounts
-from ctxguard.monitor.estimation.live import LiveEstimates, Window
-from ctxguard.monitor.estimation.ratio import Estimate
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.live import Estimates, LiveEstimates
 from ctxguard.monitor.judging.counters import LABELS, SUMS
 from ctxguard.monitor.service import Monitor, Report
 
@@ -105,15 +103,28 @@ class MonitorCollector(Collector):
             return
         yield from _samples(report)
         yield from _counts(report)
-        yield from _estimates(
-            "ctxguard_estimate", "live estimate", report.judge, report.live.estimates
-        )
-        yield from _estimates(
-            "ctxguard_judge_estimate",
-            "judge's own figure, not corrected by human labels",
-            report.judge,
-            report.live.judge_estimates,
-        )
+        for name, what, by_key, labels in (
+            ("estimate", "live estimate", report.live.estimates, ("window",)),
+            (
+                "judge_estimate",
+                "judge's own figure, not corrected by human labels",
+                report.live.judge_estimates,
+                ("window",),
+            ),
+            (
+                "arm_estimate",
+                "live estimate of the requests that enforce_share dealt to a mode",
+                report.live.arms,
+                ("window", "arm"),
+            ),
+            (
+                "arm_difference",
+                "live estimate of enforced requests less that of shadowed ones",
+                report.live.arm_differences,
+                ("window",),
+            ),
+        ):
+            yield from _estimates(f"ctxguard_{name}", what, report.judge, by_key, *labels)
         yield _gauge(
             "ctxguard_estimate_borrowed",
             "1 for each live estimate that takes the judge's errors from labels of other requests "
@@ -201,18 +212,18 @@ def _counts(report: Report) -> _Families:
 
 
 def _estimates(
-    name: str, what: str, judge: str, by_window: Mapping[Window, Mapping[Metric, Estimate]]
+    name: str, what: str, judge: str, by_key: Mapping[Any, Estimates], *labels: str
 ) -> _Families:
     for part, suffix, text in _PARTS:
         described = text.format(what)
         values = {
-            (judge, metric, window): value
-            for window, estimates in by_window.items()
+            (judge, metric, *(key if isinstance(key, tuple) else (key,))): value
+            for key, estimates in by_key.items()
             for metric, estimate in estimates.items()
             if (value := getattr(estimate, part)) is not None
         }
         described = described[0].upper() + described[1:]
-        yield _gauge(name + suffix, described, values, "judge", "metric", "window")
+        yield _gauge(name + suffix, described, values, "judge", "metric", *labels)
 
 
 def _populations(live: LiveEstimates) -> _Families:

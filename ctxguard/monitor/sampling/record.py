@@ -31,7 +31,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.sampler import Sample
 
-FORMAT = 2
+FORMAT = 3
 
 MOST_TEXT_CHARS = 50_000
 """Longest stored text of a passage; judges and people read no more."""
@@ -74,6 +74,8 @@ class SampleRecord:
         signals: The named signals that a model may use, float32.
         where: The filter of the request; None without one, and where it is withheld.
         where_withheld: Whether there was a filter that could not be stored.
+        arm_probability: The probability with which the request was assigned its mode, in (0, 1];
+            None where that was not drawn.
     """
 
     request_id: str
@@ -102,6 +104,7 @@ class SampleRecord:
     signals: Mapping[str, FloatArray] = field(default_factory=dict, compare=False)
     where: Where | None = None
     where_withheld: bool = False
+    arm_probability: float | None = None
 
     def passage(self, position: int) -> Passage:
         """The passage at a position; without title and text where they were not stored."""
@@ -250,6 +253,8 @@ def _checked(record: SampleRecord) -> SampleRecord:
         raise DataError("a sample has a query or a name that is no text")
     if not (0.0 <= record.probability <= 1.0 and math.isfinite(record.time_seconds)):
         raise DataError("a sample has a probability or a time that is none")
+    if record.arm_probability is not None and not 0.0 < record.arm_probability <= 1.0:
+        raise DataError("a sample has a probability of its mode that is none")
     return record
 
 
@@ -317,6 +322,7 @@ def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
         flags=tuple([flag.value for flag in context.flags]),
         profile_id=context.profile_id,
         where=context.where,
+        arm_probability=context.arm_probability,
     )
     passages = {position: as_written(passage) for position, passage in served.items()}
     for position in {*record.to_judge(has_hit=False), *record.to_judge(has_hit=True)}:
