@@ -28,6 +28,7 @@ from ctxguard.cli import (
     monitor,
     query,
     recalibrate,
+    rollback,
     serve,
     utilities,
 )
@@ -79,6 +80,7 @@ add_command(app, mcp.mcp, "mcp")
 add_command(app, monitor.monitor, "monitor")
 add_command(app, explain.explain, "explain")
 add_command(app, recalibrate.recalibrate, "recalibrate")
+add_command(app, rollback.rollback, "rollback")
 add_command(app, metrics.metrics, "metrics")
 
 _label = add_group(

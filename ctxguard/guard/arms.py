@@ -1,7 +1,6 @@
 """Deals requests to two modes at random, so that live traffic compares a policy with today's."""
 
 from ctxguard.core.types import Mode
-from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
 
 
 class Arms:
@@ -21,6 +20,9 @@ class Arms:
     """
 
     def __init__(self, enforce_share: float) -> None:
+        # Here, since a guard without a share needs nothing of the monitor.
+        from ctxguard.monitor.sampling.inclusion import HashSampler, check_probability
+
         check_probability("enforce_share", enforce_share)
         self._share = enforce_share
         self._hash = HashSampler("enforce")

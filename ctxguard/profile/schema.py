@@ -166,7 +166,7 @@ class RouteVerdict(Frozen):
     held-out queries refute what was chosen; they are the route's policy.
 
     Attributes:
-        n: Held-out queries with a relevant passage.
+        n: Held-out queries, or judged requests, with a relevant passage.
         value: Their mean recall less that of the first ``serving_k``; None where nothing was
             tested.
         lower: Its lower bound, by Student's t with half a lost query added: approximately 90%.
@@ -174,6 +174,8 @@ class RouteVerdict(Frozen):
         serving_k: How many passages are served today.
         tolerance: ``enforce`` needs a difference of at least −tolerance.
         max_loss: ``enforce`` needs a lower bound of at least −max_loss.
+        shown_by: ``held_out`` queries, or the ``traffic`` of a policy in shadow, which is looked at
+            again and again and has no bound of its own.
     """
 
     decision: Literal["enforce", "shadow", "keep"]
@@ -184,6 +186,7 @@ class RouteVerdict(Frozen):
     serving_k: Annotated[int, Field(ge=1)]
     tolerance: float
     max_loss: float
+    shown_by: Literal["held_out", "traffic"] = "held_out"
 
     @property
     def mode(self) -> Mode:
@@ -200,6 +203,12 @@ class RouteVerdict(Frozen):
             return (
                 f"shadow: {self.n} queries with a relevant passage are held out, too few to show "
                 f"anything; the guard decides and records, and serves {first}"
+            )
+        if self.shown_by == "traffic":
+            return (
+                f"{self.decision}: mean recall differs by {self.value:+.3f} from that of {first} "
+                f"on {self.n:,} judged requests in shadow, which exclude a loss above "
+                f"{self.max_loss:g} (90%, at every look)"
             )
         seen = (
             f"mean recall differs by {self.value:+.3f} from that of {first} on {self.n} "
@@ -410,11 +419,54 @@ class Profile(Frozen):
         provenance = self.provenance.model_copy(update={"notes": notes})
         return self.model_copy(update={"routes": routes, "provenance": provenance})
 
-    def save(self, path: Path | str) -> None:
-        """Write atomically: a reader sees the old profile or the new one, never half of it."""
+    def save(self, path: Path | str, *, why: str = "") -> None:
+        """Write atomically: a reader sees the old profile or the new one, never half of it.
+
+        A profile that the file held is kept beside it (``ctxguard.profile.history``), for
+        ``ctxguard rollback``.
+
+        Args:
+            path: The file.
+            why: Why another profile is replaced, in words, to be kept with it.
+        """
+        from ctxguard.profile.history import keeping_former
+
         path = Path(path)
-        with atomic_write(path, mode=SHARED) as stream:
+        with keeping_former(path, self, why), atomic_write(path, mode=SHARED) as stream:
             stream.write(self.to_json().encode())
+
+    def risen(self, route: Route, *, n: int, value: float, why: str) -> "Profile":
+        """The same policies, with the verdict of one route raised from shadow to enforce.
+
+        Args:
+            route: One that is in shadow.
+            n: Judged requests that showed it.
+            value: Their mean recall less that of the first ``serving_k``.
+            why: The evidence in words.
+
+        Raises:
+            ProfileError: the route is not in shadow.
+        """
+        own = self.routes.get(route)
+        if own is None or own.verdict is None or own.verdict.decision != "shadow":
+            raise ProfileError(f"route {route.value} of profile {self.profile_id} is not in shadow")
+        verdict = RouteVerdict(
+            decision="enforce",
+            n=n,
+            value=float(f"{value:.6g}"),
+            serving_k=own.verdict.serving_k,
+            tolerance=own.verdict.tolerance,
+            max_loss=own.verdict.max_loss,
+            shown_by="traffic",
+        )
+        note = f"route {route.value} rose from shadow, profile {self.profile_id}: {why}"
+        notes = (*self.provenance.notes, note)
+        return self.model_copy(
+            update={
+                "routes": {**self.routes, route: own.model_copy(update={"verdict": verdict})},
+                "provenance": self.provenance.model_copy(update={"notes": notes}),
+            }
+        )
 
     @classmethod
     def load(cls, path: Path | str) -> "Profile":

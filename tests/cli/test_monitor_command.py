@@ -23,6 +23,7 @@ from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore, State
+from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile
 
 
@@ -344,7 +345,9 @@ class TestAlarms:
         file = tmp_path / "profile.json"
         assert once(traffic, "--profile", file, "--switch-to-safe").exit_code == 1
         assert Profile.load(file) == profile_of(BROKEN).safe()
-        assert Profile.load(tmp_path / "profile.json.before-alarm") == profile_of(BROKEN)
+        [former] = former_profiles(file)
+        assert former.profile == profile_of(BROKEN)
+        assert "judged recall loss is above the promise" in former.why
 
     def test_without_being_asked_the_profile_stays(
         self, once: Callable[..., Result], tmp_path: Path

@@ -18,6 +18,7 @@ from ctxguard.monitor.alarms import (
     act_on,
     switch_to_safe,
 )
+from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import profile_with
 
@@ -54,20 +55,16 @@ def file(tmp_path: Path) -> Path:
 
 
 class TestSwitching:
-    def test_the_safe_policy_takes_the_files_place_and_the_former_lies_beside_it(
-        self, file: Path
-    ) -> None:
-        before = file.read_bytes()
+    def test_the_safe_policy_takes_the_files_place_and_the_former_is_kept(self, file: Path) -> None:
         assert switch_to_safe(file, PROFILE)
         assert Profile.load(file) == PROFILE.safe()
         assert Profile.load(file).routes[Route.HYBRID].policy == RatioPolicy(k=10)
-        assert file.with_name("profile.json.before-alarm").read_bytes() == before
-        assert len(list(file.parent.iterdir())) == 2
+        assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
     def test_a_second_alarm_changes_nothing(self, file: Path) -> None:
         switch_to_safe(file, PROFILE)
         assert not switch_to_safe(file, PROFILE)
-        assert Profile.load(file.with_name("profile.json.before-alarm")) == PROFILE
+        assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
     def test_a_profile_that_was_promoted_meanwhile_is_left_alone(self, file: Path) -> None:
         OTHER.save(file)
@@ -75,7 +72,7 @@ class TestSwitching:
         with pytest.raises(ProfileError, match=said):
             switch_to_safe(file, PROFILE)
         assert Profile.load(file) == OTHER
-        assert list(file.parent.iterdir()) == [file]
+        assert [each.profile for each in former_profiles(file)] == [PROFILE]
 
     def test_a_profile_without_safe_policies_is_left_alone(self, file: Path) -> None:
         route = PROFILE.routes[Route.HYBRID].model_copy(update={"safe_policy": None})
@@ -100,7 +97,7 @@ class TestSwitching:
         monkeypatch.setattr(os, "fsync", full_disk)
         act_on(RECALL, PROFILE, file)
         assert Profile.load(file) == PROFILE
-        assert list(file.parent.iterdir()) == [file]
+        assert former_profiles(file) == ()
 
 
 class TestActions:

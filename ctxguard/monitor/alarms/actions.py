@@ -12,8 +12,6 @@ from ctxguard.profile.schema import Profile
 
 _log = logging.getLogger(__name__)
 
-FORMER_SUFFIX = ".before-alarm"
-
 
 def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> None:
     """Log a new alarm and, for recall loss, switch to the safe policy. Never raises.
@@ -55,8 +53,7 @@ def act_on(alarm: Alarm, profile: Profile, switch_path: Path | None = None) -> N
 def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
     """Replace a profile file by the safe policy of its profile, and keep the former file.
 
-    The former is kept as ``<path>.before-alarm``: rename it back to undo the switch. Both files
-    are written atomically; the former first, so that it is never lost.
+    ``ctxguard rollback`` undoes the switch.
 
     Args:
         path: The profile file that guards watch.
@@ -81,8 +78,7 @@ def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
             f"{path} now holds profile {current.profile_id}, and the alarm is about "
             f"{alarmed.profile_id}: the file was not changed"
         )
-    current.save(path.with_name(path.name + FORMER_SUFFIX))
-    safe.save(path)
+    safe.save(path, why=f"judged recall loss is above the promise of {alarmed.profile_id}")
     return True
 
 
