@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.calibrate import Calibration, Passes, calibrate
+from calibration.calibrate import Calibration, Passes, calibrate, provenance
 from calibration.calibrate_route import Settings
 from calibration.data.dataset import Dataset, Query, folded
 from calibration.evaluate import QueryMetrics, per_query
@@ -25,26 +25,26 @@ from calibration.results import COMPARED, Results, tabulate
 from calibration.retrievers import RecordedRankings
 from calibration.weights import effective_number
 from ctxguard.core.corpus_sketch import CorpusSketch
-from ctxguard.core.decision import decide
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import Policy, RatioPolicy
-from ctxguard.core.types import FloatArray, Ranking, Route
+from ctxguard.core.types import DEFAULT_K, FloatArray, Mode, Ranking, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
-from ctxguard.monitor.estimation.rise import Rise, rise
-from ctxguard.monitor.estimation.terms import table_of
-from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
-from ctxguard.monitor.judges.verdict_text import verdicts_from_json
-from ctxguard.monitor.labels.human import human_verdicts
+from ctxguard.monitor.estimation.whole_pools import (
+    IN_PART,
+    NEVER_WHOLE,
+    JudgedPool,
+    judged_pools,
+    verdicts_of_people,
+)
+from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.profile.schema import Profile
+from ctxguard.profile.schema import Profile, RouteProfile
 
 if TYPE_CHECKING:
     from ctxguard.monitor.store import SampleStore
 
 _DRAWN = HashSampler("question")
-
-_IN_PART = "whose pool was judged in part"
-_NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was served"
 
 _MORE_WHOLE_POOLS = 0.5
 """The share of whole pools whose effect is said where pools were judged in part."""
@@ -67,7 +67,9 @@ class JudgedTraffic:
             asked its own question (Kish).
         effective_questions: The same of questions: how many of equal weight.
         left_out: How many judged requests were not used, by reason in words.
-        judged: Each of the requests that were used, in the order in which they were sampled.
+        serving_k: How many passages the first k were, of those that no policy cut; None where
+            every request was served by a policy.
+        depth: The most candidates of a request.
     """
 
     dataset: Dataset
@@ -77,7 +79,8 @@ class JudgedTraffic:
     effective_requests: float
     effective_questions: float
     left_out: Mapping[str, int]
-    judged: tuple["_Graded", ...] = ()
+    serving_k: int | None
+    depth: int
 
 
 def judged_traffic(
@@ -94,10 +97,19 @@ def judged_traffic(
         CalibrationError: no request can be used.
     """
     left_out: Counter[str] = Counter()
-    samples, in_part = _wholly_judged(store, series, left_out)
+    samples: list[JudgedPool] = []
+    in_part: list[SampleRecord] = []
+    for pool in judged_pools(store, series, verdicts_of_people(store)):
+        if not pool.unusable:
+            samples.append(pool)
+            continue
+        left_out[pool.unusable] += 1
+        if pool.unusable in {IN_PART, NEVER_WHOLE}:
+            in_part.append(pool.record)
+    samples.sort(key=lambda sample: sample.sample_id, reverse=True)
     if route is None and samples:
         route = Counter(sample.record.route for sample in samples).most_common(1)[0][0]
-    by_question: dict[str, list[_Graded]] = {}
+    by_question: dict[str, list[JudgedPool]] = {}
     for sample in samples:
         if sample.record.route is route:
             by_question.setdefault(folded(sample.text), []).append(sample)
@@ -129,12 +141,22 @@ def judged_traffic(
         len(used),
         *effective,
         left_out,
-        tuple(sorted(chain(*by_question.values()), key=lambda sample: sample.sample_id)),
+        _serving_k([sample.record for sample in chain(*by_question.values())]),
+        max(len(question.record.passage_ids) for question in questions),
     )
 
 
+def _serving_k(records: Sequence[SampleRecord]) -> int | None:
+    bare = [
+        len(record.served)
+        for record in records
+        if record.mode is not Mode.ENFORCE or record.profile_id is None
+    ]
+    return max(bare, default=None)
+
+
 def _dataset(
-    series: str, questions: Sequence["_Graded"], weights: FloatArray, notes: tuple[str, ...]
+    series: str, questions: Sequence[JudgedPool], weights: FloatArray, notes: tuple[str, ...]
 ) -> Dataset:
     return Dataset(
         name=f"judged traffic ({series})",
@@ -167,31 +189,7 @@ def _dataset(
     )
 
 
-@dataclass(frozen=True)
-class _Graded:
-    """A sample with a verdict on each of its candidates, by passage id.
-
-    Attributes:
-        by_people: Those of ``labels`` that people gave.
-        weight: 1/π: how many requests it stands for.
-    """
-
-    sample_id: int
-    record: SampleRecord
-    labels: Mapping[str, Judgment]
-    by_people: Mapping[str, Judgment]
-    weight: float
-
-    @property
-    def query_id(self) -> str:
-        return str(self.sample_id)
-
-    @property
-    def text(self) -> str:
-        return str(self.record.query)
-
-
-def _question(asked: list[_Graded]) -> _Graded:
+def _question(asked: list[JudgedPool]) -> JudgedPool:
     """One of the requests that ask a question, newest first, with the weight of all.
 
     It is drawn by weight (Efraimidis and Spirakis, Information Processing Letters 97(5), 2006).
@@ -199,7 +197,7 @@ def _question(asked: list[_Graded]) -> _Graded:
     served nothing relevant are the likelier to be here. What people said of any holds of all.
     """
 
-    def key(sample: _Graded) -> float:
+    def key(sample: JudgedPool) -> float:
         return log(1.0 - _DRAWN.uniform(sample.record.request_id)) / sample.weight
 
     by_people: dict[str, Judgment] = {}
@@ -208,56 +206,6 @@ def _question(asked: list[_Graded]) -> _Graded:
     drawn = max(asked, key=key)
     known = {name: by_people.get(name, verdict) for name, verdict in drawn.labels.items()}
     return replace(drawn, labels=known, weight=sum([sample.weight for sample in asked]))
-
-
-def _wholly_judged(
-    store: "SampleStore", series: str, left_out: Counter[str]
-) -> tuple[list[_Graded], list[SampleRecord]]:
-    """The samples whose whole pool has verdicts, newest first; and those judged in part.
-
-    A pool is judged in full with a higher probability where nothing relevant was served, and so
-    such a request weighs less.
-    """
-    alone = series == PEOPLE_ALONE
-    rows = store.judged(series)
-    ids = rows.sample_ids.tolist()
-    table = dict(zip(ids, table_of(rows.summaries), strict=True))
-    verdicts = store.verdicts(series, ids)
-    by_people = human_verdicts(store.labels())
-    samples, in_part = [], []
-    for sample_id, payload in sorted(store.payloads(ids).items(), reverse=True):
-        record, row = SampleRecord.from_bytes(payload), table[sample_id]
-        labels = {} if alone else verdicts_from_json(verdicts.get(sample_id, ""))
-        people = by_people[sample_id].by_passage if sample_id in by_people else {}
-        labels.update(people)
-        if record.query is None:
-            left_out["without the query's text"] += 1
-        elif (chance := _whole_pool_chance(record, row, alone=alone)) is None:
-            left_out[_IN_PART] += 1
-            in_part.append(record)
-        elif record.dropped and not record.rates.full_pool_probability(has_hit=True):
-            left_out[_NEVER_WHOLE] += 1
-            in_part.append(record)
-        elif not _pool(record) <= labels.keys():
-            left_out["with passages that have no verdict"] += 1
-        else:
-            weight = 1.0 / float(row["probability"] * chance)
-            samples.append(_Graded(sample_id, record, labels, people, weight))
-    return samples, in_part
-
-
-def _whole_pool_chance(record: SampleRecord, row: np.void, *, alone: bool) -> float | None:
-    """The probability with which the whole pool was to be judged; None where it was not.
-
-    Without a judge nothing is known of what was served when pools are chosen.
-    """
-    if alone:
-        whole = record.full_pool or record.rates.dropped_rate == 1.0
-        chance = record.rates.full_pool_probability(has_hit=True)
-        return 1.0 if not record.dropped else chance if whole else None
-    if np.isnan(row["pool_relevant"]) and np.isnan(row["partial_pool_relevant"]):
-        return None
-    return float(row["full_pool_probability"])
 
 
 def _count_words(
@@ -303,45 +251,40 @@ def _dominance(weights: FloatArray) -> Iterable[str]:
         )
 
 
+def served_today(
+    traffic: JudgedTraffic,
+    *,
+    fusion: Fusion,
+    fingerprint: Mapping[str, str],
+    corpus_sketch: CorpusSketch | None = None,
+) -> Profile:
+    """The profile of what is served where there is none yet: the first k, for ``recalibrate``.
+
+    Args:
+        traffic: From ``judged_traffic``.
+        fusion: How the legs of the retriever that answered are fused.
+        fingerprint: What identifies that system; empty where nothing does.
+        corpus_sketch: Of the corpus that it searches.
+    """
+    first_k = RatioPolicy(k=DEFAULT_K if traffic.serving_k is None else traffic.serving_k)
+    ranking = next(iter(traffic.rankings.values()))
+    route = RouteProfile(policy=first_k, score_kind=ranking.kind, safe_policy=first_k)
+    return Profile(
+        routes={traffic.route: route},
+        fusion=fusion,
+        fingerprint=dict(fingerprint),
+        corpus=corpus_sketch,
+        provenance=provenance(traffic.dataset, Settings(depth=traffic.depth), {}, fingerprint),
+    )
+
+
 def _note(route: Route, before: Profile) -> str:
+    if before.routes.keys() == {route}:
+        return f"route {route.value} was calibrated from judged traffic"
     return (
         f"route {route.value} was recalibrated from judged traffic; the others are those of "
         f"profile {before.profile_id}"
     )
-
-
-def rise_by_traffic(traffic: JudgedTraffic, profile: Profile) -> Rise | None:
-    """Whether judged requests let the policy of a profile in shadow rise to enforce.
-
-    Only requests that this profile decided count: none of them can have chosen it.
-
-    Returns:
-        None where the route of the traffic is not in shadow.
-    """
-    route = profile.routes.get(traffic.route)
-    verdict = None if route is None else route.verdict
-    if route is None or verdict is None or verdict.decision != "shadow":
-        return None
-    differences, weights = [], []
-    for sample in traffic.judged:
-        relevant = {name for name, verdict in sample.labels.items() if verdict.grade}
-        if sample.record.profile_id != profile.profile_id or not relevant:
-            continue
-        ranking = sample.record.ranking()
-        kept, today = (
-            len(relevant & {ranking.passage_ids[place] for place in decide(ranking, policy).kept})
-            for policy in (route.policy, RatioPolicy(k=verdict.serving_k))
-        )
-        differences.append((kept - today) / len(relevant))
-        weights.append(sample.weight)
-    shares = np.array(weights) / max(weights, default=1.0)
-    return rise(
-        np.array(differences), shares, tolerance=verdict.tolerance, max_loss=verdict.max_loss
-    )
-
-
-def _pool(record: SampleRecord) -> set[str]:
-    return {record.passage_ids[place] for place in (*record.served, *record.dropped)}
 
 
 @dataclass(frozen=True)
@@ -374,9 +317,10 @@ def recalibrate(
 
     Args:
         traffic: From ``judged_traffic``.
-        profile: The profile in force; it must have a policy for the route of the traffic.
-        settings: How to choose; some queries must be held out. The serving k is that of the
-            profile in force.
+        profile: The profile in force, or ``served_today`` where there is none; it must have a
+            policy for the route of the traffic.
+        settings: How to choose; some queries must be held out. The serving k and the depth are
+            those of the profile in force.
         passes: Reports progress.
         corpus_sketch: Of the corpus that the traffic was answered from; None for that of the
             profile in force.
@@ -407,6 +351,7 @@ def recalibrate(
     if isinstance(before.safe_policy, RatioPolicy):
         # What was served when the profile was made, which the guard falls back to.
         settings = replace(settings, serving_k=before.safe_policy.k)
+    settings = replace(settings, depth=profile.provenance.depth)
     calibration = calibrate(
         RecordedRankings(traffic.rankings),
         traffic.dataset,

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
@@ -45,11 +45,20 @@ class MonitorSettings(JudgeSettings, IndexSystem):
         Path | None,
         setting("Calibrated profile; an alarm is raised when its losses rise.", "FILE"),
     ] = None
+    switch: Annotated[
+        bool,
+        setting(
+            "Raise the verdict in the file --profile from shadow to enforce once judged requests "
+            "suffice; `ctxguard rollback` undoes it."
+        ),
+    ] = False
     switch_to_safe: Annotated[
         bool,
         setting(
             "Replace the file --profile by its safe policy when recall loss is above what it "
-            "promises."
+            "promises.",
+            "SWITCH",
+            key=True,
         ),
     ] = False
     calls_per_day: Annotated[
@@ -115,8 +124,11 @@ class MonitorSettings(JudgeSettings, IndexSystem):
     def _check(self) -> Self:
         if self.as_json and not self.once:
             raise ConfigurationError("--json prints what --once found: give --once")
-        if self.switch_to_safe and self.profile is None:
-            raise ConfigurationError("--switch-to-safe switches a profile: give --profile")
+        for name in ("switch", "switch_to_safe"):
+            if getattr(self, name) and self.profile is None:
+                raise ConfigurationError(
+                    f"{name.replace('_', '-')} changes a profile file: give --profile"
+                )
         if self.judge == "people" and self.profile is not None:
             raise ConfigurationError(
                 "alarms need a judge: leave out --profile, or name another --judge"
@@ -167,13 +179,15 @@ def monitor(settings: MonitorSettings) -> None:
         utilities=DEFAULT_UTILITIES if loaded is None else loaded.utilities,
         alarms=None if loaded is None else AlarmState(loaded),
         corpus_sketch=None if retriever is None else partial(_present_corpus, retriever),
-        switch_path=settings.profile if settings.switch_to_safe else None,
+        profile_path=settings.profile,
+        switch_to_safe=settings.switch_to_safe,
+        switch=settings.switch,
         on_judged=_evaluation_events(made_judge) if settings.opentelemetry_events else None,
     )
     try:
         running.restore_alarms()
         if settings.once:
-            _once(running, output, as_json=settings.as_json)
+            _once(running, settings, output)
         else:
             _serve(running, settings, output)
     finally:
@@ -216,7 +230,7 @@ def _close(running: "Monitor") -> None:
     running.store.close()
 
 
-def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
+def _once(running: "Monitor", settings: MonitorSettings, output: Output) -> None:
     from ctxguard.monitor.alarms import Severity
     from ctxguard.monitor.service import JudgedAs
     from ctxguard.monitor.store import State
@@ -226,13 +240,19 @@ def _once(running: "Monitor", output: Output, *, as_json: bool) -> None:
         step = begin("judging samples", waiting) if waiting else lambda _: None
         while done := running.step():
             step(done)
+    before = None if running.alarms is None else running.alarms.profile_id
     report = running.maintain()
     alarms = None if running.alarms is None else running.alarms.report()
     judge_failed = report.outcomes[JudgedAs.JUDGE_FAILED] > 0
     notes = []
+    if alarms is not None and alarms.profile_id != before:
+        notes.append(
+            f"{settings.profile} now holds profile {alarms.profile_id}; `ctxguard rollback "
+            f"{settings.profile} {before}` undoes that"
+        )
     if judge_failed:
         notes.append(f"the judge could not be reached; {report.waiting:,} samples wait for it")
-    if as_json:
+    if settings.as_json:
         print_json({**_document(report, alarms), "notes": notes})
     else:
         _print(report, output)
@@ -274,7 +294,16 @@ def _serve(running: "Monitor", settings: MonitorSettings, output: Output) -> Non
     )
     output.err.print(f"http://{host}:{server.server_port}/metrics, judged by {running.series}")
     judging.start()
-    received.get()
+    said: list[str] = []
+    while True:
+        with suppress(Empty):
+            received.get(timeout=settings.refresh_seconds)
+            break
+        report = running.latest
+        if report is not None and (lines := _in_shadow(report)) != said:
+            said = lines
+            for line in lines:
+                output.err.print(f"in shadow: {line}", soft_wrap=True)
     stopping.set()
     judging.join(_EXIT_SECONDS)
     server.shutdown()
@@ -312,6 +341,7 @@ def _document(report: "Report", alarms: "AlarmReport | None") -> dict[str, objec
         "unaccounted": report.accounts.unaccounted,
         "lost": report.accounts.lost,
         "feedback": report.feedback,
+        "in_shadow": report.rises,
         "alarms": () if alarms is None else alarms.active,
         "promises": [
             {
@@ -351,9 +381,19 @@ def _print(report: "Report", output: Output) -> None:
     ]
     if report.waiting:
         facts.append(("waiting", f"{report.waiting:,} samples"))
+    facts += [("in shadow", line) for line in _in_shadow(report)]
     output.facts(facts)
     if report.waiting and report.judging_sampling_probability == 0.0:
         output.note("the judging budget is used up for now")
+
+
+def _in_shadow(report: "Report") -> list[str]:
+    """What judged requests say of each route in shadow."""
+    several = len(report.rises) > 1
+    return [
+        f"{route.value}: {rise.statement}" if several else rise.statement
+        for route, rise in report.rises.items()
+    ]
 
 
 def _print_alarms(alarms: "AlarmReport", output: Output) -> None:

@@ -1,9 +1,11 @@
 """``ctxguard recalibrate``: a new profile from judged traffic, compared with the old one."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
+from pydantic import model_validator
 
 from ctxguard._support.settings import SettingsModel, setting
 from ctxguard.cli import _options
@@ -11,11 +13,13 @@ from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._results import by_metric
 from ctxguard.cli._store import named_series, open_store
 from ctxguard.core.types import Route
+from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic, Recalibration
     from ctxguard.monitor.estimation.rise import Rise
+    from ctxguard.monitor.store import SampleStore
     from ctxguard.profile.schema import Profile, RouteProfile
 _HELD_OUT = 0.5
 """Share of the questions on which the two profiles are compared."""
@@ -25,8 +29,22 @@ class Recalibrate(SettingsModel):
     """Settings of ``ctxguard recalibrate``."""
 
     store: _options.StoreUrl
-    profile: Annotated[Path, setting("Profile in force, to compare the new one with.", "FILE")]
+    profile: Annotated[
+        Path | None,
+        setting(
+            "Profile in force, to compare the new one with.",
+            "FILE",
+            default="none, and the first k are served",
+        ),
+    ] = None
     out: Annotated[Path, setting("File to write the new profile to.", "FILE")]
+    switch: Annotated[
+        bool,
+        setting(
+            "Raise the verdict of --profile from shadow to enforce if judged requests suffice; "
+            "`ctxguard rollback` undoes it."
+        ),
+    ] = False
     judge: _options.NamedJudge = None
     route: Annotated[
         Route | None,
@@ -40,40 +58,50 @@ class Recalibrate(SettingsModel):
     index: Annotated[
         Path | None,
         setting(
-            "Index that answered; the new profile is for its corpus.",
+            "Index that answered; the new profile is for its corpus, and without --profile for its "
+            "models too.",
             "FOLDER",
-            default="the corpus of the profile in force",
+            default="that of the profile in force",
         ),
     ] = None
     as_json: _options.AsJson = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.switch and self.profile is None:
+            raise ConfigurationError("--switch changes a profile file: give --profile")
+        return self
 
 
 def recalibrate(settings: Recalibrate) -> None:
     """Calibrate on judged traffic, and compare with the profile in force.
 
     The new policy runs in shadow on questions that took no part in its
-    choice; each counts as often as it was asked. Nothing is put in
-    force: copy the new profile over the old one when the comparison
-    convinces.
+    choice; each counts as often as it was asked. The new profile is not put
+    in force: copy it over the old one when the comparison convinces. A
+    profile in shadow may rise by the same requests, with --switch.
     """
     from calibration.calibrate_route import Settings
     from calibration.from_traffic import judged_traffic
     from calibration.from_traffic import recalibrate as run
+    from ctxguard.monitor.alarms.actions import raise_verdict
     from ctxguard.profile.schema import Profile
     from ctxguard.retrieval.index.hybrid_index import HybridIndex
 
     out, profile, index = settings.out, settings.profile, settings.index
     check_writable(out, "--out")
-    if out.exists() and profile.exists() and out.samefile(profile):
+    if profile is not None and out.exists() and profile.exists() and out.samefile(profile):
         raise typer.BadParameter(
             "the profile in force is not overwritten; name another file", param_hint="--out"
         )
     output = Output(as_json=settings.as_json)
-    before = Profile.load(profile)
+    before = None if profile is None else Profile.load(profile)
     with open_store(settings.store) as store, output.doing("reading judged requests"):
         series = named_series(store, settings.judge)
         traffic = judged_traffic(store, series, route=settings.route)
+        rises = {} if before is None else _rises(store, series, before)
     sketch = None if index is None else HybridIndex.load(index).passages.sketch
+    before = _today(traffic, index) if before is None else before
     calibration = Settings(
         held_out=_HELD_OUT,
         utilities=before.utilities,
@@ -81,30 +109,74 @@ def recalibrate(settings: Recalibrate) -> None:
     )
     with output.passes() as begin:
         recalibration = run(traffic, before, calibration, passes=begin, corpus_sketch=sketch)
-    recalibration.profile.save(out)
+    recalibration.profile.save(out, why="recalibrated on judged traffic")
+    raised = None
+    if settings.switch and profile is not None and any(each.risen for each in rises.values()):
+        raised = raise_verdict(profile, before, rises)
     if settings.as_json:
-        print_json(_document(recalibration, traffic, before, out))
+        document = _document(recalibration, traffic, before, rises, out)
+        print_json({**document, "raised": None if raised is None else raised.profile_id})
         return
-    _print(recalibration, traffic, before, output)
-    output.facts(
-        [
-            ("wrote", f"{out} (profile {recalibration.profile.profile_id})"),
-            ("in force", f"{profile}, until you copy the new one over it"),
-        ]
-    )
+    _print(recalibration, traffic, before, rises, output)
+    output.facts([("wrote", f"{out} (profile {recalibration.profile.profile_id})")])
+    if raised is not None:
+        output.facts([("raised", f"{profile} (profile {raised.profile_id}) is enforced now")])
+        output.note(f"`ctxguard rollback {profile} {before.profile_id}` undoes that")
+    elif profile is not None:
+        output.facts([("in force", f"{profile}, until you copy the new one over it")])
     output.notes(traffic.dataset.notes)
 
 
-def _print(
-    recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", output: Output
-) -> None:
-    from calibration.from_traffic import rise_by_traffic
+def _rises(store: "SampleStore", series: str, profile: "Profile") -> "dict[Route, Rise]":
+    """What judged requests say of the routes of a profile that are in shadow."""
+    from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
+    from ctxguard.monitor.judges import LabelJudge
 
+    exact = series.startswith(f"{LabelJudge.name} ")
+    return ShadowedTraffic(store, series, profile, exact=exact).look()
+
+
+def _today(traffic: "JudgedTraffic", index: Path | None) -> "Profile":
+    """What is served without a profile, by the system that answered.
+
+    Raises:
+        ConfigurationError: nothing names that system.
+    """
+    from calibration.from_traffic import served_today
+    from ctxguard.cli._system import open_index
+    from ctxguard.core.fusion import Fusion
+    from ctxguard.server.settings import IndexSystem
+
+    route = traffic.route
+    if route is Route.EXTERNAL:
+        return served_today(traffic, fusion=Fusion(), fingerprint={})
+    if index is None or route.value.endswith("rerank"):
+        raise ConfigurationError(
+            f"route {route.value} answered, and nothing names the models behind it: give "
+            + ("--index, or --profile" if index is None else "--profile")
+        )
+    retriever = open_index(IndexSystem(index=index))
+    return served_today(
+        traffic,
+        fusion=retriever.fusion,
+        fingerprint=retriever.fingerprint(),
+        corpus_sketch=retriever.corpus_sketch(),
+    )
+
+
+def _print(
+    recalibration: "Recalibration",
+    traffic: "JudgedTraffic",
+    before: "Profile",
+    rises: "Mapping[Route, Rise]",
+    output: Output,
+) -> None:
     route = traffic.route
     after = recalibration.profile.routes[route]
     output.facts(
         [
-            *_verdict(after, rise_by_traffic(traffic, before)),
+            ("verdict", "" if after.verdict is None else after.verdict.statement),
+            *[("in shadow", f"{each.value}: {rise.statement}") for each, rise in rises.items()],
             ("requests", _requests(traffic)),
             ("route", route.value),
             ("old policy", describe_policy(before.routes[route].policy)),
@@ -115,14 +187,6 @@ def _print(
     held_out = f"{recalibration.held_out:,} questions that took no part in the choice"
     output.heading(f"In shadow, on {held_out}")
     output.out.print(by_metric(recalibration.results))
-
-
-def _verdict(after: "RouteProfile", rise: "Rise | None") -> list[tuple[str, str]]:
-    """The verdict on the new profile, and that of traffic on one in force in shadow."""
-    facts = [("verdict", "" if after.verdict is None else after.verdict.statement)]
-    if rise is not None:
-        facts.append(("in shadow", rise.statement))
-    return facts
 
 
 def _requests(traffic: "JudgedTraffic") -> str:
@@ -141,10 +205,12 @@ def _certificate(after: "RouteProfile") -> str:
 
 
 def _document(
-    recalibration: "Recalibration", traffic: "JudgedTraffic", before: "Profile", out: Path
+    recalibration: "Recalibration",
+    traffic: "JudgedTraffic",
+    before: "Profile",
+    rises: "Mapping[Route, Rise]",
+    out: Path,
 ) -> dict[str, object]:
-    from calibration.from_traffic import rise_by_traffic
-
     route = traffic.route
     after = recalibration.profile.routes[route]
     return {
@@ -160,7 +226,7 @@ def _document(
         "old_policy": describe_policy(before.routes[route].policy),
         "new_policy": describe_policy(after.policy),
         "verdict": after.verdict,
-        "in_shadow": rise_by_traffic(traffic, before),
+        "in_shadow": rises,
         "certificate": after.certificate,
         "results": recalibration.results,
         "notes": traffic.dataset.notes,

@@ -8,21 +8,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
 from ctxguard._support.error_text import describe_error
+from ctxguard._support.file_version import FileVersion, file_version
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.corpus_sketch import CorpusSketch
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
-from ctxguard.errors import ConfigurationError, StoreError
+from ctxguard.core.types import Route
+from ctxguard.errors import ConfigurationError, CtxguardError, ProfileFormatError, StoreError
 from ctxguard.monitor.alarms import AlarmState
+from ctxguard.monitor.alarms.actions import raise_verdict
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.graded import update_graded
 from ctxguard.monitor.estimation.live import LiveEstimates, Window, live_estimates
 from ctxguard.monitor.estimation.ratio import DEFAULT_PRECISION, Estimate, Precision
+from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judge, PeopleAlone
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.budget import NO_LIMITS, BudgetLimits, JudgingBudget
@@ -37,6 +42,7 @@ from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
 from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
+from ctxguard.profile.schema import Profile
 
 __all__ = ["DEFAULT_WINDOW_SECONDS", "JudgedAs", "Monitor", "Report"]
 
@@ -73,6 +79,8 @@ class Report:
         feedback: Users' reactions by kind. Users see only what was served, so their reactions are
             no judgments and enter no estimate.
         is_leader: Whether this is the one monitor of the store that cleans it.
+        rises: By route of the alarms' profile that is in shadow, whether judged requests let its
+            verdict rise, and what is missing.
     """
 
     judge: str
@@ -88,6 +96,7 @@ class Report:
     accounts: Accounts
     feedback: Mapping[str, int]
     is_leader: bool
+    rises: Mapping[Route, Rise] = field(default_factory=dict)
 
     @property
     def estimates(self) -> Mapping[Window, Mapping[Metric, Estimate]]:
@@ -113,8 +122,12 @@ class Monitor:
             given the profile have judged. ``restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
             that of the alarms' profile; None compares nothing.
-        switch_path: The profile file to switch to its safe policy when recall loss breaks its
-            promise; None never switches.
+        profile_path: The file of the alarms' profile, which the alarms follow when another takes
+            its place; None for a profile that stays.
+        switch_to_safe: Whether to replace that file by its safe policy when recall loss breaks its
+            promise.
+        switch: Whether to raise the verdict in that file from shadow to enforce once judged
+            requests let it rise.
         on_judged: Called with each judged sample and its verdicts, once they are stored, such as
             ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
         clock: Seconds since the epoch.
@@ -137,7 +150,9 @@ class Monitor:
         redactor: Redactor | None = redact,
         alarms: AlarmState | None = None,
         corpus_sketch: Callable[[], CorpusSketch] | None = None,
-        switch_path: Path | None = None,
+        profile_path: Path | None = None,
+        switch_to_safe: bool = False,
+        switch: bool = False,
         on_judged: OnJudged | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -160,8 +175,14 @@ class Monitor:
         if alarms is not None:
             alarms.set_judge(exact=self.exact)
         self._alarms = (
-            None if alarms is None else AlarmMonitor(alarms, store, self.series, clock, switch_path)
+            None
+            if alarms is None
+            else AlarmMonitor(
+                alarms, store, self.series, clock, profile_path if switch_to_safe else None
+            )
         )
+        self._profile_path = profile_path
+        self._switch = switch
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -171,6 +192,8 @@ class Monitor:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._latest: Report | None = None
+        self._profile_version: FileVersion | None = None
+        self._shadowed = self._watch_shadow()
         self._is_leader = False
         self._store_fault: str | None = None
         self._counters = MonitorCounters()
@@ -193,6 +216,12 @@ class Monitor:
     def alarms(self) -> AlarmState | None:
         """The alarms and which of them are active; None without alarms."""
         return None if self._alarms is None else self._alarms.state
+
+    def _watch_shadow(self) -> ShadowedTraffic | None:
+        alarms = self.alarms
+        if alarms is None:
+            return None
+        return ShadowedTraffic(self.store, self.series, alarms.profile, exact=self.exact)
 
     def step(self, limit: int = _STEP_LIMIT) -> int:
         """Judge up to ``limit`` waiting samples.
@@ -231,6 +260,7 @@ class Monitor:
             accounts=self.store.accounts(),
             feedback=self.store.feedback_counts(),
             is_leader=self._is_leader,
+            rises={} if self._shadowed is None else self._shadowed.look(),
         )
         return self._latest
 
@@ -290,7 +320,40 @@ class Monitor:
                 self._alarms.correct_judge()
             self._alarms.evaluate()
             self._alarms.save()
-        return self.report()
+        self._follow_profile()
+        report = self.report()
+        if self._switch:
+            self._raise_verdict(report)
+        return report
+
+    def _follow_profile(self) -> None:
+        """Take up the profile that the file holds now, if it is another."""
+        path, alarms = self._profile_path, self._alarms
+        if path is None or alarms is None or file_version(path) == self._profile_version:
+            return
+        version = file_version(path)
+        try:
+            profile = Profile.load(path)
+        except ProfileFormatError as error:
+            _log.warning("profile %s stays in force: %s", alarms.state.profile_id, error)
+        else:
+            if profile != alarms.state.profile:
+                alarms.follow(profile)
+                self._shadowed = self._watch_shadow()
+        self._profile_version = version
+
+    def _raise_verdict(self, report: Report) -> None:
+        """Raise the verdicts in the file that judged requests allow; never raises an error."""
+        path, alarms = self._profile_path, self.alarms
+        if path is None or alarms is None or not any(rise.risen for rise in report.rises.values()):
+            return
+        try:
+            raised = raise_verdict(path, alarms.profile, report.rises)
+        except (CtxguardError, OSError) as error:
+            _log.error("the verdict was not raised: %s", error)
+            return
+        _log.warning("raised the verdict in %s: profile %s", path, raised.profile_id)
+        self._follow_profile()
 
     def _update_graded(self) -> None:
         """Make the rows of what people have graded since."""

@@ -18,14 +18,17 @@ from calibration.from_traffic import (
     Recalibration,
     judged_traffic,
     recalibrate,
-    rise_by_traffic,
+    served_today,
 )
 from calibration.pool_labels import label
 from calibration.replay import replay
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage, Route
 from ctxguard.errors import CalibrationError, ConfigurationError
 from ctxguard.guard import ContextGuard
+from ctxguard.monitor.estimation.rise import FEWEST_LABELLED, Rise
+from ctxguard.monitor.estimation.whole_pools import ShadowedTraffic
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.inclusion import JudgingRates
@@ -418,6 +421,54 @@ class TestRecalibrating:
             recalibrate(traffic, in_force, Settings(depth=DEPTH, held_out=0.0))
 
 
+def grade_by_people(live: Watching, n: int, *, relevant: int, since: int = 0) -> None:
+    """People grade the pools of n requests: the retriever's first few are relevant."""
+    records = [request_of(live, place + 1) for place in range(since, since + n)]
+    live.store.add_labels(
+        [
+            LabelRow(record.request_id, name, int(rank < relevant), None, "ann", 1.0)
+            for record in records
+            for rank, name in enumerate(record.passage_ids)
+        ]
+    )
+
+
+class TestWithoutAFormerProfile:
+    """The first profile may come from judged traffic alone."""
+
+    def test_the_first_k_that_were_served_stand_for_the_former(
+        self, traffic: JudgedTraffic
+    ) -> None:
+        today = served_today(traffic, fusion=Fusion(), fingerprint={"embedder": "a"})
+        found = recalibrate(traffic, today, Settings(held_out=0.5))
+        assert (traffic.serving_k, traffic.depth) == (3, DEPTH)
+        assert today.routes[Route.HYBRID].policy == RatioPolicy(k=3)
+        made = found.profile
+        assert made.fingerprint == {"embedder": "a"}
+        assert made.provenance.depth == DEPTH
+        assert made.routes[Route.HYBRID].safe_policy == RatioPolicy(k=3)
+        assert made.provenance.notes[-1] == "route hybrid was calibrated from judged traffic"
+        own = per_query(
+            found.calibration.pools[Route.HYBRID],
+            label(found.calibration.pools[Route.HYBRID], traffic.dataset, baseline_k=3),
+            RatioPolicy(k=3),
+        )
+        assert found.old.values["recall"].size < own.values["recall"].size
+
+    def test_what_a_policy_had_cut_says_nothing_of_today(self) -> None:
+        retriever, dataset = simulate(20)
+        guard = ContextGuard(
+            retriever,
+            profile=calibrated(60).profile,
+            mode="enforce",
+            depth=DEPTH,
+            telemetry=Telemetry(CollectorRegistry()),
+        )
+        live = Watching(truth_of(dataset), rates=WHOLE)
+        live.watch(*[guard.retrieve(query.text) for query in dataset.queries])
+        assert judged_traffic(live.store, SERIES).serving_k is None
+
+
 class TestRiseByTraffic:
     """Requests that a profile in shadow decided say when its policy may be served."""
 
@@ -434,51 +485,95 @@ class TestRiseByTraffic:
         return profile_with({Route.HYBRID: route}, fingerprint=retriever.fingerprint())
 
     @staticmethod
-    def judged(n: int, profile: Profile) -> JudgedTraffic:
-        """Judged requests that this profile decided."""
+    def judged(n: int, profile: Profile, judge: LabelJudge | None = None) -> Watching:
+        """Judged requests that this profile decided, fifty a day."""
         retriever, dataset = simulate(n)
         guard = ContextGuard(
             retriever, profile=profile, depth=DEPTH, telemetry=Telemetry(CollectorRegistry())
         )
-        live = Watching(truth_of(dataset), rates=WHOLE)
-        live.watch(
-            *[
-                guard.retrieve(query.text, request_id=f"r{place}")
-                for place, query in enumerate(dataset.queries)
-            ]
-        )
-        return judged_traffic(live.store, SERIES)
+        live = Watching(judge or truth_of(dataset), rates=WHOLE)
+        for place, query in enumerate(dataset.queries):
+            live.now += 86_400 / 50
+            live.watch(guard.retrieve(query.text, request_id=f"r{place}"))
+        return live
+
+    @staticmethod
+    def look(live: Watching, profile: Profile, *, exact: bool = True) -> Rise:
+        [found] = ShadowedTraffic(live.store, SERIES, profile, exact=exact).look().values()
+        return found
 
     def test_a_policy_that_loses_nothing_rises_with_enough_of_them(self) -> None:
         profile = self.in_shadow(RatioPolicy(k=4))
-        few, many = (rise_by_traffic(self.judged(n, profile), profile) for n in (15, 100))
-        assert few is not None
-        assert many is not None
+        few, many = (self.look(self.judged(n, profile), profile) for n in (15, 100))
         assert (few.risen, many.risen, many.n) == (False, True, 100)
         assert few.missing
         assert many.statement.endswith("it may be enforced")
 
+    def test_the_days_until_then_follow_from_the_traffic_so_far(self) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4))
+        found = self.look(self.judged(20, profile), profile)
+        assert found.missing
+        assert found.days_missing == pytest.approx(found.missing / 50, rel=0.1)
+        assert f"which takes about {found.days_missing:.1f} days" in found.statement
+
     def test_its_difference_is_that_of_decisions_one_at_a_time(self) -> None:
         profile = self.in_shadow(RatioPolicy(k=1))
-        found = rise_by_traffic(self.judged(60, profile), profile)
+        found = self.look(self.judged(60, profile), profile)
         retriever, dataset = simulate(60)
         pools = replay(retriever, dataset.queries, depth=DEPTH)
         labels = label(pools, dataset)
         recall = [
             np.nanmean(per_query(pools, labels, RatioPolicy(k=k)).values["recall"]) for k in (1, 3)
         ]
-        assert found is not None
         assert found.difference == pytest.approx(recall[0] - recall[1])
         assert (found.risen, found.missing) == (False, None)
 
+    def test_a_later_look_reads_what_is_new_and_says_the_same_as_a_first(self) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4))
+        live = self.judged(40, profile)
+        watching = ShadowedTraffic(live.store, SERIES, profile, exact=True)
+        [first] = watching.look().values()
+        grade_by_people(live, 10, relevant=4)
+        [second] = watching.look().values()
+        assert second != first
+        assert second == self.look(live, profile)
+
+    def test_a_judge_that_errs_raises_nothing_before_people_have_graded(self) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4))
+        live = self.judged(100, profile)
+        watching = ShadowedTraffic(live.store, SERIES, profile, exact=False)
+        [found] = watching.look().values()
+        assert (found.risen, found.missing, found.labels_missing) == (False, 0, FEWEST_LABELLED)
+        assert "until people have graded 40 more of them" in found.statement
+        for n in (FEWEST_LABELLED - 1, FEWEST_LABELLED):
+            grade_by_people(live, n, relevant=1)
+            [found] = watching.look().values()
+            assert found.labels_missing == FEWEST_LABELLED - n
+            assert found.risen is (n == FEWEST_LABELLED)
+
+    @pytest.mark.parametrize("disagreed", [0, 1])
+    def test_one_loss_in_forty_that_only_people_see_keeps_it_in_shadow(
+        self, disagreed: int
+    ) -> None:
+        """The judge calls nothing relevant but the first passage, which the policy keeps."""
+        profile = self.in_shadow(RatioPolicy(k=1))
+        retriever, _ = simulate(200)
+        firsts = {text: {ranking.passage_ids[0]: 1} for text, ranking in retriever.rankings.items()}
+        live = self.judged(200, profile, LabelJudge(firsts))
+        grade_by_people(live, FEWEST_LABELLED - disagreed, relevant=1)
+        grade_by_people(live, disagreed, relevant=2, since=FEWEST_LABELLED - disagreed)
+        found = self.look(live, profile, exact=False)
+        assert found.labels_missing == 0
+        assert found.wealth >= 10
+        assert found.risen is not bool(disagreed)
+
     def test_requests_that_another_profile_decided_do_not_count(self) -> None:
         profile = self.in_shadow(RatioPolicy(k=4))
-        found = rise_by_traffic(judged_traffic(watched(100).store, SERIES), profile)
-        assert found is not None
+        found = self.look(watched(100), profile)
         assert (found.n, found.risen) == (0, False)
         assert found.statement == "no judged request was decided by the profile in force"
 
     @pytest.mark.parametrize("decision", ["enforce", "keep"])
     def test_what_is_not_in_shadow_has_nowhere_to_rise(self, decision: str) -> None:
         profile = self.in_shadow(RatioPolicy(k=4), decision=decision)
-        assert rise_by_traffic(judged_traffic(watched(20).store, SERIES), profile) is None
+        assert ShadowedTraffic(watched(20).store, SERIES, profile, exact=True).look() == {}

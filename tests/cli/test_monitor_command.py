@@ -39,11 +39,12 @@ def endpoint() -> Iterator[ChatEndpoint]:
 def once(run: Run, tmp_path: Path) -> Callable[..., Result]:
     """`ctxguard monitor --once` with the truth for a judge."""
 
-    def judge(traffic: Traffic, *options: object) -> Result:
+    def judge(traffic: Traffic, *options: object, **keys: object) -> Result:
         labels = traffic.write_labels(tmp_path / "labels.jsonl")
         return run(
             *("monitor", "--store", traffic.url, "--judge", "labels", "--labels", labels, "--once"),
             *options,
+            system={"monitor": keys} if keys else None,
         )
 
     return judge
@@ -343,7 +344,7 @@ class TestAlarms:
     ) -> None:
         traffic = self.broken(tmp_path)
         file = tmp_path / "profile.json"
-        assert once(traffic, "--profile", file, "--switch-to-safe").exit_code == 1
+        assert once(traffic, "--profile", file, **{"switch-to-safe": True}).exit_code == 1
         assert Profile.load(file) == profile_of(BROKEN).safe()
         [former] = former_profiles(file)
         assert former.profile == profile_of(BROKEN)
@@ -401,7 +402,7 @@ class TestBadInput:
             (("--judge", "llm"), "--model"),
             (("--judge", "cross-encoder"), "--model"),
             (("--judge", "oracle"), "oracle"),
-            (("--judge", "labels", "--switch-to-safe"), "give --profile"),
+            (("--judge", "labels", "--switch"), "give --profile"),
             (("--judge", "labels", "--labels", "gone.jsonl"), "gone.jsonl"),
             (("--judge", "labels", "--profile", "gone.json"), "gone.json"),
         ],

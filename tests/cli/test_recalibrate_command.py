@@ -201,6 +201,14 @@ def test_a_route_that_never_answered_is_a_finding(
     assert "for route dense: 300 of another route (hybrid)" in result.stderr
 
 
+def test_without_a_profile_the_index_that_answered_is_asked_for(
+    run: Run, store: str, tmp_path: Path
+) -> None:
+    result = run("recalibrate", "--store", store, "--out", tmp_path / "new.json")
+    assert result.exit_code == 2
+    assert "nothing names the models behind it: give --index, or --profile" in result.stderr
+
+
 def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'samples.db'}"
     watched(300, url=url).store.close()

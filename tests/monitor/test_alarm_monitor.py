@@ -45,7 +45,8 @@ def watching(
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
         url=url,
         alarms=AlarmState(PROFILE),
-        switch_path=path,
+        profile_path=path,
+        switch_to_safe=path is not None,
     )
 
 

@@ -73,7 +73,11 @@ class Traffic:
         self._rng = random.Random(5)
         self._relevant: dict[str, str] = {}
         self.live = Watching(
-            ErringJudge(), rates=rates, alarms=AlarmState(PROFILE), switch_path=path
+            ErringJudge(),
+            rates=rates,
+            alarms=AlarmState(PROFILE),
+            profile_path=path,
+            switch_to_safe=True,
         )
         self.registry = CollectorRegistry()
         MonitorCollector(self.live.monitor, self.registry)
@@ -154,7 +158,7 @@ def test_a_rise_above_the_judges_own_mean_rings_and_does_not_switch(
         alarm.message,
     )
     assert "because it has too few human labels to correct it by" in alarm.message
-    assert "so --switch-to-safe does not act on it" in alarm.message
+    assert "so switch-to-safe does not act on it" in alarm.message
     assert Profile.load(path) == PROFILE
 
 

@@ -1,13 +1,16 @@
-"""What is done when an alarm is raised: a log line, and the switch to the safe policy.
+"""Acts on an alarm by a log line and the switch to the safe policy, and on a rise from shadow.
 
 Notifying people is left to Prometheus and Alertmanager, which see the alarm as a metric.
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
+from ctxguard.core.types import Route
 from ctxguard.errors import CtxguardError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
+from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.profile.schema import Profile
 
 _log = logging.getLogger(__name__)
@@ -70,16 +73,48 @@ def switch_to_safe(path: Path | str, alarmed: Profile) -> bool:
     """
     path = Path(path)
     safe = alarmed.safe()
-    current = Profile.load(path)
-    if current.profile_id == safe.profile_id:
+    if Profile.load(path).profile_id == safe.profile_id:
         return False
-    if current.profile_id != alarmed.profile_id:
-        raise ProfileError(
-            f"{path} now holds profile {current.profile_id}, and the alarm is about "
-            f"{alarmed.profile_id}: the file was not changed"
-        )
+    _check_unchanged(path, alarmed, "the alarm is about")
     safe.save(path, why=f"judged recall loss is above the promise of {alarmed.profile_id}")
     return True
+
+
+def raise_verdict(path: Path | str, shadowed: Profile, rises: Mapping[Route, Rise]) -> Profile:
+    """Replace a profile file by its profile with the verdicts raised that judged requests allow.
+
+    ``ctxguard rollback`` undoes it.
+
+    Args:
+        path: The profile file that guards watch.
+        shadowed: The profile that the requests were decided by.
+        rises: What they say of its routes; at least one has risen.
+
+    Returns:
+        The profile that the file now holds.
+
+    Raises:
+        ProfileFormatError: the file is absent or is not a profile.
+        ProfileError: the file now holds another profile.
+        OSError: the file or its folder cannot be written.
+    """
+    _check_unchanged(Path(path), shadowed, "the requests were decided by")
+    raised, reasons = shadowed, []
+    for route, rise in rises.items():
+        if rise.risen and rise.difference is not None:
+            raised = raised.risen(route, n=rise.n, value=rise.difference, why=rise.statement)
+            reasons.append(f"{route.value}: {rise.statement}")
+    raised.save(path, why="; ".join(reasons))
+    return raised
+
+
+def _check_unchanged(path: Path, expected: Profile, what: str) -> None:
+    current = Profile.load(path)
+    if current.profile_id != expected.profile_id:
+        raise ProfileError(
+            f"{path} now holds profile {current.profile_id}, and {what} "
+            f"{expected.profile_id}: the file was not changed"
+        )
 
 
 def _short(value: float | None) -> str:

@@ -306,7 +306,7 @@ class LossMonitor:
             "This does not show that the promise is broken"
         )
         if self.quantity is Quantity.RECALL_LOSS:
-            learned += ", so --switch-to-safe does not act on it"
+            learned += ", so switch-to-safe does not act on it"
         return f"{learned}. Grade the requests of `ctxguard label export --alarm` to see."
 
 

@@ -24,6 +24,7 @@ from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, LossRow, SampleStore
 from ctxguard.profile.comparison import DEFAULT_MAX_CORPUS_CHANGE
+from ctxguard.profile.schema import Profile
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,18 @@ class AlarmMonitor:
         self._without_promise = Counter[Route]()
         # Rows hold the recall loss against the first few that were judged, promised or not.
         self._with_promised_baseline: dict[Route, bool] = {}
+
+    def follow(self, profile: Profile) -> None:
+        """Check another profile from now on, which took the place of the former one in its file.
+
+        Alarms stay active where it is the former's safe policy; otherwise they end.
+        """
+        former, state = self.state, AlarmState(profile)
+        state.set_judge(exact=former.is_exact)
+        state.restore(former.to_json())
+        self.state = state
+        self._without_promise.clear()
+        self._with_promised_baseline.clear()
 
     def loss_row(
         self,

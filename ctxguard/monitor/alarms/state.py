@@ -103,7 +103,7 @@ class AlarmState:
         self.profile = profile
         self.profile_id = profile.profile_id
         self.promises = promises(profile)
-        self._is_exact = True
+        self.is_exact = True
         self._reset_after_fork()
         reset_in_children(self)
 
@@ -117,7 +117,7 @@ class AlarmState:
         self._evaluated_until: float | None = None
 
     def _new_monitors(self) -> dict[_Key, LossMonitor]:
-        new = LossMonitor.of_exact_judge if self._is_exact else LossMonitor.of_baseline
+        new = LossMonitor.of_exact_judge if self.is_exact else LossMonitor.of_baseline
         return {monitor.key: monitor for monitor in map(new, self.promises)}
 
     def set_judge(self, *, exact: bool) -> None:
@@ -127,7 +127,7 @@ class AlarmState:
         compared with its own mean and, once there is a correction, with the promise on its scale.
         """
         with self._lock:
-            self._is_exact = exact
+            self.is_exact = exact
             self._losses = self._new_monitors()
 
     def correct(self, promise: PromisedLoss, correction: Correction) -> None:
@@ -140,7 +140,7 @@ class AlarmState:
             promise: One of ``promises``.
             correction: Of losses divided by their bound.
         """
-        if self._is_exact:
+        if self.is_exact:
             return
         new = LossMonitor.of_corrected(promise, correction)
         with self._lock:
@@ -282,7 +282,7 @@ class AlarmState:
             self._losses = self._new_monitors()
             self._evaluated_until = saved.evaluated_until
             for monitor in saved.losses if self.profile_id == saved.profile_id else ():
-                if self._is_exact is (monitor.reference is ReferenceKind.PROMISE):
+                if self.is_exact is (monitor.reference is ReferenceKind.PROMISE):
                     self._losses[monitor.key] = monitor
         return True
 

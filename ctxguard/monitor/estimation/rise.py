@@ -15,6 +15,11 @@ import numpy as np
 from ctxguard.core.types import FloatArray
 
 FEWEST_REQUESTS = 20
+FEWEST_LABELLED = 40
+"""A judge that errs lets nothing rise before people have graded so many of the requests. With
+fewer, one that misses a fifth of losses lets more than a tenth of years rise
+(``benchmarks.verdict``)."""
+
 DELTA = 0.1
 
 _LARGEST_STAKE = 0.75
@@ -36,8 +41,11 @@ class Rise:
         difference: Their mean difference in recall; None without any.
         wealth: The highest that the gambler reached, from 1; ``1 / delta`` is needed.
         risen: Whether it reached that, and the mean difference is not below −tolerance.
-        missing: About how many more requests like these would do; 0 where it has risen, None where
-            no number would.
+        missing: About how many more requests like these would do; 0 where there are enough, None
+            where no number would.
+        labels_missing: How many more of these requests people have to grade; 0 of an exact judge.
+        days_missing: About how many days it takes until as many requests are judged; None where
+            that is not known.
     """
 
     n: int
@@ -45,6 +53,8 @@ class Rise:
     wealth: float
     risen: bool
     missing: int | None
+    labels_missing: int = 0
+    days_missing: float | None = None
 
     @property
     def statement(self) -> str:
@@ -62,7 +72,14 @@ class Rise:
             return f"{seen}: it may be enforced"
         if self.missing is None:
             return f"{seen}: it stays in shadow, and more requests like these would not change that"
-        return f"{seen}: it stays in shadow, about {self.missing:,} more like these are missing"
+        parts = []
+        if self.missing:
+            days = self.days_missing
+            when = "" if days is None else f", which takes about {max(days, 0.1):,.1f} days"
+            parts.append(f"about {self.missing:,} more like these are judged{when}")
+        if self.labels_missing:
+            parts.append(f"people have graded {self.labels_missing:,} more of them")
+        return f"{seen}: it stays in shadow until {' and '.join(parts)}"
 
 
 def log_wealth(
@@ -106,6 +123,8 @@ def rise(
     tolerance: float,
     max_loss: float,
     delta: float = DELTA,
+    labelled: FloatArray | None = None,
+    days: float | None = None,
 ) -> Rise:
     """Look at the judged requests of a policy in shadow; as often as one likes.
 
@@ -116,6 +135,10 @@ def rise(
         tolerance: How far their mean may lie below 0, ≥ 0.
         max_loss: The mean loss that is to be excluded, in (0, 1).
         delta: The probability of ever rising with such a loss, in (0, 1).
+        labelled: Shape (m,): the differences of the requests that people graded, where the judge
+            errs; None for an exact one. Without ``FEWEST_LABELLED``, or with a mean below
+            −tolerance, nothing rises.
+        days: In how many days the requests were answered; None where that is not known.
 
     >>> seen = rise(np.zeros(40), tolerance=0.01, max_loss=0.05)
     >>> seen.risen, seen.missing
@@ -124,17 +147,28 @@ def rise(
     True
     """
     n = int(differences.size)
+    labels_missing = 0 if labelled is None else max(FEWEST_LABELLED - labelled.size, 0)
     if n == 0:
-        return Rise(0, None, 1.0, risen=False, missing=None)
+        return Rise(0, None, 1.0, risen=False, missing=None, labels_missing=labels_missing)
     wealth = log_wealth(differences, max_loss, weights)
     reached, needed = max(float(wealth.max()), 0.0), -log(delta)
     mean = float(np.average(differences, weights=weights))
-    enough = reached >= needed and n >= FEWEST_REQUESTS
-    risen = enough and mean >= -tolerance
-    missing: int | None = 0 if risen else None
-    if not risen and mean >= -tolerance:
-        rate = float(wealth[-1] - wealth[n // 2]) / max(n - 1 - n // 2, 1)
-        missing = FEWEST_REQUESTS - n if reached >= needed else None
-        if reached < needed and rate > 0.0:
-            missing = max(ceil((needed - float(wealth[-1])) / rate), FEWEST_REQUESTS - n)
-    return Rise(n, mean, exp(min(reached, 700.0)), risen, missing)
+    refuted = mean < -tolerance
+    if labelled is not None and not labels_missing:
+        refuted = refuted or float(labelled.mean()) < -tolerance
+    missing: int | None = None
+    if not refuted:
+        missing = max(FEWEST_REQUESTS - n, 0)
+        if reached < needed:
+            rate = float(wealth[-1] - wealth[n // 2]) / max(n - 1 - n // 2, 1)
+            more = ceil((needed - float(wealth[-1])) / rate) if rate > 0.0 else None
+            missing = None if more is None else max(more, missing)
+    return Rise(
+        n,
+        mean,
+        exp(min(reached, 700.0)),
+        risen=missing == 0 and not labels_missing,
+        missing=missing,
+        labels_missing=labels_missing,
+        days_missing=missing * days / n if missing and days else None,
+    )

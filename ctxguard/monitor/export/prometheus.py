@@ -16,8 +16,10 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ctxguard.core.types import Route
 from ctxguard.monitor.alarms import AlarmReport, SignalCounts
 from ctxguard.monitor.estimation.live import Estimates, LiveEstimates
+from ctxguard.monitor.estimation.rise import Rise
 from ctxguard.monitor.judging.counters import LABELS, SUMS
 from ctxguard.monitor.service import Monitor, Report
 
@@ -139,6 +141,7 @@ class MonitorCollector(Collector):
         )
         yield from _populations(report.live)
         yield from _labels(report)
+        yield from _rises(report.rises)
         if self._monitor.alarms is not None:
             yield from _alarms(self._monitor.alarms.report())
 
@@ -284,6 +287,44 @@ def _labels(report: Report) -> _Families:
         report.feedback,
         "kind",
     )
+
+
+def _rises(rises: Mapping[Route, Rise]) -> _Families:
+    yield _gauge(
+        "ctxguard_shadow_may_rise",
+        "1 where judged requests let a route in shadow be enforced, else 0.",
+        {route: rise.risen for route, rise in rises.items()},
+        "route",
+    )
+    yield _gauge(
+        "ctxguard_shadow_requests",
+        "Judged requests that say whether a route in shadow may be enforced.",
+        {route: rise.n for route, rise in rises.items()},
+        "route",
+    )
+    for name, attribute, text in (
+        ("requests_needed", "missing", "About how many more of these are missing; absent where no"),
+        (
+            "labels_needed",
+            "labels_missing",
+            "How many more of these people must grade; absent where no",
+        ),
+        (
+            "days_needed",
+            "days_missing",
+            "About how many days it takes to judge as many; absent where no",
+        ),
+    ):
+        yield _gauge(
+            f"ctxguard_shadow_{name}",
+            f"{text} number would do, or none is known.",
+            {
+                route: value
+                for route, rise in rises.items()
+                if (value := getattr(rise, attribute)) is not None
+            },
+            "route",
+        )
 
 
 _COMPARISON = ("route", "quantity", "reference")
