@@ -97,8 +97,6 @@ class MilvusEngine(Engine):
     rows_per_write = 128
     _writing = OfProcess(threading.Lock)
 
-    _writing = OfProcess(threading.Lock)
-
     def __init__(self, address: EngineAddress, *, make: bool = False) -> None:
         super().__init__(address)
         self._is_file = address.path is not None
