@@ -56,6 +56,9 @@ ORDERING_SHARE = 0.4
 Family = Literal["auto", "ratio", "expected_utility"]
 Objective = Literal["keep-recall", "utility"]
 
+REFUTED = "chosen, then refuted"
+"""The name of the option that was chosen, where held-out queries refute it."""
+
 _OTHER_TOLERANCES = (0.05, 0.1)
 """Larger losses of recall, whose policies are shown beside the choice."""
 
@@ -280,7 +283,7 @@ def calibrate_route(
     refuted = []
     if index is not None and judged.decision == "keep":
         why += f"; the first {today.k} as today, since the held-out queries refute what was chosen"
-        refuted = [replace(chosen, name="chosen, then refuted")]
+        refuted = [replace(chosen, name=REFUTED)]
         index, policy, chosen = None, today, replace(first, name="chosen")
     elif index is None:
         why += f"; the first {today.k} as today, since no other policy " + (

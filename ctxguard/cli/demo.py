@@ -73,7 +73,7 @@ def demo(settings: Demo) -> None:
         else:
             how = "built" if built else "opened"
             _show_setup(output, calibration, f"{len(retriever):,} passages ({how})")
-            _show_questions(output, pairs)
+            _show_questions(output, pairs, refuted=loop.refuted(calibration) is not None)
             _show_traffic(output, traffic, _scrape(url), calibration.profile.verdict)
             _show_next(output, folder)
         if settings.serve:
@@ -115,7 +115,7 @@ def _show_setup(output: Output, calibration: "Calibration", corpus: str) -> None
     print_differences(Route.HYBRID, calibration, output, _METRICS)
 
 
-def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]") -> None:
+def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]", *, refuted: bool) -> None:
     from ctxguard.cli.demonstration.loop import typical
 
     better = sum(pair.gain > 0 for pair in pairs)
@@ -124,6 +124,8 @@ def _show_questions(output: Output, pairs: "Sequence[BeforeAfter]") -> None:
         f"Held-out questions: {better} better, {worse} worse, {len(pairs) - better - worse} equal "
         "(✓ relevant, ✗ distractor)"
     )
+    if refuted:
+        output.note("by the policy that was chosen, which these questions refute: it is not served")
     for title, pair in (
         ("best", pairs[-1]),
         ("median", typical(pairs)),

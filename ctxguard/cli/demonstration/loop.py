@@ -13,7 +13,7 @@ from statistics import fmean
 from prometheus_client import CollectorRegistry
 
 from calibration.calibrate import Calibration, Passes, calibrate
-from calibration.calibrate_route import Settings
+from calibration.calibrate_route import REFUTED, Settings
 from calibration.data.dataset import Dataset, Query
 from ctxguard.cli.demonstration.corpus import passages
 from ctxguard.core.context import Context
@@ -25,7 +25,7 @@ from ctxguard.core.metrics import (
     strict_utilities,
     udcg,
 )
-from ctxguard.core.policies import RatioPolicy
+from ctxguard.core.policies import Policy, RatioPolicy
 from ctxguard.core.types import DEFAULT_K, Route
 from ctxguard.errors import IndexFolderError
 from ctxguard.guard import ContextGuard
@@ -103,8 +103,7 @@ class BeforeAfter:
     Attributes:
         query: The question.
         bare: The retriever's top k.
-        guarded: The passages that the calibrated policy keeps, whether or not the verdict lets it
-            serve.
+        guarded: The passages that the chosen policy keeps, whether or not it is served.
         labels: Grade by passage id, and −1 for a known distractor.
     """
 
@@ -138,7 +137,7 @@ def before_and_after(
     # By its policy alone: in shadow a guard with the profile would serve the bare top k.
     guarded = ContextGuard(
         retriever.with_fusion(profile.fusion),
-        policy=profile.routes[Route.HYBRID].policy,
+        policy=refuted(calibration) or profile.routes[Route.HYBRID].policy,
         telemetry=_separate_telemetry(),
     )
     held_out = _held_out(calibration)
@@ -152,6 +151,12 @@ def before_and_after(
         for query in held_out.queries
     ]
     return sorted(pairs, key=lambda pair: (pair.gain, pair.query.query_id))
+
+
+def refuted(calibration: Calibration) -> Policy | None:
+    """The policy that was chosen and that the held-out questions then refuted; None without one."""
+    options = calibration.outcomes[Route.HYBRID].options
+    return next((option.policy for option in options if option.name == REFUTED), None)
 
 
 def typical(pairs: Sequence[BeforeAfter]) -> BeforeAfter:

@@ -42,11 +42,12 @@ def test_the_typical_question_is_one_that_the_guard_changed() -> None:
 
 
 def test_a_question_that_the_guard_harmed_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    demo._show_questions(Output(), [LOSES, SAME, GAINS])
+    demo._show_questions(Output(), [LOSES, SAME, GAINS], refuted=True)
 
     shown = capsys.readouterr().out
     assert "1 better, 1 worse, 1 equal" in shown
     assert "best: question gains" in shown
     assert "worst: question loses" in shown
+    assert "which these questions refute: it is not served" in " ".join(shown.split())
     assert "✗lure" in shown
     assert "✓answer" in shown
