@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from ctxguard.testing import WordHashEmbedder
 from tests.timing import PATIENCE_SECONDS, until
 
 QUERY = "deserialize a JSON string"
+OURS = {"format": "ctxguard index", "schema_version": storage.SCHEMA_VERSION}
 
 
 @pytest.fixture
@@ -36,6 +38,10 @@ def saved(retriever: HybridRetriever, tmp_path: Path) -> Path:
 def data_file(folder: Path, name: str) -> Path:
     (file,) = folder.glob(f"generation-*/segment_0/{name}")
     return file
+
+
+def load(folder: Path, **options: Any) -> HybridRetriever:
+    return HybridRetriever.load(folder, embedder=WordHashEmbedder(), **options)
 
 
 def many(n: int) -> list[Passage]:
@@ -55,7 +61,7 @@ def test_a_loaded_index_answers_as_the_one_saved(
         [*corpus, *many(1000)], embedder=embedder, lexical=lexical, exact_limit=exact_limit
     )
     built.save(tmp_path / "index")
-    loaded = HybridRetriever.load(tmp_path / "index", embedder=embedder)
+    loaded = load(tmp_path / "index")
     for route in (Route.HYBRID, Route.LEXICAL, Route.DENSE):
         before, after = (
             built.on_route(route).retrieve(QUERY),
@@ -80,46 +86,49 @@ def test_the_passages_are_readable_lines_of_json(saved: Path) -> None:
     )
 
 
-def test_a_folder_without_a_manifest_is_half_an_index(
-    saved: Path, embedder: WordHashEmbedder
-) -> None:
-    (saved / "manifest.json").unlink()
-    with pytest.raises(IndexFolderError, match=r"no manifest\.json"):
-        HybridRetriever.load(saved, embedder=embedder)
-
-
-def test_a_path_that_is_no_folder_is_refused(tmp_path: Path, embedder: WordHashEmbedder) -> None:
-    with pytest.raises(IndexFolderError, match="is not a folder"):
-        HybridRetriever.load(tmp_path / "absent", embedder=embedder)
+def change(file: Path, changed: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(changed(file.read_bytes()))
 
 
 @pytest.mark.parametrize(
-    "name", ["passages.jsonl", "vectors.npy", "lexical.scores.npy", "lexical.vocabulary.json"]
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "is not a folder"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"no manifest\.json"),
+        *[
+            (lambda folder, name=name: data_file(folder, name).unlink(), f"{name} is missing")
+            for name in ("passages.jsonl", "vectors.npy", "lexical.scores.npy", "passages.ids.json")
+        ],
+        (
+            lambda folder: change(data_file(folder, "vectors.npy"), lambda whole: whole[:-10]),
+            r"vectors\.npy has \d+ bytes instead of \d+",
+        ),
+        (lambda folder: flip_a_byte(data_file(folder, "vectors.npy")), r"vectors\.npy was changed"),
+        (
+            lambda folder: data_file(folder, "vectors.npy").with_suffix(".codes").write_bytes(b"x"),
+            r"vectors\.codes is not in manifest\.json",
+        ),
+        *[
+            (lambda folder, text=text: (folder / "manifest.json").write_text(text), message)
+            for text, message in (
+                ("not json", "cannot be read"),
+                ("[" * 100_000, "cannot be read"),
+                ('{"a":' * 100_000, "cannot be read"),
+                ("[]", "not written by ctxguard"),
+                ('{"format": "other"}', "not written by ctxguard"),
+                ('{"format": "ctxguard index", "schema_version": 99}', "schema version 99"),
+                (json.dumps(OURS), "manifest.json is damaged"),
+                (json.dumps(OURS | {"generation": "../x", "files": {}}), "manifest.json is damag"),
+            )
+        ],
+    ],
 )
-def test_a_missing_file_is_named(saved: Path, embedder: WordHashEmbedder, name: str) -> None:
-    data_file(saved, name).unlink()
-    with pytest.raises(IndexFolderError, match=f"{name} is missing"):
-        HybridRetriever.load(saved, embedder=embedder)
-
-
-def test_a_file_cut_short_is_named_with_both_sizes(saved: Path, embedder: WordHashEmbedder) -> None:
-    file = data_file(saved, "vectors.npy")
-    content = file.read_bytes()
-    file.write_bytes(content[:-10])
-    with pytest.raises(
-        IndexFolderError, match=rf"vectors\.npy has {len(content) - 10} bytes instead of"
-    ):
-        HybridRetriever.load(saved, embedder=embedder)
-
-
-def test_a_changed_byte_is_found_by_the_digest(saved: Path, embedder: WordHashEmbedder) -> None:
-    file = data_file(saved, "vectors.npy")
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(IndexFolderError, match="changed or damaged"):
-        HybridRetriever.load(saved, embedder=embedder)
-    HybridRetriever.load(saved, embedder=embedder, verify=False)
+def test_a_damaged_folder_is_refused_with_what_is_wrong(
+    saved: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(saved)
+    with pytest.raises(IndexFolderError, match=message):
+        load(saved)
 
 
 def damaged(values: np.ndarray, at: int, value: int) -> np.ndarray:
@@ -145,7 +154,6 @@ def damaged(values: np.ndarray, at: int, value: int) -> np.ndarray:
 )
 def test_arrays_that_lead_outside_of_others_are_refused_though_no_digest_is_checked(
     saved: Path,
-    embedder: WordHashEmbedder,
     name: str,
     change: Callable[[np.ndarray], np.ndarray],
     message: str,
@@ -158,15 +166,7 @@ def test_arrays_that_lead_outside_of_others_are_refused_though_no_digest_is_chec
     content["files"][f"segment_0/{file.name}"]["bytes"] = file.stat().st_size
     manifest.write_text(json.dumps(content))
     with pytest.raises(IndexFolderError, match=message):
-        HybridRetriever.load(saved, embedder=embedder, verify=False)
-
-
-def test_a_file_that_the_manifest_does_not_list_is_refused(
-    saved: Path, embedder: WordHashEmbedder
-) -> None:
-    (data_file(saved, "vectors.npy").parent / "vectors.codes").write_bytes(b"from elsewhere")
-    with pytest.raises(IndexFolderError, match=r"vectors\.codes is not in manifest\.json"):
-        HybridRetriever.load(saved, embedder=embedder)
+        load(saved, verify=False)
 
 
 def zip_bytes() -> bytes:
@@ -190,15 +190,8 @@ def test_a_file_of_anything_else_under_its_digest_is_refused(saved: Path, conten
         changed = {**manifest, "files": {**manifest["files"], name: listed}}
         (saved / "manifest.json").write_text(json.dumps(changed), encoding="utf-8")
         with pytest.raises(IndexFolderError):
-            HybridRetriever.load(saved, embedder=WordHashEmbedder())
+            load(saved)
         file.write_bytes(before)
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
-def test_a_manifest_too_deep_to_be_read_is_refused(saved: Path, text: str) -> None:
-    (saved / "manifest.json").write_text(text, encoding="utf-8")
-    with pytest.raises(IndexFolderError, match="cannot be read"):
-        HybridRetriever.load(saved, embedder=WordHashEmbedder())
 
 
 def test_codes_are_never_read_unless_their_digest_is_right(
@@ -206,34 +199,9 @@ def test_codes_are_never_read_unless_their_digest_is_right(
 ) -> None:
     folder = tmp_path / "index"
     HybridRetriever.build(many(1001), embedder=embedder, exact_limit=1).save(folder)
-    file = data_file(folder, "vectors.codes")
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip_a_byte(data_file(folder, "vectors.codes"))
     with pytest.raises(IndexFolderError, match=r"vectors\.codes was changed"):
-        HybridRetriever.load(folder, embedder=embedder, verify=False)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "message"),
-    [
-        ("not json", "cannot be read"),
-        ("[]", "not written by ctxguard"),
-        ('{"format": "other"}', "not written by ctxguard"),
-        ('{"format": "ctxguard index", "schema_version": 99}', "schema version 99"),
-        ('{"format": "ctxguard index", "schema_version": 2}', "damaged"),
-        (
-            '{"format": "ctxguard index", "schema_version": 2, "generation": "../x", "files": {}}',
-            "damaged",
-        ),
-    ],
-)
-def test_a_foreign_or_damaged_manifest_is_refused(
-    saved: Path, embedder: WordHashEmbedder, manifest: str, message: str
-) -> None:
-    (saved / "manifest.json").write_text(manifest)
-    with pytest.raises(IndexFolderError, match=message):
-        HybridRetriever.load(saved, embedder=embedder)
+        load(folder, verify=False)
 
 
 def test_files_of_two_indexes_do_not_mix(
@@ -245,7 +213,7 @@ def test_files_of_two_indexes_do_not_mix(
     name = "vectors.npy"
     shutil.copy(data_file(tmp_path / "two", name), data_file(tmp_path / "one", name))
     with pytest.raises(IndexFolderError, match=r"vectors\.npy"):
-        HybridRetriever.load(tmp_path / "one", embedder=embedder)
+        load(tmp_path / "one")
 
 
 def test_an_index_is_not_saved_over_somebody_elses_files(
@@ -264,18 +232,17 @@ def test_a_foreign_manifest_is_not_overwritten(retriever: HybridRetriever, tmp_p
 
 
 def test_saving_again_replaces_the_index_and_leaves_nothing_behind(
-    retriever: HybridRetriever, saved: Path, embedder: WordHashEmbedder
+    retriever: HybridRetriever, saved: Path
 ) -> None:
     retriever.delete(["time.sleep"])
     retriever.save(saved)
-    assert len(HybridRetriever.load(saved, embedder=embedder)) == len(retriever)
+    assert len(load(saved)) == len(retriever)
     assert len(list(saved.iterdir())) == 2
 
 
 def test_a_failed_save_leaves_the_good_index_in_place(
     retriever: HybridRetriever,
     saved: Path,
-    embedder: WordHashEmbedder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full_disk(table: PassageTable, folder: Path) -> None:
@@ -285,28 +252,26 @@ def test_a_failed_save_leaves_the_good_index_in_place(
     monkeypatch.setattr(PassageTable, "save", full_disk)
     with pytest.raises(IndexFolderError, match="No space left"):
         retriever.save(saved)
-    assert HybridRetriever.load(saved, embedder=embedder).retrieve(QUERY).passage_ids
+    assert load(saved).retrieve(QUERY).passage_ids
     assert len(list(saved.iterdir())) == 2
 
 
 def test_an_interrupted_first_save_can_be_repeated(
-    retriever: HybridRetriever, tmp_path: Path, embedder: WordHashEmbedder
+    retriever: HybridRetriever, tmp_path: Path
 ) -> None:
     (tmp_path / "generation-00000000").mkdir()
     (tmp_path / "generation-00000000" / "vectors.npy").write_bytes(b"half")
     retriever.save(tmp_path)
-    HybridRetriever.load(tmp_path, embedder=embedder)
+    load(tmp_path)
     assert not (tmp_path / "generation-00000000").exists()
 
 
-def test_an_index_that_is_in_use_can_be_saved_over(
-    saved: Path, embedder: WordHashEmbedder, corpus: list[Passage]
-) -> None:
-    in_use = HybridRetriever.load(saved, embedder=embedder)
+def test_an_index_that_is_in_use_can_be_saved_over(saved: Path, corpus: list[Passage]) -> None:
+    in_use = load(saved)
     in_use.delete(["time.sleep"])
     in_use.save(saved)
     assert in_use.passage("json.load").text == corpus[0].text
-    assert "time.sleep" not in HybridRetriever.load(saved, embedder=embedder).passage_ids
+    assert "time.sleep" not in load(saved).passage_ids
 
 
 def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:
@@ -315,11 +280,11 @@ def test_another_embedder_than_the_indexs_is_refused(saved: Path) -> None:
 
 
 def test_an_index_made_with_another_analyser_is_refused(
-    saved: Path, embedder: WordHashEmbedder, monkeypatch: pytest.MonkeyPatch
+    saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EnglishAnalyser, "fingerprint", "other rules")
     with pytest.raises(IndexFolderError, match="analysed as"):
-        HybridRetriever.load(saved, embedder=embedder)
+        load(saved)
 
 
 @pytest.mark.parametrize("metadata", [{1: "a", "1": "b"}, {"in": [{True: 1, "true": 2}]}])
@@ -350,12 +315,11 @@ class TestALargeIndex:
     def test_one_that_is_damaged_answers_until_that_is_found_and_no_more(
         self,
         saved: Path,
-        embedder: WordHashEmbedder,
         late: threading.Event,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         flip_a_byte(data_file(saved, "passages.jsonl"))
-        loaded = HybridRetriever.load(saved, embedder=embedder)
+        loaded = load(saved)
         guard = ContextGuard(loaded, policy=RatioPolicy(k=3))
         assert guard.retrieve(QUERY).passages
         late.set()
@@ -373,12 +337,11 @@ class TestALargeIndex:
         self,
         saved: Path,
         retriever: HybridRetriever,
-        embedder: WordHashEmbedder,
         late: threading.Event,
     ) -> None:
         late.set()
         flip_a_byte(data_file(saved, "passages.jsonl"))
-        loaded = HybridRetriever.load(saved, embedder=embedder)
+        loaded = load(saved)
         until(lambda: loaded._live.damage is not None)
         shutil.rmtree(saved)  # a save into it would link the damaged file again
         retriever.save(saved)
@@ -389,11 +352,10 @@ class TestALargeIndex:
         self,
         saved: Path,
         retriever: HybridRetriever,
-        embedder: WordHashEmbedder,
         late: threading.Event,
     ) -> None:
         late.set()
-        loaded = HybridRetriever.load(saved, embedder=embedder)
+        loaded = load(saved)
         before = loaded.retrieve(QUERY).passage_ids
         retriever.add([Passage("new", "another text")])
         retriever.save(saved)
@@ -404,30 +366,29 @@ class TestALargeIndex:
         assert loaded.retrieve(QUERY).passage_ids == before
 
     def test_one_that_is_asked_to_be_checked_first_is(
-        self, saved: Path, embedder: WordHashEmbedder, late: threading.Event
+        self, saved: Path, late: threading.Event
     ) -> None:
         flip_a_byte(data_file(saved, "vectors.npy"))
         with pytest.raises(IndexFolderError, match=r"vectors\.npy was changed or damaged"):
-            HybridRetriever.load(saved, embedder=embedder, verify=True)
+            load(saved, verify=True)
 
     def test_one_that_is_replaced_before_it_is_checked_goes_on_answering(
         self,
         saved: Path,
         retriever: HybridRetriever,
-        embedder: WordHashEmbedder,
         late: threading.Event,
     ) -> None:
-        loaded = HybridRetriever.load(saved, embedder=embedder)
+        loaded = load(saved)
         shutil.rmtree(saved)
         late.set()
         until(lambda: not loaded._live._unchecked)
         assert loaded.retrieve(QUERY).passage_ids == retriever.retrieve(QUERY).passage_ids
 
     def test_a_forked_child_checks_what_its_parent_had_not(
-        self, saved: Path, embedder: WordHashEmbedder, late: threading.Event
+        self, saved: Path, late: threading.Event
     ) -> None:
         flip_a_byte(data_file(saved, "passages.jsonl"))
-        loaded = HybridRetriever.load(saved, embedder=embedder)
+        loaded = load(saved)
         parents = loaded._live._checking
         fork_safety._reset_all()
         assert loaded._live._checking is not parents
