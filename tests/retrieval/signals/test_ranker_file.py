@@ -62,11 +62,6 @@ def test_another_file_is_refused(tmp_path: Path, content: str | bytes, fault: st
     assert "fit ranker" in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
-        Ranker.load(tmp_path / "absent.json")
-
-
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
@@ -76,17 +71,13 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ({"more": 1}, "is no ranker"),
         ({"text": {}}, "level 'text' lacks dense.z, lexical.z"),
         ({"text": {**FLAT.text, "rank.z": 1.0}}, "has the unknown 'rank.z'"),
-        ({"text": {**FLAT.text, "dense.z": "1"}}, "weight of dense.z, '1', is no finite number"),
-        ({"text": {**FLAT.text, "dense.z": True}}, "weight of dense.z, True, is no finite number"),
-        ({"text": {**FLAT.text, "dense.z": None}}, "weight of dense.z, None, is no finite number"),
-        (
-            {"text": {**FLAT.text, "dense.z": math.nan}},
-            "weight of dense.z, nan, is no finite number",
-        ),
-        (
-            {"full": {**FLAT.full, "dense.z": math.inf}},
-            "weight of dense.z, inf, is no finite number",
-        ),
+        *[
+            (
+                {"text": {**FLAT.text, "dense.z": weight}},
+                f"weight of dense.z, {weight!r}, is no fin",
+            )
+            for weight in ("1", True, None, math.nan, math.inf)
+        ],
         ({"full": {**FLAT.full, "dense.z": 10**400}}, "weight of dense.z"),
     ],
 )
@@ -96,6 +87,7 @@ def test_a_damaged_ranker_is_refused(file: Path, fields: dict[str, Any], fault: 
         Ranker.load(file)
 
 
-def test_a_folder_is_no_ranker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".", "absent.json"])
+def test_a_folder_or_a_file_that_is_not_there_is_no_ranker(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="cannot be read"):
-        Ranker.load(tmp_path)
+        Ranker.load(tmp_path / name)

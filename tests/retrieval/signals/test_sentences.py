@@ -119,17 +119,6 @@ def test_a_candidates_signals_do_not_depend_on_the_others(seed: int, rows: list[
     np.testing.assert_allclose(together, alone, atol=NEAR)
 
 
-def test_a_passage_without_a_piece_is_unknown() -> None:
-    sentences = Sentences(
-        np.zeros((0, 2), np.int8),
-        np.zeros(0, np.uint8),
-        np.zeros(0, np.uint16),
-        np.zeros((2, 2), int),
-    )
-    found = computed(np.eye(2, dtype=np.float32), np.ones(2), TABLE, sentences, [0])
-    assert np.isnan(found).all()
-
-
 def test_large_vocabularies_are_read_too() -> None:
     sentences, table, query = random_sentences(3, 5), table_of(3), random_query(3, 5)
     wide = sentences._replace(pieces=sentences.pieces.astype(np.int32))
@@ -167,25 +156,3 @@ def test_a_passage_of_ten_thousand_pieces_is_read_whole() -> None:
     query = random_query(5, 7)
     found = computed(*query, table, sentences, [0])[0]
     assert found.tolist() == pytest.approx(plain(*query, table, sentences, 0), abs=1e-4)
-
-
-@given(st.integers(0, 10_000), st.integers(0, 4))
-@settings(max_examples=50, deadline=None)
-def test_another_sentence_never_lowers_a_signal(seed: int, row: int) -> None:
-    """All three are maxima over sentences."""
-    sentences, table, query = random_sentences(seed, 5), table_of(seed), random_query(seed, 4)
-    extra = random_sentences(seed + 1, 1)
-    starts = np.concatenate([sentences.starts[[row]], sentences.starts[[row + 1]]])
-    (first, at), (end, to) = starts
-    own = Sentences(
-        sentences.vectors[first:end],
-        sentences.lengths[first:end],
-        sentences.pieces[at:to],
-        starts - starts[0],
-    )
-    both = Sentences.of([own, extra])
-    longer = both._replace(starts=both.starts[[0, 2]])
-    before = computed(*query, table, own, [0])[0]
-    after = computed(*query, table, longer, [0])[0]
-    if not np.isnan(before).any():
-        assert (after >= before - NEAR).all()
