@@ -77,14 +77,15 @@ class _Words:
         stems = reading.stems(list(vocabulary))
         numbers = [self.stems.setdefault(stem, len(self.stems)) for stem in stems]
         self.stem_of: NDArray[np.int32] = read_only(np.array(numbers, np.int32))
-        self.words_with, self.stems_with = self.passages_with(self.ordered)
+        every = np.arange(self.ordered.starts.size - 1)
+        self.words_with, self.stems_with = self.passages_with(every)
 
-    def passages_with(self, ordered: Ordered) -> tuple[NumberArray, NumberArray]:
-        """Count the passages that have each word, and each stem."""
+    def passages_with(self, rows: RowArray) -> tuple[NumberArray, NumberArray]:
+        """Count how many of some rows have each word, and each stem."""
         itself = read_only(np.arange(self.stem_of.size, dtype=np.int32))
-        count = _kernels().passages_with
-        with_word: NumberArray = count(ordered, itself, self.stem_of.size)
-        return with_word, count(ordered, self.stem_of, len(self.stems))
+        count, (words, starts) = _kernels().rows_with, self.ordered
+        with_word: NumberArray = count(words, starts, rows, itself, itself.size)
+        return with_word, count(words, starts, rows, self.stem_of, len(self.stems))
 
 
 class ForwardIndex:
@@ -136,8 +137,7 @@ class ForwardIndex:
         self.stems_with = np.zeros(len(self.stems), np.int64)
         for at, (segment, (words, stems)) in enumerate(zip(self._segments, numbers, strict=True)):
             deleted = np.flatnonzero(self._rows.of_segments[at] < 0)
-            gone = _read_only(Ordered(*_kernels().taken(segment.ordered, deleted)))
-            words_gone, stems_gone = segment.passages_with(gone)
+            words_gone, stems_gone = segment.passages_with(deleted)
             stem_of[words] = stems[segment.stem_of]
             self.words_with[words] += segment.words_with - words_gone
             self.stems_with[stems] += segment.stems_with - stems_gone
@@ -334,7 +334,7 @@ def _read_only(ordered: Ordered) -> Ordered:
 
 @cache
 def _kernels() -> Any:
-    return require("ctxguard.retrieval.index.forward_kernels", "embedded")
+    return require("ctxguard.retrieval.index.kernels", "embedded")
 
 
 @cache

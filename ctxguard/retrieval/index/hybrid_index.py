@@ -37,7 +37,7 @@ from ctxguard.retrieval.index.passages import (
 )
 from ctxguard.retrieval.index.rows import Rows
 from ctxguard.retrieval.index.scripts import letters_by_script, unhandled_letters
-from ctxguard.retrieval.index.segment import Encoded, Segment, SignalLevel
+from ctxguard.retrieval.index.segment import Segment, SignalLevel
 from ctxguard.retrieval.index.sentences import SentenceIndex, TokenTable, sentences_at
 from ctxguard.retrieval.protocols import (
     Analyser,
@@ -61,6 +61,9 @@ MERGE_FROM = 2_000
 
 _Part = tuple[Segment, NDArray[np.bool_]]
 """A segment, and which of its rows are kept."""
+
+_Encoded = tuple[Float32Array, Sentences | None]
+"""Unit vectors of passages, shape (n, dimension), and their sentences, None if not kept."""
 
 _SEGMENT, _ROWS, _TOKENS = "segment", "rows", "tokens"
 
@@ -145,7 +148,7 @@ class HybridIndex:
             table = TokenTable.of(_token_encoder(embedder).token_table())
         segment = Segment.build(
             valid,
-            _encode(embedder, valid, table, progress),
+            *_encode(embedder, valid, table, progress),
             engine=engine,
             analyser=analyser,
             exact_limit=exact_limit,
@@ -309,7 +312,7 @@ class HybridIndex:
         passages: Sequence[tuple[Passage, int | None]],
         embedder: Embedder,
         progress: Progress | None,
-    ) -> tuple[Encoded, int]:
+    ) -> tuple[_Encoded, int]:
         """Encode passages with another text than their row's; return also their number."""
         unknown, known, rows = [], [], []
         for at, (passage, row) in enumerate(passages):
@@ -318,19 +321,19 @@ class HybridIndex:
             else:
                 known.append(at)
                 rows.append(row)
-        new = _encode(embedder, [passages[at][0] for at in unknown], self._table, progress)
+        new = [passages[at][0] for at in unknown]
+        vectors, sentences = _encode(embedder, new, self._table, progress)
         old, order = np.array(rows, np.int64), np.argsort([*unknown, *known])
-        vectors = np.concatenate((new.vectors, self.dense.vectors_at(old)))[order]
-        sentences = new.sentences
+        vectors = np.concatenate((vectors, self.dense.vectors_at(old)))[order]
         if sentences is not None and self.sentences is not None:
             both = Sentences.of([sentences, self.sentences.taken(old)])
             sentences = sentences_at(both, order)
-        return Encoded(vectors, sentences), len(unknown)
+        return (vectors, sentences), len(unknown)
 
     def _changed(
         self,
         new: Sequence[Passage],
-        encoded: Encoded | None,
+        encoded: _Encoded | None,
         gone: Collection[str],
         report: BuildReport,
     ) -> "HybridIndex":
@@ -347,7 +350,7 @@ class HybridIndex:
         if encoded is not None and new:
             added = Segment.build(
                 new,
-                encoded,
+                *encoded,
                 engine=self.engine,
                 analyser=self.lexical.analyser,
                 exact_limit=len(new),
@@ -618,7 +621,7 @@ def _encode(
     passages: Sequence[Passage],
     table: TokenTable | None,
     progress: Progress | None,
-) -> Encoded:
+) -> _Encoded:
     """Encode passages, with their sentences if there is a token table."""
     texts = [searchable_text(passage) for passage in passages]
     sentences = None
@@ -631,4 +634,4 @@ def _encode(
             f"the embedder {embedder.name!r} returned shape {vectors.shape} for {len(texts)} "
             f"passages; it must be {(len(texts), embedder.dimension)}"
         )
-    return Encoded(unit_rows(vectors, [passage.passage_id for passage in passages]), sentences)
+    return unit_rows(vectors, [passage.passage_id for passage in passages]), sentences

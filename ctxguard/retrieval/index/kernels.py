@@ -8,7 +8,7 @@ Each step of a search is one call here instead of a dozen numpy calls. A search 
 of a millisecond, in which a dozen calls would show; and nearly every numpy call releases and takes
 the interpreter lock, for which concurrent clients wait longer than for the work itself.
 
-A row or a piece that does not exist, as in a mapped file that somebody altered, is
+A row, a word or a piece that does not exist, as in a mapped file that somebody altered, is
 taken for the first: the result is wrong then, and nothing else is read or written.
 
 Import this module through `ctxguard._support.extras.require`: numba comes with an extra.
@@ -21,6 +21,7 @@ from ctxguard._support.compiled import SUMS_REORDERED, compiled
 from ctxguard.core.fusion import Fusion
 from ctxguard.core.scores import INVALID_MAGNITUDE
 from ctxguard.core.types import FloatArray
+from ctxguard.retrieval.index.forward import Ordered
 from ctxguard.retrieval.index.lexical import Postings
 from ctxguard.retrieval.protocols import Float32Array, PieceArray, RowArray
 
@@ -176,25 +177,28 @@ def passages_with(rows: PostingRows, starts: WordArray, new_rows: RowArray) -> W
 
 
 @compiled()
-def rows_with_pieces(
-    pieces: PieceArray, starts: RowArray, rows: RowArray, n_vocabulary: int
-) -> PostingRows:
-    """Count how many of some rows have each word piece, shape (n_vocabulary,).
+def rows_with(
+    numbers: PieceArray, starts: RowArray, rows: RowArray, number_of: PostingRows, n_numbers: int
+) -> WordArray:
+    """Count how many of some rows have each number, shape (n_numbers,).
 
     Args:
-        pieces: As for `Sentences`.
-        starts: As for `Sentences`.
+        numbers: The words or pieces of all rows; perhaps complements, as in `Ordered`.
+        starts: Those of row i are from ``starts[i]`` to ``starts[i + 1]``.
         rows: Each once.
-        n_vocabulary: All pieces are below this.
+        number_of: The number counted for each word or piece: its own, or its stem's.
+        n_numbers: All are below this.
     """
-    found = np.zeros(n_vocabulary, np.int32)
-    last = np.full(n_vocabulary, -1, np.int64)
+    found = np.zeros(n_numbers, np.int64)
+    last = np.full(n_numbers, -1, np.int64)
     for row in rows:
-        for at in range(starts[row, 1], starts[row + 1, 1]):
-            piece = pieces[at] if 0 <= pieces[at] < n_vocabulary else 0
-            if last[piece] != row:
-                last[piece] = row
-                found[piece] += 1
+        for at in range(starts[row], starts[row + 1]):
+            number = np.int64(numbers[at])
+            number = number if number >= 0 else ~number
+            number = number_of[number if number < number_of.size else 0]
+            if last[number] != row:
+                last[number] = row
+                found[number] += 1
     return found
 
 
@@ -385,3 +389,59 @@ def _unit_interval(scores: FloatArray, minimum: float) -> FloatArray:
             shifted[at] = scores[at] - minimum
             span = max(span, shifted[at])
     return shifted / span if span > 0.0 else shifted
+
+
+@compiled()
+def renumbered(words: PostingRows, numbers: PostingRows) -> PostingRows:
+    """Give each word its new number; complements stay complements."""
+    new = np.empty(words.size, np.int32)
+    for at in range(words.size):
+        known = words[at] if words[at] >= 0 else ~words[at]
+        number = numbers[known if known < numbers.size else 0]
+        new[at] = number if words[at] >= 0 else ~number
+    return new
+
+
+@compiled()
+def taken(ordered: Ordered, rows: RowArray) -> tuple[PostingRows, WordArray]:
+    """Copy the words of some passages, in the order of ``rows``; also return their starts."""
+    starts = np.zeros(rows.size + 1, np.int64)
+    for i in range(rows.size):
+        size = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
+        starts[i + 1] = starts[i] + size
+    words = np.empty(starts[-1], np.int32)
+    for i in range(rows.size):
+        begin = ordered.starts[rows[i]]
+        words[starts[i] : starts[i + 1]] = ordered.words[begin : ordered.starts[rows[i] + 1]]
+    return words, starts
+
+
+@compiled()
+def candidate_words(
+    rows: RowArray, ordered: Ordered, stem_of: PostingRows, norm: tuple[float, float]
+) -> tuple[PostingRows, PostingRows, WordArray, FloatArray]:
+    """Gather the fields of `CandidateWords` of some rows.
+
+    Args:
+        rows: Rows of ``ordered``.
+        ordered: The words of passages.
+        stem_of: The stem of each word.
+        norm: BM25's addend to the counts of a passage without words, and for each word.
+    """
+    starts = np.zeros(rows.size + 1, np.int64)
+    norms = np.empty(rows.size, np.float64)
+    for i in range(rows.size):
+        length = ordered.starts[rows[i] + 1] - ordered.starts[rows[i]]
+        starts[i + 1] = starts[i] + length
+        norms[i] = norm[0] + norm[1] * length
+    words = np.empty(starts[-1], np.int32)
+    stems = np.empty(starts[-1], np.int32)
+    for i in range(rows.size):
+        begin = ordered.starts[rows[i]]
+        for at in range(starts[i + 1] - starts[i]):
+            word = ordered.words[begin + at]
+            known = word if word >= 0 else ~word
+            known = known if known < stem_of.size else 0
+            words[starts[i] + at] = known if word >= 0 else ~known
+            stems[starts[i] + at] = stem_of[known]
+    return words, stems, starts, norms

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ctxguard.core.types import Passage
 from ctxguard.retrieval.index.dense import DenseIndex
@@ -23,18 +23,6 @@ from ctxguard.retrieval.protocols import Analyser, Float32Array, LexicalIndex, S
 
 SignalLevel = Literal["full", "text", "none"]
 """The data kept for signals: words in order and sentence vectors, words alone, or none."""
-
-
-class Encoded(NamedTuple):
-    """A model's results for some passages.
-
-    Attributes:
-        vectors: Unit vectors, shape (n, dimension).
-        sentences: Their sentences; None if they are not kept.
-    """
-
-    vectors: Float32Array
-    sentences: Sentences | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +51,8 @@ class Segment:
     def build(
         cls,
         passages: Sequence[Passage],
-        encoded: Encoded,
+        vectors: Float32Array,
+        sentences: Sentences | None,
         *,
         engine: LexicalEngine,
         analyser: Analyser,
@@ -75,25 +64,22 @@ class Segment:
 
         Args:
             passages: At least one.
-            encoded: A model's results for them.
+            vectors: Their unit vectors, shape (n, dimension).
+            sentences: Their sentences; None if they are not kept.
             engine: The lexical engine.
             analyser: Splits them into terms.
             exact_limit: As for `DenseIndex.build`.
             signals: The data kept for signals.
             table: The model's token table; None without sentences.
         """
-        forward = sentences = None
-        if signals != "none":
-            forward = ForwardIndex.build(map(searchable_text, passages), analyser)
-        if table is not None and encoded.sentences is not None:
-            sentences = SentenceIndex.build(table, encoded.sentences)
+        words = map(searchable_text, passages)
         return cls(
             token_hex(8),
             PassageTable.of(passages),
             lexical_index(engine).build(map(searchable_text, passages), analyser),
-            DenseIndex.build(encoded.vectors, exact_limit=exact_limit),
-            forward,
-            sentences,
+            DenseIndex.build(vectors, exact_limit=exact_limit),
+            None if signals == "none" else ForwardIndex.build(words, analyser),
+            None if table is None or sentences is None else SentenceIndex.build(table, sentences),
         )
 
     @classmethod

@@ -189,9 +189,11 @@ class SentenceIndex:
 
 
 def _frequencies(sentences: Sentences, rows: RowArray, n_vocabulary: int) -> NDArray[np.int32]:
-    _, _, pieces, starts = sentences
-    frequencies: NDArray[np.int32] = _kernels().rows_with_pieces(pieces, starts, rows, n_vocabulary)
-    return frequencies
+    itself = read_only(np.arange(n_vocabulary, dtype=np.int32))
+    starts = np.ascontiguousarray(sentences.starts[:, 1])
+    count = require("ctxguard.retrieval.index.kernels", "embedded").rows_with
+    frequencies: NDArray[np.int64] = count(sentences.pieces, starts, rows, itself, n_vocabulary)
+    return frequencies.astype(np.int32)
 
 
 def sentences_at(sentences: Sentences, rows: RowArray) -> Sentences:
@@ -227,11 +229,6 @@ def _check(sentences: Sentences, frequencies: NDArray[np.int32]) -> None:
 
 def _file(name: str) -> str:
     return f"sentences.{name}.npy"
-
-
-@cache
-def _kernels() -> Any:
-    return require("ctxguard.retrieval.index.kernels", "embedded")
 
 
 @cache

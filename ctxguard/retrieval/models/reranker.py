@@ -39,8 +39,7 @@ class CrossEncoderReranker:
         runtime: The runtime of the model: ``openvino-bf16``, ``openvino`` or ``torch``. None for
             ``openvino`` if it is installed and gives torch's logits, else ``torch``; the log
             names it.
-        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
-            folder.
+        cache: As for `SentenceTransformerEmbedder`.
 
     Raises:
         ConfigurationError: an unknown runtime.

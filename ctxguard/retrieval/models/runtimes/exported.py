@@ -7,21 +7,18 @@ export. It is read as a whole, and used only if its digest is right.
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
 from ctxguard._support.atomic_write import atomic_write
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard.errors import ConfigurationError
-from ctxguard.retrieval.protocols import Float32Array, Int8Array
+from ctxguard.retrieval.protocols import Float32Array
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 _FORMAT = 2
 _SETTINGS = ("*.json", "*.txt", "*.model")
@@ -67,6 +64,26 @@ class Exported:
     inputs: Inputs
     expected: Float32Array
 
+    @classmethod
+    def of(cls, arrays: dict[str, Any]) -> Self:
+        """Take a model from its arrays, as `arrays` gave them."""
+        inputs = json.loads(arrays["inputs"].tobytes())
+        return cls(
+            graph=arrays["graph"].tobytes(),
+            weights=arrays["weights"].tobytes(),
+            tokenizer=arrays["tokenizer"].tobytes(),
+            inputs=Inputs(**{**inputs, "names": tuple(inputs["names"])}),
+            expected=np.asarray(arrays["expected"], np.float32),
+        )
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the model as arrays, to be kept."""
+        inputs = json.dumps(asdict(self.inputs)).encode()
+        contents = (self.graph, self.weights, self.tokenizer, inputs)
+        names = ("graph", "weights", "tokenizer", "inputs")
+        parts = {n: np.frombuffer(each, np.uint8) for n, each in zip(names, contents, strict=True)}
+        return {"expected": self.expected, **parts}
+
 
 def default_cache() -> Path | None:
     """Return ``models`` in the user's cache folder; None if the user has no home folder."""
@@ -91,30 +108,15 @@ def cache_key(weights: str, folder: Path, kind: str = "openvino") -> str:
     return f"{kind}-{digest.hexdigest()[:32]}"
 
 
-def read(cache: Path, key: str) -> Exported | None:
-    """Read the model stored under a key; None if there is none, or its file is damaged."""
-    return _read(cache, key, _exported)
+def read(cache: Path | None, key: str) -> dict[str, Any] | None:
+    """Read the arrays stored under a key; None if there are none, or their file is damaged.
 
-
-def read_table(cache: Path, key: str) -> Int8Array | None:
-    """Read the token table stored under a key; None if there is none, or its file is damaged."""
-    return _read(cache, key, lambda parts: np.asarray(parts["table"], np.int8))
-
-
-def write(cache: Path, key: str, exported: Exported) -> None:
-    """Store a model under a key, replacing any that is there.
-
-    If that fails, a warning is logged; the next start exports again.
+    Args:
+        cache: The folder; None for none.
+        key: From `cache_key`.
     """
-    _write(cache, key, {name: np.asarray(value) for name, value in _parts(exported)})
-
-
-def write_table(cache: Path, key: str, table: Int8Array) -> None:
-    """Store a token table under a key, as `write` does a model."""
-    _write(cache, key, {"table": table})
-
-
-def _read(cache: Path, key: str, made: Callable[[dict[str, Any]], _T]) -> _T | None:
+    if cache is None:
+        return None
     file = cache / f"{key}.npz"
     try:
         # Opened here, since a damaged archive would leave numpy's own handle open.
@@ -122,7 +124,7 @@ def _read(cache: Path, key: str, made: Callable[[dict[str, Any]], _T]) -> _T | N
             parts = {name: arrays[name] for name in arrays.files}
         if parts.pop("digest").tobytes() != _digest(key, parts):
             raise ValueError("its digest is wrong")
-        return made(parts)
+        return parts
     except FileNotFoundError:
         return None
     except Exception as error:
@@ -135,7 +137,13 @@ def _read(cache: Path, key: str, made: Callable[[dict[str, Any]], _T]) -> _T | N
         return None
 
 
-def _write(cache: Path, key: str, parts: dict[str, Any]) -> None:
+def write(cache: Path | None, key: str, parts: dict[str, Any]) -> None:
+    """Store arrays under a key, replacing any that are there; arguments as for `read`.
+
+    If that fails, a warning is logged; the next start makes them again.
+    """
+    if cache is None:
+        return
     digest = np.frombuffer(_digest(key, parts), np.uint8)
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,29 +156,6 @@ def _write(cache: Path, key: str, parts: dict[str, Any]) -> None:
             cache,
             error.strerror or type(error).__name__,
         )
-
-
-def _exported(parts: dict[str, Any]) -> Exported:
-    inputs = json.loads(parts["inputs"].tobytes())
-    return Exported(
-        graph=parts["graph"].tobytes(),
-        weights=parts["weights"].tobytes(),
-        tokenizer=parts["tokenizer"].tobytes(),
-        inputs=Inputs(**{**inputs, "names": tuple(inputs["names"])}),
-        expected=np.asarray(parts["expected"], np.float32),
-    )
-
-
-def _parts(exported: Exported) -> Iterator[tuple[str, object]]:
-    yield "expected", exported.expected
-    inputs = json.dumps(asdict(exported.inputs)).encode()
-    for name, content in (
-        ("graph", exported.graph),
-        ("weights", exported.weights),
-        ("tokenizer", exported.tokenizer),
-        ("inputs", inputs),
-    ):
-        yield name, np.frombuffer(content, np.uint8)
 
 
 def _digest(key: str, parts: dict[str, Any]) -> bytes:

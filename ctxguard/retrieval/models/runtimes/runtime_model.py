@@ -24,9 +24,7 @@ from ctxguard.retrieval.models.runtimes.exported import (
     cache_key,
     default_cache,
     read,
-    read_table,
     write,
-    write_table,
 )
 from ctxguard.retrieval.models.runtimes.openvino_session import OpenVinoSession, has_bf16, openvino
 from ctxguard.retrieval.models.runtimes.torch_model import TorchModel
@@ -91,8 +89,7 @@ class RuntimeModel:
         name: A folder, or a name on the model hub.
         task: The computation.
         runtime: The only runtime to use; None for the task's first that works.
-        cache: Folder for exported models; None for ``ctxguard/models`` in the user's cache
-            folder.
+        cache: As for `SentenceTransformerEmbedder`.
         folder: Folder of its files; None to find them by name, on first use.
 
     Attributes:
@@ -178,11 +175,10 @@ class RuntimeModel:
         with self._lock:
             if self._table is None:
                 key = cache_key(self.weights, self.folder, "tokens")
-                self._table = None if self._cache is None else read_table(self._cache, key)
-                if self._table is None:
-                    self._table = encoder.token_table()
-                    if self._cache is not None:
-                        write_table(self._cache, key, self._table)
+                kept = read(self._cache, key)
+                self._table = encoder.token_table() if kept is None else kept["table"]
+                if kept is None:
+                    write(self._cache, key, {"table": self._table})
             return self._table
 
     def _open_once(self) -> tuple[Runtime, Encoder | None]:
@@ -235,10 +231,10 @@ class RuntimeModel:
         if runtime is Runtime.OPENVINO_BF16 and not has_bf16():
             raise UnfitProcessorError("this processor has no bfloat16")
         key = cache_key(self.weights, self.folder)
-        cached = None if self._cache is None else read(self._cache, key)
+        cached = read(self._cache, key)
         if cached is not None:
             try:
-                return self._checked(runtime, cached)
+                return self._checked(runtime, Exported.of(cached))
             except Exception as error:
                 if runtime is Runtime.OPENVINO_BF16:
                     # Precision or file may be at fault: 32 bits, tried next, tell which.
@@ -247,8 +243,7 @@ class RuntimeModel:
                 _log.warning("%s is exported again (%s)", self.name, reason)
         exported = self._export()
         encoder = self._checked(runtime, exported)
-        if self._cache is not None:
-            write(self._cache, key, exported)
+        write(self._cache, key, exported.arrays())
         return encoder
 
     def _export(self) -> Exported:
