@@ -131,7 +131,8 @@ def ranking_of(retrieved: "Retrieval", score_kind: ScoreKind | None) -> Ranking:
             f"the retriever returned {describe(retrieved)}; return a Ranking, or a list of Hits"
         )
     hits = tuple(retrieved)
-    others = {kind for kind in set(map(type, hits)) if not issubclass(kind, Hit)}
+    kinds = set(map(type, hits))
+    others = kinds - {Hit} and {kind for kind in kinds if not issubclass(kind, Hit)}
     if others:
         raise ConfigurationError(
             f"the retriever returned {describe(retrieved)} that holds "

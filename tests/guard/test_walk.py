@@ -1,32 +1,51 @@
-"""The walk of a request: how many of our functions a hybrid search through the guard calls.
+"""The walks: how many of our functions each of six ways through the package calls.
 
 A long walk is hard to follow, and each call costs a tenth of a microsecond. Run with ``-s`` to see
-the calls in their order.
+the calls in their order. Before the house was halved (f0796ea) the same walks took:
+
+====================  ======================================
+walk                  calls / functions
+====================  ======================================
+filter(hits)          78 / 31
+hybrid, no signals    60 / 53
+hybrid, text signals  157 / 102
+/rerank               83 / 66
+sample to /metrics    1,738 / 341
+labels to profile     397 functions
+====================  ======================================
 """
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
+import calibration
 import ctxguard
+from calibration.calibrate import calibrate
+from calibration.data.dataset import Dataset, Query
 from ctxguard.core.fusion import Fusion
-from ctxguard.core.types import Passage
+from ctxguard.core.types import Hit, Passage
 from ctxguard.guard import ContextGuard
 from ctxguard.request.telemetry import Telemetry
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.testing import WordHashEmbedder
 
-ROOT = Path(ctxguard.__file__).parent
+ROOTS = [Path(str(package.__file__)).parent for package in (ctxguard, calibration)]
 QUERY = "parsing number 107"
 OF_THE_GUARD = ("guard/", "request/", "core/", "resilience/bounded_caller.py")
+CORPUS = [Passage(f"p{i}", f"text number {i} on parsing of {i * 7}") for i in range(100, 300)]
 
 Call = tuple[str, str]
-"""A file below ``ctxguard/``, and a function of it."""
+"""A file below ``ctxguard/`` or ``calibration/``, and a function of it."""
 
 
 class EncodedBefore(WordHashEmbedder):
@@ -42,28 +61,36 @@ class EncodedBefore(WordHashEmbedder):
         return self.vectors[text]
 
 
-@pytest.fixture(scope="module")
-def walk() -> list[Call]:
-    """Every call of our functions by one hybrid search, in their order."""
-    corpus = [Passage(f"p{i}", f"text number {i} on parsing of {i * 7}") for i in range(100, 300)]
-    retriever = HybridRetriever.build(corpus, embedder=EncodedBefore())
-    # Reciprocal ranks add up to ties, which take a longer way.
-    retriever = retriever.with_fusion(Fusion("convex", 0.5))
-    guard = ContextGuard(retriever, telemetry=Telemetry(CollectorRegistry()))
-    for _ in range(3):
-        guard.retrieve(QUERY)
-    calls: list[Call] = []
+@cache
+def _file_of_ours(filename: str) -> str:
+    """Return a file's path in our packages; empty for another's."""
+    roots = [root for root in ROOTS if Path(filename).is_relative_to(root)]
+    return Path(filename).relative_to(roots[0]).as_posix() if roots else ""
+
+
+@contextmanager
+def noting(calls: list[Call] | set[Call]) -> Iterator[None]:
+    """Note every call of our functions by this thread, a list in their order."""
+    add = calls.append if isinstance(calls, list) else calls.add
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        file = Path(frame.f_code.co_filename)
-        if event == "call" and file.is_relative_to(ROOT):
-            calls.append((file.relative_to(ROOT).as_posix(), frame.f_code.co_qualname))
+        if event == "call" and (file := _file_of_ours(frame.f_code.co_filename)):
+            add((file, frame.f_code.co_qualname))
 
     sys.setprofile(note)
     try:
-        guard.retrieve(QUERY)
+        yield
     finally:
         sys.setprofile(None)
+
+
+def walk(request: Callable[[], object]) -> list[Call]:
+    """Return the calls of one request, after others that fill the caches."""
+    for _ in range(3):
+        request()
+    calls: list[Call] = []
+    with noting(calls):
+        request()
     print(shown(calls))  # noqa: T201  with -s
     return calls
 
@@ -74,17 +101,131 @@ def shown(calls: list[Call]) -> str:
     return "\n".join(lines)
 
 
-def test_a_hybrid_search_calls_few_functions(walk: list[Call]) -> None:
-    assert len(walk) <= 62
-    assert len(set(walk)) <= 55
+def guard_of(retriever: Any = None, **settings: Any) -> ContextGuard:
+    return ContextGuard(retriever, telemetry=Telemetry(CollectorRegistry()), **settings)
 
 
-def test_the_guards_part_of_it_is_short(walk: list[Call]) -> None:
-    own = [call for call in walk if call[0].startswith(OF_THE_GUARD)]
-    assert len(own) <= 30, shown(own)
-    assert len(set(own)) <= 28, shown(own)
+@pytest.fixture(scope="module")
+def retriever() -> HybridRetriever:
+    return HybridRetriever.build(CORPUS, embedder=EncodedBefore())
 
 
-def test_nothing_of_the_guards_part_is_called_for_every_passage(walk: list[Call]) -> None:
-    own = Counter(call for call in walk if call[0].startswith(OF_THE_GUARD))
+@pytest.fixture(scope="module")
+def hybrid(retriever: HybridRetriever) -> list[Call]:
+    # Reciprocal ranks add up to ties, which take a longer way.
+    guard = guard_of(retriever.with_fusion(Fusion("convex", 0.5)))
+    return walk(lambda: guard.retrieve(QUERY))
+
+
+def test_filtering_hits_calls_few_functions() -> None:
+    hits = [Hit(f"p{i}", 1.0 - i / 100, f"text {i}") for i in range(20)]
+    guard = guard_of(score_kind="cosine")
+    calls = walk(lambda: guard.filter(QUERY, hits))
+    assert len(calls) <= 46
+    assert len(set(calls)) <= 32
+
+
+def test_a_hybrid_search_calls_few_functions(hybrid: list[Call]) -> None:
+    assert len(hybrid) <= 57
+    assert len(set(hybrid)) <= 51
+
+
+def test_a_hybrid_search_with_signals_calls_few_functions(retriever: HybridRetriever) -> None:
+    guard = guard_of(retriever)
+    calls = walk(lambda: guard.retrieve(QUERY))
+    assert len(calls) <= 115
+    assert len(set(calls)) <= 95
+
+
+def test_the_guards_part_of_it_is_short(hybrid: list[Call]) -> None:
+    own = [call for call in hybrid if call[0].startswith(OF_THE_GUARD)]
+    assert len(own) <= 26, shown(own)
+    assert len(set(own)) <= 24, shown(own)
+
+
+def test_nothing_of_the_guards_part_is_called_for_every_passage(hybrid: list[Call]) -> None:
+    own = Counter(call for call in hybrid if call[0].startswith(OF_THE_GUARD))
     assert max(own.values()) < 5
+
+
+class LengthScores:
+    """Scores each document by its length, in place of a cross-encoder."""
+
+    fingerprint = "length"
+
+    def warm_up(self) -> None:
+        pass
+
+    async def ascore(self, query: str, documents: Sequence[str], **_: Any) -> Any:
+        return np.array([len(document) / 100 for document in documents])
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_a_rerank_request_calls_few_functions() -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("httpx2")
+    from starlette.testclient import TestClient
+
+    from ctxguard.server.app import create_app
+    from ctxguard.server.settings import ServiceSettings
+
+    app = create_app(ServiceSettings(), scorer=LengthScores(), registry=CollectorRegistry())
+    calls: list[Call] = []
+
+    async def noted(scope: Any, receive: Any, send: Any) -> None:
+        calls.clear()
+        with noting(calls) if scope["type"] == "http" else nullcontext():
+            await app(scope, receive, send)
+
+    body = {"query": QUERY, "documents": [each.text for each in CORPUS[:20]]}
+    with TestClient(noted, base_url="http://127.0.0.1") as client:
+        for _ in range(4):
+            assert client.post("/rerank", json=body).status_code == 200
+    print(shown(calls))  # noqa: T201  with -s
+    assert len(calls) <= 83
+    assert len(set(calls)) <= 60
+
+
+def test_the_way_from_a_sample_to_its_metric_calls_few_functions() -> None:
+    pytest.importorskip("sqlalchemy")
+    from ctxguard.monitor.export.prometheus import MonitorCollector
+    from ctxguard.monitor.judges import Judgment
+    from ctxguard.monitor.sampling.sampler import Sampler
+    from ctxguard.monitor.sampling.writer import SampleWriter
+    from ctxguard.monitor.service import Monitor
+    from ctxguard.monitor.store import SampleStore
+
+    class Agreeing:
+        name, version, max_grade, exact = "agreeing", "1", 3, False
+
+        def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+            return [Judgment(passage.passage_id, 1) for passage in passages]
+
+    registry = CollectorRegistry()
+    sampler = Sampler(1.0)
+    guard = guard_of(score_kind="ratio", sampler=sampler)
+    with SampleStore.open("sqlite://") as store:
+        writer, monitor = SampleWriter(sampler, store), Monitor(store, Agreeing())
+        registry.register(MonitorCollector(monitor))
+
+        def sampled() -> str:
+            guard.filter(QUERY, [Hit("a", 2.0, "one"), Hit("b", 1.0, "two")])
+            writer.flush()
+            monitor.step()
+            return generate_latest(registry).decode()
+
+        calls = walk(sampled)
+        assert "ctxguard_" in sampled()
+    assert len(set(calls)) <= 245
+
+
+def test_the_way_from_labels_to_a_profile_calls_few_functions(retriever: HybridRetriever) -> None:
+    queries = [Query(f"q{n}", CORPUS[n].text) for n in range(60)]
+    qrels = {f"q{n}": {CORPUS[n].passage_id: 1} for n in range(60)}
+    dataset = Dataset("passages", tuple(queries), qrels)
+    calls: set[Call] = set()
+    with noting(calls):
+        calibrate(retriever, dataset)
+    assert len(calls) <= 400

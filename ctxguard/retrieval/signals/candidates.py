@@ -18,6 +18,9 @@ from ctxguard.core.types import FloatArray
 Float32Array = NDArray[np.float32]
 OrderArray = NDArray[np.int64]
 
+NAMES = ("redundancy", "similarity_3", "similarity_10", "term_similarity_3")
+"""The list signals."""
+
 
 @compiled(SUMS_REORDERED)
 def cosines_between(vectors: Float32Array) -> FloatArray:
@@ -109,6 +112,18 @@ def highest_to_better(cosines: FloatArray, order: OrderArray) -> FloatArray:
     return highest
 
 
+@compiled()
+def _list_signals(
+    cosines: FloatArray, term_cosines: FloatArray, order: OrderArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    return (
+        highest_to_better(cosines, order),
+        mean_of_best(cosines, order, 3),
+        mean_of_best(cosines, order, 10),
+        mean_of_best(term_cosines, order, 3),
+    )
+
+
 def list_signals(
     cosines: FloatArray, term_cosines: FloatArray, order: OrderArray
 ) -> dict[str, FloatArray]:
@@ -119,9 +134,4 @@ def list_signals(
         term_cosines: Cosines of their term vectors, shape (n, n); the diagonal is not read.
         order: Positions, best first, shape (n,).
     """
-    return {
-        "redundancy": highest_to_better(cosines, order),
-        "similarity_3": mean_of_best(cosines, order, 3),
-        "similarity_10": mean_of_best(cosines, order, 10),
-        "term_similarity_3": mean_of_best(term_cosines, order, 3),
-    }
+    return dict(zip(NAMES, _list_signals(cosines, term_cosines, order), strict=True))

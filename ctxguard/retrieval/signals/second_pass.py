@@ -22,6 +22,17 @@ from ctxguard._support.compiled import compiled
 from ctxguard.core.types import FloatArray
 from ctxguard.retrieval.signals.candidates import best_first, highest_to_better, mean_of_best
 
+NAMES = (
+    "term_support_3",
+    "term_support",
+    "vector_support_3",
+    "smoothed_by_vectors",
+    "smoothed_by_terms",
+    "vector_redundancy",
+    "term_redundancy",
+)
+"""The signals of the second pass."""
+
 _WIDTH = 0.1
 _FLOOR = 1e-6
 
@@ -38,16 +49,7 @@ def second_pass(
         term_cosines: L, shape (n, n); the diagonal is not read.
         scores: r, shape (n,), finite.
     """
-    order = best_first(scores)
-    return {
-        "term_support_3": mean_of_best(term_cosines, order, 3),
-        "term_support": _weighted_mean(term_cosines, scores),
-        "vector_support_3": mean_of_best(cosines, order, 3),
-        "smoothed_by_vectors": _smoothed_by_vectors(cosines, scores),
-        "smoothed_by_terms": _smoothed_by_terms(term_cosines, scores),
-        "vector_redundancy": highest_to_better(cosines, order),
-        "term_redundancy": highest_to_better(term_cosines, order),
-    }
+    return dict(zip(NAMES, _second_pass(cosines, term_cosines, scores), strict=True))
 
 
 @compiled()
@@ -96,3 +98,19 @@ def _smoothed_by_terms(cosines: FloatArray, scores: FloatArray) -> FloatArray:
                 weights += weight
         means[position] = total / weights
     return means
+
+
+@compiled()
+def _second_pass(
+    cosines: FloatArray, term_cosines: FloatArray, scores: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
+    order = best_first(scores)
+    return (
+        mean_of_best(term_cosines, order, 3),
+        _weighted_mean(term_cosines, scores),
+        mean_of_best(cosines, order, 3),
+        _smoothed_by_vectors(cosines, scores),
+        _smoothed_by_terms(term_cosines, scores),
+        highest_to_better(cosines, order),
+        highest_to_better(term_cosines, order),
+    )
