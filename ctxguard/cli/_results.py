@@ -103,15 +103,16 @@ def print_comparison(
     results = comparison.results
     output.facts(facts)
     output.heading("What each candidate is worth to the reader")
-    rows = table("candidate", "recall>", "udcg_strict>", f"less {results.reference}>", "n>", "is")
+    rows = table(
+        "candidate", "recall>", "udcg_strict>", f"less {results.reference}>", "n>", "verdict"
+    )
     for each in comparison.candidates:
         recall, strict = (results.of(each.candidate.name, m) for m in ("recall", "udcg_strict"))
-        less = strict.difference
         rows.add_row(
             _name(each.candidate.name),
             number(recall.mean.value),
             number(strict.mean.value),
-            "" if less is None else signed_interval(less),
+            "" if strict.difference is None else signed_interval(strict.difference),
             f"{strict.mean.n:,}",
             _styled(each.verdict or NO_DATA),
         )

@@ -364,18 +364,17 @@ def _print(
 ) -> None:
     profile, held_out = calibration.profile, calibration.held_out
     n_held_out = 0 if held_out is None else len(held_out)
-    output.facts(
-        [
-            ("verdict", "" if profile.verdict is None else profile.verdict.statement),
-            ("queries", queries),
-            ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
-            *[("fusion", name) for name in [profile.fingerprint.get("fusion")] if name],
-            (
-                "utilities",
-                describe_utilities(profile.utilities, profile.provenance.utilities_source),
-            ),
-        ]
-    )
+    facts = [
+        ("verdict", "" if profile.verdict is None else profile.verdict.statement),
+        ("queries", queries),
+        ("parts", f"{len(calibration.chosen_on):,} to choose on, {n_held_out:,} held out"),
+    ]
+    if show_all and "fusion" in profile.fingerprint:
+        facts.append(("fusion", profile.fingerprint["fusion"]))
+    source = profile.provenance.utilities_source
+    if show_all or source is not None:
+        facts.append(("utilities", describe_utilities(profile.utilities, source)))
+    output.facts(facts)
     routes = iter(calibration.outcomes)
     from calibration.sufficiency import sufficiency_words
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from running import Run
+from typer.testing import CliRunner
 
+from ctxguard.cli import app
 from ctxguard.cli._console import table
 from ctxguard.cli._tables import TextTable
 
@@ -126,6 +128,30 @@ def test_a_result_is_at_most_40_lines_of_80_columns(
     places = {"DATA": str(collection), "PROFILE": str(profile), "NEW/p.json": str(tmp_path / "p")}
     arguments = [places.get(word, word) for word in words]
     result = run.ok(*arguments, "--index", index, columns="80")
+    lines = result.stdout.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare", "--profile", "PROFILE"),
+        ("evaluate", "--profile", "PROFILE"),
+        ("evaluate", "--profile", "PROFILE", "-k", "3"),
+        ("calibrate", "--objective", "utility", "--out", "OUT"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_prints_at_most_40_lines_at_80_columns(
+    command: tuple[str, ...], index: Path, collection: Path, profile: Path, tmp_path: Path
+) -> None:
+    places = {"PROFILE": str(profile), "OUT": str(tmp_path / "p.json")}
+    words = [places.get(word, word) for word in command]
+    run = CliRunner(env={"COLUMNS": "80"})
+    result = run.invoke(app, [*words, "--index", str(index), "--data", str(collection)])
+    assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
