@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from calibration.compare.comparison import Comparison
+from calibration.data.text_files import read_model
 from calibration.evaluate import QueryMetrics
 from calibration.results import COMPARED, NEITHER_IS_BETTER, Difference, differences
-from ctxguard._support.regular_file import read_regular
 from ctxguard.core.metrics import Utilities
-from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.errors import ConfigurationError
 
 _MAX_BYTES = 256 * 2**20
 
@@ -78,17 +78,7 @@ class SavedComparison(BaseModel):
         Raises:
             DataError: the file cannot be read, or is not the JSON of a comparison.
         """
-        try:
-            return cls.model_validate_json(read_regular(Path(path), _MAX_BYTES))
-        except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror}", path=path) from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise DataError(
-                f"is not the JSON of `ctxguard compare` ({where or 'document'}: {first['msg']})",
-                path=path,
-            ) from None
+        return read_model(cls, path, _MAX_BYTES, "the JSON of `ctxguard compare`")
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

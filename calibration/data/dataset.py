@@ -44,7 +44,6 @@ class Dataset:
         qrels: Grade of each judged passage, by query id. 0 is judged not relevant; an absent
             passage is not judged. An empty entry says that no passage answers the query.
         distractors: Passages known to mislead, by query id.
-        pools: Passages that belong to a query, in order, if the collection says so.
         keywords: Words and phrases that an answer to a query needs, by query id.
         notes: Repairs, omissions and counts made in reading, one readable line each.
     """
@@ -53,7 +52,6 @@ class Dataset:
     queries: tuple[Query, ...]
     qrels: Mapping[str, Mapping[str, int]]
     distractors: Mapping[str, Mapping[str, DistractorKind]] = field(default_factory=dict)
-    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -125,7 +123,6 @@ class Dataset:
             queries=queries,
             qrels={q: grades for q, grades in self.qrels.items() if q in wanted},
             distractors={q: kinds for q, kinds in self.distractors.items() if q in wanted},
-            pools={q: ids for q, ids in self.pools.items() if q in wanted},
             keywords={q: words for q, words in self.keywords.items() if q in wanted},
         )
 
@@ -138,7 +135,6 @@ class Dataset:
             },
             "qrels": self.qrels,
             "distractors": self.distractors,
-            "pools": self.pools,
             **({"keywords": self.keywords} if self.keywords else {}),
         }
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
@@ -146,8 +142,8 @@ class Dataset:
 
 
 def named_passages(dataset: Dataset) -> frozenset[str]:
-    """Return every passage that the qrels, the distractors or the pools name."""
-    tables = (dataset.qrels, dataset.distractors, dataset.pools)
+    """Return every passage that the qrels or the distractors name."""
+    tables = (dataset.qrels, dataset.distractors)
     return frozenset(one for table in tables for passages in table.values() for one in passages)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.golden import RULES, Annotation, GoldenSet, Occurrence
 from calibration.data.golden_sources import DEFAULT_SPLIT, PROVENANCE, QUERIES
-from calibration.data.text_files import new_folder, shown, write_lines
-from ctxguard._support.regular_file import open_regular, read_regular
+from calibration.data.text_files import new_folder, read_model, shown, write_lines
+from ctxguard._support.regular_file import open_regular
 from ctxguard.errors import ConfigurationError, DataError
 
 SNAPSHOT = "snapshot.json"
@@ -99,20 +99,11 @@ def read_snapshot(folder: Path | str) -> Snapshot:
         DataError: it is missing, or this release cannot read it.
     """
     path = Path(folder) / SNAPSHOT
-    try:
-        return Snapshot.model_validate_json(read_regular(path, _MAX_SNAPSHOT_BYTES))
-    except FileNotFoundError:
+    if not path.exists():
         raise DataError(
             "there is no such file; a frozen set is made by `ctxguard golden freeze`", path=path
-        ) from None
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "document"
-        raise DataError(
-            f"is not the snapshot of a golden set ({where}: {first['msg']})", path=path
-        ) from None
+        )
+    return read_model(Snapshot, path, _MAX_SNAPSHOT_BYTES, "the snapshot of a golden set")
 
 
 def changes(folder: Path | str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Reads label files, one label per line; contradictory lines are refused by number."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -11,7 +11,7 @@ from ctxguard.errors import DataError
 
 _GRADE_HEADERS = {"score", "grade", "relevance", "rel", "label"}
 _KINDS = ("hard_negative", "distractor")
-_COLUMNS = 3
+_FORM = "write three, separated by tabs: query id, passage id, and the label"
 
 Label = TypeVar("Label", int, DistractorKind)
 
@@ -27,7 +27,7 @@ def read_grades(path: Path, counts: Counter[str]) -> "Labels[int]":
     """
     rows = [
         (number, query_id, passage_id, grade_of(value, path, number, counts))
-        for number, query_id, passage_id, value in _tab_separated(path, _GRADE_HEADERS)
+        for number, (query_id, passage_id, value) in read_rows(path, (3,), _FORM, _GRADE_HEADERS)
     ]
     if not rows:
         raise DataError("holds no label", path=path)
@@ -44,7 +44,7 @@ def read_kinds(path: Path, counts: Counter[str]) -> "Labels[DistractorKind]":
         return {}
     rows = [
         (number, query_id, passage_id, kind_of(value, path, number))
-        for number, query_id, passage_id, value in _tab_separated(path, {"kind"})
+        for number, (query_id, passage_id, value) in read_rows(path, (3,), _FORM, {"kind"})
     ]
     return labels_of(path, rows, counts)
 
@@ -106,19 +106,26 @@ def kind_of(value: object, path: Path, line: int) -> DistractorKind:
     return cast(DistractorKind, value)
 
 
-def _tab_separated(path: Path, headers: set[str]) -> Iterator[tuple[int, str, str, str]]:
-    """Yield rows of three columns; skips a first line that ends in one of ``headers``."""
+def read_rows(
+    path: Path, columns: Container[int], form: str, headers: Container[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield lines with their columns, separated by tabs or, without any, by white space.
+
+    Args:
+        path: The file.
+        columns: The numbers of columns that a line may have.
+        form: Says what they are, for the error.
+        headers: A first line that ends in one of these is skipped.
+
+    Raises:
+        DataError: a line has another number of columns, or an empty one.
+    """
     first = True
     for number, text in read_lines(path):
-        columns = [c.strip() for c in (text.split("\t") if "\t" in text else text.split())]
-        if len(columns) != _COLUMNS or not all(columns):
-            raise DataError(
-                f"{shown(text)} has {len([c for c in columns if c])} columns; write three, "
-                "separated by tabs: query id, passage id, and the label",
-                path=path,
-                line=number,
-            )
-        query_id, passage_id, value = columns
-        if not (first and value.casefold() in headers):
-            yield number, query_id, passage_id, value
+        cells = [c.strip() for c in (text.split("\t") if "\t" in text else text.split())]
+        if len(cells) not in columns or not all(cells):
+            n = len([cell for cell in cells if cell])
+            raise DataError(f"{shown(text)} has {n} columns; {form}", path=path, line=number)
+        if not (first and cells[-1].casefold() in headers):
+            yield number, cells
         first = False

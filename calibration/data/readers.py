@@ -16,15 +16,14 @@ from calibration.data.label_files import (
     by_query,
     grade_of,
     kind_of,
-    labels_of,
     read_grades,
     read_kinds,
+    read_rows,
 )
 from calibration.data.text_files import (
     Record,
     clean,
     notes_of,
-    read_lines,
     read_records,
     shown,
     whole_number,
@@ -35,8 +34,8 @@ from ctxguard.errors import DataError
 
 _QUERY_ID = ("query_id", "_id", "id")
 _PASSAGE_ID = ("_id", "id", "passage_id")
-_QREL_COLUMNS = 4
 _RUN_COLUMNS = (5, 6)
+_RUN_FORM = "a TREC run line has six: query, Q0, passage, rank, score, tag"
 
 
 class Corpus(Iterator[Passage]):
@@ -148,8 +147,7 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
     Args:
         folder: Holds ``queries.jsonl`` (``_id``, ``text``), ``qrels/SPLIT.tsv`` (query id,
             passage id, grade; a header is allowed) and optionally ``distractors.tsv`` (query id,
-            passage id, ``hard_negative`` or ``distractor``) and ``pools.jsonl`` (``query_id``,
-            ``passage_ids``).
+            passage id, ``hard_negative`` or ``distractor``).
         split: A name in ``qrels/``.
 
     Raises:
@@ -183,7 +181,6 @@ def read_beir(folder: Path | str, split: str = "test") -> Dataset:
         queries=queries,
         qrels=_only(present, qrels),
         distractors=_only(present, distractors),
-        pools=_only(present, _read_pools(folder / "pools.jsonl", counts)),
         notes=notes_of(counts),
     )
 
@@ -246,33 +243,6 @@ def read_jsonl(path: Path | str) -> Dataset:
     )
 
 
-def read_trec_qrels(path: Path | str) -> dict[str, dict[str, int]]:
-    """Read a TREC qrels file, ``query 0 passage grade``: grades by query and passage.
-
-    Negative grades, which some tracks give to spam, are read as 0: judged not relevant.
-
-    Raises:
-        DataError: a line without four columns, a grade that is not a whole number, rows that
-            contradict each other, or an empty file.
-    """
-    path = Path(path)
-    rows = []
-    for number, text in read_lines(path):
-        columns = text.split()
-        if len(columns) != _QREL_COLUMNS:
-            raise DataError(
-                f"{shown(text)} has {len(columns)} columns; a TREC qrels line has four: "
-                "query, 0, passage, grade",
-                path=path,
-                line=number,
-            )
-        query_id, _, passage_id, value = columns
-        rows.append((number, query_id, passage_id, grade_of(value, path, number, Counter())))
-    if not rows:
-        raise DataError("holds no label", path=path)
-    return by_query(labels_of(path, rows, Counter()))
-
-
 class RunEntry(NamedTuple):
     """One retrieved passage of a run; ``rank`` is 1-based."""
 
@@ -294,15 +264,7 @@ def read_trec_run(path: Path | str) -> dict[str, tuple[RunEntry, ...]]:
     path = Path(path)
     first_line: dict[tuple[str, str], int] = {}
     rankings: dict[str, list[tuple[float, int, str]]] = {}
-    for number, text in read_lines(path):
-        columns = text.split()
-        if len(columns) not in _RUN_COLUMNS:
-            raise DataError(
-                f"{shown(text)} has {len(columns)} columns; a TREC run line has six: "
-                "query, Q0, passage, rank, score, tag",
-                path=path,
-                line=number,
-            )
+    for number, columns in read_rows(path, _RUN_COLUMNS, _RUN_FORM):
         query_id, _, passage_id, rank, value = columns[:5]
         if (query_id, passage_id) in first_line:
             raise DataError(
@@ -404,18 +366,6 @@ def _query(record: Record, *text_names: str) -> Query:
     if not query.text.strip():
         raise record.error(f"query {shown(query.query_id)} has no text")
     return query
-
-
-def _read_pools(path: Path, counts: Counter[str]) -> dict[str, tuple[str, ...]]:
-    if not path.exists():
-        return {}
-    first_line: dict[str, int] = {}
-    pools = {}
-    for record in read_records(path, counts):
-        query_id = record.identifier(*_QUERY_ID)
-        _refuse_repeat(record, "query", query_id, first_line)
-        pools[query_id] = tuple([p for p, _ in _labelled(record, "passage_ids", None)])
-    return pools
 
 
 def _labelled(record: Record, name: str, default: object) -> list[tuple[str, object]]:

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from ctxguard._support.atomic_write import atomic_write, clear_abandoned, lock
-from ctxguard._support.regular_file import open_regular
+from ctxguard._support.regular_file import open_regular, read_regular
 from ctxguard.errors import ConfigurationError, DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -189,6 +191,31 @@ def read_records(path: Path, counts: Counter[str]) -> Iterator[Record]:
                 line=number,
             )
         yield Record(path, number, value, counts)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_model(form: type[Model], path: Path | str, max_bytes: int, what: str) -> Model:
+    """Read a JSON file of a known form.
+
+    Args:
+        form: The form.
+        path: The file.
+        max_bytes: A larger file is refused.
+        what: Names the form in errors, such as ``the snapshot of a golden set``.
+
+    Raises:
+        DataError: the file cannot be read, or has another form.
+    """
+    try:
+        return form.model_validate_json(read_regular(Path(path), max_bytes))
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "document"
+        raise DataError(f"is not {what} ({where}: {first['msg']})", path=path) from None
 
 
 def whole_number(value: object, path: Path, line: int, name: str) -> int:

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from calibration.data.text_files import read_model
 from calibration.reader.utilities import RULES, ReaderFit
-from ctxguard._support.regular_file import read_regular
 from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.errors import CalibrationError, DataError
 
@@ -75,19 +75,7 @@ def load_utilities(path: Path | str) -> SavedUtilities:
             utility than 1, so that its values have another unit.
         CalibrationError: the answers identified no cost.
     """
-    try:
-        content = read_regular(Path(path), _MAX_BYTES)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from None
-    try:
-        saved = _File.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "document"
-        raise DataError(
-            f"is not what `ctxguard fit utilities --out` writes ({where}: {first['msg']})",
-            path=path,
-        ) from None
+    saved = read_model(_File, path, _MAX_BYTES, "what `ctxguard fit utilities --out` writes")
     reader = f"reader {saved.reader}" if saved.reader else "a reader without a name"
     if saved.utilities is None:
         raise CalibrationError(
@@ -100,8 +88,9 @@ def load_utilities(path: Path | str) -> SavedUtilities:
             "is a share of that of a relevant passage, which is 1; divide all of them by it",
             path=path,
         )
+    digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return SavedUtilities(
         saved.utilities,
         f"fitted to {saved.fit.n_answers:,} answers of {reader} to {saved.fit.n_queries:,} "
-        f"questions ({', '.join(saved.fitted)}; file {hashlib.sha256(content).hexdigest()[:12]})",
+        f"questions ({', '.join(saved.fitted)}; file {digest[:12]})",
     )

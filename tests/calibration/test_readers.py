@@ -14,7 +14,6 @@ from calibration.data.readers import (
     read_beir,
     read_corpus,
     read_jsonl,
-    read_trec_qrels,
     read_trec_run,
     splits,
     write_trec_run,
@@ -94,15 +93,6 @@ def test_qrels_need_no_header(folder: Path) -> None:
     with_header = read_beir(folder)
     write_rows(folder / "qrels" / "test.tsv", "q1 a 2", "q1 b 0", "q2 a 0")
     assert read_beir(folder).digest() == with_header.digest()
-
-
-def test_pools_are_read_where_they_are(folder: Path) -> None:
-    write_jsonl(
-        folder / "pools.jsonl",
-        {"query_id": "q1", "passage_ids": ["b", "a"]},
-        {"query_id": "q3", "passage_ids": ["a"]},
-    )
-    assert read_beir(folder).pools == {"q1": ("b", "a")}
 
 
 def test_a_corpus_is_read_from_its_folder_or_its_file(folder: Path) -> None:
@@ -299,7 +289,7 @@ def test_a_query_without_text_is_refused(folder: Path) -> None:
 
 
 def test_labelled_passages_outside_the_corpus_are_named(folder: Path) -> None:
-    write_jsonl(folder / "pools.jsonl", {"query_id": "q1", "passage_ids": ["a", "z"]})
+    write_rows(folder / "distractors.tsv", "q1 b hard_negative", "q1 z distractor")
     data = read_beir(folder)
     assert unknown_passages(data, ["a", "b"]) == ("z",)
     assert unknown_passages(data, ["a", "b", "z"]) == ()
@@ -370,28 +360,6 @@ def test_keywords_alone_beside_labelled_queries_are_refused(tmp_path: Path) -> N
 def test_an_empty_jsonl_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no query"):
         read_jsonl(write_jsonl(tmp_path / "q.jsonl"))
-
-
-def test_trec_qrels_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "qrels.txt"
-    path.write_text("1 0 d1 2\n1 0 d2 -2\n2\t0\td1\t0\n")
-    assert read_trec_qrels(path) == {"1": {"d1": 2, "d2": 0}, "2": {"d1": 0}}
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        ("1 0 d1\n", "line 1: '1 0 d1' has 3 columns"),
-        ("1 0 d1 x\n", "line 1: grade 'x'"),
-        ("1 0 d1 1\n1 0 d1 0\n", "line 2: .*on line 1"),
-        ("", "holds no label"),
-    ],
-)
-def test_broken_trec_qrels_are_refused(tmp_path: Path, content: str, says: str) -> None:
-    path = tmp_path / "qrels.txt"
-    path.write_text(content)
-    with pytest.raises(DataError, match=says):
-        read_trec_qrels(path)
 
 
 def test_a_trec_run_is_ordered_by_score_with_ranks_from_one(tmp_path: Path) -> None:
@@ -485,12 +453,12 @@ def test_too_few_queries_for_the_parts_are_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "split", "counts"),
     [
-        ("scifact", "train", (5183, 809, 505, 355, 0)),
-        ("scifact", "test", (5183, 300, 188, 130, 0)),
-        ("musique", "test", (1890, 100, 100, 1763, 100)),
-        ("medquad_nih", "test", (446, 86, 39, 117, 0)),
-        ("noveleval", "test", (420, 21, 21, 0, 21)),
-        ("anthropic_docs", "test", (232, 100, 100, 0, 0)),
+        ("scifact", "train", (5183, 809, 505, 355)),
+        ("scifact", "test", (5183, 300, 188, 130)),
+        ("musique", "test", (1890, 100, 100, 1763)),
+        ("medquad_nih", "test", (446, 86, 39, 117)),
+        ("noveleval", "test", (420, 21, 21, 0)),
+        ("anthropic_docs", "test", (232, 100, 100, 0)),
     ],
 )
 def test_the_shared_collections_read_as_their_description_says(
@@ -500,7 +468,7 @@ def test_the_shared_collections_read_as_their_description_says(
     ids = [passage.passage_id for passage in corpus]
     data = read_beir(shared_data / name, split)
     distractors = sum(map(len, data.distractors.values()))
-    assert (len(ids), len(data), len(data.answerable), distractors, len(data.pools)) == counts
+    assert (len(ids), len(data), len(data.answerable), distractors) == counts
     assert data.max_grade == 2
     assert unknown_passages(data, set(ids)) == ()
     assert data.notes == corpus.notes == ()

@@ -244,7 +244,6 @@ BEIR = {
     "queries.jsonl": b'{"_id": "q1", "text": "how?"}\n{"_id": "q2", "text": "why?"}\n',
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\ta\t1\nq2\tb\t0\n",
     "distractors.tsv": b"q1\tc\tdistractor\n",
-    "pools.jsonl": b'{"query_id": "q1", "passage_ids": ["a", "c"]}\n',
     "snapshot.json": Snapshot(
         digest="d", split="test", dataset_digest="x", counts={}, rules=(), files={}, notes=()
     )
