@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.calibrate_route import FEWEST_LABELS
 from calibration.compare.candidates import Candidate
 from calibration.compare.verdict import DEFAULT_RULE, Verdict, VerdictRule
 from calibration.curve import Curve, curve
 from calibration.data.dataset import Dataset
 from calibration.evaluate import QueryMetrics, bootstrap_ratio, per_query
-from calibration.families import FamilyGain, family_gains
 from calibration.pool_labels import PoolLabels, label, unlabelled_note
 from calibration.replay import Pools, Progress, replay
 from calibration.results import COMPARED, Results, tabulate
@@ -44,8 +42,6 @@ class Compared:
         verdict: The verdict of the rule; None without an interval.
         latency_ms: Median time of a retrieval with reranking and signals, in milliseconds; without
             encoding the query if query vectors were given.
-        families: The contribution of each family of its named signals to P(relevant), out of fold;
-            empty without named signals, or with too few labels to fit on.
     """
 
     candidate: Candidate
@@ -55,7 +51,6 @@ class Compared:
     harm_share: Interval
     verdict: Verdict | None
     latency_ms: float
-    families: tuple[FamilyGain, ...]
 
 
 @dataclass(frozen=True)
@@ -140,11 +135,10 @@ def compare(
             f"{dataset.name}: no query was answered by every candidate; the first left "
             f"out: {skipped[0]}"
         )
-    labelled, families = {}, {}
+    labelled = {}
     for stages, (pools, _) in replayed.items():
         own = pools.subset(common)
         labelled[stages] = own, label(own, dataset, utilities)
-        families[stages] = _families(labelled[stages], utilities, seed)
     compared = []
     for candidate in candidates:
         own, labels = labelled[candidate.stages]
@@ -157,7 +151,6 @@ def compare(
                 utilities=utilities,
                 rule=rule,
                 latency_ms=latency_ms,
-                families=families[candidate.stages],
                 seed=seed,
             )
         )
@@ -250,7 +243,6 @@ def _compared(
     utilities: Utilities,
     rule: VerdictRule,
     latency_ms: float,
-    families: tuple[FamilyGain, ...],
     seed: int,
 ) -> Compared:
     measured = per_query(pools, labels, candidate.policy, utilities).values
@@ -265,16 +257,4 @@ def _compared(
         harm_share=share,
         verdict=rule.verdict(share),
         latency_ms=latency_ms,
-        families=families,
     )
-
-
-def _families(
-    labelled: tuple[Pools, PoolLabels], utilities: Utilities, seed: int
-) -> tuple[FamilyGain, ...]:
-    if labelled[1].n_answerable < FEWEST_LABELS:
-        return ()
-    try:
-        return family_gains(labelled, utilities=utilities, seed=seed)
-    except CalibrationError:  # for instance, nothing relevant was retrieved
-        return ()

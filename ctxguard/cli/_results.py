@@ -120,15 +120,13 @@ def print_comparison(
     for sentence in comparison.rule.sentences:
         output.out.print(sentence, style="dim")
     if not show_all:
-        output.note("--all shows every metric, the curve by k, the differences and the signals")
+        output.note("--all shows every metric with its difference, and the curve by k")
         return
     others = [name for name in results.policies if name != results.reference]
     for name in others or results.policies:
         output.heading(f"{name}, every metric" + (" paired by query" if others else ""))
         output.out.print(by_metric(results.only(dict.fromkeys((results.reference, name)))))
     _print_sizes(comparison, output)
-    if any(each.families for each in comparison.candidates):
-        _print_families(comparison, output)
 
 
 def _print_sizes(comparison: "Comparison", output: Output) -> None:
@@ -158,27 +156,6 @@ def _print_sizes(comparison: "Comparison", output: Output) -> None:
         "above); ms: median time of a retrieval with reranking and signals, without encoding the "
         "query",
         style="dim",
-    )
-
-
-def _print_families(comparison: "Comparison", output: Output) -> None:
-    output.heading("What each family of signals adds to P(relevant), in strict UDCG")
-    rows = table("candidate", "family", "gained>", "n>")
-    by_stages = {each.candidate.stages: each for each in reversed(comparison.candidates)}
-    for each in comparison.candidates:
-        if by_stages[each.candidate.stages] is not each:
-            continue
-        for position, one in enumerate(each.families):
-            rows.add_row(
-                _name(each.candidate.name) if position == 0 else "",
-                one.family,
-                signed_interval(one.gain),
-                f"{one.gain.n:,}",
-                end_section=position == len(each.families) - 1,
-            )
-    output.out.print(rows)
-    output.out.print(
-        "with all families less without this one, refitted and measured out of fold", style="dim"
     )
 
 

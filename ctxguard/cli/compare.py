@@ -259,7 +259,6 @@ def _document(
                 "harm_share": each.harm_share,
                 "verdict": each.verdict,
                 "latency_ms": each.latency_ms,
-                "families": each.families,
                 "curve": each.curve,
                 "per_query": values_as_json(each.per_query),
             }
