@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ctxguard.monitor.estimation.ratio import Estimate
     from ctxguard.monitor.judges import Judge
     from ctxguard.monitor.judging.audit import Audit
-    from ctxguard.monitor.judging.worker import OnJudged
+    from ctxguard.monitor.judging.settings import OnJudged
     from ctxguard.monitor.service import Monitor, Report
     from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 

@@ -38,8 +38,8 @@ from ctxguard.monitor.judging.counters import (
     MonitorCounters,
     judge_counts,
 )
-from ctxguard.monitor.judging.sample_judge import PassageLookup, SampleJudge
-from ctxguard.monitor.judging.worker import JudgingWorker, OnJudged
+from ctxguard.monitor.judging.settings import JudgingSettings, OnJudged, PassageLookup
+from ctxguard.monitor.judging.worker import JudgingWorker
 from ctxguard.monitor.redaction import Redactor, redact
 from ctxguard.monitor.store import Accounts, SampleStore, State
 from ctxguard.profile.schema import Profile
@@ -109,15 +109,9 @@ class Monitor:
 
     Args:
         store: Where the samples are.
-        judge: Who grades passages. Another name or version begins another series of estimates.
+        judge, utilities, budget, lookup, audit, redactor, on_judged: See ``JudgingSettings``.
         window_seconds: Length of the recent window, > 0.
-        utilities: What a passage is worth; every served passage that is not relevant costs.
         precision: What an estimate needs in order to be shown.
-        budget: The most that judging may take.
-        lookup: Finds the texts of passages that were not stored; None where all are stored.
-        audit: Estimates what the retriever missed; None for no audit.
-        redactor: Applied to texts that ``lookup`` finds before the judge reads them, as the
-            samples' own (``Privacy.redactor``) is to texts that are stored; None for no redaction.
         alarms: The alarms of one profile; None for none. They compare what all monitors that were
             given the profile have judged. ``restore_alarms`` restores what was saved.
         corpus_sketch: Returns the sketch of what the guard searches now, which is compared with
@@ -128,8 +122,6 @@ class Monitor:
             promise.
         switch: Whether to raise the verdict in that file from shadow to enforce once judged
             requests let it rise.
-        on_judged: Called with each judged sample and its verdicts, once they are stored, such as
-            ``ctxguard.integrations.opentelemetry.EvaluationEvents``; None for nothing.
         clock: Seconds since the epoch.
 
     Raises:
@@ -160,18 +152,15 @@ class Monitor:
             raise ConfigurationError(f"window_seconds {window_seconds!r} must be > 0 and finite")
         self.store = store
         self.judge = judge
-        self.series = f"{judge.name} {judge.version}"
         self.exact = bool(getattr(judge, "exact", False))
         self.window_seconds = window_seconds
-        self.utilities = utilities
         self.precision = precision
-        self._limits = budget
-        self._corpus_sketch = corpus_sketch
-        self._on_judged = on_judged
-        self._clock = clock
-        self._sample_judge = SampleJudge(
-            judge, utilities=utilities, lookup=lookup, audit=audit, redactor=redactor
+        self._settings = JudgingSettings(
+            judge, utilities, budget, lookup, audit, redactor, on_judged
         )
+        self.series = self._settings.series
+        self._corpus_sketch = corpus_sketch
+        self._clock = clock
         if alarms is not None:
             alarms.set_judge(exact=self.exact)
         self._alarms = (
@@ -200,16 +189,14 @@ class Monitor:
         self._sharing = threading.Lock()
         self._shared: Counts = {}
         """What the store was told of these."""
-        self._budget = JudgingBudget(self._limits, self.store, self.series, self._clock)
+        self._budget = JudgingBudget(self._settings.budget, self.store, self.series, self._clock)
         self._worker = JudgingWorker(
             self.store,
+            self._settings,
             claimant=self._claimant,
-            series=self.series,
-            judge=self._sample_judge,
             budget=self._budget,
             counters=self._counters,
             alarms=self._alarms,
-            on_judged=self._on_judged,
         )
 
     @property
@@ -358,7 +345,10 @@ class Monitor:
     def _update_graded(self) -> None:
         """Make the rows of what people have graded since."""
         update_graded(
-            self.store, self.series, utilities=self.utilities, max_grade=self.judge.max_grade
+            self.store,
+            self.series,
+            utilities=self._settings.utilities,
+            max_grade=self.judge.max_grade,
         )
 
     def step_down(self) -> None:

@@ -18,6 +18,7 @@ from ctxguard.monitor.estimation.terms import JudgedRequest, Metric
 from ctxguard.monitor.judges import Judgment
 from ctxguard.monitor.judging.audit import Audit
 from ctxguard.monitor.judging.sample_judge import SampleJudge
+from ctxguard.monitor.judging.settings import JudgingSettings
 from ctxguard.monitor.sampling.inclusion import InclusionDesign, JudgingRates
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.sampling.record import record_of as record_of_sample
@@ -369,12 +370,12 @@ class TestAudit:
 
         judge = SimpleNamespace(max_grade=1, judge=grade)
         audit = Audit(lambda query, *, depth, where=None: [*of], probability=1.0, judged=1.0)
-        found = SampleJudge(
+        settings = JudgingSettings(
             judge,
-            utilities=DEFAULT_UTILITIES,
             audit=audit,
             lookup=lambda name: Passage(name, "text", metadata={"tenant": of[name]}),
-        ).verdicts_on(self.filtered(make_context(POOL, 3)))
+        )
+        found = SampleJudge(settings).verdicts_on(self.filtered(make_context(POOL, 3)))
         assert read == ["p0", "p1", "p2", "x0"]
         assert found.n_invalid == 1
 
@@ -437,9 +438,7 @@ class TestAudit:
             def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment]:
                 return [Judgment(one.passage_id, int(one.passage_id[0] == "x")) for one in passages]
 
-        judging = SampleJudge(
-            Strict(), utilities=DEFAULT_UTILITIES, audit=self.audit(judged=1.0, depth=14)
-        )
+        judging = SampleJudge(JudgingSettings(Strict(), audit=self.audit(judged=1.0, depth=14)))
         found = judging.verdicts_on(record_of(make_context, JudgingRates(0.0, 0.0, 0.0, 0.0)))
         assert (found.n_wanted, found.n_invalid) == (3 + 4, 0)
         assert found.request is not None

@@ -44,7 +44,7 @@ class Day(NamedTuple):
             question: Shape (n,), a number for each different question.
 
         Raises:
-            ConfigurationError: a loss that is negative or not finite.
+            ConfigurationError: a loss that is negative or not finite, or no probability.
 
         >>> viral = [7] * 40
         >>> day = Day.of(np.ones(100), np.ones(100), np.array([*viral, *range(100, 160)]))
@@ -53,6 +53,8 @@ class Day(NamedTuple):
         """
         if not np.all((losses >= 0.0) & np.isfinite(losses)):
             raise ConfigurationError("losses must be ≥ 0 and finite; leave out undefined ones")
+        if not np.all((probability > 0.0) & (probability <= 1.0)):
+            raise ConfigurationError("probabilities of judging must lie in (0, 1]")
         if not len(losses):
             return cls(losses, losses, 1.0, 0)
         _, place = np.unique(question, return_inverse=True)

@@ -240,7 +240,8 @@ class AlarmMonitor:
         k = _baseline_k(certificate.baseline)
         self._check_rates(record, k)
         self._with_promised_baseline[record.route] = k == record.rates.baseline_k
-        chance = record.rates.first_probability(k)
+        n = len(record.served) + len(record.dropped)
+        chance = record.rates.first_probability(n if k is None else min(k, n))
         return (recall_loss(record, verdicts, k) if chance else None), chance
 
     def _check_rates(self, record: SampleRecord, k: int | None) -> None:

@@ -4,21 +4,17 @@ All served passages are judged, and dropped ones with the probabilities that the
 verdict that is missing, misplaced or out of range is counted and never imputed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.reduce import judged_request
 from ctxguard.monitor.estimation.terms import JudgedRequest
-from ctxguard.monitor.judges import Judge, Judgment
-from ctxguard.monitor.judging.audit import Audit
-from ctxguard.monitor.redaction import Redactor, is_hash, redact
+from ctxguard.monitor.judges import Judgment
+from ctxguard.monitor.judging.settings import JudgingSettings
+from ctxguard.monitor.redaction import is_hash
 from ctxguard.monitor.sampling.privacy import redacted_once
 from ctxguard.monitor.sampling.record import SampleRecord, as_written
-
-PassageLookup = Callable[[str], Passage]
-"""The passage of an id; raises where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +40,16 @@ class SampleJudge:
     """Has samples judged, one at a time.
 
     Args:
-        judge: Who grades passages.
-        utilities: What a passage is worth; every served passage that is not relevant costs.
-        lookup: Finds the texts of passages that were not stored; None where all are stored.
-        audit: Estimates what the retriever missed; None for no audit.
-        redactor: Applied to the texts that ``lookup`` finds; one that fails costs the passage its
-            verdict. None gives them to the judge as they are.
+        settings: What it judges with.
 
     Attributes:
         n_judged: Passages that the judge has given a verdict of, or was asked for one in vain,
             also those of samples on which it failed later.
     """
 
-    def __init__(
-        self,
-        judge: Judge,
-        *,
-        utilities: Utilities,
-        lookup: PassageLookup | None = None,
-        audit: Audit | None = None,
-        redactor: Redactor | None = redact,
-    ) -> None:
-        self.judge = judge
-        self._utilities = utilities
-        self._audit = audit
-        self._lookup = lookup
-        self._redactor = redactor
+    def __init__(self, settings: JudgingSettings) -> None:
+        self.judge = judge = settings.judge
+        self._settings = settings
         self._reads_text = getattr(judge, "reads_text", True)
         self._beyond: tuple[SampleRecord, list[str] | None] | None = None
         self.n_judged = 0
@@ -105,29 +85,29 @@ class SampleJudge:
         request = judged_request(
             record,
             verdicts,
-            utilities=self._utilities,
+            utilities=self._settings.utilities,
             max_grade=self.judge.max_grade,
             probability=probability,
         )
         beyond = self._beyond_pool(record)
-        if self._audit is not None and beyond is not None:
+        if self._settings.audit is not None and beyond is not None:
             of_beyond = self._graded(record, [self._unstored(record, name) for name in beyond])
             n_wanted += len(beyond)
             n_valid += len(of_beyond)
             request = replace(
                 request,
-                missed_relevant=self._audit.missed(len(beyond), list(of_beyond.values())),
-                audit_probability=self._audit.probability,
-                audited_share=self._audit.judged,
+                missed_relevant=self._settings.audit.missed(len(beyond), list(of_beyond.values())),
+                audit_probability=self._settings.audit.probability,
+                audited_share=self._settings.audit.judged,
             )
         return SampleVerdicts(request, verdicts, missing, n_wanted, n_wanted - n_valid)
 
     def _beyond_pool(self, record: SampleRecord) -> list[str] | None:
         """What the audit judges, from one search for a sample; None where it is not audited."""
-        if self._audit is None:
+        if self._settings.audit is None:
             return None
         if self._beyond is None or self._beyond[0] is not record:
-            self._beyond = record, self._audit.passage_ids(record)
+            self._beyond = record, self._settings.audit.passage_ids(record)
         return self._beyond[1]
 
     def _verdicts(self, record: SampleRecord, positions: Sequence[int]) -> dict[str, Judgment]:
@@ -146,7 +126,7 @@ class SampleJudge:
         if not self._reads_text:
             return Passage(passage_id, "")
         try:
-            passage = None if self._lookup is None else self._lookup(passage_id)
+            passage = None if self._settings.lookup is None else self._settings.lookup(passage_id)
             if passage is None:
                 return None
             if record.where is not None and not record.where.allows(passage.metadata):
@@ -157,7 +137,7 @@ class SampleJudge:
 
     def _redacted(self, passage: Passage) -> Passage:
         """A passage of the index as a sample would hold it: its beginning, redacted."""
-        passage, redactor = as_written(passage), self._redactor
+        passage, redactor = as_written(passage), self._settings.redactor
         if redactor is None:
             return passage
         title, text = (redacted_once(one, redactor) for one in (passage.title, passage.text))

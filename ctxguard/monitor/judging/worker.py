@@ -7,7 +7,7 @@ fails does not keep the others from being judged.
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -17,13 +17,14 @@ from ctxguard.core.types import Route
 from ctxguard.errors import DataError
 from ctxguard.monitor.alarms import AlarmKind, Severity
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
+from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
 from ctxguard.monitor.judging.lease import LEASE_SECONDS, renewed
 from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
 from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
+from ctxguard.monitor.judging.settings import JudgingSettings
 from ctxguard.monitor.sampling.inclusion import HashSampler
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import Claimed, Finished, LossRow, SampleStore, State
@@ -46,22 +47,16 @@ _STATES = {
 }
 
 
-OnJudged = Callable[[SampleRecord, JudgedRequest], None]
-"""Takes a judged sample and its verdicts as the estimates count them; what it raises is logged."""
-
-
 class JudgingWorker:
     """Judges waiting samples, a claimed batch at a time; for one thread.
 
     Args:
         store: Where the samples are.
+        settings: What they are judged with.
         claimant: Who claims them.
-        series: The judge's.
-        judge: Judges one sample.
         budget: What judging may take.
         counters: Told the outcome of each sample.
         alarms: Told what each sample shows; None without alarms.
-        on_judged: Told each judged sample once its result is stored; None for nobody.
 
     Attributes:
         failing: Whether the judge could not be called at its last call.
@@ -70,23 +65,21 @@ class JudgingWorker:
     def __init__(
         self,
         store: SampleStore,
+        settings: JudgingSettings,
         *,
         claimant: str,
-        series: str,
-        judge: SampleJudge,
         budget: JudgingBudget,
         counters: MonitorCounters,
         alarms: AlarmMonitor | None,
-        on_judged: OnJudged | None = None,
     ) -> None:
         self._store = store
         self._claimant = claimant
-        self._judge = judge
+        self._judge = SampleJudge(settings)
         self._budget = budget
         self._counters = counters
         self._alarms = alarms
-        self._on_judged = on_judged
-        self._results = ResultBuffer(store, series)
+        self._on_judged = settings.on_judged
+        self._results = ResultBuffer(store, settings.series)
         self._sampler = HashSampler("budget")
         self._order = random.Random(claimant)  # noqa: S311 - an order, not a secret
         self._cost = 0.0

@@ -18,6 +18,7 @@ from ctxguard.monitor.store.types import Claimed, Finished, FinishResult, State
 _samples = schema.samples.c
 
 _LEADER = "leader"
+_LOOKED_AT = 1_000
 
 
 class SampleQueue(StorePart):
@@ -288,11 +289,22 @@ class SampleQueue(StorePart):
 
     @reads
     def is_unfinished(self, connection: sa.Connection, *, before: float) -> bool:
-        """Whether a sample of a request that was answered before a time waits for its judge."""
-        query = sa.select(_samples.sample_id).where(
-            _samples.state.in_(schema.UNFINISHED), _samples.time_seconds < before
-        )
-        return connection.execute(query.limit(1)).first() is not None
+        """Whether a sample of a request that was answered before a time waits for its judge.
+
+        Samples wait in about the order of their times, so only the first of them are looked at.
+        """
+        for state in schema.UNFINISHED:
+            first = (
+                sa.select(_samples.time_seconds)
+                .where(_samples.state == state)
+                .order_by(_samples.sample_id)
+                .limit(_LOOKED_AT)
+                .subquery()
+            )
+            oldest = connection.execute(sa.select(sa.func.min(first.c.time_seconds))).scalar()
+            if oldest is not None and oldest < before:
+                return True
+        return False
 
     @reads
     def payloads(self, connection: sa.Connection, sample_ids: Sequence[int]) -> dict[int, bytes]:
