@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,9 @@ class AlarmMonitor:
     def evaluate(self) -> None:
         """Compare the losses of each day that is over since the last call, and act on alarms."""
         while (end := self._end_of_next_day()) is not None:
-            rows = self._losses(end - _DAY_SECONDS, end)
+            rows = self._store.losses(
+                self._series, self.state.profile_id, since=end - _DAY_SECONDS, until=end
+            )
             changes = self.state.add_day(rows, end, self._store.stored_shares())
             for alarm in changes.raised:
                 self._act_on(alarm, rows)
@@ -140,19 +143,22 @@ class AlarmMonitor:
             return None
         return end
 
-    def _losses(self, since: float, until: float) -> list[LossRow]:
-        own = self._series, self.state.profile_id
-        return self._store.losses(*own, since=since, until=until)
-
     def add_sampled(self, record: SampleRecord) -> None:
         """Count the signals of a sample, judged or not."""
         if self._is_of_profile(record):
             signals = Signals.of(record.scores.tolist(), kept=record.kept)
             self.state.add_signals(record.route, signals)
 
-    def add(self, kind: AlarmKind, message: str, severity: Severity = Severity.ALARM) -> None:
+    def add(
+        self,
+        kind: AlarmKind,
+        message: str,
+        severity: Severity = Severity.WARNING,
+        **about: Any,
+    ) -> None:
         """Raise an alarm about the monitor itself, unless it is active."""
-        alarm = Alarm(kind, severity, message, self._clock(), profile_id=self.state.profile_id)
+        profile_id = self.state.profile_id
+        alarm = Alarm(kind, severity, message, self._clock(), profile_id=profile_id, **about)
         if self.state.add(alarm):
             self._act_on(alarm)
 
@@ -169,19 +175,14 @@ class AlarmMonitor:
         if change <= DEFAULT_MAX_CORPUS_CHANGE:
             self.clear(AlarmKind.CORPUS_CHANGED)
             return
-        alarm = Alarm(
+        self.add(
             AlarmKind.CORPUS_CHANGED,
-            Severity.WARNING,
             f"{change:.0%} of the corpus has changed since profile {profile_id} was calibrated "
             f"({present.passages:,} passages, were {former.passages:,}); a profile holds up to "
             f"{DEFAULT_MAX_CORPUS_CHANGE:.0%}. Calibrate again",
-            self._clock(),
             value=change,
             target=DEFAULT_MAX_CORPUS_CHANGE,
-            profile_id=profile_id,
         )
-        if self.state.add(alarm):
-            self._act_on(alarm)
 
     def correct_judge(self) -> None:
         """Translate the promises to the scale of a judge that errs, by what people graded too.
@@ -259,18 +260,13 @@ class AlarmMonitor:
             if k is None
             else (f"the retriever's first {k}", f"JudgingRates(baseline_k={k}, baseline_rate=0.2)")
         )
-        alarm = Alarm(
+        self.add(
             AlarmKind.PROMISE_NOT_MONITORED,
-            Severity.WARNING,
             f"Route {route.value}: the promise on recall loss cannot be monitored. The certificate "
             f"is about {certificate}, and the samples' settings never have all of these judged. "
             f"Give sample_to rates={mend}",
-            self._clock(),
             route=route,
-            profile_id=self.state.profile_id,
         )
-        if self.state.add(alarm):
-            self._act_on(alarm)
 
     def _act_on(self, alarm: Alarm, rows: Sequence[LossRow] = ()) -> None:
         self._store.queue_labels(_samples_to_label(alarm, rows), reason=alarm.kind.value)

@@ -1,10 +1,10 @@
 """From a stored sample to stored verdicts.
 
-worker         claims waiting samples, has them judged, and stores the results
-sample_judge   which passages of a sample the judge grades, and which verdicts are valid
-audit          what the retriever itself missed
-budget         how much judging may take
-lease          samples stay with the monitor that claimed them
-result_buffer  results on their way to the store
-counters       what one process has counted
+settings      what a monitor judges with
+worker        claims waiting samples, has them judged, and stores the results
+sample_judge  which passages of a sample the judge grades, and which verdicts are valid
+audit         what the retriever itself missed
+budget        how much judging may take
+lease         samples stay with the monitor that claimed them
+counters      what one process has counted
 """

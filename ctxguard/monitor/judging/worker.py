@@ -9,20 +9,19 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ctxguard._support.error_text import describe_error
 from ctxguard.core.metrics import udcg
 from ctxguard.core.types import Route
 from ctxguard.errors import DataError
-from ctxguard.monitor.alarms import AlarmKind, Severity
+from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
-from ctxguard.monitor.estimation.terms import table_of
+from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
 from ctxguard.monitor.judging.lease import LEASE_SECONDS, renewed
-from ctxguard.monitor.judging.result_buffer import Result, ResultBuffer
 from ctxguard.monitor.judging.sample_judge import SampleJudge, SampleVerdicts
 from ctxguard.monitor.judging.settings import JudgingSettings
 from ctxguard.monitor.sampling.inclusion import HashSampler
@@ -39,6 +38,13 @@ _ALONE_SECONDS = 3600.0
 """How often a failure counts where no other sample tells whether the judge works: an outage of some
 hours costs no sample, and one on which the judge always fails is not tried for ever."""
 
+MAX_HELD = 100
+"""Results that wait for one transaction."""
+HELD_SECONDS = 0.25
+"""How long the first of them may wait before the next sample is judged."""
+_SLOW_SECONDS = 0.05
+"""A judge that takes this long gains nothing by waiting: a transaction takes a few milliseconds."""
+
 _STATES = {
     JudgedAs.JUDGED: State.JUDGED,
     JudgedAs.INCOMPLETE: State.INCOMPLETE,
@@ -47,8 +53,22 @@ _STATES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """How the judging of one claimed sample ended; ``record`` is None if it could not be read."""
+
+    outcome: JudgedAs
+    finished: Finished
+    record: SampleRecord | None = None
+    request: JudgedRequest | None = None
+
+
 class JudgingWorker:
     """Judges waiting samples, a claimed batch at a time; for one thread.
+
+    A quick judge's results are written many at once, a slow judge's one by one. While the store
+    cannot be written they are held: verdicts were paid for. What a process has not written when it
+    dies is judged again, once the leases of its samples end.
 
     Args:
         store: Where the samples are.
@@ -79,7 +99,9 @@ class JudgingWorker:
         self._counters = counters
         self._alarms = alarms
         self._on_judged = settings.on_judged
-        self._results = ResultBuffer(store, settings.series)
+        self._series = settings.series
+        self._held: list[_Result] = []
+        self._held_since = 0.0
         self._sampler = HashSampler("budget")
         self._order = random.Random(claimant)  # noqa: S311 - an order, not a secret
         self._cost = 0.0
@@ -136,8 +158,7 @@ class JudgingWorker:
                     break
         finally:
             # Whatever stopped it, what was judged is written.
-            self._results.write()
-            self._after_writing()
+            self._write()
             self._budget.settle()
         return n_finished, failed
 
@@ -154,8 +175,7 @@ class JudgingWorker:
 
         Its samples would otherwise wait until their leases end, and be judged and paid for again.
         """
-        self._results.write()
-        self._after_writing()
+        self._write()
         self._give_back()
 
     def _give_back(self) -> None:
@@ -178,25 +198,30 @@ class JudgingWorker:
         except DataError as error:
             _log.warning("sample %d is left out: %s", sample.sample_id, error)
             why = (("", JudgedAs.UNREADABLE.value, str(error)),)
-            result = Result(
+            result = _Result(
                 JudgedAs.UNREADABLE,
                 _finished(sample, JudgedAs.UNREADABLE, rejected=why),
             )
         else:
             if not self._sampler.selects(sample.request_id, probability):
-                result = Result(JudgedAs.SKIPPED, _finished(sample, JudgedAs.SKIPPED), record)
+                result = _Result(JudgedAs.SKIPPED, _finished(sample, JudgedAs.SKIPPED), record)
             else:
                 judged = self._judged_within_budget(sample, record, probability)
-                if not isinstance(judged, Result):
+                if not isinstance(judged, _Result):
                     return judged
                 result = judged
-        self._results.add(result, time.monotonic() - began)
-        self._after_writing()
+        now = time.monotonic()
+        if not self._held:
+            self._held_since = now
+        self._held.append(result)
+        is_late = max(now - began - _SLOW_SECONDS, now - self._held_since - HELD_SECONDS) >= 0.0
+        if is_late or len(self._held) >= MAX_HELD:
+            self._write()
         return result.outcome
 
     def _judged_within_budget(
         self, sample: Claimed, record: SampleRecord, probability: float
-    ) -> Result | JudgedAs | None:
+    ) -> _Result | JudgedAs | None:
         """The result; None where the budget has no room, ``JUDGE_FAILED`` where the judge failed.
 
         Raises:
@@ -218,7 +243,7 @@ class JudgingWorker:
             if n_judged := self._judge.n_judged - before:
                 self._budget.spend(n_judged, self._cost_since())
 
-    def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> Result:
+    def _judged(self, sample: Claimed, record: SampleRecord, probability: float) -> _Result:
         verdicts = self._judge.verdicts_on(record, sample.probability * probability)
         outcome = JudgedAs.INCOMPLETE if verdicts.request is None else JudgedAs.JUDGED
         finished = _finished(sample, outcome, verdicts, self._rejected(record))
@@ -228,7 +253,7 @@ class JudgingWorker:
             self._alarms.clear(AlarmKind.JUDGE_DOWN)
         self.failing = False
         self._counters.add_verdicts(record.route, verdicts.n_wanted, verdicts.n_invalid)
-        return Result(outcome, finished, record, verdicts)
+        return _Result(outcome, finished, record, verdicts.request)
 
     def _loss(
         self, sample: Claimed, record: SampleRecord, verdicts: SampleVerdicts
@@ -271,7 +296,6 @@ class JudgingWorker:
                     AlarmKind.JUDGE_DOWN,
                     f"The judge {name} could not be called ({type(error).__name__}): samples wait, "
                     "and the estimates grow old",
-                    Severity.WARNING,
                 )
         self.failing = True
         return JudgedAs.JUDGE_FAILED
@@ -298,52 +322,49 @@ class JudgingWorker:
             ]
         )
 
-    def _after_writing(self) -> None:
-        """Count what was written since the last call, and show it to the alarms."""
-        written = self._results.take_written()
-        if not written:
-            return
-        refused = list[int]()
-        for one in written:
-            if one.error is None:
-                self._counters.add_outcome(one.result.outcome, one.result.route)
-            else:
-                sample_id = one.result.finished.sample_id
-                refused.append(sample_id)
-                self._counters.add_error()
-                self._why = describe_error(one.error)
-                _log.warning(
-                    "the result of sample %d could not be stored: %s",
-                    sample_id,
-                    describe_error(one.error),
-                )
-        accepted = [one.result for one in written if one.accepted]
-        for route in Route:
-            rows = [
-                result.finished.summary
-                for result in accepted
-                if result.request is not None and result.route is route
-            ]
-            if rows:
-                self._counters.add_judged(route, table_of(rows))
-        self._count_attempts(refused)
-        for result in accepted:
-            try:
-                if self._alarms is not None and result.record is not None:
-                    self._alarms.add_sampled(result.record)
-            except Exception as error:
-                self._alarm_failed(result.finished.sample_id, error)
-            self._tell(result)
+    def _write(self) -> None:
+        """Store what is held, count it, and show it to the alarms.
 
-    def _tell(self, result: Result) -> None:
+        Raises:
+            StoreError: nothing can be stored now; it is held until the next call.
+        """
+        if not self._held:
+            return
+        done = self._store.finish(self._series, [result.finished for result in self._held])
+        written, self._held = self._held, []
+        rows: dict[Route, list[bytes]] = {}
+        for result in written:
+            sample_id, record = result.finished.sample_id, result.record
+            if (refusal := done.refused.get(sample_id)) is not None:
+                self._counters.add_error()
+                self._why = describe_error(refusal)
+                _log.warning(
+                    "the result of sample %d could not be stored: %s", sample_id, self._why
+                )
+                continue
+            self._counters.add_outcome(result.outcome, None if record is None else record.route)
+            if sample_id not in done.accepted or record is None:
+                continue
+            if result.request is not None:
+                rows.setdefault(record.route, []).append(result.finished.summary)
+            try:
+                if self._alarms is not None:
+                    self._alarms.add_sampled(record)
+            except Exception as error:
+                self._alarm_failed(sample_id, error)
+            self._tell(sample_id, record, result.request)
+        for route, summaries in rows.items():
+            self._counters.add_judged(route, table_of(summaries))
+        self._count_attempts(list(done.refused))
+
+    def _tell(self, sample_id: int, record: SampleRecord, request: JudgedRequest | None) -> None:
         """Hand a judged sample to whoever wants to know of it."""
-        if self._on_judged is None or result.record is None or result.request is None:
+        if self._on_judged is None or request is None:
             return
         try:
-            self._on_judged(result.record, result.request)
+            self._on_judged(record, request)
         except Exception as error:
             self._counters.add_error()
-            sample_id = result.finished.sample_id
             _log.warning("on_judged failed on sample %d: %s", sample_id, describe_error(error))
 
 
