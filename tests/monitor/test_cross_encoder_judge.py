@@ -128,11 +128,11 @@ def test_a_logit_that_is_not_finite_is_no_verdict(
     judge = CrossEncoderJudge(cross_encoder)
     passages = [Passage(name, "") for name in "abc"]
     assert judge.judge("q", passages) == [None, Judgment("b", 1), None]
-    accounts = judge.accounts()
+    accounts = judge.ledger.accounts()
     assert (accounts.calls, accounts.verdicts, sum(accounts.invalid.values())) == (1, 1, 2)
     assert accounts.invalid[InvalidReason.NOT_FINITE] == 2
     assert accounts.cost is None
-    assert [kept.passage_id for kept in judge.rejected()] == ["a", "c"]
+    assert [kept.passage_id for kept in judge.ledger.rejected()] == ["a", "c"]
 
 
 def test_a_threshold_that_is_not_finite_is_refused(cross_encoder: Path) -> None:

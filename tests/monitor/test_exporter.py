@@ -18,7 +18,7 @@ from ctxguard.monitor.estimation.live import Window
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment, LabelJudge
-from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger
+from ctxguard.monitor.judges.usage import InvalidReason, Ledger
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import RouteProfile
@@ -246,13 +246,10 @@ def test_feedback_is_counted_by_kind_and_enters_no_estimate(make_context: MakeCo
 
 def test_the_cost_of_a_judge_is_exported(make_context: MakeContext) -> None:
     class Paid(LabelJudge):
-        def accounts(self) -> JudgeAccounts:
-            ledger = Ledger()
-            ledger.called()
-            ledger.used(1_000_000, 10)
-            ledger.invalid("p", InvalidReason.REFUSED, "no")
-            return ledger.snapshot((2.0, 8.0))
+        ledger = Ledger((2.0, 8.0))
 
+    Paid.ledger.add(calls=1, input_tokens=1_000_000, output_tokens=10)
+    Paid.ledger.add_invalid("p", InvalidReason.REFUSED, "no")
     live = Watching(Paid(QRELS))
     registry = CollectorRegistry()
     MonitorCollector(live.monitor, registry)

@@ -119,10 +119,10 @@ def test_a_reply_that_is_no_grade_is_no_verdict(
     endpoint.script.append(answer)
     judge = make_judge()
     assert judge.judge(QUERY, [PASSAGE]) == [None]
-    accounts = judge.accounts()
+    accounts = judge.ledger.accounts()
     assert (accounts.verdicts, accounts.invalid[reason]) == (0, 1)
     assert sum(accounts.invalid.values()) == 1
-    (kept,) = judge.rejected()
+    (kept,) = judge.ledger.rejected()
     assert (kept.passage_id, kept.reason) == ("p", reason)
     assert kept.reply == answer.text()[:4000]
 
@@ -148,8 +148,8 @@ def test_an_answer_that_holds_no_grade_is_no_verdict(
     endpoint.script.append(answer)
     judge = make_judge()
     assert judge.judge(QUERY, [PASSAGE]) == [None]
-    assert judge.accounts().invalid[reason] == 1
-    assert judge.rejected()[0].reply == answer.text()
+    assert judge.ledger.accounts().invalid[reason] == 1
+    assert judge.ledger.rejected()[0].reply == answer.text()
 
 
 JSON = st.recursive(
@@ -176,7 +176,7 @@ def test_a_server_error_is_asked_again(endpoint: ChatEndpoint, make_judge: MakeJ
     endpoint.script += [Answer(status=500), Answer(status=503)]
     judge = make_judge(retries=2)
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
-    accounts = judge.accounts()
+    accounts = judge.ledger.accounts()
     assert (accounts.calls, accounts.retries, accounts.verdicts) == (3, 2, 1)
     assert sum(accounts.invalid.values()) == 0
 
@@ -202,8 +202,8 @@ def test_an_endpoint_that_answers_for_no_passage_is_an_outage_and_says_which(
     with pytest.raises(StageUnavailableError, match=rf"127\.0\.0\.1 .* none of 2 .*{reason}") as e:
         judge.judge(QUERY, [PASSAGE, OTHER])
     assert KEY not in str(e.value)
-    assert judge.accounts().invalid[InvalidReason(reason)] == 2
-    assert [kept.reply for kept in judge.rejected()] == ["go away"] * 2
+    assert judge.ledger.accounts().invalid[InvalidReason(reason)] == 2
+    assert [kept.reply for kept in judge.ledger.rejected()] == ["go away"] * 2
 
 
 def test_a_refused_connection_is_an_outage(make_judge: MakeJudge) -> None:
@@ -212,7 +212,7 @@ def test_a_refused_connection_is_an_outage(make_judge: MakeJudge) -> None:
         judge = make_judge(base_url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1", retries=1)
         with pytest.raises(StageUnavailableError, match="unreachable"):
             judge.judge(QUERY, [PASSAGE])
-    accounts = judge.accounts()
+    accounts = judge.ledger.accounts()
     assert (accounts.calls, accounts.retries) == (2, 1)
     assert accounts.invalid[InvalidReason.UNREACHABLE] == 1
 
@@ -223,7 +223,7 @@ def test_a_reply_that_takes_too_long_costs_only_its_own_verdict(
     endpoint.hanging_on = "blue"
     judge = make_judge(timeout_seconds=0.3)
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [Judgment("p", 2), None]
-    assert judge.accounts().invalid[InvalidReason.TIMED_OUT] == 1
+    assert judge.ledger.accounts().invalid[InvalidReason.TIMED_OUT] == 1
 
 
 @pytest.mark.parametrize("drip", ["headers", "body"])
@@ -233,7 +233,7 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_broken_off(
     judge = make_judge(timeout_seconds=0.3, concurrency=1)
     endpoint.script += [Answer(), Answer(drip=drip)]  # the second on the connection of the first
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [Judgment("p", 1), None]
-    assert judge.accounts().invalid[InvalidReason.TIMED_OUT] == 1
+    assert judge.ledger.accounts().invalid[InvalidReason.TIMED_OUT] == 1
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -248,7 +248,7 @@ def test_a_redirect_is_an_outage_and_takes_no_passage_elsewhere(
         with pytest.raises(StageUnavailableError, match="denied"):
             judge.judge(QUERY, [PASSAGE])
         assert elsewhere.requests == []
-        assert location in judge.rejected()[0].reply
+        assert location in judge.ledger.rejected()[0].reply
     finally:
         elsewhere.close()
 
@@ -259,7 +259,7 @@ def test_an_answer_larger_than_any_verdict_is_not_read(
     endpoint.script.append(Answer(body=Answer().text() + " " * 2**20))
     judge = make_judge(concurrency=1)
     assert judge.judge(QUERY, [PASSAGE, OTHER]) == [None, Judgment("other", 1)]
-    assert judge.accounts().invalid[InvalidReason.TOO_LONG] == 1
+    assert judge.ledger.accounts().invalid[InvalidReason.TOO_LONG] == 1
 
 
 def test_a_compressed_answer_is_not_unpacked(endpoint: ChatEndpoint, make_judge: MakeJudge) -> None:
@@ -267,7 +267,7 @@ def test_a_compressed_answer_is_not_unpacked(endpoint: ChatEndpoint, make_judge:
     endpoint.script.append(Answer(packed=packed, headers={"Content-Encoding": "gzip"}))
     judge = make_judge()
     assert judge.judge(QUERY, [PASSAGE]) == [None]
-    assert judge.accounts().invalid[InvalidReason.MALFORMED] == 1
+    assert judge.ledger.accounts().invalid[InvalidReason.MALFORMED] == 1
     assert endpoint.headers[0]["Accept-Encoding"] == "identity"
 
 
@@ -278,7 +278,7 @@ def test_what_a_reply_quotes_is_redacted_before_it_is_kept(
     endpoint.script += [Answer(said), Answer(status=400, body=f"{said} Bearer {KEY}")]
     judge = make_judge(concurrency=1)
     judge.judge(QUERY, [PASSAGE, OTHER])
-    for kept in judge.rejected():
+    for kept in judge.ledger.rejected():
         assert KEY not in kept.reply
         assert "You sent [key]. Ask [e-mail] about" in kept.reply
 
@@ -327,7 +327,7 @@ def test_an_answer_that_quotes_an_instruction_is_no_verdict(
 def test_a_long_passage_is_cut_and_counted(endpoint: ChatEndpoint, make_judge: MakeJudge) -> None:
     judge = make_judge(max_passage_chars=10)
     judge.judge(QUERY, [Passage("p", "0123456789TAIL"), Passage("q", "0123456789")])
-    assert judge.accounts().cut_passages == 1
+    assert judge.ledger.accounts().cut_passages == 1
     assert all("TAIL" not in json.dumps(request) for request in endpoint.requests)
 
 
@@ -337,10 +337,10 @@ def test_tokens_and_cost_are_counted_for_replies_without_a_verdict_too(
     endpoint.script.append(Answer("prose"))
     judge = make_judge(prices=TokenPrices(2.0, 10.0))
     judge.judge(QUERY, [PASSAGE, OTHER])
-    accounts = judge.accounts()
+    accounts = judge.ledger.accounts()
     assert (accounts.input_tokens, accounts.output_tokens, accounts.unmetered) == (600, 16, 0)
     assert accounts.cost == pytest.approx((600 * 2.0 + 16 * 10.0) / 1e6)
-    assert make_judge().accounts().cost is None
+    assert make_judge().ledger.accounts().cost is None
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "300", "completion_tokens": -8}])
@@ -350,7 +350,7 @@ def test_a_reply_that_does_not_say_its_tokens_is_counted_as_unmetered(
     endpoint.script.append(Answer(usage=usage))
     judge = make_judge()
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 1)]
-    accounts = judge.accounts()
+    accounts = judge.ledger.accounts()
     assert (accounts.unmetered, accounts.input_tokens, accounts.output_tokens) == (1, 0, 0)
 
 
@@ -412,11 +412,11 @@ def test_a_forked_child_judges_over_connections_of_its_own(
     child = os.fork()
     if child == 0:
         verdicts = judge.judge(QUERY, [OTHER])
-        good = verdicts == [Judgment("other", 1)] and judge.accounts().calls == 1
+        good = verdicts == [Judgment("other", 1)] and judge.ledger.accounts().calls == 1
         os._exit(0 if good else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert judge.judge(QUERY, [PASSAGE]) == [Judgment("p", 2)]
-    assert judge.accounts().calls == 2
+    assert judge.ledger.accounts().calls == 2
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.multiprocess import SafeMultiProcessCollector
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
-from ctxguard.monitor.judges.usage import JudgeAccounts, Ledger
+from ctxguard.monitor.judges.usage import Ledger
 from ctxguard.monitor.store import FeedbackRow
 from ctxguard.profile.schema import Evidence, Profile, RouteProfile
 from ctxguard.request.telemetry import Telemetry
@@ -52,9 +52,7 @@ class Opinion(LabelJudge):
     """A judge that errs, and keeps accounts."""
 
     exact = False
-
-    def accounts(self) -> JudgeAccounts:
-        return Ledger().snapshot((2.0, 8.0))
+    ledger = Ledger((2.0, 8.0))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
 from ctxguard.monitor.judges.llm import LLMJudge, TokenPrices
 from ctxguard.monitor.judges.people_alone import PEOPLE_ALONE, PeopleAlone
 from ctxguard.monitor.judges.protocol import Judge, Judgment
-from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, RejectedReply
+from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
 
 __all__ = [
     "PEOPLE_ALONE",
@@ -21,6 +21,7 @@ __all__ = [
     "Judgment",
     "LLMJudge",
     "LabelJudge",
+    "Ledger",
     "PeopleAlone",
     "RejectedReply",
     "TokenPrices",

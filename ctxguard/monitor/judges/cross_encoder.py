@@ -10,7 +10,7 @@ from ctxguard.core.render import sanitise
 from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError
 from ctxguard.monitor.judges.protocol import Judgment
-from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
+from ctxguard.monitor.judges.usage import InvalidReason, Ledger
 from ctxguard.retrieval.index.passages import searchable_text
 from ctxguard.retrieval.models.files import model_folder, portable_name, weights_digest
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
@@ -28,7 +28,8 @@ class CrossEncoderJudge:
     (``ctxguard.monitor.estimation.ppi``).
 
     The guard's own reranker would agree with its own ranking, so it is refused: if ``reranker``
-    or ``guard`` is given, its weights are compared, whatever its name.
+    or ``guard`` is given, its weights are compared, whatever its name. A call of its ``ledger`` is
+    one list of passages.
 
     Args:
         name_or_path: A CrossEncoder with one output, by folder or hub name.
@@ -66,7 +67,7 @@ class CrossEncoderJudge:
                 )
         self.min_logit = float(min_logit)
         self.version = f"{portable_name(self._model.name)} {weights[:12]} logit>={min_logit:g}"
-        self._ledger = Ledger()
+        self.ledger = Ledger()
 
     def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
         """Return one verdict per passage, in their order; None if the logit is not finite."""
@@ -74,26 +75,18 @@ class CrossEncoderJudge:
             return []
         # One lone surrogate would make the tokenizer refuse the whole batch.
         texts = [sanitise(searchable_text(passage)) for passage in passages]
-        self._ledger.called()
+        self.ledger.add(calls=1)
         logits = self._model.score(sanitise(query), texts)
         return [
             self._verdict(passage, float(logit))
             for passage, logit in zip(passages, logits, strict=True)
         ]
 
-    def accounts(self) -> JudgeAccounts:
-        """Return its counts so far; a call is one list of passages."""
-        return self._ledger.snapshot()
-
-    def rejected(self) -> tuple[RejectedReply, ...]:
-        """Return the last 1,000 scores that gave no verdict, oldest first."""
-        return self._ledger.rejected()
-
     def _verdict(self, passage: Passage, logit: float) -> Judgment | None:
         if not np.isfinite(logit):
-            self._ledger.invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(logit))
+            self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(logit))
             return None
-        self._ledger.valid()
+        self.ledger.add(verdicts=1)
         return Judgment(passage.passage_id, int(logit >= self.min_logit))
 
 

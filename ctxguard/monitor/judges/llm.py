@@ -27,13 +27,7 @@ from ctxguard.monitor.judges.prompt import (
 )
 from ctxguard.monitor.judges.protocol import Judgment
 from ctxguard.monitor.judges.reply import read_reply
-from ctxguard.monitor.judges.usage import (
-    UNAVAILABLE,
-    InvalidReason,
-    JudgeAccounts,
-    Ledger,
-    RejectedReply,
-)
+from ctxguard.monitor.judges.usage import UNAVAILABLE, InvalidReason, Ledger
 from ctxguard.retrieval.index.passages import searchable_text
 
 _REDIRECTS = range(300, 400)
@@ -119,7 +113,7 @@ class LLMJudge:
     host that nobody chose; compressed answers are not unpacked; and an answer of more than 1 MiB,
     or one that takes too long in total, is aborted.
 
-    Threads may share a judge. A forked child starts with its own client and counts.
+    Threads may share a judge. A forked child starts with its own client and counts (``ledger``).
 
     Args:
         model: Name of the model at the endpoint. Use a dated version: an alias may change its
@@ -183,8 +177,7 @@ class LLMJudge:
         self._max_calls_per_second = max_calls_per_second
         self._timeout_seconds = timeout_seconds
         self._retries = retries
-        self._prices = prices
-        self._ledger = Ledger()
+        self.ledger = Ledger(None if prices is None else astuple(prices))
         self._library = require("openai", "judge")
         self._reset_after_fork()
         self._connected()
@@ -215,27 +208,12 @@ class LLMJudge:
             raise StageUnavailableError(
                 "judge",
                 f"{self.model} at {client.base_url.host} answered for none of {len(passages)} "
-                f"passages ({reasons}); see rejected() for its replies",
+                f"passages ({reasons}); see ledger.rejected() for its replies",
             )
         return [
             None if isinstance(verdict, InvalidReason) else Judgment(passage.passage_id, verdict)
             for passage, verdict in zip(passages, verdicts, strict=True)
         ]
-
-    def accounts(self) -> JudgeAccounts:
-        """Return its counts so far in this process."""
-        prices = self._prices
-        return self._ledger.snapshot(
-            None if prices is None else (prices.input_per_million, prices.output_per_million)
-        )
-
-    def rejected(self) -> tuple[RejectedReply, ...]:
-        """Return the replies that gave no verdict and were not taken, the last 1,000 at most."""
-        return self._ledger.rejected()
-
-    def take_rejected(self) -> tuple[RejectedReply, ...]:
-        """Return the rejected replies and forget them."""
-        return self._ledger.take_rejected()
 
     def close(self) -> None:
         """Close the connections; judging again opens new ones."""
@@ -272,7 +250,7 @@ class LLMJudge:
     def _before_each_call(self, request: Any) -> None:
         """Pace, count and bound every call, the client library's retries included."""
         self._pacer.wait()
-        self._ledger.called(again=self._this_thread.called)
+        self.ledger.add(calls=1, retries=self._this_thread.called)
         self._this_thread.called = True
         self._this_thread.deadline = time.monotonic() + self._timeout_seconds
         self._this_thread.bytes_left = _MAX_ANSWER_BYTES
@@ -306,15 +284,15 @@ class LLMJudge:
         text = searchable_text(passage)
         if len(text) > self._max_passage_chars:
             text = text[: self._max_passage_chars]
-            self._ledger.cut()
+            self.ledger.add(cut_passages=1)
         self._this_thread.called = False
         verdict, body = self._complete(client, messages(query, text))
         if isinstance(verdict, InvalidReason):
             if len(client.api_key) >= _SHORTEST_KEY:
                 body = body.replace(client.api_key, "[key]")
-            self._ledger.invalid(passage.passage_id, verdict, body)
+            self.ledger.add_invalid(passage.passage_id, verdict, body)
         else:
-            self._ledger.valid()
+            self.ledger.add(verdicts=1)
         return verdict
 
     def _complete(
@@ -341,7 +319,11 @@ class LLMJudge:
             return _of_failure(error), repr(error)
         body: str = response.http_response.text
         reply = read_reply(body)
-        self._ledger.used(reply.input_tokens, reply.output_tokens)
+        self.ledger.add(
+            input_tokens=reply.input_tokens or 0,
+            output_tokens=reply.output_tokens or 0,
+            unmetered=None in (reply.input_tokens, reply.output_tokens),
+        )
         return reply.verdict, body
 
 

@@ -30,9 +30,10 @@ class Judge(Protocol):
     """Grades passages for a query.
 
     ``name`` and ``version`` identify the judge: another version begins another series of
-    estimates. A judge may have two more attributes: ``exact``, whether its verdicts are those of
-    people, such as known labels (False without the attribute), and ``reads_text``, whether it
-    needs the passages' texts (True without the attribute; it then gets no passage without text).
+    estimates. A judge may have three more attributes: ``exact``, whether its verdicts are those of
+    people, such as known labels (False without the attribute), ``reads_text``, whether it needs the
+    passages' texts (True without the attribute; it then gets no passage without text), and
+    ``ledger``, the ``Ledger`` of its calls and their cost.
     """
 
     @property

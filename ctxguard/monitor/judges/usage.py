@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from ctxguard._support.fork_safety import reset_in_children
@@ -84,6 +84,9 @@ class JudgeAccounts:
     cost: float | None
 
 
+_COUNTED = tuple(each.name for each in fields(JudgeAccounts) if each.type is int)
+
+
 @dataclass(frozen=True, slots=True)
 class RejectedReply:
     """A reply that gave no valid verdict, for inspection.
@@ -101,44 +104,31 @@ class RejectedReply:
 
 
 class Ledger:
-    """A judge's counts and rejected replies, under one lock. A forked child starts at zero."""
+    """A judge's counts and rejected replies, under one lock. A forked child starts at zero.
 
-    def __init__(self) -> None:
+    Args:
+        prices_per_million: Prices of input and output tokens; None counts no cost.
+    """
+
+    def __init__(self, prices_per_million: tuple[float, float] | None = None) -> None:
+        self._prices = prices_per_million
         self._reset_after_fork()
         reset_in_children(self)
 
     def _reset_after_fork(self) -> None:
         """Reset every count, and drop the replies kept."""
         self._lock = threading.Lock()
-        self._calls = self._retries = self._verdicts = self._cut = 0
-        self._input_tokens = self._output_tokens = self._unmetered = 0
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._invalid = dict.fromkeys(InvalidReason, 0)
         self._rejected: deque[RejectedReply] = deque(maxlen=_MAX_REPLIES)
 
-    def called(self, *, again: bool = False) -> None:
-        """Count a request that was sent; ``again`` for a retry."""
+    def add(self, **counts: int) -> None:
+        """Add to counts, by their names in ``JudgeAccounts``."""
         with self._lock:
-            self._calls += 1
-            self._retries += again
+            for name, n in counts.items():
+                self._counts[name] += n
 
-    def cut(self) -> None:
-        """Count a passage that was truncated."""
-        with self._lock:
-            self._cut += 1
-
-    def used(self, input_tokens: int | None, output_tokens: int | None) -> None:
-        """Count the tokens of a reply; None if it does not report them."""
-        with self._lock:
-            self._input_tokens += input_tokens or 0
-            self._output_tokens += output_tokens or 0
-            self._unmetered += input_tokens is None or output_tokens is None
-
-    def valid(self) -> None:
-        """Count a valid verdict."""
-        with self._lock:
-            self._verdicts += 1
-
-    def invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
+    def add_invalid(self, passage_id: str, reason: InvalidReason, reply: str) -> None:
         """Count a passage without a valid verdict, and keep the reply's beginning, redacted."""
         kept = RejectedReply(passage_id, reason, _redacted(reply[:_MAX_CHARS]))
         with self._lock:
@@ -157,24 +147,15 @@ class Ledger:
             self._rejected.clear()
         return taken
 
-    def snapshot(self, prices_per_million: tuple[float, float] | None = None) -> JudgeAccounts:
-        """Return the counts now, with the cost at these prices of input and output tokens."""
+    def accounts(self) -> JudgeAccounts:
+        """Return the counts now."""
         with self._lock:
-            cost = None
-            if prices_per_million is not None:
-                of_input, of_output = prices_per_million
-                cost = (self._input_tokens * of_input + self._output_tokens * of_output) / 1e6
-            return JudgeAccounts(
-                calls=self._calls,
-                retries=self._retries,
-                verdicts=self._verdicts,
-                invalid=dict(self._invalid),
-                cut_passages=self._cut,
-                input_tokens=self._input_tokens,
-                output_tokens=self._output_tokens,
-                unmetered=self._unmetered,
-                cost=cost,
-            )
+            counts, invalid = dict(self._counts), dict(self._invalid)
+        cost = None
+        if self._prices is not None:
+            of_input, of_output = self._prices
+            cost = (counts["input_tokens"] * of_input + counts["output_tokens"] * of_output) / 1e6
+        return JudgeAccounts(**counts, invalid=invalid, cost=cost)
 
 
 def _redacted(reply: str) -> str:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from ctxguard.core.types import Route
 from ctxguard.monitor.estimation.sums import TermSums, request_terms
 from ctxguard.monitor.estimation.terms import Metric, Table
-from ctxguard.monitor.judges import Judge, JudgeAccounts
+from ctxguard.monitor.judges import Judge, Ledger
 
 Counts = Mapping[tuple[str, ...], float]
 """Counts by name and label values, in the order of ``LABELS``."""
@@ -129,10 +129,10 @@ class MonitorCounters:
 
 def judge_counts(judge: Judge) -> Counts:
     """The accounts of a judge as counts; empty for one that keeps none."""
-    accounts_of = getattr(judge, "accounts", None)
-    if accounts_of is None:
+    ledger: Ledger | None = getattr(judge, "ledger", None)
+    if ledger is None:
         return {}
-    accounts: JudgeAccounts = accounts_of()
+    accounts = ledger.accounts()
     counts: dict[tuple[str, ...], float] = {
         ("judge_calls",): accounts.calls,
         ("judge_retries",): accounts.retries,

@@ -18,6 +18,7 @@ from ctxguard.errors import DataError
 from ctxguard.monitor.alarms import AlarmKind
 from ctxguard.monitor.alarms.monitor import AlarmMonitor
 from ctxguard.monitor.estimation.terms import JudgedRequest, table_of
+from ctxguard.monitor.judges import Ledger
 from ctxguard.monitor.judges.verdict_text import verdicts_to_json
 from ctxguard.monitor.judging.budget import JudgingBudget
 from ctxguard.monitor.judging.counters import JudgedAs, MonitorCounters
@@ -277,11 +278,14 @@ class JudgingWorker:
         self._counters.add_error()
         _log.warning("no alarm saw sample %d: %s", sample_id, describe_error(error))
 
+    def _ledger(self) -> Ledger | None:
+        ledger: Ledger | None = getattr(self._judge.judge, "ledger", None)
+        return ledger
+
     def _cost_since(self) -> float:
         """What the judge has cost since this was last called; 0.0 for one without prices."""
-        accounts_of = getattr(self._judge.judge, "accounts", None)
-        before = self._cost
-        self._cost = (None if accounts_of is None else accounts_of().cost) or 0.0
+        ledger, before = self._ledger(), self._cost
+        self._cost = (None if ledger is None else ledger.accounts().cost) or 0.0
         return self._cost - before
 
     def _judge_failed(self, error: Exception, route: Route) -> JudgedAs:
@@ -313,12 +317,12 @@ class JudgingWorker:
 
     def _rejected(self, record: SampleRecord) -> tuple[tuple[str, str, str], ...]:
         """Replies that were no verdict; they may quote a passage whose text is not stored."""
-        take = getattr(self._judge.judge, "take_rejected", None)
+        ledger = self._ledger()
         stored = {passage.passage_id for passage in record.passages.values() if passage.text}
         return tuple(
             [
                 (one.passage_id, one.reason.value, one.reply if one.passage_id in stored else "")
-                for one in (() if take is None else take())
+                for one in (() if ledger is None else ledger.take_rejected())
             ]
         )
 
