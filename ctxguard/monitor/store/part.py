@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from inspect import signature
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -72,11 +71,6 @@ def _in_transaction(
                 f"stored ({type(error).__name__}); restore a copy, or begin a new store"
             ) from error
 
-    # Callers give no connection, so help() and editors should show none.
-    own, _, *others = signature(method).parameters.values()
-    in_transaction.__signature__ = signature(method).replace(  # type: ignore[attr-defined]
-        parameters=[own, *others]
-    )
     return in_transaction
 
 

@@ -10,12 +10,12 @@ not judged are deleted whole.
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import sqlalchemy as sa
 
 from ctxguard.monitor.store import schema
-from ctxguard.monitor.store.database import Database
 from ctxguard.monitor.store.part import StorePart, reads
 from ctxguard.monitor.store.types import FINAL_STATES, Cleaned
 
@@ -41,7 +41,8 @@ class Retention(StorePart):
     @reads
     def size_bytes(self, connection: sa.Connection) -> int:
         """Bytes of payload in the store, which ``Limits.max_bytes`` bounds."""
-        return _size_bytes(connection)
+        total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
+        return int(connection.execute(total).scalar_one())
 
     def clean(self) -> Cleaned:
         """Delete what is over the limits, oldest first, in many short transactions.
@@ -55,113 +56,73 @@ class Retention(StorePart):
             StoreFullError: the disk is full; deleting needs space too.
         """
         age = self.limits.max_age_seconds
-        oldest_seconds = None if age is None else self._clock() - age
-        cleaning = _Cleaning(self._database, oldest_seconds, self.limits.max_bytes)
-        return cleaning.run()
-
-
-class _Cleaning:
-    """Deletes what is over two limits.
-
-    Args:
-        database: The database to clean.
-        oldest_seconds: Samples from before this are deleted; None for no limit.
-        max_bytes: Payloads beyond this are deleted; None for no limit.
-    """
-
-    def __init__(
-        self, database: Database, oldest_seconds: float | None, max_bytes: int | None
-    ) -> None:
-        self._database = database
-        self._oldest_seconds = oldest_seconds
-        self._max_bytes = max_bytes
-        self._expired = self._by_size = self._unjudged = 0
-
-    def run(self) -> Cleaned:
-        """Delete what is over the limits, and return the space to the disk."""
-        while n := self._write(self._expire_some):
-            self._expired += n
-        excess = self._database.read(_size_bytes) - (self._max_bytes or 0)
-        while self._max_bytes is not None and excess > 0:
-            n, freed = self._write(partial(self._shrink, excess=excess))
-            if n == 0:
+        oldest_seconds = self._clock() - (age or 0.0)
+        expired = by_size = unjudged = 0
+        while age is not None:
+            n, n_unjudged = self._delete(partial(_expire_some, oldest_seconds=oldest_seconds))
+            expired, unjudged = expired + n, unjudged + n_unjudged
+            if not n:
                 break
-            self._by_size += n
+        most = self.limits.max_bytes
+        excess = 0 if most is None else self.size_bytes() - most
+        while excess > 0:
+            n, n_unjudged, freed = self._delete(partial(_shrink, excess=excess))
+            by_size, unjudged = by_size + n, unjudged + n_unjudged
+            if not n:
+                break
             excess -= freed
-        while self._database.is_sqlite and self._write(_vacuum_some):
+        while self._database.is_sqlite and self._delete(_vacuum_some):
             pass
-        return Cleaned(self._expired, self._by_size, self._unjudged)
+        return Cleaned(expired, by_size, unjudged)
 
-    def _write(self, work: Callable[[sa.Connection], T]) -> T:
+    def _delete(self, work: Callable[[sa.Connection], T]) -> T:
         done = self._database.write(work)
         time.sleep(_PAUSE_SECONDS)
         return done
 
-    def _expire_some(self, connection: sa.Connection) -> int:
-        if self._oldest_seconds is None:
-            return 0
-        oldest = connection.execute(
-            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
-            .where(_samples.time_seconds < self._oldest_seconds)
-            .order_by(_samples.time_seconds, _samples.sample_id)
-            .limit(_BATCH_SAMPLES)
-            .with_for_update(skip_locked=True)
-        ).all()
-        some = _within(oldest, _BATCH_BYTES)
-        self._remove(connection, some, some)
-        return len(some)
 
-    def _shrink(self, connection: sa.Connection, excess: int) -> tuple[int, int]:
-        """(samples, bytes) of one batch of the oldest payloads."""
-        oldest = connection.execute(
-            sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
-            .join(schema.payloads, _payloads.sample_id == _samples.sample_id)
-            .order_by(_payloads.sample_id)
-            .limit(_BATCH_SAMPLES)
-            .with_for_update(skip_locked=True)
-        ).all()
-        some = _within(oldest, min(_BATCH_BYTES, excess))
-        whole = [row for row in some if row.state not in FINAL_STATES]
-        self._remove(connection, some, whole)
-        return len(some), sum(row.payload_bytes for row in some)
-
-    def _remove(
-        self,
-        connection: sa.Connection,
-        rows: Sequence[_Row],
-        whole: Sequence[_Row],
-    ) -> None:
-        """Delete the text of all rows, and everything else of those that are deleted whole."""
-        if not rows:
-            return
-        self._unjudged += sum(row.state in schema.UNFINISHED for row in rows)
-        ids = [row.sample_id for row in rows]
-        for table in _WITH_TEXT:
-            connection.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
-        whole_ids = [row.sample_id for row in whole]
-        if whole_ids:
-            _forget(connection, whole_ids)
-        if len(whole_ids) < len(ids):
-            connection.execute(
-                sa.update(schema.samples).where(_samples.sample_id.in_(ids)).values(payload_bytes=0)
-            )
+def _expire_some(connection: sa.Connection, oldest_seconds: float) -> tuple[int, int]:
+    """Delete some of the samples from before a time; how many, and how many not judged."""
+    some = _oldest(connection, _BATCH_BYTES, _samples.time_seconds < oldest_seconds)
+    return len(some), _remove(connection, some, some)
 
 
-def _size_bytes(connection: sa.Connection) -> int:
-    total = sa.select(sa.func.coalesce(sa.func.sum(_samples.payload_bytes), 0))
-    return int(connection.execute(total).scalar_one())
+def _shrink(connection: sa.Connection, excess: int) -> tuple[int, int, int]:
+    """Delete some of the oldest payloads; samples, those not judged, and bytes."""
+    some = _oldest(connection, min(_BATCH_BYTES, excess), None)
+    whole = [row for row in some if row.state not in FINAL_STATES]
+    return len(some), _remove(connection, some, whole), sum(row.payload_bytes for row in some)
 
 
-def _within(rows: Sequence[_Row], most_bytes: int) -> list[_Row]:
-    """As many of the first rows as it takes to reach so many bytes."""
-    some: list[_Row] = []
-    total = 0
-    for row in rows:
-        some.append(row)
-        total += row.payload_bytes
-        if total >= most_bytes:
-            break
-    return some
+def _oldest(
+    connection: sa.Connection, most_bytes: int, condition: sa.ColumnElement[bool] | None
+) -> list[_Row]:
+    """The oldest samples of a condition, or with a payload without one, up to so many bytes."""
+    query = sa.select(_samples.sample_id, _samples.state, _samples.payload_bytes)
+    if condition is None:
+        query = query.join(schema.payloads, _payloads.sample_id == _samples.sample_id)
+        query = query.order_by(_payloads.sample_id)
+    else:
+        query = query.where(condition).order_by(_samples.time_seconds, _samples.sample_id)
+    rows = connection.execute(query.limit(_BATCH_SAMPLES).with_for_update(skip_locked=True)).all()
+    before = [0, *accumulate(row.payload_bytes for row in rows)]
+    return [
+        row for row, bytes_before in zip(rows, before, strict=False) if bytes_before < most_bytes
+    ]
+
+
+def _remove(connection: sa.Connection, rows: Sequence[_Row], whole: Sequence[_Row]) -> int:
+    """Delete the text of all rows, and all else of those deleted whole; how many not judged."""
+    ids, whole_ids = ([row.sample_id for row in each] for each in (rows, whole))
+    for table in _WITH_TEXT:
+        connection.execute(sa.delete(table).where(table.c.sample_id.in_(ids)))
+    if whole_ids:
+        _forget(connection, whole_ids)
+    if len(whole_ids) < len(ids):
+        connection.execute(
+            sa.update(schema.samples).where(_samples.sample_id.in_(ids)).values(payload_bytes=0)
+        )
+    return sum(row.state in schema.UNFINISHED for row in rows)
 
 
 def _forget(connection: sa.Connection, sample_ids: Sequence[int]) -> None:
