@@ -3,6 +3,8 @@
 `ctxguard.cli._settings` makes options of the fields, and keys of a settings file.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -21,9 +23,11 @@ def setting(
     env: str | None = None,
     key: bool = False,
     argument: bool = False,
+    value: Any = ...,
+    factory: Callable[[], Any] | None = None,
     **constraints: Any,
 ) -> Any:
-    """Describes a field of `SettingsModel`, as metadata in ``Annotated``.
+    """Describes a field of `SettingsModel`: its value, or metadata in ``Annotated``.
 
     Args:
         help: Its meaning, for people.
@@ -33,6 +37,8 @@ def setting(
         env: Environment variable that gives it.
         key: Whether it stands in a settings file only, and is no option.
         argument: Whether it is a positional argument.
+        value: Its default; none unless given, so that it is required.
+        factory: Makes its default.
         **constraints: Range (``ge``, ``gt``, ``le``, ``lt``) and ``repr``, as pydantic takes them.
     """
     extra: dict[str, Any] = {
@@ -43,7 +49,19 @@ def setting(
         "key": key,
         "argument": argument,
     }
+    if factory is not None:
+        constraints["default_factory"] = factory
+    elif value is not ...:
+        constraints["default"] = value
     return Field(description=help, json_schema_extra=extra, **constraints)
+
+
+optional = partial(setting, value=None)
+"""Describes a field that is None unless it is given; see `setting`."""
+key = partial(setting, key=True)
+"""Describes a field that stands in a settings file only."""
+optional_key = partial(optional, key=True)
+"""Describes a field of a settings file that is None unless it is given."""
 
 
 class SettingsModel(BaseModel):

@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
@@ -28,26 +28,18 @@ IN_WORDS = {
 class JudgeModel(SettingsModel):
     """The model that judges."""
 
-    model: Annotated[
-        str | None,
-        setting("Dated name of the language model, or folder of the cross-encoder.", "MODEL"),
-    ] = None
-    base_url: Annotated[
-        str | None,
-        setting("Endpoint of --judge llm; its key is read from OPENAI_API_KEY.", "URL", key=True),
-    ] = None
-    prices: Annotated[
-        tuple[float, float] | None,
-        setting(
-            "Prices of a million input and output tokens of --judge llm, such as [2, 8].",
-            "LIST",
-            key=True,
-        ),
-    ] = None
-    calls_per_second: Annotated[
-        float | None,
-        setting("Most calls of --judge llm a second, retries included.", "N", key=True, gt=0),
-    ] = None
+    model: str | None = optional(
+        "Dated name of the language model, or folder of the cross-encoder.", "MODEL"
+    )
+    base_url: str | None = optional_key(
+        "Endpoint of --judge llm; its key is read from OPENAI_API_KEY.", "URL"
+    )
+    prices: tuple[float, float] | None = optional_key(
+        "Prices of a million input and output tokens of --judge llm, such as [2, 8].", "LIST"
+    )
+    calls_per_second: float | None = optional_key(
+        "Most calls of --judge llm a second, retries included.", "N", gt=0
+    )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":
         """The language model, or the cross-encoder, that the settings describe.
@@ -86,21 +78,14 @@ class JudgeModel(SettingsModel):
 class JudgeSettings(JudgeModel):
     """The judge of sampled requests."""
 
-    judge: Annotated[
-        Literal["labels", "llm", "cross-encoder", "people"],
-        setting(
-            "Grades passages: labels, llm (a language model), cross-encoder, or people alone.",
-            "JUDGE",
-        ),
-    ]
-    labels: Annotated[
-        Path | None,
-        setting(
-            "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
-            "a JSONL file.",
-            "PATH",
-        ),
-    ] = None
+    judge: Literal["labels", "llm", "cross-encoder", "people"] = setting(
+        "Grades passages: labels, llm (a language model), cross-encoder, or people alone.", "JUDGE"
+    )
+    labels: Path | None = optional(
+        "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "
+        "a JSONL file.",
+        "PATH",
+    )
 
     def make_judge(self, reranker: str | None, output: Output) -> "Judge":
         """The judge that the settings describe.

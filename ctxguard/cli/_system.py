@@ -12,11 +12,11 @@ from contextlib import redirect_stdout
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import Field
 
-from ctxguard._support.settings import about, key_of, setting
+from ctxguard._support.settings import about, key_of, optional, optional_key
 from ctxguard.cli._options import Depth, Utility
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
@@ -56,27 +56,17 @@ _UPSTREAM_SECONDS = 60.0
 class System(ServedSystem):
     """The source of candidates, and the entries that identify it."""
 
-    retriever: Annotated[
-        str | None,
-        setting(
-            "Retriever of your own: a Python object with retrieve(query, *, depth), or a function, "
-            "plain or asynchronous.",
-            "MODULE:OBJECT",
-        ),
-    ] = None
-    run: Annotated[
-        Path | None,
-        setting("TREC run file with the candidates of the queries.", "FILE"),
-    ] = None
-    candidates: Annotated[
-        Path | None,
-        setting(
-            "JSONL file of queries and documents for rerank-upstream to score: query, and "
-            "documents, each a text or an object with id and text.",
-            "FILE",
-            key=True,
-        ),
-    ] = None
+    retriever: str | None = optional(
+        "Retriever of your own: a Python object with retrieve(query, *, depth), or a function, "
+        "plain or asynchronous.",
+        "MODULE:OBJECT",
+    )
+    run: Path | None = optional("TREC run file with the candidates of the queries.", "FILE")
+    candidates: Path | None = optional_key(
+        "JSONL file of queries and documents for rerank-upstream to score: query, and "
+        "documents, each a text or an object with id and text.",
+        "FILE",
+    )
     depth: Depth = None
     utility: Utility = Field(default_factory=dict)
 

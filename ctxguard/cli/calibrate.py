@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 import typer
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ctxguard._support.cache_folder import cache_folder
 from ctxguard._support.extras import require
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, check_writable, print_json
 from ctxguard.cli._from_questions import calibrate_from_questions
@@ -38,147 +38,98 @@ class Calibrate(JudgeModel, System):
     """Settings of ``ctxguard calibrate``."""
 
     data: _options.LabelledQueriesIfAny = None
-    queries: Annotated[
-        Path | None,
-        setting(
-            "Questions without labels, in place of --data: JSONL or CSV with query_id and query, "
-            "such as a log. Without --judge, the command says what judging them would take.",
-            "FILE",
-        ),
-    ] = None
-    judge: Annotated[
-        Literal["llm", "cross-encoder"] | None,
-        setting(
-            "Grades the first 20 passages of --queries: llm (a language model) or cross-encoder.",
-            "JUDGE",
-        ),
-    ] = None
-    out: Annotated[Path, setting("Profile to write, as JSON.", "FILE")]
-    report: Annotated[
-        list[Path],
-        setting(
-            "Write the evidence as one HTML page, or its figures where the name ends in .json. "
-            "Repeatable.",
-            "FILE",
-        ),
-    ] = Field(default_factory=list)
-    serving_k: Annotated[
-        int,
-        setting("Passages that you serve today; recall is compared with them.", "N", ge=1),
-    ] = DEFAULT_K
-    objective: Annotated[
-        Literal["keep-recall", "utility"],
-        setting(
-            "Choose the policy of least harm that keeps the recall of what you serve today "
-            "(keep-recall), or the policy of highest strict UDCG (utility).",
-            "OBJECTIVE",
-        ),
-    ] = "keep-recall"
-    tolerance: Annotated[
-        float, setting("Most mean recall that keep-recall may lose, in [0, 1).", "LOSS", key=True)
-    ] = 0.01
-    max_loss: Annotated[
-        float,
-        setting(
-            "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
-            "LOSS",
-            gt=0,
-            lt=1,
-        ),
-    ] = 0.05
-    required: Annotated[
-        Literal["enforce"] | None,
-        setting("Exit with 1 unless the verdict is enforce.", "VERDICT", "--require"),
-    ] = None
-    alpha: Annotated[
-        float | None,
-        setting(
-            "Certify that at most this share of the relevant passages served today is dropped on "
-            "the mean, in (0, 1), and take the policy of highest strict UDCG that keeps this "
-            "promise; --objective is not used then.",
-            "LOSS",
-        ),
-    ] = None
-    utilities: Annotated[
-        Path | None,
-        setting(
-            "Utilities that `ctxguard fit utilities --out FILE` fitted to a reader.",
-            "FILE",
-            default="the preset",
-            key=True,
-        ),
-    ] = None
+    queries: Path | None = optional(
+        "Questions without labels, in place of --data: JSONL or CSV with query_id and query, "
+        "such as a log. Without --judge, the command says what judging them would take.",
+        "FILE",
+    )
+    judge: Literal["llm", "cross-encoder"] | None = optional(
+        "Grades the first 20 passages of --queries: llm (a language model) or cross-encoder.",
+        "JUDGE",
+    )
+    out: Path = setting("Profile to write, as JSON.", "FILE")
+    report: list[Path] = setting(
+        "Write the evidence as one HTML page, or its figures where the name ends in .json. "
+        "Repeatable.",
+        "FILE",
+        factory=list,
+    )
+    serving_k: int = setting(
+        "Passages that you serve today; recall is compared with them.", "N", ge=1, value=DEFAULT_K
+    )
+    objective: Literal["keep-recall", "utility"] = setting(
+        "Choose the policy of least harm that keeps the recall of what you serve today "
+        "(keep-recall), or the policy of highest strict UDCG (utility).",
+        "OBJECTIVE",
+        value="keep-recall",
+    )
+    tolerance: float = key(
+        "Most mean recall that keep-recall may lose, in [0, 1).", "LOSS", value=0.01
+    )
+    max_loss: float = setting(
+        "How far below today's the lower bound on mean recall may lie for the verdict enforce.",
+        "LOSS",
+        gt=0,
+        lt=1,
+        value=0.05,
+    )
+    required: Literal["enforce"] | None = optional(
+        "Exit with 1 unless the verdict is enforce.", "VERDICT", "--require"
+    )
+    alpha: float | None = optional(
+        "Certify that at most this share of the relevant passages served today is dropped on "
+        "the mean, in (0, 1), and take the policy of highest strict UDCG that keeps this "
+        "promise; --objective is not used then.",
+        "LOSS",
+    )
+    utilities: Path | None = optional_key(
+        "Utilities that `ctxguard fit utilities --out FILE` fitted to a reader.",
+        "FILE",
+        default="the preset",
+    )
     show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
-    policy: Annotated[
-        Literal["auto", "ratio", "expected_utility"],
-        setting(
-            "Keep a passage by its score relative to the best (ratio), or by its calibrated "
-            "probability of relevance (expected_utility); auto chooses by the labels.",
-            "KIND",
-            key=True,
-        ),
-    ] = "auto"
-    beta: Annotated[
-        float | None,
-        setting("Certify a mean harm of at most this as well; needs --alpha.", "HARM", key=True),
-    ] = None
-    delta: Annotated[
-        float,
-        setting("Probability that the certificate is false.", "P", key=True, gt=0, lt=1),
-    ] = 0.1
-    false_alarms: Annotated[
-        float,
-        setting(
-            "Largest share of contexts with a relevant passage that may be called insufficient.",
-            "SHARE",
-            key=True,
-            gt=0,
-            lt=1,
-        ),
-    ] = 0.05
-    segment_by: Annotated[
-        str | None,
-        setting(
-            "Choose a policy for each value of this metadata column of the queries where it can be "
-            "certified; needs --alpha.",
-            "COLUMN",
-            key=True,
-        ),
-    ] = None
-    held_out: Annotated[
-        float | None,
-        setting(
-            "Share of the queries that are held out to measure the policy on.",
-            "SHARE",
-            default="half, or less of fewer than 60",
-            key=True,
-            ge=0,
-            lt=1,
-        ),
-    ] = None
-    min_keep: Annotated[
-        int, setting("Fewest passages to keep for each query.", "N", key=True, ge=0)
-    ] = 1
-    max_tokens: Annotated[
-        int | None,
-        setting(
-            "Token budget of a context; no size whose mean exceeds it is chosen.",
-            "N",
-            default="none",
-            key=True,
-            ge=1,
-        ),
-    ] = None
-    cache: Annotated[
-        Path | None,
-        setting(
-            "Folder that caches the retrieved candidates, by the fingerprint of the system.",
-            "FOLDER",
-            default="ctxguard/pools in the user's cache folder for an index, otherwise none",
-            key=True,
-        ),
-    ] = None
+    policy: Literal["auto", "ratio", "expected_utility"] = key(
+        "Keep a passage by its score relative to the best (ratio), or by its calibrated "
+        "probability of relevance (expected_utility); auto chooses by the labels.",
+        "KIND",
+        value="auto",
+    )
+    beta: float | None = optional_key(
+        "Certify a mean harm of at most this as well; needs --alpha.", "HARM"
+    )
+    delta: float = key("Probability that the certificate is false.", "P", gt=0, lt=1, value=0.1)
+    false_alarms: float = key(
+        "Largest share of contexts with a relevant passage that may be called insufficient.",
+        "SHARE",
+        gt=0,
+        lt=1,
+        value=0.05,
+    )
+    segment_by: str | None = optional_key(
+        "Choose a policy for each value of this metadata column of the queries where it can be "
+        "certified; needs --alpha.",
+        "COLUMN",
+    )
+    held_out: float | None = optional_key(
+        "Share of the queries that are held out to measure the policy on.",
+        "SHARE",
+        default="half, or less of fewer than 60",
+        ge=0,
+        lt=1,
+    )
+    min_keep: int = key("Fewest passages to keep for each query.", "N", ge=0, value=1)
+    max_tokens: int | None = optional_key(
+        "Token budget of a context; no size whose mean exceeds it is chosen.",
+        "N",
+        default="none",
+        ge=1,
+    )
+    cache: Path | None = optional_key(
+        "Folder that caches the retrieved candidates, by the fingerprint of the system.",
+        "FOLDER",
+        default="ctxguard/pools in the user's cache folder for an index, otherwise none",
+    )
     seed: _options.Seed = 0
 
     @model_validator(mode="after")

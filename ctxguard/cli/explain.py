@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, number, print_json, table
 from ctxguard.cli._store import open_store
@@ -22,17 +22,11 @@ _DROPPED_SHOWN = 10
 class Explain(SettingsModel):
     """Settings of ``ctxguard explain``."""
 
-    request_id: Annotated[
-        str, setting("The request, as the guard knew it.", "REQUEST_ID", argument=True)
-    ]
+    request_id: str = setting("The request, as the guard knew it.", "REQUEST_ID", argument=True)
     store: _options.StoreUrl
-    profile: Annotated[
-        Path | None,
-        setting(
-            "Profile that decided then: decide again by it, and show the reason of each drop.",
-            "FILE",
-        ),
-    ] = None
+    profile: Path | None = optional(
+        "Profile that decided then: decide again by it, and show the reason of each drop.", "FILE"
+    )
     show_all: _options.ShowAll = False
     as_json: _options.AsJson = False
 

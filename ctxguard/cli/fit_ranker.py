@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import optional
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, interval, number, print_json, table
 from ctxguard.cli._inputs import read_labelled
@@ -33,12 +33,9 @@ class FitRanker(IndexSystem):
     """Settings of ``ctxguard fit ranker``."""
 
     data: _options.LabelledQueries
-    out: Annotated[
-        Path | None,
-        setting(
-            "Write the fitted ranker here, for ranker in --system.", "FILE", default="not written"
-        ),
-    ] = None
+    out: Path | None = optional(
+        "Write the fitted ranker here, for ranker in --system.", "FILE", default="not written"
+    )
     as_json: _options.AsJson = False
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import NO_DATA, Output, check_writable, print_json, table
 from ctxguard.cli._store import IN_WORDS, named_series, open_store
@@ -24,45 +24,33 @@ class Export(SettingsModel):
     """Settings of ``ctxguard label export``."""
 
     store: _options.StoreUrl
-    out: Annotated[
-        Path | None,
-        setting(
-            "File to write, .jsonl or .csv.",
-            "FILE",
-            default="none: only say what the labels would give and cost",
-        ),
-    ] = None
-    n: Annotated[int, setting("How many requests to export.", "N", "--n", "-n", ge=1)] = 50
+    out: Path | None = optional(
+        "File to write, .jsonl or .csv.",
+        "FILE",
+        default="none: only say what the labels would give and cost",
+    )
+    n: int = setting("How many requests to export.", "N", "--n", "-n", ge=1, value=50)
     judge: _options.NamedJudge = None
-    recall: Annotated[
-        bool,
-        setting(
-            "Also export the dropped passages that recall needs; it takes several times as many "
-            "grades."
-        ),
-    ] = False
-    alarm: Annotated[
-        bool,
-        setting(
-            "Export the samples that an alarm requested labels of, to look into it. Their labels "
-            "enter no estimate."
-        ),
-    ] = False
-    weighted: Annotated[
-        bool,
-        setting(
-            "Pick requests twice as often where the judge calls the first passage wrong. It "
-            "narrows the interval of an MRR above 0.75."
-        ),
-    ] = False
-    tenant: Annotated[
-        str | None,
-        setting(
-            "Write only requests whose filter allows this one value of the field `tenant`, or of "
-            "FIELD. The others that were picked wait for an export of their own.",
-            "[FIELD=]VALUE",
-        ),
-    ] = None
+    recall: bool = setting(
+        "Also export the dropped passages that recall needs; it takes several times as many "
+        "grades.",
+        value=False,
+    )
+    alarm: bool = setting(
+        "Export the samples that an alarm requested labels of, to look into it. Their labels "
+        "enter no estimate.",
+        value=False,
+    )
+    weighted: bool = setting(
+        "Pick requests twice as often where the judge calls the first passage wrong. It "
+        "narrows the interval of an MRR above 0.75.",
+        value=False,
+    )
+    tenant: str | None = optional(
+        "Write only requests whose filter allows this one value of the field `tenant`, or of "
+        "FIELD. The others that were picked wait for an export of their own.",
+        "[FIELD=]VALUE",
+    )
     max_grade: MaxGrade = 3
     as_json: _options.AsJson = False
 
@@ -70,18 +58,11 @@ class Export(SettingsModel):
 class Import(SettingsModel):
     """Settings of ``ctxguard label import``."""
 
-    file: Annotated[
-        Path,
-        setting(
-            "File written by `ctxguard label export`, with grades filled in.",
-            "FILE",
-            argument=True,
-        ),
-    ]
+    file: Path = setting(
+        "File written by `ctxguard label export`, with grades filled in.", "FILE", argument=True
+    )
     store: _options.StoreUrl
-    annotator: Annotated[
-        str, setting("Name of the person who graded; labels are kept by name.", "NAME")
-    ]
+    annotator: str = setting("Name of the person who graded; labels are kept by name.", "NAME")
     max_grade: MaxGrade = 3
     as_json: _options.AsJson = False
 
@@ -89,14 +70,11 @@ class Import(SettingsModel):
 class Feedback(SettingsModel):
     """Settings of ``ctxguard label feedback``."""
 
-    file: Annotated[
-        Path,
-        setting(
-            "JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
-            "FILE",
-            argument=True,
-        ),
-    ]
+    file: Path = setting(
+        "JSONL file: request_id, kind (thumb_up, thumb_down, cited), passage_ids, time.",
+        "FILE",
+        argument=True,
+    )
     store: _options.StoreUrl
     as_json: _options.AsJson = False
 

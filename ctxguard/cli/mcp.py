@@ -1,13 +1,11 @@
 """``ctxguard mcp``: the guarded index as an MCP server for agents."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import typer
-from pydantic import Field
 
 from ctxguard._support.extras import require
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output
 from ctxguard.cli._pools import served_depth
@@ -23,28 +21,27 @@ class Mcp(IndexSystem):
     """Settings of ``ctxguard mcp``."""
 
     profile: _options.ProfileFile = None
-    k: Annotated[
-        int,
-        setting("Passages to find where no calibrated policy applies.", "N", "--k", "-k", ge=1),
-    ] = DEFAULT_K
-    where: Annotated[
-        list[str],
-        setting(
-            "Find only passages whose metadata has this text, such as tenant=a; of a field that is "
-            "named again, any of its texts. Repeatable.",
-            "FIELD=VALUE",
-        ),
-    ] = Field(default_factory=list)
-    http: Annotated[
-        int | None,
-        setting(
-            "Serve streamable HTTP on this port of this machine.",
-            "PORT",
-            default="standard input and output",
-            ge=1,
-            le=65535,
-        ),
-    ] = None
+    k: int = setting(
+        "Passages to find where no calibrated policy applies.",
+        "N",
+        "--k",
+        "-k",
+        ge=1,
+        value=DEFAULT_K,
+    )
+    where: list[str] = setting(
+        "Find only passages whose metadata has this text, such as tenant=a; of a field that is "
+        "named again, any of its texts. Repeatable.",
+        "FIELD=VALUE",
+        factory=list,
+    )
+    http: int | None = optional(
+        "Serve streamable HTTP on this port of this machine.",
+        "PORT",
+        default="standard input and output",
+        ge=1,
+        le=65535,
+    )
 
 
 def mcp(settings: Mcp) -> None:

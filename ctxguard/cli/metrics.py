@@ -1,6 +1,6 @@
 """``ctxguard metrics``: the files that Prometheus and Grafana need."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
@@ -10,14 +10,11 @@ from ctxguard._support.settings import SettingsModel, setting
 class Metrics(SettingsModel):
     """Settings of ``ctxguard metrics``."""
 
-    what: Annotated[
-        Literal["rules", "dashboard"],
-        setting(
-            "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
-            "rules|dashboard",
-            argument=True,
-        ),
-    ]
+    what: Literal["rules", "dashboard"] = setting(
+        "File to print: rules (YAML for Prometheus) or dashboard (JSON for Grafana).",
+        "rules|dashboard",
+        argument=True,
+    )
 
 
 def metrics(settings: Metrics) -> None:

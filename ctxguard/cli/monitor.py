@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 from pydantic import model_validator
 
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
@@ -41,84 +41,51 @@ class MonitorSettings(JudgeSettings, IndexSystem):
     """Settings of ``ctxguard monitor``; the index is the guard's."""
 
     store: _options.StoreUrl
-    profile: Annotated[
-        Path | None,
-        setting("Calibrated profile; an alarm is raised when its losses rise.", "FILE"),
-    ] = None
-    switch: Annotated[
-        bool,
-        setting(
-            "Raise the verdict in the file --profile from shadow to enforce once judged requests "
-            "suffice; `ctxguard rollback` undoes it."
-        ),
-    ] = False
-    switch_to_safe: Annotated[
-        bool,
-        setting(
-            "Replace the file --profile by its safe policy when recall loss is above what it "
-            "promises.",
-            "SWITCH",
-            key=True,
-        ),
-    ] = False
-    calls_per_day: Annotated[
-        float | None, setting("Most passages judged per UTC day.", "N", gt=0)
-    ] = None
-    audit: Annotated[
-        float,
-        setting(
-            "Share of requests searched again far deeper in --index, to see what the retriever "
-            "missed.",
-            "SHARE",
-            key=True,
-            ge=0,
-            le=1,
-        ),
-    ] = 0.0
-    host: Annotated[str, setting("Address on which /metrics is served.", "ADDRESS")] = "127.0.0.1"
-    port: Annotated[
-        int,
-        setting("Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535),
-    ] = 9108
-    once: Annotated[bool, setting("Judge the waiting samples, print the estimates, and exit.")] = (
-        False
+    profile: Path | None = optional(
+        "Calibrated profile; an alarm is raised when its losses rise.", "FILE"
     )
-    as_json: Annotated[bool, setting("Print the estimates of --once as JSON.", None, "--json")] = (
-        False
+    switch: bool = setting(
+        "Raise the verdict in the file --profile from shadow to enforce once judged requests "
+        "suffice; `ctxguard rollback` undoes it.",
+        value=False,
     )
-    calls_per_hour: Annotated[
-        float | None, setting("Most passages judged per hour.", "N", key=True, gt=0)
-    ] = None
-    cost_per_day: Annotated[
-        float | None,
-        setting("Most spent per UTC day, in the currency of prices.", "COST", key=True, gt=0),
-    ] = None
-    window_seconds: Annotated[
-        float, setting("Length of the recent window.", "SECONDS", key=True, ge=1)
-    ] = 3600.0
-    keep_days: Annotated[
-        float,
-        setting("Age in days at which samples are deleted.", "DAYS", key=True, ge=0.01),
-    ] = 30.0
-    keep_gib: Annotated[
-        float,
-        setting(
-            "GiB of stored samples above which the oldest are deleted.", "GIB", key=True, ge=0.001
-        ),
-    ] = 2.0
-    refresh_seconds: Annotated[
-        float,
-        setting("Time between two updates of estimates.", "SECONDS", key=True, ge=0.1, le=300),
-    ] = 15.0
-    opentelemetry_events: Annotated[
-        bool,
-        setting(
-            "Emit the scores of each judged sample as OpenTelemetry events, through the providers "
-            "that `opentelemetry-instrument ctxguard monitor` configures.",
-            "SWITCH",
-            key=True,
-        ),
-    ] = False
+    switch_to_safe: bool = key(
+        "Replace the file --profile by its safe policy when recall loss is above what it promises.",
+        "SWITCH",
+        value=False,
+    )
+    calls_per_day: float | None = optional("Most passages judged per UTC day.", "N", gt=0)
+    audit: float = key(
+        "Share of requests searched again far deeper in --index, to see what the retriever missed.",
+        "SHARE",
+        ge=0,
+        le=1,
+        value=0.0,
+    )
+    host: str = setting("Address on which /metrics is served.", "ADDRESS", value="127.0.0.1")
+    port: int = setting(
+        "Port on which /metrics is served; 0 for any free.", "N", ge=0, le=65535, value=9108
+    )
+    once: bool = setting("Judge the waiting samples, print the estimates, and exit.", value=False)
+    as_json: bool = setting("Print the estimates of --once as JSON.", None, "--json", value=False)
+    calls_per_hour: float | None = optional_key("Most passages judged per hour.", "N", gt=0)
+    cost_per_day: float | None = optional_key(
+        "Most spent per UTC day, in the currency of prices.", "COST", gt=0
+    )
+    window_seconds: float = key("Length of the recent window.", "SECONDS", ge=1, value=3600.0)
+    keep_days: float = key("Age in days at which samples are deleted.", "DAYS", ge=0.01, value=30.0)
+    keep_gib: float = key(
+        "GiB of stored samples above which the oldest are deleted.", "GIB", ge=0.001, value=2.0
+    )
+    refresh_seconds: float = key(
+        "Time between two updates of estimates.", "SECONDS", ge=0.1, le=300, value=15.0
+    )
+    opentelemetry_events: bool = key(
+        "Emit the scores of each judged sample as OpenTelemetry events, through the providers "
+        "that `opentelemetry-instrument ctxguard monitor` configures.",
+        "SWITCH",
+        value=False,
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

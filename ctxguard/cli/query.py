@@ -1,12 +1,12 @@
 """``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._pools import beyond_index, on_route, terms_of
@@ -28,33 +28,27 @@ _LINE_END = 8
 class QuerySettings(System):
     """Settings of ``ctxguard query``."""
 
-    question: Annotated[str, setting("The query text.", "QUESTION", argument=True)]
+    question: str = setting("The query text.", "QUESTION", argument=True)
     profile: _options.ProfileFile = None
-    k: Annotated[
-        int | None,
-        setting(
-            "Passages to keep where no calibrated policy applies.",
-            "N",
-            "--k",
-            "-k",
-            default="5, or as many as the profile was compared with",
-            ge=1,
-        ),
-    ] = None
-    mode: Annotated[
-        Mode | None,
-        setting(
-            "Serve the kept passages (enforce), or the first k of the retriever with the decision "
-            "only recorded (shadow) or not made (off).",
-            "MODE",
-            default="the profile's verdict",
-        ),
-    ] = None
+    k: int | None = optional(
+        "Passages to keep where no calibrated policy applies.",
+        "N",
+        "--k",
+        "-k",
+        default="5, or as many as the profile was compared with",
+        ge=1,
+    )
+    mode: Mode | None = optional(
+        "Serve the kept passages (enforce), or the first k of the retriever with the decision "
+        "only recorded (shadow) or not made (off).",
+        "MODE",
+        default="the profile's verdict",
+    )
     route: _options.OneRoute = None
     show_all: _options.ShowAll = False
-    as_text: Annotated[
-        bool, setting("Print only the context, as the model would get it.", None, "--text")
-    ] = False
+    as_text: bool = setting(
+        "Print only the context, as the model would get it.", None, "--text", value=False
+    )
     as_json: _options.AsJson = False
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 from pydantic import model_validator
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._results import by_metric
@@ -29,41 +29,30 @@ class Recalibrate(SettingsModel):
     """Settings of ``ctxguard recalibrate``."""
 
     store: _options.StoreUrl
-    profile: Annotated[
-        Path | None,
-        setting(
-            "Profile in force, to compare the new one with.",
-            "FILE",
-            default="none, and the first k are served",
-        ),
-    ] = None
-    out: Annotated[Path, setting("File to write the new profile to.", "FILE")]
-    switch: Annotated[
-        bool,
-        setting(
-            "Raise the verdict of --profile from shadow to enforce if judged requests suffice; "
-            "`ctxguard rollback` undoes it."
-        ),
-    ] = False
+    profile: Path | None = optional(
+        "Profile in force, to compare the new one with.",
+        "FILE",
+        default="none, and the first k are served",
+    )
+    out: Path = setting("File to write the new profile to.", "FILE")
+    switch: bool = setting(
+        "Raise the verdict of --profile from shadow to enforce if judged requests suffice; "
+        "`ctxguard rollback` undoes it.",
+        value=False,
+    )
     judge: _options.NamedJudge = None
-    route: Annotated[
-        Route | None,
-        setting(
-            "Route whose requests are used: lexical, dense or hybrid, each with or without "
-            "+rerank, or external.",
-            "ROUTE",
-            default="the most frequent",
-        ),
-    ] = None
-    index: Annotated[
-        Path | None,
-        setting(
-            "Index that answered; the new profile is for its corpus, and without --profile for its "
-            "models too.",
-            "FOLDER",
-            default="that of the profile in force",
-        ),
-    ] = None
+    route: Route | None = optional(
+        "Route whose requests are used: lexical, dense or hybrid, each with or without "
+        "+rerank, or external.",
+        "ROUTE",
+        default="the most frequent",
+    )
+    index: Path | None = optional(
+        "Index that answered; the new profile is for its corpus, and without --profile for its "
+        "models too.",
+        "FOLDER",
+        default="that of the profile in force",
+    )
     as_json: _options.AsJson = False
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
 """``ctxguard rollback``: list the profiles that were replaced in a file, and return to one."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli._console import Output, table
 from ctxguard.profile.describe import describe_policy
 
@@ -14,15 +14,12 @@ if TYPE_CHECKING:
 class Rollback(SettingsModel):
     """Settings of ``ctxguard rollback``."""
 
-    profile: Annotated[Path, setting("The profile file that guards watch.", "FILE", argument=True)]
-    to: Annotated[
-        str | None,
-        setting(
-            "Id of the profile to return to, or its beginning; without it they are listed.",
-            "ID",
-            argument=True,
-        ),
-    ] = None
+    profile: Path = setting("The profile file that guards watch.", "FILE", argument=True)
+    to: str | None = optional(
+        "Id of the profile to return to, or its beginning; without it they are listed.",
+        "ID",
+        argument=True,
+    )
 
 
 def rollback(settings: Rollback) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.core.types import Mode, ScoreKind
 from ctxguard.errors import ConfigurationError
 from ctxguard.retrieval.rerank_forms import FORMS, Protocol
@@ -74,214 +74,146 @@ class IndexSystem(SettingsModel):
     """An index with the models that order its candidates."""
 
     index: IndexFolder = None
-    reranker: Annotated[
-        str | None,
-        setting(
-            "Cross-encoder that reranks the candidates of the index, or that scores documents in "
-            "this process: a model name, or a folder.",
-            "MODEL",
-            key=True,
-        ),
-    ] = None
-    ranker: Annotated[
-        Path | None,
-        setting(
-            "Ranker that `ctxguard fit ranker` wrote, for an index with signals.",
-            "FILE",
-            default="the ranker that comes with ctxguard",
-            key=True,
-        ),
-    ] = None
+    reranker: str | None = optional_key(
+        "Cross-encoder that reranks the candidates of the index, or that scores documents in "
+        "this process: a model name, or a folder.",
+        "MODEL",
+    )
+    ranker: Path | None = optional_key(
+        "Ranker that `ctxguard fit ranker` wrote, for an index with signals.",
+        "FILE",
+        default="the ranker that comes with ctxguard",
+    )
 
 
 class ServedSystem(IndexSystem):
     """The system that a service stands for: an index, a reranker, or one of the caller's own."""
 
-    engine: Annotated[
-        str | None,
-        setting(
-            "Index in an engine that `ctxguard index --engine` wrote: postgresql://…, qdrant://… "
-            "or milvus://…, with the index's name after #. A key for its API is taken from the "
-            "environment variable CTXGUARD_ENGINE_KEY.",
-            "URL",
-            repr=False,
-        ),
-    ] = None
-    rerank_upstream: Annotated[
-        str | None,
-        setting(
-            "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its "
-            "key is read from CTXGUARD_UPSTREAM_KEY.",
-            "URL",
-            key=True,
-        ),
-    ] = None
-    rerank_protocol: Annotated[
-        Protocol,
-        setting(
-            "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
-            "Embeddings Inference), or score (vLLM's scores of pairs).",
-            "PROTOCOL",
-            key=True,
-        ),
-    ] = "cohere"
-    rerank_model: Annotated[
-        str | None,
-        setting(
-            "Model that the server is asked for.",
-            "MODEL",
-            default="the one that a request names, or the server's own choice",
-            key=True,
-        ),
-    ] = None
-    score_kind: Annotated[
-        ScoreKind | None,
-        setting(
-            "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
-            "distance, probability or rank.",
-            "KIND",
-            default="logit of a cross-encoder and tei, probability of other servers and of "
-            "candidates to filter, else rank or what the retriever says",
-            key=True,
-        ),
-    ] = None
-    fingerprint: Annotated[
-        dict[str, str],
-        setting(
-            "Table that identifies your own system, where it has no fingerprint() of its own; a "
-            "profile holds for equal fingerprints.",
-            "TABLE",
-            key=True,
-        ),
-    ] = Field(default_factory=dict)
+    engine: str | None = optional(
+        "Index in an engine that `ctxguard index --engine` wrote: postgresql://…, qdrant://… "
+        "or milvus://…, with the index's name after #. A key for its API is taken from the "
+        "environment variable CTXGUARD_ENGINE_KEY.",
+        "URL",
+        repr=False,
+    )
+    rerank_upstream: str | None = optional_key(
+        "Server with a reranker, such as http://localhost:8080 or https://api.jina.ai/v1; its "
+        "key is read from CTXGUARD_UPSTREAM_KEY.",
+        "URL",
+    )
+    rerank_protocol: Protocol = key(
+        "Protocol of the server: cohere (Cohere, Jina, vLLM and others), voyage, tei (Text "
+        "Embeddings Inference), or score (vLLM's scores of pairs).",
+        "PROTOCOL",
+        value="cohere",
+    )
+    rerank_model: str | None = optional_key(
+        "Model that the server is asked for.",
+        "MODEL",
+        default="the one that a request names, or the server's own choice",
+    )
+    score_kind: ScoreKind | None = optional_key(
+        "Meaning of the scores that are no index's: ratio, cosine, inner_product, logit, "
+        "distance, probability or rank.",
+        "KIND",
+        default="logit of a cross-encoder and tei, probability of other servers and of "
+        "candidates to filter, else rank or what the retriever says",
+    )
+    fingerprint: dict[str, str] = key(
+        "Table that identifies your own system, where it has no fingerprint() of its own; a "
+        "profile holds for equal fingerprints.",
+        "TABLE",
+        factory=dict,
+    )
 
 
 class ServiceSettings(ServedSystem):
     """Settings of the service: the system it serves, its address and its limits."""
 
-    profile: Annotated[
-        Path | None,
-        setting("Profile that `ctxguard calibrate` wrote; loaded again when it changes.", "FILE"),
-    ] = None
-    mode: Annotated[
-        Mode | None,
-        setting(
-            "Answer with the decision (enforce), or without it, only recorded (shadow) or not made "
-            "(off).",
-            "MODE",
-            default="the profile's verdict",
-        ),
-    ] = None
-    enforce_share: Annotated[
-        float | None,
-        setting(
-            "Share of requests that is enforced; the others are in shadow, so that live estimates "
-            "compare the two. Not with --mode.",
-            "SHARE",
-            default="none, and the profile's verdict holds for all",
-            key=True,
-            ge=0,
-            le=1,
-        ),
-    ] = None
-    store: Annotated[
-        str | None,
-        setting(
-            "Store of sampled requests: sqlite:///samples.db, or postgresql://user@host/database.",
-            "URL",
-            env="CTXGUARD_STORE",
-        ),
-    ] = None
-    sample_rate: Annotated[
-        float, setting("Share of requests that is sampled to --store.", "SHARE", ge=0, le=1)
-    ] = 0.01
-    host: Annotated[
-        str,
-        setting(
-            "Address to listen on; one that other machines reach needs CTXGUARD_TOKEN.", "ADDRESS"
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[int, setting("Port to listen on; 0 for any.", "PORT", ge=0, le=65535)] = 8765
-    workers: Annotated[int, setting("Processes that serve.", "N", ge=1)] = 1
-    opentelemetry: Annotated[
-        bool,
-        setting(
-            "Trace requests as OpenTelemetry spans, through the providers that "
-            "`opentelemetry-instrument ctxguard serve` configures.",
-            key=True,
-        ),
-    ] = False
-    k: Annotated[
-        int | None,
-        setting(
-            "Passages of the index that make a context where no calibrated policy applies or is "
-            "enforced; of a rerank answer, which drops nothing then, the first k count as served.",
-            "N",
-            default="5, or as many as the profile was compared with",
-            key=True,
-            ge=1,
-        ),
-    ] = None
-    deadline_seconds: Annotated[
-        float,
-        setting(
-            "Longest wait for the reranker, after which the documents are answered in their order, "
-            "or for the index.",
-            "SECONDS",
-            key=True,
-            gt=0,
-        ),
-    ] = 5.0
-    probe_seconds: Annotated[
-        float,
-        setting(
-            "Time between two comparisons of the reranker's scores of a few fixed texts with those "
-            "at calibration.",
-            "SECONDS",
-            key=True,
-            gt=0,
-        ),
-    ] = 3_600.0
-    max_scoring: Annotated[
-        int,
-        setting(
-            "Most requests that wait for the reranker at once; others are answered without it.",
-            "N",
-            key=True,
-            ge=1,
-        ),
-    ] = 256
-    max_in_flight: Annotated[
-        int, setting("Most requests that a process answers at once.", "N", key=True, ge=1)
-    ] = 1_000
-    max_body_bytes: Annotated[int, setting("Longest body of a request.", "N", key=True, ge=1)] = (
-        16 * 2**20
+    profile: Path | None = optional(
+        "Profile that `ctxguard calibrate` wrote; loaded again when it changes.", "FILE"
     )
-    max_buffered_bytes: Annotated[
-        int, setting("Most bytes of bodies that a process holds at once.", "N", key=True, ge=1)
-    ] = 256 * 2**20
-    max_documents: Annotated[
-        int, setting("Most documents or candidates of a request.", "N", key=True, ge=1)
-    ] = 10_000
-    max_connections: Annotated[
-        int,
-        setting(
-            "Most open connections of a process; further ones are closed.", "N", key=True, ge=1
-        ),
-    ] = 4_000
-    receive_seconds: Annotated[
-        float,
-        setting("Longest that a request's head may take, and its body.", "SECONDS", key=True, gt=0),
-    ] = 10.0
-    shutdown_seconds: Annotated[
-        float,
-        setting(
-            "Longest that requests under way may take after a signal to end.",
-            "SECONDS",
-            key=True,
-            gt=0,
-        ),
-    ] = 15.0
+    mode: Mode | None = optional(
+        "Answer with the decision (enforce), or without it, only recorded (shadow) or not made "
+        "(off).",
+        "MODE",
+        default="the profile's verdict",
+    )
+    enforce_share: float | None = optional_key(
+        "Share of requests that is enforced; the others are in shadow, so that live estimates "
+        "compare the two. Not with --mode.",
+        "SHARE",
+        default="none, and the profile's verdict holds for all",
+        ge=0,
+        le=1,
+    )
+    store: str | None = optional(
+        "Store of sampled requests: sqlite:///samples.db, or postgresql://user@host/database.",
+        "URL",
+        env="CTXGUARD_STORE",
+    )
+    sample_rate: float = setting(
+        "Share of requests that is sampled to --store.", "SHARE", ge=0, le=1, value=0.01
+    )
+    host: str = setting(
+        "Address to listen on; one that other machines reach needs CTXGUARD_TOKEN.",
+        "ADDRESS",
+        value="127.0.0.1",
+    )
+    port: int = setting("Port to listen on; 0 for any.", "PORT", ge=0, le=65535, value=8765)
+    workers: int = setting("Processes that serve.", "N", ge=1, value=1)
+    opentelemetry: bool = key(
+        "Trace requests as OpenTelemetry spans, through the providers that "
+        "`opentelemetry-instrument ctxguard serve` configures.",
+        value=False,
+    )
+    k: int | None = optional_key(
+        "Passages of the index that make a context where no calibrated policy applies or is "
+        "enforced; of a rerank answer, which drops nothing then, the first k count as served.",
+        "N",
+        default="5, or as many as the profile was compared with",
+        ge=1,
+    )
+    deadline_seconds: float = key(
+        "Longest wait for the reranker, after which the documents are answered in their order, "
+        "or for the index.",
+        "SECONDS",
+        gt=0,
+        value=5.0,
+    )
+    probe_seconds: float = key(
+        "Time between two comparisons of the reranker's scores of a few fixed texts with those "
+        "at calibration.",
+        "SECONDS",
+        gt=0,
+        value=3_600.0,
+    )
+    max_scoring: int = key(
+        "Most requests that wait for the reranker at once; others are answered without it.",
+        "N",
+        ge=1,
+        value=256,
+    )
+    max_in_flight: int = key(
+        "Most requests that a process answers at once.", "N", ge=1, value=1_000
+    )
+    max_body_bytes: int = key("Longest body of a request.", "N", ge=1, value=16 * 2**20)
+    max_buffered_bytes: int = key(
+        "Most bytes of bodies that a process holds at once.", "N", ge=1, value=256 * 2**20
+    )
+    max_documents: int = key("Most documents or candidates of a request.", "N", ge=1, value=10_000)
+    max_connections: int = key(
+        "Most open connections of a process; further ones are closed.", "N", ge=1, value=4_000
+    )
+    receive_seconds: float = key(
+        "Longest that a request's head may take, and its body.", "SECONDS", gt=0, value=10.0
+    )
+    shutdown_seconds: float = key(
+        "Longest that requests under way may take after a signal to end.",
+        "SECONDS",
+        gt=0,
+        value=15.0,
+    )
     secrets: Annotated[
         Secrets, Field(description="Tokens and keys; by default the environment's.", exclude=True)
     ] = Field(default_factory=Secrets.from_environment)
