@@ -10,7 +10,7 @@ from pydantic import Field
 from rich.text import Text
 
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, as_json, check_writable, one_line, print_json
 from ctxguard.cli._inputs import (
@@ -43,91 +43,67 @@ class Compare(SettingsModel):
     """Settings of ``ctxguard compare``."""
 
     index: IndexFolder = None
-    retriever: Annotated[
-        list[str],
-        setting("Retriever of your own to compare as well. Repeatable.", "MODULE:OBJECT"),
-    ] = Field(default_factory=list)
-    run: Annotated[list[Path], setting("TREC run file to compare as well. Repeatable.", "FILE")] = (
-        Field(default_factory=list)
+    retriever: list[str] = setting(
+        "Retriever of your own to compare as well. Repeatable.", "MODULE:OBJECT", factory=list
     )
-    system: Annotated[
-        list[Path],
-        setting(
-            "TOML file that describes a system to compare as well, under the name of the file, or "
-            "the index with its reranker and ranker, as other commands read it. It may hold the "
-            "keys below; relative paths start from its folder. Repeatable.",
-            "FILE",
-        ),
-    ] = Field(default_factory=list)
+    run: list[Path] = setting("TREC run file to compare as well. Repeatable.", "FILE", factory=list)
+    system: list[Path] = setting(
+        "TOML file that describes a system to compare as well, under the name of the file, or "
+        "the index with its reranker and ranker, as other commands read it. It may hold the "
+        "keys below; relative paths start from its folder. Repeatable.",
+        "FILE",
+        factory=list,
+    )
     data: _options.LabelledQueries
-    candidate: Annotated[
-        list[str],
-        setting(
-            "Candidate to compare, as comma-separated settings: a route (lexical, dense, hybrid, "
-            "or one of them with +rerank), reciprocal_rank[:CONSTANT] or convex[:DENSE_SHARE], "
-            "k=N, min_ratio=R, rerank=MODEL; without an index k and min_ratio. Repeatable.",
-            "NAME=SPEC",
-            default="each leg alone, and both fused in both ways",
-        ),
-    ] = Field(default_factory=list)
-    profile: Annotated[
-        list[Path], setting("Calibrated profile to compare as well. Repeatable.", "FILE")
-    ] = Field(default_factory=list)
-    k: Annotated[
-        list[Annotated[int, Field(ge=1)]],
-        setting(
-            "Passages to keep, for candidates without k=N. Repeatable.",
-            "N",
-            "--k",
-            "-k",
-            default=str(DEFAULT_K),
-        ),
-    ] = Field(default_factory=list)
-    out: Annotated[
-        Path | None,
-        setting("JSON file to save the comparison to, for a later --against.", "FILE"),
-    ] = None
-    against: Annotated[
-        Path | None,
-        setting(
-            "Saved comparison to check against; exit code 1 if a candidate is worse than the saved "
-            "one of its name, beyond noise.",
-            "FILE",
-        ),
-    ] = None
+    candidate: list[str] = setting(
+        "Candidate to compare, as comma-separated settings: a route (lexical, dense, hybrid, "
+        "or one of them with +rerank), reciprocal_rank[:CONSTANT] or convex[:DENSE_SHARE], "
+        "k=N, min_ratio=R, rerank=MODEL; without an index k and min_ratio. Repeatable.",
+        "NAME=SPEC",
+        default="each leg alone, and both fused in both ways",
+        factory=list,
+    )
+    profile: list[Path] = setting(
+        "Calibrated profile to compare as well. Repeatable.", "FILE", factory=list
+    )
+    k: list[Annotated[int, Field(ge=1)]] = setting(
+        "Passages to keep, for candidates without k=N. Repeatable.",
+        "N",
+        "--k",
+        "-k",
+        default=str(DEFAULT_K),
+        factory=list,
+    )
+    out: Path | None = optional(
+        "JSON file to save the comparison to, for a later --against.", "FILE"
+    )
+    against: Path | None = optional(
+        "Saved comparison to check against; exit code 1 if a candidate is worse than the saved "
+        "one of its name, beyond noise.",
+        "FILE",
+    )
     show_all: _options.ShowRest = False
     as_json: _options.AsJson = False
     depth: _options.Depth = None
     utility: _options.Utility = Field(default_factory=dict)
-    baseline: Annotated[
-        str | None,
-        setting(
-            "Candidate that differences are taken from.", "NAME", default="the first", key=True
-        ),
-    ] = None
-    safe: Annotated[
-        float,
-        setting("Largest share of harm that is called SAFE, beyond noise.", "SHARE", key=True),
-    ] = 0.33
-    dangerous: Annotated[
-        float,
-        setting(
-            "Smallest share of harm that is called DANGEROUS, beyond noise.", "SHARE", key=True
-        ),
-    ] = 0.5
-    regression_metrics: Annotated[
-        list[str],
-        setting(
-            "List of metrics that --against checks.",
-            "LIST",
-            default="udcg_strict and recall",
-            key=True,
-        ),
-    ] = Field(default_factory=list)
-    tolerance: Annotated[
-        float,
-        setting("Loss that --against accepts, in the metric's unit.", "LOSS", key=True, ge=0),
-    ] = 0.0
+    baseline: str | None = optional_key(
+        "Candidate that differences are taken from.", "NAME", default="the first"
+    )
+    safe: float = key(
+        "Largest share of harm that is called SAFE, beyond noise.", "SHARE", value=0.33
+    )
+    dangerous: float = key(
+        "Smallest share of harm that is called DANGEROUS, beyond noise.", "SHARE", value=0.5
+    )
+    regression_metrics: list[str] = key(
+        "List of metrics that --against checks.",
+        "LIST",
+        default="udcg_strict and recall",
+        factory=list,
+    )
+    tolerance: float = key(
+        "Loss that --against accepts, in the metric's unit.", "LOSS", ge=0, value=0.0
+    )
     seed: _options.Seed = 0
 
 

@@ -7,13 +7,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from ctxguard._support.cache_folder import cache_folder
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, interval, number, one_line, print_json, table
 from ctxguard.cli._results import print_differences
@@ -35,15 +35,12 @@ _MARKS = {2: ("✓", "green"), 1: ("✓", "green"), 0: ("", "dim"), -1: ("✗", 
 class Demo(SettingsModel):
     """Settings of ``ctxguard demo``."""
 
-    index: Annotated[
-        Path | None,
-        setting(
-            "Index folder to open, or to build on the first run.",
-            "FOLDER",
-            default="ctxguard/demo-index in the user's cache folder",
-        ),
-    ] = None
-    serve: Annotated[bool, setting("Serve the metrics over HTTP until Ctrl-C.")] = False
+    index: Path | None = optional(
+        "Index folder to open, or to build on the first run.",
+        "FOLDER",
+        default="ctxguard/demo-index in the user's cache folder",
+    )
+    serve: bool = setting("Serve the metrics over HTTP until Ctrl-C.", value=False)
     as_json: _options.AsJson = False
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
@@ -65,15 +64,13 @@ Status = Literal["ok", "note", "wrong"]
 class DoctorSettings(SettingsModel):
     """Settings of ``ctxguard doctor``."""
 
-    places: Annotated[
-        list[str],
-        setting(
-            "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
-            "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",
-            "[PLACE]...",
-            argument=True,
-        ),
-    ] = Field(default_factory=list)
+    places: list[str] = setting(
+        "Parts to look at: an index folder or an engine's URL, a profile (.json), a sample "
+        "store's URL, the URL of metrics, or the file of a system (.toml), which names them.",
+        "[PLACE]...",
+        argument=True,
+        factory=list,
+    )
     as_json: _options.AsJson = False
 
 

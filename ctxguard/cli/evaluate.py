@@ -1,9 +1,9 @@
 """``ctxguard evaluate``: what a profile, or a fixed k, achieves on labelled queries."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import optional
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._inputs import (
@@ -48,22 +48,17 @@ class Evaluate(System):
 
     data: _options.LabelledQueries
     profile: _options.ProfileFile = None
-    k: Annotated[
-        int | None,
-        setting(
-            "Measure the first N passages. With --profile they stand beside it, in the order of "
-            "its fusion.",
-            "N",
-            "--k",
-            "-k",
-            default=f"{DEFAULT_K} without a profile",
-            ge=1,
-        ),
-    ] = None
+    k: int | None = optional(
+        "Measure the first N passages. With --profile they stand beside it, in the order of "
+        "its fusion.",
+        "N",
+        "--k",
+        "-k",
+        default=f"{DEFAULT_K} without a profile",
+        ge=1,
+    )
     route: _options.OneRoute = None
-    write_run: Annotated[
-        Path | None, setting("TREC run file to write the retrieved candidates to.", "FILE")
-    ] = None
+    write_run: Path | None = optional("TREC run file to write the retrieved candidates to.", "FILE")
     seed: _options.Seed = 0
     as_json: _options.AsJson = False
 

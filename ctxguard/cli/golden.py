@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from pydantic import Field
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, key, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
     FINDING,
@@ -39,36 +39,27 @@ _SEED = 0
 class Freeze(SettingsModel):
     """Settings of ``ctxguard golden freeze``."""
 
-    sources: Annotated[
-        list[Path],
-        setting(
-            "JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
-            "SRC...",
-            argument=True,
-        ),
-    ]
-    out: Annotated[Path, setting("New folder for the frozen set.", "FOLDER")]
-    source: Annotated[
-        Literal["human", "authored", "traffic", "llm"] | None,
-        setting(
-            "Source of labels that do not name one: human, authored, traffic or llm.", "SOURCE"
-        ),
-    ] = None
-    split: Annotated[
-        str | None,
-        setting(
-            "Split to read from BEIR folders and to write.",
-            "NAME",
-            default="train, or the only one of a folder",
-        ),
-    ] = None
+    sources: list[Path] = setting(
+        "JSONL or CSV files of labels and questions, frozen sets, BEIR folders.",
+        "SRC...",
+        argument=True,
+    )
+    out: Path = setting("New folder for the frozen set.", "FOLDER")
+    source: Literal["human", "authored", "traffic", "llm"] | None = optional(
+        "Source of labels that do not name one: human, authored, traffic or llm.", "SOURCE"
+    )
+    split: str | None = optional(
+        "Split to read from BEIR folders and to write.",
+        "NAME",
+        default="train, or the only one of a folder",
+    )
     as_json: _options.AsJson = False
 
 
 class Check(SettingsModel):
     """Settings of ``ctxguard golden check``."""
 
-    folder: Annotated[Path, setting("A frozen set.", "DIR", argument=True)]
+    folder: Path = setting("A frozen set.", "DIR", argument=True)
     as_json: _options.AsJson = False
 
 
@@ -76,19 +67,17 @@ class Coverage(IndexSystem):
     """Settings of ``ctxguard golden coverage``."""
 
     data: _options.LabelledQueries
-    ks: Annotated[
-        list[Annotated[int, Field(ge=1)]],
-        setting("Cut-off. Repeatable.", "N", "--k", "-k", default="1, 3, 5, 10 and 20"),
-    ] = Field(default_factory=list)
+    ks: list[Annotated[int, Field(ge=1)]] = setting(
+        "Cut-off. Repeatable.", "N", "--k", "-k", default="1, 3, 5, 10 and 20", factory=list
+    )
     profile: _options.ProfileFile = None
     route: _options.OneRoute = None
-    out: Annotated[
-        Path | None,
-        setting("JSONL file for the unlabelled passages that matter most, to label.", "FILE"),
-    ] = None
+    out: Path | None = optional(
+        "JSONL file for the unlabelled passages that matter most, to label.", "FILE"
+    )
     as_json: _options.AsJson = False
     depth: _options.Depth = None
-    limit: Annotated[int, setting("Most passages written to --out.", "N", key=True, ge=1)] = 200
+    limit: int = key("Most passages written to --out.", "N", ge=1, value=200)
 
 
 def freeze(settings: Freeze) -> None:

@@ -3,9 +3,8 @@
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from ctxguard._support.settings import setting
+from ctxguard._support.settings import key, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, number, print_json, table
 from ctxguard.cli._inputs import read_labelled
@@ -20,25 +19,21 @@ class HardNegatives(IndexSystem):
     """Settings of ``ctxguard golden hard-negatives``."""
 
     data: _options.LabelledQueries
-    out: Annotated[Path, setting("JSONL file for the triplets.", "FILE")]
-    unjudged_margin: Annotated[
-        float | None,
-        setting(
-            "Also take unlabelled passages that score this share below the best relevant one, such "
-            "as 0.05; some may be relevant.",
-            "SHARE",
-            default="labelled passages only",
-            ge=0,
-            le=0.99,
-        ),
-    ] = None
+    out: Path = setting("JSONL file for the triplets.", "FILE")
+    unjudged_margin: float | None = optional(
+        "Also take unlabelled passages that score this share below the best relevant one, such "
+        "as 0.05; some may be relevant.",
+        "SHARE",
+        default="labelled passages only",
+        ge=0,
+        le=0.99,
+    )
     as_json: _options.AsJson = False
     depth: _options.Depth = None
-    per_query: Annotated[int, setting("Most negatives of one query.", "N", key=True, ge=1)] = 4
-    near: Annotated[
-        int,
-        setting("How many ranks below the first relevant passage to search.", "N", key=True, ge=0),
-    ] = 10
+    per_query: int = key("Most negatives of one query.", "N", ge=1, value=4)
+    near: int = key(
+        "How many ranks below the first relevant passage to search.", "N", ge=0, value=10
+    )
 
 
 def hard_negatives(settings: HardNegatives) -> None:

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import model_validator
 from rich.filesize import decimal
 
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, print_json
 from ctxguard.errors import ConfigurationError
@@ -28,74 +28,52 @@ if TYPE_CHECKING:
 class Index(SettingsModel):
     """Settings of ``ctxguard index``."""
 
-    corpus: Annotated[
-        Path,
-        setting(
-            "Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
-            "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "
-            "not read.",
-            "CORPUS",
-            argument=True,
-        ),
-    ]
-    out: Annotated[
-        Path | None, setting("Index folder to write; an index there is replaced.", "FOLDER")
-    ] = None
-    engine: Annotated[
-        str | None,
-        setting(
-            "Engine to index in, instead of a folder: postgresql://…, qdrant://… or milvus://…, "
-            "with the index's name after #. An index there is never replaced. A key for its API is "
-            "taken from the environment variable CTXGUARD_ENGINE_KEY.",
-            "URL",
-            repr=False,
-        ),
-    ] = None
-    update: Annotated[
-        bool,
-        setting(
-            "Bring the index up to date with CORPUS: encode only what is new or has changed, "
-            "delete what CORPUS no longer holds."
-        ),
-    ] = False
-    chunk: Annotated[
-        bool,
-        setting(
-            "Split passages that are longer than the model reads. A chunk has its parent's id with "
-            "# and a number, and names its parent in the metadata as chunk_of."
-        ),
-    ] = False
-    lexical: Annotated[
-        Literal["bm25s", "rank-bm25"] | None,
-        setting("Lexical engine: bm25s or rank-bm25.", "ENGINE", default="bm25s"),
-    ] = None
-    language: Annotated[
-        str | None,
-        setting(
-            "Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, ru, sv "
-            "or tr; cjk for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese.",
-            "CODE",
-            default="en",
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        setting(
-            "Embedding model: a name, or a folder. For other languages than English give a "
-            "multilingual one.",
-            "MODEL",
-            default="all-MiniLM-L6-v2",
-        ),
-    ] = None
-    signals: Annotated[
-        Literal["full", "text", "none"] | None,
-        setting(
-            "Data kept to compute signals of relevance from: full; text, for the words of the "
-            "passages without vectors of their sentences; or none.",
-            "LEVEL",
-            default="full where the model allows, else text",
-        ),
-    ] = None
+    corpus: Path = setting(
+        "Passages: a JSONL file, one passage a line with _id (or id), text and optionally "
+        "title and metadata; or a BEIR folder, whose corpus.jsonl is read. Other formats are "
+        "not read.",
+        "CORPUS",
+        argument=True,
+    )
+    out: Path | None = optional("Index folder to write; an index there is replaced.", "FOLDER")
+    engine: str | None = optional(
+        "Engine to index in, instead of a folder: postgresql://…, qdrant://… or milvus://…, "
+        "with the index's name after #. An index there is never replaced. A key for its API is "
+        "taken from the environment variable CTXGUARD_ENGINE_KEY.",
+        "URL",
+        repr=False,
+    )
+    update: bool = setting(
+        "Bring the index up to date with CORPUS: encode only what is new or has changed, "
+        "delete what CORPUS no longer holds.",
+        value=False,
+    )
+    chunk: bool = setting(
+        "Split passages that are longer than the model reads. A chunk has its parent's id with "
+        "# and a number, and names its parent in the metadata as chunk_of.",
+        value=False,
+    )
+    lexical: Literal["bm25s", "rank-bm25"] | None = optional(
+        "Lexical engine: bm25s or rank-bm25.", "ENGINE", default="bm25s"
+    )
+    language: str | None = optional(
+        "Language of the corpus for lexical search: en, da, de, es, fr, it, nl, no, pt, ru, sv "
+        "or tr; cjk for Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese.",
+        "CODE",
+        default="en",
+    )
+    model: str | None = optional(
+        "Embedding model: a name, or a folder. For other languages than English give a "
+        "multilingual one.",
+        "MODEL",
+        default="all-MiniLM-L6-v2",
+    )
+    signals: Literal["full", "text", "none"] | None = optional(
+        "Data kept to compute signals of relevance from: full; text, for the words of the "
+        "passages without vectors of their sentences; or none.",
+        "LEVEL",
+        default="full where the model allows, else text",
+    )
     as_json: _options.AsJson = False
 
     @model_validator(mode="after")

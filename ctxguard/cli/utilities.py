@@ -1,10 +1,10 @@
 """``ctxguard fit utilities``: what passages are worth to a reader, from its marked answers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ctxguard._support.atomic_write import atomic_write
-from ctxguard._support.settings import SettingsModel, setting
+from ctxguard._support.settings import SettingsModel, optional, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import (
     Output,
@@ -26,25 +26,18 @@ _SEED = 0
 class FitUtilities(SettingsModel):
     """Settings of ``ctxguard fit utilities``."""
 
-    answers: Annotated[
-        Path,
-        setting(
-            "JSONL with one answer per line: query_id, passage_ids in the order of the context, "
-            "correct (true or false), and optionally reader.",
-            "FILE",
-        ),
-    ]
+    answers: Path = setting(
+        "JSONL with one answer per line: query_id, passage_ids in the order of the context, "
+        "correct (true or false), and optionally reader.",
+        "FILE",
+    )
     data: _options.LabelledQueries
-    reader: Annotated[
-        str | None,
-        setting("Reader whose answers are used.", "NAME", default="the only one in the file"),
-    ] = None
-    out: Annotated[
-        Path | None,
-        setting(
-            "Write the utilities as JSON, for the key utilities of `ctxguard calibrate`.", "FILE"
-        ),
-    ] = None
+    reader: str | None = optional(
+        "Reader whose answers are used.", "NAME", default="the only one in the file"
+    )
+    out: Path | None = optional(
+        "Write the utilities as JSON, for the key utilities of `ctxguard calibrate`.", "FILE"
+    )
     as_json: _options.AsJson = False
 
 
