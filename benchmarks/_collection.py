@@ -164,7 +164,6 @@ def all_splits(folder: Path) -> Dataset:
         queries=tuple(queries),
         qrels={q: grades for part in parts for q, grades in part.qrels.items()},
         distractors={q: kinds for part in parts for q, kinds in part.distractors.items()},
-        pools={},
     )
 
 
