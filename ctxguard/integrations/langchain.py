@@ -3,7 +3,8 @@
 Needs ``langchain-core`` alone. For agents see ``langchain_agents``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 from typing import Any
@@ -38,7 +39,7 @@ class WrappedVectorStore:
 
     Args:
         store: The vector store.
-        score_kind: What its scores mean. Of kind ``distance``, lower is better.
+        score_kind: The kind of its scores. For ``distance``, lower is better.
         where_arguments: Translates a request's filter into keyword arguments of the search, such as
             ``lambda where: {"filter": ...}``. None for a store that is never asked with a filter.
             The guard checks every document's metadata again.
@@ -67,7 +68,7 @@ class WrappedVectorStore:
         self._arguments = dict(search_arguments or {})
 
     def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """The store's ``depth`` nearest documents, with their scores.
+        """Return the store's ``depth`` nearest documents, with their scores.
 
         Raises:
             ConfigurationError: ``where`` is given without ``where_arguments``, or the store did not
@@ -79,7 +80,7 @@ class WrappedVectorStore:
         return self._ranking(pairs, depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """`retrieve`, awaited."""
+        """Retrieve, awaited."""
         pairs = await self._store.asimilarity_search_with_score(
             query, k=depth, **self._arguments, **_translated(where, self._where_arguments)
         )
@@ -120,7 +121,7 @@ class WrappedRetriever:
         self._where_arguments = where_arguments
 
     def retrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """The retriever's first ``depth`` documents.
+        """Return the retriever's first ``depth`` documents.
 
         Raises:
             ConfigurationError: ``where`` is given without ``where_arguments``, or the retriever did
@@ -130,7 +131,7 @@ class WrappedRetriever:
         return _first(self._retriever.invoke(query, _child_config(), **arguments), depth)
 
     async def aretrieve(self, query: str, *, depth: int, where: Where | None = None) -> Ranking:
-        """`retrieve`, awaited."""
+        """Retrieve, awaited."""
         arguments = _translated(where, self._where_arguments)
         return _first(await self._retriever.ainvoke(query, _child_config(), **arguments), depth)
 
@@ -154,59 +155,24 @@ class GuardedRetriever(BaseRetriever):  # type: ignore[misc]
     k: int | None = Field(default=None, ge=1)
 
     def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: Any,
-        k: int | None = None,
-        where: Where | None = None,
-        segment: str | None = None,
-        session_id: str | None = None,
-        sample: bool = False,
+        self, query: str, *, run_manager: Any, k: int | None = None, **options: Any
     ) -> list[Document]:
-        token = _run.set(run_manager)
-        try:
-            context = self.guard.retrieve(
-                query,
-                request_id=str(run_manager.run_id),
-                where=where,
-                segment=segment,
-                session_id=session_id,
-                sample=sample,
-            )
-        finally:
-            _run.reset(token)
+        with _run_of(run_manager):
+            context = self.guard.retrieve(query, request_id=str(run_manager.run_id), **options)
         return documents_of(context, self.k if k is None else k)
 
     async def _aget_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: Any,
-        k: int | None = None,
-        where: Where | None = None,
-        segment: str | None = None,
-        session_id: str | None = None,
-        sample: bool = False,
+        self, query: str, *, run_manager: Any, k: int | None = None, **options: Any
     ) -> list[Document]:
-        token = _run.set(run_manager)
-        try:
-            context = await self.guard.aretrieve(
-                query,
-                request_id=str(run_manager.run_id),
-                where=where,
-                segment=segment,
-                session_id=session_id,
-                sample=sample,
-            )
-        finally:
-            _run.reset(token)
+        with _run_of(run_manager):
+            request_id = str(run_manager.run_id)
+            context = await self.guard.aretrieve(query, request_id=request_id, **options)
         return documents_of(context, self.k if k is None else k)
 
     def render(self, documents: Sequence[Document]) -> str:
-        """What to give the model for documents that this retriever returned.
+        """Render the documents that this retriever returned as text for the model.
 
-        Rendered as the guard's ``assembly`` says: sanitised, delimiters escaped. In a chain, write
+        The guard's ``assembly`` applies: sanitised, delimiters escaped. In a chain, write
         ``retriever | retriever.render``.
         """
         return text_of(self.guard, documents)
@@ -218,7 +184,7 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
     Documents get the same ``metadata["ctxguard"]`` as from `GuardedRetriever`.
 
     Attributes:
-        guard: What decides; it needs no retriever. Its ``score_kind`` says what the scores mean.
+        guard: Decides; it needs no retriever. Its ``score_kind`` is the kind of the scores.
         score_key: Where the score is in a document's metadata, such as ``relevance_score`` behind a
             reranker; None if there is none, and only the order counts.
     """
@@ -230,7 +196,7 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
     ) -> list[Document]:
-        """The documents that the guard keeps; the run that retrieved them is the request."""
+        """Return the documents that the guard keeps; the run that retrieved them is the request."""
         run_id = getattr(callbacks, "parent_run_id", None)
         context = self.guard.filter(
             query,
@@ -242,14 +208,14 @@ class GuardedCompressor(BaseDocumentCompressor):  # type: ignore[misc]
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Any = None
     ) -> list[Document]:
-        """`compress_documents`: microseconds, so not on another thread."""
+        """Compress without another thread: it takes microseconds."""
         return self.compress_documents(documents, query, callbacks)
 
 
 def ranking_of(
     documents: Sequence[Document], score_kind: ScoreKind | None, scores: Sequence[Any] | None
 ) -> Ranking:
-    """The ranking of documents and their scores, best first.
+    """Build the ranking of documents and their scores, best first.
 
     Raises:
         ConfigurationError: one of them is no document, or there are scores without a kind.
@@ -267,7 +233,7 @@ def ranking_of(
 def ranking_by_metadata(
     guard: ContextGuard, documents: Sequence[Document], score_key: str | None
 ) -> Ranking:
-    """The ranking of documents whose metadata holds their scores; see `GuardedCompressor`."""
+    """Build the ranking of documents whose metadata holds their scores."""
     if score_key is None:
         return ranking_of(documents, ScoreKind.RANK, None)
     scores = [(getattr(document, "metadata", None) or {}).get(score_key) for document in documents]
@@ -275,11 +241,11 @@ def ranking_by_metadata(
 
 
 def documents_of(context: Context, k: int | None = None) -> list[Document]:
-    """What a context serves as documents with their verdicts, in the order of presentation.
+    """Return the served passages as documents with verdicts, in the order of presentation.
 
     Args:
         context: The guard's answer.
-        k: The most documents; the best ones stay. None for all.
+        k: Maximum number of documents; the best ones stay. None for all.
 
     Raises:
         ConfigurationError: ``k`` is below 1.
@@ -304,7 +270,7 @@ def documents_of(context: Context, k: int | None = None) -> list[Document]:
 
 
 def text_of(guard: ContextGuard, documents: Sequence[Document]) -> str:
-    """The text for the model of documents that a guard served; see `GuardedRetriever.render`."""
+    """Render documents that a guard served; see `GuardedRetriever.render`."""
     insufficient = guard.mode is Mode.ENFORCE and (
         not documents
         or Flag.INSUFFICIENT in documents[0].metadata.get(METADATA_KEY, {}).get("flags", ())
@@ -322,7 +288,7 @@ def _passage(passage_id: str, document: Document) -> Passage:
 
 
 def _metadata(passage: Passage, verdict: Mapping[str, Any]) -> dict[Any, Any]:
-    """A passage's metadata and verdict, with the title if no document was its source."""
+    """Join a passage's metadata and verdict, and its title if no document was its source."""
     metadata = {**(passage.metadata or {}), METADATA_KEY: verdict}
     if passage.title:
         metadata.setdefault("title", passage.title)
@@ -340,8 +306,18 @@ def _translated(where: Where | None, translate: WhereArguments | None) -> Mappin
     return translate(where)
 
 
+@contextmanager
+def _run_of(run: Any) -> Iterator[None]:
+    """Make a run the parent of the runs within."""
+    token = _run.set(run)
+    try:
+        yield
+    finally:
+        _run.reset(token)
+
+
 def _child_config() -> dict[str, Any]:
-    """The configuration by which a run is a child of the guarded retriever's; else empty."""
+    """Return the configuration of a child of the guarded retriever's run; else an empty one."""
     run = _run.get()
     return {} if run is None else {"callbacks": run.get_child()}
 
