@@ -291,7 +291,7 @@ def _saved(
         retriever.warm_up()
     report, signals = retriever.report, retriever.generation.signals
     size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    search = "exact" if retriever.is_exact else "codes"
+    search = "exact" if retriever.generation.dense.is_exact else "codes"
     why = " (neither title nor text)" if report.empty else ""
     facts = [
         ("index", f"{folder}, {decimal(size_bytes)}"),

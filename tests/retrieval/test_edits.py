@@ -165,7 +165,7 @@ def test_deleted_passages_take_no_places_above_the_exact_limit(n_deleted: int) -
     retriever = HybridRetriever.build(
         passages_of(corpus), embedder=WordHashEmbedder(), exact_limit=1
     ).on_route(Route.DENSE)
-    assert not retriever.is_exact
+    assert not retriever.generation.dense.is_exact
     best = retriever.retrieve("word7 sun", depth=n_deleted).passage_ids
     retriever.delete(best)
     ranking = retriever.retrieve("word7 sun", depth=20)

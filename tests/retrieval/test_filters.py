@@ -294,7 +294,7 @@ class TestSearching:
         ]
         where = Where(tenant="a")
         exact, coded = build(corpus), build(corpus, exact_limit=20)
-        assert not coded.is_exact
+        assert not coded.generation.dense.is_exact
         for query in ("red fox", "snow number5", "rain"):
             best, found = (
                 one.on_route(Route.DENSE).retrieve(query, depth=20, where=where)

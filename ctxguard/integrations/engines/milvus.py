@@ -116,7 +116,6 @@ class MilvusEngine(Engine):
         self._lexical_leg = Stage(f"{_NAME} {LEXICAL}", breaks=False)
 
     def stored_settings(self) -> str:
-        """See `Engine`."""
         # Not `describe_collection`, whose client logs an error with a traceback if there is none.
         if not self._call("has_collection"):
             raise nothing_there(self.address)
@@ -131,7 +130,6 @@ class MilvusEngine(Engine):
         self._warm_up()
 
     def make(self) -> bool:
-        """See `Engine`."""
         if self.address.path is not None:
             Path(self.address.path).parent.mkdir(parents=True, exist_ok=True)
         if self._call("has_collection"):
@@ -207,7 +205,6 @@ class MilvusEngine(Engine):
         return _INDEXES_OF_FILE if self._is_file else _INDEXES
 
     def fingerprint(self) -> Mapping[str, str]:
-        """See `Engine`."""
         own_idf = "; a file's own idf" if self._is_file else ""
         return {
             "engine": _NAME,
@@ -265,13 +262,11 @@ class MilvusEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        """See `Engine`."""
         if passage_ids is None:
             return self._where("", fields)
         return self._queried(_in(passage_ids), fields)
 
     def count(self) -> int:
-        """See `Engine`."""
         return int(self._queried("", ["count(*)"])[0]["count(*)"])
 
     def smallest_digests(self, n: int) -> Sequence[int]:
@@ -318,11 +313,9 @@ class MilvusEngine(Engine):
             pages.close()
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
-        """See `Engine`."""
         self._change("upsert", data=list(map(_stored, passages)))
 
     def delete(self, passage_ids: Sequence[str]) -> None:
-        """See `Engine`."""
         if passage_ids:
             self._change("delete", filter=_in(passage_ids))
 

@@ -175,7 +175,6 @@ class PostgresEngine(Engine):
         return _type(self.settings.dimension)
 
     def stored_settings(self) -> str:
-        """See `Engine`."""
         rows = self._database.read("SELECT version, settings FROM about", {})
         if len(rows) != 1:
             raise DataError(f"{self.address.shown}: the index is not whole; build it again")
@@ -211,7 +210,6 @@ class PostgresEngine(Engine):
         return True
 
     def fingerprint(self) -> Mapping[str, str]:
-        """See `Engine`."""
         return {
             "engine": f"postgresql pgvector hnsw {self._vector} ef_search={_EF_SEARCH}",
             "lexical": f"postings lucene k1={K1} b={B}",
@@ -232,7 +230,6 @@ class PostgresEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        """See `Engine`."""
         columns = ", ".join([_COLUMNS.get(field, field) for field in fields])
         statement = f"SELECT {columns} FROM passages"  # noqa: S608  fields of ours
         if passage_ids is None:
@@ -243,11 +240,9 @@ class PostgresEngine(Engine):
         return [_named(fields, row) for row in found]
 
     def count(self) -> int:
-        """See `Engine`."""
         return int(self._database.read("SELECT passages FROM totals", {})[0][0])
 
     def smallest_digests(self, n: int) -> Sequence[int]:
-        """See `Engine`."""
         rows = self._database.read(
             "SELECT digest FROM passages ORDER BY digest LIMIT %(n)s", {"n": n}
         )
@@ -279,7 +274,6 @@ class PostgresEngine(Engine):
             )
 
     def delete(self, passage_ids: Sequence[str]) -> None:
-        """See `Engine`."""
         with self._database.transaction(_WRITE_SECONDS) as run:
             run("SELECT passages FROM totals FOR UPDATE")
             _delete(run, passage_ids)

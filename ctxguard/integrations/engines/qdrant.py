@@ -71,7 +71,6 @@ class QdrantEngine(Engine):
         )
 
     def stored_settings(self) -> str:
-        """See `Engine`."""
         content = self._ask(lambda client: client.get_collection(self.address.name))
         stored = (content.config.metadata or {}).get(_METADATA_KEY)
         if not isinstance(stored, str):
@@ -79,7 +78,6 @@ class QdrantEngine(Engine):
         return stored
 
     def make(self) -> bool:
-        """See `Engine`."""
         if self._ask(lambda client: client.collection_exists(self.address.name)):
             return False
         models = self._models
@@ -126,7 +124,6 @@ class QdrantEngine(Engine):
             )
 
     def fingerprint(self) -> Mapping[str, str]:
-        """See `Engine`."""
         hnsw = f"hnsw m={_HNSW_M} ef_construct={_HNSW_EF_CONSTRUCT} ef={_HNSW_EF}"
         return {
             "engine": _NAME,
@@ -187,7 +184,6 @@ class QdrantEngine(Engine):
     def rows(
         self, fields: Sequence[str], passage_ids: Sequence[str] | None = None
     ) -> Iterable[Mapping[str, Any]]:
-        """See `Engine`."""
         name, wanted = self.address.name, list(fields)
         if passage_ids is not None:
             ids = list(map(point_id, passage_ids))
@@ -204,11 +200,9 @@ class QdrantEngine(Engine):
                 return
 
     def count(self) -> int:
-        """See `Engine`."""
         return int(self._ask(lambda client: client.count(self.address.name, exact=True)).count)
 
     def smallest_digests(self, n: int) -> Sequence[int]:
-        """See `Engine`."""
         order = self._models.OrderBy(key="digest")
         records, _ = self._ask(
             lambda client: client.scroll(
@@ -218,7 +212,6 @@ class QdrantEngine(Engine):
         return [record.payload["digest"] for record in records]
 
     def insert(self, passages: Sequence[IndexedPassage]) -> None:
-        """See `Engine`."""
         points = list(map(self._point, passages))
         self._ask(lambda client: client.upsert(self.address.name, points, timeout=_WRITE_SECONDS))
 
@@ -230,7 +223,6 @@ class QdrantEngine(Engine):
         return self._models.PointStruct(id=identity, vector=vectors, payload=indexed.stored())
 
     def delete(self, passage_ids: Sequence[str]) -> None:
-        """See `Engine`."""
         points = self._models.PointIdsList(points=list(map(point_id, passage_ids)))
         self._ask(lambda client: client.delete(self.address.name, points, timeout=_WRITE_SECONDS))
 

@@ -140,10 +140,7 @@ def open_index(
 
     Args:
         folder: Where it was saved.
-        analyser: As for `HybridIndex.load`.
-        verify: As for `HybridIndex.load`.
-        opened: As for `HybridIndex.load`.
-        defer: As for `HybridIndex.load`.
+        analyser: As for `HybridIndex.load`, like the others.
 
     Returns:
         The index, and the version of the manifest that it was opened by.

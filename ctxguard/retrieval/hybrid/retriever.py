@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -22,12 +22,7 @@ from ctxguard.retrieval.analysers import as_analyser
 from ctxguard.retrieval.chunks import document_of, is_chunk_id
 from ctxguard.retrieval.hybrid.candidates import SIGNALS, STAGES
 from ctxguard.retrieval.hybrid.live_index import LiveIndex, open_index
-from ctxguard.retrieval.hybrid.pipeline import (
-    DEFAULT_MAX_QUERY_CHARS,
-    DEFAULT_RERANK_DEPTH,
-    Hybrid,
-    SearchSettings,
-)
+from ctxguard.retrieval.hybrid.pipeline import Hybrid, SearchSettings
 from ctxguard.retrieval.hybrid.search import Search, vector_of
 from ctxguard.retrieval.index.dense import EXACT_LIMIT
 from ctxguard.retrieval.index.filters import AllowedRows
@@ -50,6 +45,28 @@ from ctxguard.retrieval.protocols import (
 from ctxguard.retrieval.signals.ranker import Ranker
 
 
+class HybridOptions(TypedDict, total=False):
+    """The options of every hybrid retriever; one that is None has its default.
+
+    Attributes:
+        fusion: Combines the legs' scores; by default the pooled ranker if the index has signals,
+            else reciprocal ranks.
+        reranker: Scores the best candidates again; by default nothing does.
+        rerank_depth: Number of candidates that the reranker scores, by default 50. A ranking has
+            one kind of score, so a reranked one holds at most these.
+        max_query_chars: Longer queries are refused, by default from 10,000 characters on.
+        deadlines: Time limits on the search and its stages, by default none.
+        ranker: The weights by which fusion ``ranker`` orders, by default those of the package.
+    """
+
+    fusion: Fusion | None
+    reranker: Reranker | None
+    rerank_depth: int
+    max_query_chars: int
+    deadlines: Deadlines | None
+    ranker: Ranker | None
+
+
 class HybridRetriever(Hybrid):
     """BM25 and vector search over one set of passages, fused, and optionally reranked.
 
@@ -58,43 +75,20 @@ class HybridRetriever(Hybrid):
     Args:
         index: The index to search.
         embedder: The model that made the index's vectors.
-        fusion: Combines the legs' scores; None for the pooled ranker if the index has signals,
-            else for reciprocal ranks.
-        reranker: Scores the best candidates again; None for no reranking.
-        rerank_depth: Number of candidates that the reranker scores. A ranking has one kind of
-            score, so a reranked one holds at most these.
-        max_query_chars: Longer queries are refused.
-        deadlines: Time limits on the search and its stages; None disables them.
-        ranker: The weights by which fusion ``ranker`` orders; None for those of the package.
+        options: See `HybridOptions`.
 
     Raises:
-        ConfigurationError: another embedder than the index's, or a setting out of range.
+        ConfigurationError: another embedder than the index's, or an option out of range.
     """
 
     def __init__(
-        self,
-        index: HybridIndex,
-        *,
-        embedder: Embedder,
-        fusion: Fusion | None = None,
-        reranker: Reranker | None = None,
-        rerank_depth: int = DEFAULT_RERANK_DEPTH,
-        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
-        deadlines: Deadlines | None = None,
-        ranker: Ranker | None = None,
+        self, index: HybridIndex, *, embedder: Embedder, **options: Unpack[HybridOptions]
     ) -> None:
         index.check_embedder(embedder)
-        by_default = Fusion() if index.signals == "none" else Fusion("ranker")
-        self._settings = SearchSettings(
-            embedder=embedder,
-            fusion=by_default if fusion is None else fusion,
-            reranker=reranker,
-            rerank_depth=rerank_depth,
-            max_query_chars=max_query_chars,
-            deadlines=deadlines,
-            stages=STAGES[Route.HYBRID if reranker is None else Route.HYBRID_RERANK],
-            ranker=Ranker.default() if ranker is None else ranker,
-        )
+        given: dict[str, Any] = {k: value for k, value in options.items() if value is not None}
+        given.setdefault("fusion", Fusion() if index.signals == "none" else Fusion("ranker"))
+        route = Route.HYBRID_RERANK if "reranker" in given else Route.HYBRID
+        self._settings = SearchSettings(embedder=embedder, stages=STAGES[route], **given)
         self._live = LiveIndex(index)
         self._pinned: HybridIndex | None = None
 
@@ -108,9 +102,8 @@ class HybridRetriever(Hybrid):
         analyser: Analyser | str = "en",
         exact_limit: int = EXACT_LIMIT,
         progress: Progress | None = None,
-        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
-        deadlines: Deadlines | None = None,
         signals: SignalLevel | None = None,
+        **options: Unpack[HybridOptions],
     ) -> Self:
         """Index passages for both legs.
 
@@ -127,11 +120,10 @@ class HybridRetriever(Hybrid):
             exact_limit: Up to this many passages the dense leg compares every vector; above, it
                 compares codes first.
             progress: Called with the number of passages encoded so far.
-            max_query_chars: As for the class.
-            deadlines: As for the class.
-            signals: What is kept to compute signals from: ``full``; ``text`` for the texts' words
-                alone, so that no vectors of sentences are kept; ``none``. None for ``full`` where
-                the embedder gives what that needs, else ``text``.
+            signals: The data that is kept for signals: ``full``; ``text`` for the texts' words
+                alone, so that no vectors of sentences are kept; ``none``. None for ``full`` if the
+                embedder gives word pieces, else ``text``.
+            options: See `HybridOptions`.
 
         Raises:
             DataError: an empty corpus, a repeated id, or vectors with NaN or an infinity.
@@ -147,7 +139,7 @@ class HybridRetriever(Hybrid):
             progress=progress,
             signals=default_signals(embedder) if signals is None else signals,
         )
-        return cls(index, embedder=embedder, max_query_chars=max_query_chars, deadlines=deadlines)
+        return cls(index, embedder=embedder, **options)
 
     @classmethod
     def load(
@@ -156,13 +148,8 @@ class HybridRetriever(Hybrid):
         *,
         embedder: Embedder | None = None,
         analyser: Analyser | str | None = None,
-        fusion: Fusion | None = None,
-        reranker: Reranker | None = None,
-        rerank_depth: int = DEFAULT_RERANK_DEPTH,
-        max_query_chars: int = DEFAULT_MAX_QUERY_CHARS,
-        deadlines: Deadlines | None = None,
-        ranker: Ranker | None = None,
         verify: bool | None = None,
+        **options: Unpack[HybridOptions],
     ) -> Self:
         """Open a saved index, memory-mapped.
 
@@ -171,15 +158,10 @@ class HybridRetriever(Hybrid):
             embedder: None for the sentence-transformers model that the index names.
             analyser: The one that the index was built with, if that was an analyser of your own;
                 None for the language that the index names.
-            fusion: As for the class.
-            reranker: As for the class.
-            rerank_depth: As for the class.
-            max_query_chars: As for the class.
-            deadlines: As for the class.
-            ranker: As for the class.
             verify: Whether to check the digest of every file before this returns; its size and
                 what its arrays point to always are. None for indexes up to 256 MiB: those of a
                 larger one are checked while it answers, and a wrong one ends that.
+            options: See `HybridOptions`.
 
         Raises:
             IndexFolderError: not a saved index, or one that is incomplete or damaged.
@@ -188,16 +170,8 @@ class HybridRetriever(Hybrid):
         """
         given = None if analyser is None else as_analyser(analyser)
         index, version = open_index(Path(folder), given, verify, defer=True)
-        loaded = cls(
-            index,
-            embedder=named_embedder(index.embedder) if embedder is None else embedder,
-            fusion=fusion,
-            reranker=reranker,
-            rerank_depth=rerank_depth,
-            max_query_chars=max_query_chars,
-            deadlines=deadlines,
-            ranker=ranker,
-        )
+        embedder = named_embedder(index.embedder) if embedder is None else embedder
+        loaded = cls(index, embedder=embedder, **options)
         loaded._live.opened_from(Path(folder), version)
         return loaded
 
@@ -229,11 +203,6 @@ class HybridRetriever(Hybrid):
     def folder(self) -> Path | None:
         """The folder that the index was loaded from; None if it was built in memory."""
         return self._live.folder
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the dense leg compares the query with every vector, and not with codes first."""
-        return self.generation.dense.is_exact
 
     @property
     def generation(self) -> HybridIndex:
