@@ -188,7 +188,7 @@ def test_axe_finds_no_fault_of_accessibility_on_any_page(
             summary.click()
         for scheme in ("light", "dark"):
             for width in (390, 1280):
-                opened.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                opened.emulate_media(color_scheme=scheme)
                 opened.set_viewport_size({"width": width, "height": 844})
                 found = axe.run(opened).response["violations"]
                 named = [(each["id"], each["nodes"][0]["html"]) for each in found]
