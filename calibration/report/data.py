@@ -37,13 +37,13 @@ class PolicySettings:
 
 @dataclass(frozen=True)
 class FrontPolicy:
-    """One policy of the Pareto front of recall loss and harm."""
+    """One policy of the Pareto front of recall loss and harm, with its means."""
 
     k: int
     threshold: float
-    recall_loss: Interval
-    harm: Interval
-    udcg_strict: Interval
+    recall_loss: float
+    harm: float
+    udcg_strict: float
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def _route(
         answerable=labels.n_answerable,
         today=curve(pools, labels, RatioPolicy(k=chosen.policy.k), seed=seed),
         chosen=curve(pools, labels, chosen.policy, seed=seed),
-        frontier=frontier(outcome, seed=seed),
+        frontier=frontier(outcome),
         reliability=reliability,
         no_reliability=no_reliability,
         families=_families(calibration, pools, labels, route, milliseconds),

@@ -3,14 +3,13 @@
 Pure: recorded pools and their labels in, figures with intervals out.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from calibration import risk
 from calibration.calibrate_route import RouteOutcome
-from calibration.evaluate import QueryMetrics, bootstrap_interval, bootstrap_intervals, per_query
+from calibration.evaluate import QueryMetrics, bootstrap_interval, per_query
 from calibration.grid import Grid, GridIndex
 from calibration.pool_labels import PoolLabels
 from calibration.replay import Pools
@@ -41,13 +40,13 @@ def with_settings(policy: Policy, k: int, threshold: float) -> Policy:
     return replace(policy, k=k, min_ratio=threshold, min_keep=min_keep)
 
 
-def frontier(outcome: RouteOutcome, *, seed: int = 0) -> Frontier:
+def frontier(outcome: RouteOutcome) -> Frontier:
     """All candidate policies by recall loss and harm on the choosing queries.
 
     The chosen one stands at its k and threshold; where a promise was asked for, its model was
     fitted on a part of these queries only.
     """
-    grid = outcome.chosen_grid
+    grid, (own, (place,)) = outcome.chosen_grid, outcome.place
     loss, harm = np.nan_to_num(grid.means.recall_loss.ravel()), grid.means.harm.ravel()
     distinct = np.unique(np.round(np.column_stack([loss, harm]), _DIGITS), axis=0)
     front = _front(loss, harm)
@@ -57,8 +56,8 @@ def frontier(outcome: RouteOutcome, *, seed: int = 0) -> Frontier:
         n_candidates=loss.size,
         candidates=tuple((float(x), float(y)) for x, y in distinct + 0.0),
         front_line=tuple((float(loss[i]), float(harm[i])) for i in front),
-        front=_measured(grid, [divmod(front[i], width) for i in shown], seed),
-        chosen=_measured(*outcome.place, seed)[0],
+        front=tuple(_policy(grid, divmod(front[i], width)) for i in shown),
+        chosen=_policy(own, place),
     )
 
 
@@ -70,18 +69,10 @@ def _front(loss: FloatArray, harm: FloatArray) -> list[int]:
     return [int(index) for index in order[better]]
 
 
-def _measured(grid: Grid, indices: Sequence[GridIndex], seed: int) -> tuple[FrontPolicy, ...]:
-    values = grid.at(indices)
-    defined = values.recall_loss[~np.isnan(values.recall_loss[:, 0])]
-    figures = [
-        bootstrap_intervals(own.T, seed=seed) for own in (defined, values.harm, values.udcg_strict)
-    ]
-    return tuple(
-        FrontPolicy(k=k, threshold=threshold, recall_loss=recall_loss, harm=harm, udcg_strict=udcg)
-        for (k, threshold), recall_loss, harm, udcg in zip(
-            map(grid.settings, indices), *figures, strict=True
-        )
-    )
+def _policy(grid: Grid, index: GridIndex) -> FrontPolicy:
+    means = grid.means
+    figures = (means.recall_loss[index], means.harm[index], means.udcg_strict[index])
+    return FrontPolicy(*grid.settings(index), *(float(np.nan_to_num(each)) for each in figures))
 
 
 def price(

@@ -1,8 +1,7 @@
 """Tables that change their form, never their content, where a terminal is too narrow for them.
 
-A table whose columns fit is printed as it is. Otherwise its columns become rows, if these fit;
-otherwise each record becomes a block with one line for each field. Only texts are wrapped: a figure
-stays on one line, and nothing is cut off.
+A table whose columns fit is printed as it is. Otherwise each record becomes a block with one line
+for each field. Only texts are wrapped: a figure stays on one line, and nothing is cut off.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 _TEXT_WIDTH = 24
-_MOST_TURNED = 6
 _WIDE_GAP = 3
 _GAP = 2
 
@@ -76,18 +74,11 @@ class TextTable:
 def _fitting(
     columns: Sequence[Column], rows: Sequence[_Row], width: int
 ) -> Iterator[RenderableType]:
-    """The first form that fits: the table, the table turned, a block for each record."""
+    """The first form that fits: the table, or a block for each record."""
     for gap in (_WIDE_GAP, _GAP):
         widths = _widths(columns, rows, width, gap)
         if widths is not None:
             yield _table(columns, rows, widths, gap)
-            return
-    if 1 < len(rows) <= _MOST_TURNED and all(row.cells[0].plain for row in rows):
-        turned, turned_rows = _turned(columns, rows)
-        natural = _natural_widths(turned, turned_rows)
-        # Texts wrapped in narrow columns would be harder to read than blocks.
-        if sum(natural) + _gaps(len(turned), _GAP) <= width:
-            yield _table(turned, turned_rows, natural, _GAP)
             return
     for record in _records(rows):
         yield from _block(columns, record, width)
@@ -120,16 +111,6 @@ def _records(rows: Sequence[_Row]) -> list[list[_Row]]:
             records.append([])
         records[-1].append(row)
     return records
-
-
-def _turned(columns: Sequence[Column], rows: Sequence[_Row]) -> tuple[list[Column], list[_Row]]:
-    """The same cells with a column for each row and a row for each column but the first."""
-    head = Column(columns[0].name, figures=False)
-    turned = [head, *(Column(row.cells[0].plain, figures=True) for row in rows)]
-    return turned, [
-        _Row((Text(column.name), *(row.cells[position] for row in rows)), end_section=False)
-        for position, column in enumerate(columns[1:], start=1)
-    ]
 
 
 def _table(
