@@ -41,7 +41,7 @@ def refused(result: Result, *said: str) -> Result:
 
 
 def figures(document: dict[str, Any], policy: str | None = None) -> dict[str, dict[str, Any]]:
-    """TextTable of the table of results by metric: of a policy, or of the last one."""
+    """Rows of the table of results by metric: of a policy, or of the last one."""
     rows = document["results"]["rows"]
     policy = rows[-1]["policy"] if policy is None else policy
     return {row["metric"]: row for row in rows if row["policy"] == policy}

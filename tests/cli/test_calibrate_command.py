@@ -196,12 +196,11 @@ def test_the_evidence_is_written_as_a_page_and_as_json(
 def test_json_counts_the_queries_and_has_both_halves(
     run: Run, index: Path, collection: Path, cache: Path, tmp_path: Path
 ) -> None:
-    result = run(
+    document = run.read(
         *("calibrate", "--index", index, "--data", collection, "--out", tmp_path / "p.json"),
         *("--objective", "utility", "--json"),
         system=keys(cache=cache, policy="ratio", held_out=0.5),
     )
-    document = json.loads(result.stdout)
     assert document["split"] == "train"
     assert document["queries"] == 25
     assert document["answerable"] == 24
@@ -253,13 +252,12 @@ def test_queries_may_come_from_one_jsonl_file(
         {"query_id": "2", "text": "camera in winter", "relevant": {"store-camera": 2}},
         {"query_id": "3", "text": "submarines", "relevant": []},
     ]
-    result = run(
+    document = run.read(
         *("calibrate", "--index", index, "--data", write_jsonl(tmp_path / "q.jsonl", rows)),
         *("--out", tmp_path / "p.json"),
         "--json",
         system=keys(cache=cache),
     )
-    document = json.loads(result.stdout)
     assert document["answerable"] == 2
     assert document["split"] is None
     assert document["routes"]["hybrid"]["held_out"] is None

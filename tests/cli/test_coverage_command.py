@@ -19,11 +19,10 @@ pytestmark = pytest.mark.model
 
 
 def coverage(run: Run, index: Path, data: Path, *more: object, **keys: object) -> dict[str, Any]:
-    result = run(
+    result = run.ok(
         *("golden", "coverage", "--index", index, "--data", data, "-k", K, "--json", *more),
         system={"coverage": {"limit": 10_000, **keys}},
     )
-    assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
     return document
 
@@ -80,16 +79,13 @@ class TestAskedForIsServed:
         graded = [{**row, "grade": 0, "annotator": "ann"} for row in rows_of(todo)]
         assert before["unjudged"] == len(graded) > 0
         todo.write_text("".join(json.dumps(row) + "\n" for row in graded), encoding="utf-8")
-        result = run("golden", "freeze", tmp_path / "set", todo, "--out", grown)
-        assert result.exit_code == 0, result.stderr
+        run.ok("golden", "freeze", tmp_path / "set", todo, "--out", grown)
         (row,) = coverage(run, index, grown)["coverage"]
-        result = run(
+        document = run.read(
             *("calibrate", "--index", index, "--data", grown, "--out", tmp_path / "profile.json"),
             *("--serving-k", K, "--json"),
             system={"calibrate": {"held-out": 0.0, "cache": str(tmp_path / "cache")}},
         )
-        assert result.exit_code == 0, result.stderr
-        document = json.loads(result.stdout)
         assert document["fusion"]["method"] == "ranker"
         judged = document["routes"]["hybrid"]["summary"]["judged"]["value"]
         assert row["judged"]["value"] == judged == 1.0

@@ -40,10 +40,9 @@ def test_json_has_every_metric_with_its_interval_and_n(
 def test_a_profile_brings_its_policy_and_its_fusion(
     run: Run, index: Path, collection: Path, profile: Path
 ) -> None:
-    result = run(
+    document = run.read(
         *("evaluate", "--index", index, "--data", collection, "--profile", profile, "--json")
     )
-    document = json.loads(result.stdout)
     calibrated = Profile.load(profile)
     assert document["profile_id"] == calibrated.profile_id
     assert document["fusion"]["method"] == calibrated.fusion.method == "ranker"
@@ -52,8 +51,7 @@ def test_a_profile_brings_its_policy_and_its_fusion(
 
 def test_the_table_shows_each_metric_with_n(run: Run, index: Path, collection: Path) -> None:
     arguments = ("evaluate", "--index", index, "--data", collection, "--route", "lexical")
-    result = run(*arguments)
-    assert result.exit_code == 0
+    result = run.ok(*arguments)
     assert "route        lexical, 100 candidates a query" in result.stdout
     assert "the first 5 passages" in result.stdout
     for name in METRICS:
@@ -83,10 +81,9 @@ def test_a_profile_holds_for_a_corpus_that_has_changed_a_little(
         for n in range(added):
             corpus.write(json.dumps({"_id": f"more {n}", "text": "one more passage"}) + "\n")
     assert run("index", other, "--out", tmp_path / "i").exit_code == 0
-    result = run(
+    result = run.ok(
         *("evaluate", "--index", tmp_path / "i", "--data", other, "--profile", profile, "--json")
     )
-    assert result.exit_code == 0
     said = [note for note in json.loads(result.stdout)["notes"] if note.startswith("corpus")]
     assert [note[: len(expected)] for note, expected in zip(said, notes, strict=True)] == notes
 
@@ -134,9 +131,7 @@ def test_labelled_passages_that_the_index_lacks_are_counted(
         {"query_id": "1", "text": "clean a piano", "relevant": ["clean-piano", "gone"]}
     ]
     data = write_jsonl(tmp_path / "q.jsonl", rows)
-    result = run("evaluate", "--index", index, "--data", data, "--json")
-    assert result.exit_code == 0
-    document = json.loads(result.stdout)
+    document = run.read("evaluate", "--index", index, "--data", data, "--json")
     assert document["unknown_passages"] == 1
     assert figures(document)["recall_at_depth"]["mean"]["value"] == 0.5
     assert any("1 of 2 labelled passages are not in the index" in n for n in document["notes"])
@@ -202,9 +197,7 @@ def test_a_k_beyond_the_corpus_keeps_everything_and_says_so(
 def test_a_setting_that_cannot_work_is_named(
     run: Run, index: Path, collection: Path, options: tuple[str, ...], named: str
 ) -> None:
-    result = run("evaluate", "--index", index, "--data", collection, *options)
-    assert result.exit_code == 2
-    assert named in result.stderr
+    run.refused("evaluate", "--index", index, "--data", collection, *options, says=named)
 
 
 def test_the_first_k_stand_beside_a_profile_under_the_same_fusion(
@@ -248,9 +241,7 @@ def test_an_index_of_which_half_was_copied_is_refused(
 ) -> None:
     half = shutil.copytree(index, tmp_path / "half")
     next(half.rglob("vectors.npy")).unlink()
-    result = run("evaluate", "--index", half, "--data", collection)
-    assert result.exit_code == 2
-    assert "vectors.npy is missing" in result.stderr
+    run.refused("evaluate", "--index", half, "--data", collection, says="vectors.npy is missing")
 
 
 def relabelled(collection: Path, folder: Path, *rows: str) -> Path:
@@ -270,8 +261,7 @@ class TestUnlabelled:
 
     def measured(self, run: Run, index: Path, data: Path, **utility: float) -> dict[str, float]:
         arguments = ("--index", index, "--data", data, "--k", "3", "--json")
-        result = run("evaluate", *arguments, system={"utility": utility})
-        assert result.exit_code == 0, result.stderr
+        result = run.ok("evaluate", *arguments, system={"utility": utility})
         found = figures(json.loads(result.stdout))
         return {name: row["mean"]["value"] for name, row in found.items()}
 

@@ -37,8 +37,9 @@ def test_json_has_every_order_with_its_interval_and_the_differences(
     run: Run, index: Path, collection: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "ranker.json"
-    result = run("fit", "ranker", "--index", index, "--data", collection, "--out", out, "--json")
-    document = json.loads(result.stdout)
+    document = run.read(
+        "fit", "ranker", "--index", index, "--data", collection, "--out", out, "--json"
+    )
     assert set(document["ndcg_at_10"]) == {"reciprocal_rank", "shipped", "fitted"}
     assert document["ndcg_at_10"]["fitted"]["n"] == 24
     assert set(document["differences"]["fitted"]) == {"reciprocal_rank", "shipped"}

@@ -51,8 +51,7 @@ def labels(tmp_path: Path) -> Path:
 def frozen(labels: Path, tmp_path: Path, run: Run) -> Path:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"query": "Which bulb does a lamp need?", "source": "traffic"}))
-    result = run("golden", "freeze", labels, log, "--out", tmp_path / "set", "--source", "human")
-    assert result.exit_code == 0, result.stderr
+    run.ok("golden", "freeze", labels, log, "--out", tmp_path / "set", "--source", "human")
     return tmp_path / "set"
 
 
@@ -60,8 +59,7 @@ class TestFreeze:
     def test_it_says_what_was_frozen_and_what_disagreed(
         self, labels: Path, tmp_path: Path, run: Run
     ) -> None:
-        result = run("golden", "freeze", labels, "--source", "human", "--out", tmp_path / "set")
-        assert result.exit_code == 0
+        result = run.ok("golden", "freeze", labels, "--source", "human", "--out", tmp_path / "set")
         assert "2: 2 have a label, 2 are answerable" in result.stdout
         assert "on 1 of 1 passages labelled more than once, on the relevance of 1" in result.stdout
         assert "1 ann, 0 ben" in result.stdout
@@ -79,8 +77,7 @@ class TestFreeze:
         self, labels: Path, tmp_path: Path, run: Run
     ) -> None:
         out = tmp_path / "set"
-        result = run("golden", "freeze", labels, "--source", "human", "--out", out, "--json")
-        document = json.loads(result.stdout)
+        document = run.read("golden", "freeze", labels, "--source", "human", "--out", out, "--json")
         assert len(document["digest"]) == 64
         (dispute,) = document["disputed"]
         assert dispute["value"] == 0
@@ -94,8 +91,7 @@ class TestFreeze:
         (one / "qrels" / "test.tsv").rename(one / "qrels" / "dev.tsv")
         freeze = ("golden", "freeze", one, "--source", "human", "--out", tmp_path / "set")
         assert run(*freeze, "--split", "test").exit_code == 2
-        result = run(*freeze, "--json")
-        assert result.exit_code == 0, result.stderr
+        result = run.ok(*freeze, "--json")
         (note,) = json.loads(result.stdout)["notes"]
         assert "has no split 'train'; its only one, 'dev', is used" in note
 
@@ -126,8 +122,7 @@ class TestFreeze:
 
 class TestCheck:
     def test_an_untouched_set_passes(self, frozen: Path, run: Run) -> None:
-        result = run("golden", "check", frozen)
-        assert result.exit_code == 0
+        result = run.ok("golden", "check", frozen)
         assert "unchanged" in result.stdout
 
     def test_a_changed_label_is_a_finding(self, frozen: Path, run: Run) -> None:
@@ -139,14 +134,11 @@ class TestCheck:
         assert "finding: qrels/train.tsv was changed" in result.stderr
 
     def test_what_is_no_frozen_set_is_bad_input(self, tmp_path: Path, run: Run) -> None:
-        result = run("golden", "check", tmp_path)
-        assert result.exit_code == 2
-        assert "ctxguard golden freeze" in result.stderr
+        run.refused("golden", "check", tmp_path, says="ctxguard golden freeze")
 
 
 def test_check_shows_what_the_set_holds_and_the_rules(frozen: Path, run: Run) -> None:
-    result = run("golden", "check", frozen)
-    assert result.exit_code == 0
+    result = run.ok("golden", "check", frozen)
     assert "traffic asked 1 times" in result.stdout
     assert "of several annotators' grades, the lower median" in result.stdout
     assert json.loads(run("golden", "check", frozen, "--json").stdout)["counts"]["queries"] == 3
@@ -155,12 +147,10 @@ def test_check_shows_what_the_set_holds_and_the_rules(frozen: Path, run: Run) ->
 @pytest.mark.model
 class TestCoverage:
     def test_it_tells_the_judged_share_at_each_k(self, frozen: Path, index: Path, run: Run) -> None:
-        result = run(
+        document = run.read(
             *("golden", "coverage", "--index", index, "--data", frozen, "--json"),
             *("-k", 1, "-k", 2, "-k", 4),
         )
-        assert result.exit_code == 0, result.stderr
-        document = json.loads(result.stdout)
         shares = {row["k"]: row["judged"]["value"] for row in document["coverage"]}
         assert shares[1] == 1.0
         assert shares[4] == pytest.approx((2 / 4 + 1 / 4) / 2)
@@ -170,12 +160,11 @@ class TestCoverage:
         self, frozen: Path, index: Path, tmp_path: Path, run: Run
     ) -> None:
         todo = tmp_path / "todo.jsonl"
-        result = run(
+        result = run.ok(
             *("golden", "coverage", "--index", index, "--data", frozen, "-k", 2),
             *("--out", todo),
             system={"coverage": {"limit": 3}},
         )
-        assert result.exit_code == 0, result.stderr
         rows = [json.loads(line) for line in todo.read_text().splitlines()]
         assert len(rows) == 3
         assert (rows[0]["query"], rows[0]["rank"]) == ("Which bulb does a lamp need?", 1)
@@ -191,8 +180,7 @@ class TestCoverage:
         log = tmp_path / "log.jsonl"
         log.write_text(json.dumps({"query": "Which lamp?", "source": "traffic"}))
         run("golden", "freeze", log, "--out", tmp_path / "set")
-        result = run("golden", "coverage", "--index", index, "--data", tmp_path / "set")
-        assert result.exit_code == 0, result.stderr
+        result = run.ok("golden", "coverage", "--index", index, "--data", tmp_path / "set")
         assert "no query has a label yet" in result.stdout
 
 
@@ -202,10 +190,9 @@ class TestHardNegatives:
         self, frozen: Path, index: Path, tmp_path: Path, run: Run
     ) -> None:
         out = tmp_path / "triplets.jsonl"
-        result = run(
+        result = run.ok(
             "golden", "hard-negatives", "--index", index, "--data", frozen, "--out", out, "--json"
         )
-        assert result.exit_code == 0, result.stderr
         assert json.loads(result.stdout)["negatives"] == {"irrelevant": 1}
         (row,) = [json.loads(line) for line in out.read_text().splitlines()]
         assert (row["positive"], row["negative"]) == (PASSAGES["kettle"], PASSAGES["iron"])
@@ -213,11 +200,10 @@ class TestHardNegatives:
     def test_unjudged_passages_come_with_a_warning(
         self, frozen: Path, index: Path, tmp_path: Path, run: Run
     ) -> None:
-        result = run(
+        result = run.ok(
             *("golden", "hard-negatives", "--index", index, "--data", frozen),
             *("--out", tmp_path / "triplets.jsonl", "--unjudged-margin", "0.05"),
         )
-        assert result.exit_code == 0, result.stderr
         assert "some may be relevant" in result.stdout
 
     def test_where_there_is_none_it_is_a_finding(
