@@ -109,38 +109,35 @@ class TestActions:
             "n=300 profile=" + PROFILE.profile_id
         ]
 
-    def test_recall_loss_switches_where_that_was_asked_for(self, file: Path) -> None:
+    @pytest.mark.parametrize("reference", [ReferenceKind.PROMISE, ReferenceKind.CORRECTED])
+    def test_a_broken_promise_on_recall_switches_where_that_was_asked_for(
+        self, file: Path, reference: ReferenceKind
+    ) -> None:
+        act_on(replace(RECALL, reference=reference), PROFILE)
+        assert Profile.load(file) == PROFILE
         for _ in range(2):
-            act_on(RECALL, PROFILE, file)
+            act_on(replace(RECALL, reference=reference), PROFILE, file)
             assert Profile.load(file) == PROFILE.safe()
 
-    def test_a_promise_on_the_judges_scale_switches_too(self, file: Path) -> None:
-        act_on(replace(RECALL, reference=ReferenceKind.CORRECTED), PROFILE, file)
-        assert Profile.load(file) == PROFILE.safe()
-
-    def test_a_rise_above_the_judges_own_mean_does_not_switch_and_says_why(
-        self, file: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        act_on(replace(RECALL, reference=ReferenceKind.BASELINE), PROFILE, file)
-        assert Profile.load(file) == PROFILE
-        assert "does not show that the promise is broken" in caplog.text
-
-    def test_without_being_asked_for_there_is_no_switch(self, file: Path) -> None:
-        act_on(RECALL, PROFILE)
-        assert Profile.load(file) == PROFILE
-
     @pytest.mark.parametrize(
-        "alarm",
+        ("alarm", "said"),
         [
-            HARM,
-            Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0),
-            Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "down", 1.0),
+            (
+                replace(RECALL, reference=ReferenceKind.BASELINE),
+                "does not show that the promise is broken",
+            ),
+            (HARM, ""),
+            (Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0), ""),
+            (Alarm(AlarmKind.JUDGE_DOWN, Severity.ALARM, "down", 1.0), ""),
         ],
-        ids=lambda alarm: alarm.kind.value,
+        ids=["baseline", "harm", "corpus", "judge"],
     )
-    def test_alarms_of_other_kinds_never_switch(self, file: Path, alarm: Alarm) -> None:
+    def test_no_other_alarm_switches(
+        self, file: Path, alarm: Alarm, said: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         act_on(alarm, PROFILE, file)
         assert Profile.load(file) == PROFILE
+        assert said in caplog.text
 
     def test_a_refused_switch_is_logged_with_the_reason_and_raises_nothing(
         self, file: Path, caplog: pytest.LogCaptureFixture

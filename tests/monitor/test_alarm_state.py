@@ -111,43 +111,39 @@ def promises_of(profile: Profile) -> dict[Quantity, PromisedLoss]:
 CHANGED = Alarm(AlarmKind.CORPUS_CHANGED, Severity.WARNING, "changed", 1.0)
 
 
+VACUOUS = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
+HARMLESS = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
+RECALL_OF = {Quantity.RECALL_LOSS: (0.12, "certificate")}
+HARM_OF = {Quantity.HARM: (0.36, "held-out evidence")}
+
+
 class TestWhatIsMonitored:
-    def test_recall_loss_is_monitored_against_the_certificates_alpha(self) -> None:
-        promise = promises_of(PROFILE)[Quantity.RECALL_LOSS]
-        assert (promise.at_most, promise.bound, promise.source) == (0.12, 1.0, "certificate")
+    @pytest.mark.parametrize(
+        ("profile", "promised"),
+        [
+            (PROFILE, RECALL_OF | HARM_OF),
+            (
+                profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4})),
+                RECALL_OF | {Quantity.HARM: (0.4, "certificate")},
+            ),
+            (profile_of(held_out=None), RECALL_OF),
+            (profile_of(certificate=None), HARM_OF),
+            (PROFILE.model_copy(update={"utilities": HARMLESS}), RECALL_OF),
+            (profile_of(certificate=VACUOUS), {}),
+        ],
+        ids=["alpha and evidence", "beta", "no evidence", "no certificate", "harmless", "vacuous"],
+    )
+    def test_it_is_what_the_profile_promises_and_losses_can_break(
+        self, profile: Profile, promised: dict[Quantity, tuple[float, str]]
+    ) -> None:
+        found = promises_of(profile).items()
+        assert {name: (one.at_most, one.source) for name, one in found} == promised
 
-    def test_harm_is_monitored_against_the_certificates_beta(self) -> None:
-        promised = profile_of(certificate=CERTIFICATE.model_copy(update={"beta": 0.4}))
-        promise = promises_of(promised)[Quantity.HARM]
-        assert (promise.at_most, promise.source) == (0.4, "certificate")
-
-    def test_without_a_promised_harm_it_is_the_upper_end_of_the_held_out_interval(self) -> None:
-        promise = promises_of(PROFILE)[Quantity.HARM]
-        assert (promise.at_most, promise.source) == (0.36, "held-out evidence")
-
-    def test_without_either_harm_is_not_monitored(self) -> None:
-        assert set(promises_of(profile_of(held_out=None))) == {Quantity.RECALL_LOSS}
-
-    def test_without_a_certificate_recall_loss_is_not_monitored(self) -> None:
-        assert set(promises_of(profile_of(certificate=None))) == {Quantity.HARM}
-
-    def test_harm_is_bounded_by_a_full_context_of_the_worst_passages(self) -> None:
+    def test_harm_is_bounded_by_the_largest_context_of_the_worst_passages(self) -> None:
         worst = 1.0 + 1.0 / math.log2(3) + 0.5
         assert promises_of(PROFILE)[Quantity.HARM].bound == pytest.approx(worst)
-
-    def test_the_largest_context_of_any_segment_counts(self) -> None:
         segment = SegmentProfile(policy=RatioPolicy(k=5), certificate=CERTIFICATE)
-        larger = promises_of(profile_of(segments={"de": segment}))[Quantity.HARM]
-        assert larger.bound > promises_of(PROFILE)[Quantity.HARM].bound
-
-    def test_harm_that_nothing_can_do_is_not_monitored(self) -> None:
-        harmless = Utilities(hard_negative=0.0, distractor=0.0, irrelevant=0.0, unjudged=0.0)
-        profile = PROFILE.model_copy(update={"utilities": harmless})
-        assert set(promises_of(profile)) == {Quantity.RECALL_LOSS}
-
-    def test_a_promise_that_no_loss_can_break_is_not_monitored(self) -> None:
-        vacuous = CERTIFICATE.model_copy(update={"alpha": 1.0, "beta": 50.0})
-        assert promises_of(profile_of(certificate=vacuous)) == {}
+        assert promises_of(profile_of(segments={"de": segment}))[Quantity.HARM].bound > worst
 
     def test_a_promise_of_no_loss_at_all_is_broken_by_losses_in_a_row(self) -> None:
         monitor = LossMonitor.of_exact_judge(replace(PROMISE, at_most=0.0))

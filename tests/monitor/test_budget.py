@@ -70,25 +70,27 @@ def test_without_limits_every_sample_is_taken_up() -> None:
     assert free.reserve(1e9)
 
 
-def test_what_is_left_is_shared_among_what_waits() -> None:
-    assert budget(calls_per_hour=100).probability_for(400, 0.0) == 0.25
-    assert budget(calls_per_hour=100).probability_for(50, 0.0) == 1.0
+@pytest.mark.parametrize(
+    ("limits", "waiting", "expected"),
+    [
+        ({"calls_per_hour": 100}, 400, 0.25),
+        ({"calls_per_hour": 100}, 50, 1.0),
+        ({"calls_per_hour": 100, "calls_per_day": 50, "cost_per_day": 1_000.0}, 100, 0.5),
+    ],
+    ids=["shared", "enough", "the tightest counts"],
+)
+def test_what_is_left_is_shared_among_what_waits(
+    limits: dict[str, float], waiting: int, expected: float
+) -> None:
+    assert budget(**limits).probability_for(waiting, 0.0) == expected
 
 
 def test_what_will_come_until_the_hour_ends_counts_as_waiting() -> None:
     clock = Clock(NOON)
-    assert budget(clock, calls_per_hour=1800).probability_for(0, 1.0) == pytest.approx(
-        0.5, rel=1e-3
-    )
-    clock.now += HOUR / 2
-    assert budget(clock, calls_per_hour=1800).probability_for(0, 1.0) == pytest.approx(
-        1.0, rel=1e-3
-    )
-
-
-def test_the_tightest_limit_counts() -> None:
-    tight = budget(calls_per_hour=100, calls_per_day=50, cost_per_day=1_000.0)
-    assert tight.probability_for(100, 0.0) == 0.5
+    for expected in (0.5, 1.0):
+        found = budget(clock, calls_per_hour=1800).probability_for(0, 1.0)
+        assert found == pytest.approx(expected, rel=1e-3)
+        clock.now += HOUR / 2
 
 
 def test_a_sample_costs_what_samples_have_cost_so_far() -> None:
@@ -106,16 +108,11 @@ def test_a_judge_without_prices_is_not_bound_by_a_cost() -> None:
     assert free.probability_for(10**6, 0.0) == 1.0
 
 
-def test_nothing_is_taken_up_once_a_limit_is_used_up() -> None:
+@pytest.mark.parametrize("calls", [10, 6])
+def test_nothing_is_taken_up_that_would_go_beyond_a_limit(calls: int) -> None:
     used = budget(calls_per_day=10)
-    judged(used, 10, 0.0)
+    judged(used, calls, 0.0)
     assert used.probability_for(1, 0.0) == 0.0
-
-
-def test_nothing_is_taken_up_that_would_go_beyond_a_limit() -> None:
-    nearly = budget(calls_per_day=10)
-    judged(nearly, 6, 0.0)
-    assert nearly.probability_for(1, 0.0) == 0.0
 
 
 def test_a_sample_that_may_need_more_than_is_left_is_not_afforded() -> None:
@@ -157,14 +154,6 @@ def test_a_clock_set_back_gives_nothing_twice() -> None:
     assert used.reserve(10)
 
 
-def test_a_clock_set_forward_begins_the_next_day_early() -> None:
-    clock = Clock()
-    used = budget(clock, calls_per_day=10)
-    judged(used, 10, 0.0)
-    clock.now += DAY
-    assert used.reserve(10)
-
-
 def test_spending_goes_on_after_a_restart() -> None:
     clock = Clock()
     before = budget(clock, calls_per_hour=10, cost_per_day=5.0)
@@ -175,17 +164,6 @@ def test_spending_goes_on_after_a_restart() -> None:
     assert after.reserve(3)
     assert not after.reserve(4)
     clock.now += HOUR
-    assert after.reserve(10)
-
-
-def test_what_was_spent_yesterday_is_not_carried_over() -> None:
-    clock = Clock()
-    before = budget(clock, calls_per_day=10)
-    judged(before, 10, 0.0)
-    before.settle()
-    clock.now += DAY
-    after = budget(clock, calls_per_day=10)
-    after.refresh()
     assert after.reserve(10)
 
 

@@ -42,14 +42,19 @@ def distance(found: SignalCounts) -> float:
 
 
 class TestSignals:
-    def test_they_are_the_best_score_and_its_gap_in_any_order(self) -> None:
-        assert Signals.of([1.0, 4.0, 2.5], kept=2) == Signals(4.0, 1.5, 2)
-
-    def test_garbage_is_passed_over(self) -> None:
-        assert Signals.of([None, float("nan"), 1e38, 3.0], kept=1) == Signals(3.0, None, 1)
-
-    def test_without_candidates_there_is_no_score(self) -> None:
-        assert Signals.of([], kept=0) == Signals(None, None, 0)
+    @pytest.mark.parametrize(
+        ("scores", "expected"),
+        [
+            ([1.0, 4.0, 2.5], Signals(4.0, 1.5, 2)),
+            ([None, float("nan"), 1e38, 3.0], Signals(3.0, None, 2)),
+            ([], Signals(None, None, 2)),
+        ],
+        ids=["in any order", "garbage", "no candidates"],
+    )
+    def test_they_are_the_best_score_and_its_gap(
+        self, scores: list[float | None], expected: Signals
+    ) -> None:
+        assert Signals.of(scores, kept=2) == expected
 
     def test_the_names_are_those_that_calibration_writes(self) -> None:
         assert Signals._fields == tuple(signal.value for signal in Signal)
@@ -64,10 +69,8 @@ class TestCounts:
         assert found.below == (0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 3)
         assert found.above == (4, 4, 4, 2, 2, 2, 2, 2, 2, 1, 1)
 
-    def test_an_undefined_signal_counts_nothing(self) -> None:
+    def test_what_has_no_reference_counts_nothing(self) -> None:
         assert counted(self.PROFILE, Signals(None, None, 0)).n == 0
-
-    def test_a_route_that_was_not_calibrated_counts_nothing(self) -> None:
         assert counted(self.PROFILE, Signals(1.0, None, 1), route=Route.DENSE).n == 0
 
     @pytest.mark.parametrize("deciles", [(1.0,) * 10, tuple(range(10, -1, -1))])
