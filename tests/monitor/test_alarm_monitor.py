@@ -1,12 +1,14 @@
 """From judged samples to alarms: what counts against a promise, and what happens when it rings."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from watching import Watching
+from watching import DAY_SECONDS, Watching
 
 from ctxguard.core.context import Context
 from ctxguard.core.corpus_sketch import CorpusSketch
@@ -15,6 +17,8 @@ from ctxguard.core.types import Mode, Route, ScoreKind
 from ctxguard.monitor.alarms import AlarmKind, AlarmState, Severity
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
+from ctxguard.monitor.judging.budget import BudgetLimits
+from ctxguard.monitor.judging.counters import JudgedAs
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile, RouteProfile
 from tests.profiles import CERTIFICATE, profile_with
@@ -38,15 +42,15 @@ PROFILE = profile_with(
 
 
 def watching(
-    *, rates: JudgingRates | None = None, url: str = "sqlite://", path: Path | None = None
+    *, rates: JudgingRates | None = None, path: Path | None = None, **settings: Any
 ) -> Watching:
     return Watching(
         LabelJudge(LOST | FOUND),
         rates=JudgingRates(baseline_rate=1.0) if rates is None else rates,
-        url=url,
         alarms=AlarmState(PROFILE),
         profile_path=path,
         switch_to_safe=path is not None,
+        **settings,
     )
 
 
@@ -113,21 +117,63 @@ def test_what_other_monitors_judged_counts(make_context: MakeContext) -> None:
     assert kinds(other) == [AlarmKind.RECALL_LOSS]
 
 
-def test_requests_that_are_sampled_seldom_count_for_those_that_were_not(
-    make_context: MakeContext,
+def scraped(live: Watching) -> float | None:
+    """Whether the scrape shows a broken promise on recall."""
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    labels = {"kind": "recall_loss", "severity": "alarm", "route": "external"}
+    return registry.get_sample_value("ctxguard_alarm_active", {**labels, "reference": "promise"})
+
+
+@pytest.mark.parametrize(("busy_loss", "active"), [(0.02, None), (0.5, 1.0)])
+def test_a_rate_limit_breaks_no_promise_and_hides_no_broken_one(
+    make_context: MakeContext, busy_loss: float, active: float | None
 ) -> None:
-    """From traffic to /metrics: a rate limit samples the good, busy hours a tenth as often."""
-    # 40 of 140 judged requests have a loss: 4% or 29% of the traffic, promised are 12%.
-    for quiet_rate, active in ((1.0, None), (0.1, 1.0)):
-        live = watching()
-        registry = CollectorRegistry()
-        MonitorCollector(live.monitor, registry)
-        live.watch(*served(make_context, 40), probability=quiet_rate)
-        live.watch(*served(make_context, 100, query="found {}"), probability=0.1)
-        live.end_day()
-        labels = {"kind": "recall_loss", "severity": "alarm", "route": "external"}
-        labels["reference"] = "promise"
-        assert registry.get_sample_value("ctxguard_alarm_active", labels) == active
+    """Quiet, bad hours are sampled wholly, busy, good ones a tenth as often; promised is 0.12."""
+    live = watching(max_per_second=4.0)
+    luck = random.Random(4)
+    for second in range(60):
+        is_busy = second // 10 % 2 == 1
+        for number in range(40 if is_busy else 4):
+            is_lost = luck.random() < (busy_loss if is_busy else 0.6)
+            query = f"{'lost' if is_lost else 'found'} {luck.randrange(400)}"
+            context = make_context(POOL, 3, request_id=f"{second}-{number}", query=query)
+            if probability := live.sampler.draw(context.request_id):
+                context = replace(context, profile_id=PROFILE.profile_id)
+                live.sampler.offer(context, probability, live.now)
+        live.now += 1.0
+    live.watch()
+    rows = live.store.losses(live.monitor.series, PROFILE.profile_id, since=0.0, until=live.now)
+    assert busy_loss > 0.1 or sum(row.recall_loss or 0.0 for row in rows) > 0.2 * len(rows)
+    live.end_day()
+    assert scraped(live) == active
+
+
+@pytest.mark.parametrize(("late_loss", "active"), [(0.0, None), (0.6, 1.0)])
+def test_a_judging_budget_breaks_no_promise_and_hides_no_broken_one(
+    make_context: MakeContext, late_loss: float, active: float | None
+) -> None:
+    """What comes early is judged wholly, what comes later in part, as the budget allows."""
+    live = watching(budget=BudgetLimits(calls_per_day=1_500))
+    luck = random.Random(5)
+    for part, (n, loss) in enumerate([(40, 0.4), (400, late_loss)]):
+        queries = [f"{'lost' if luck.random() < loss else 'found'} {i % 400}" for i in range(n)]
+        live.monitor._budget._measured = None
+        live.watch(
+            *[
+                replace(
+                    make_context(POOL, 3, request_id=f"{part}-{i}", query=query),
+                    profile_id=PROFILE.profile_id,
+                )
+                for i, query in enumerate(queries)
+            ]
+        )
+    outcomes = live.monitor.report().outcomes
+    assert outcomes[JudgedAs.SKIPPED] > 100
+    live.now += DAY_SECONDS
+    live.watch()
+    live.end_day()
+    assert scraped(live) == active
 
 
 def test_the_samples_to_label_are_those_of_the_route_with_the_largest_losses(

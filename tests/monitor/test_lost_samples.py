@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 from storing import NOW, Clock, OpenStore, entry
 from watching import Watching
 
 from ctxguard.core.context import Context
 from ctxguard.errors import StoreLockedError
-from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
+from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling import writer
 from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
@@ -47,7 +47,7 @@ def test_a_batch_that_is_sent_again_counts_each_hour_once(store: SampleStore) ->
 def test_an_estimate_stands_for_samples_lost_in_bursts(
     make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every busy, bad hour loses half of its samples: from traffic to the estimate."""
+    """Every busy, bad hour loses half of its samples: from traffic to /metrics."""
     live = Watching(LabelJudge({"good": {"p0": 1}, "bad": {"p3": 1}}), capacity=20)
     monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: live.now, **CLOCKS))
     for hour in range(30):
@@ -58,8 +58,11 @@ def test_an_estimate_stands_for_samples_lost_in_bursts(
         live.now += HOUR_SECONDS
     lost = live.store.accounts().lost[LostReason.QUEUE_FULL]
     assert lost == 15 * 20
-    found = live.monitor.estimates(Window.ALL_RETAINED)[Metric.PRECISION]
-    assert found.value == pytest.approx(1 / 3)
+    registry = CollectorRegistry()
+    MonitorCollector(live.monitor, registry)
+    live.monitor.report()
+    labels = {"judge": live.monitor.series, "metric": "precision", "window": "all_retained"}
+    assert registry.get_sample_value("ctxguard_estimate", labels) == pytest.approx(1 / 3)
 
 
 CLOCKS = {"monotonic": time.monotonic, "sleep": time.sleep}

@@ -23,6 +23,7 @@ class Watching:
         *,
         rates: JudgingRates = DEFAULT_RATES,
         rate: float = 1.0,
+        max_per_second: float | None = None,
         capacity: int = 10_000,
         seed: str = "",
         min_n: int = 2,
@@ -36,7 +37,9 @@ class Watching:
         def clock() -> float:
             return self.now
 
-        self.sampler = Sampler(rate, capacity=capacity, seed=seed)
+        self.sampler = Sampler(
+            rate, max_per_second=max_per_second, capacity=capacity, seed=seed, clock=clock
+        )
         self.store = SampleStore.open(url, clock=clock) if store is None else store
         self.writer = SampleWriter(
             self.sampler,
