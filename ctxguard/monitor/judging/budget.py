@@ -16,8 +16,6 @@ from ctxguard.monitor.store import BudgetPeriod, SampleStore, Spent, State
 _SECONDS = {"hour": 3600.0, "day": 86_400.0}
 _QUEUE_SECONDS = 10.0
 """How often the queue is measured, and what other monitors have spent."""
-_AHEAD_SAMPLES = 10
-"""For so many samples calls are reserved at once: a quick judge must not wait for the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,7 @@ class JudgingBudget:
         """In the store, by kind of period; what is reserved here is part of it."""
         self._read_at = -math.inf
         self._reserved = 0.0
-        """Calls that may be made without asking the store."""
-        self._reserved_cost = 0.0
+        """Calls of the sample in hand that are reserved and not made."""
         self._cost_since = 0.0
         """What was spent since the store was told."""
         self._samples = 0
@@ -119,7 +116,7 @@ class JudgingBudget:
             own = self._spent[period.kind]
             for limit, spent, each in (
                 (period.max_calls, own.calls - self._reserved, calls),
-                (period.max_cost, own.cost - self._reserved_cost + self._cost_since, cost),
+                (period.max_cost, own.cost + self._cost_since, cost),
             ):
                 if limit is None:
                     continue
@@ -132,16 +129,13 @@ class JudgingBudget:
         return probability
 
     def reserve(self, calls: float) -> bool:
-        """Whether a sample that may take so many calls keeps within the limits.
-
-        If so they are reserved, for this sample and usually for some more.
-        """
+        """Reserve the calls that the next sample may take; whether that keeps within the limits."""
         if self._limits == NO_LIMITS:
             return True
-        self._begin_periods()
-        if self._reserved < calls:
-            self._exchange(least=calls, most=calls * _AHEAD_SAMPLES)
-        return self._reserved >= calls
+        if not self._exchange(calls):
+            return False
+        self._reserved = calls
+        return True
 
     def spend(self, calls: float, cost: float) -> None:
         """Count one sample that was judged with reserved calls."""
@@ -160,30 +154,21 @@ class JudgingBudget:
         if self._limits != NO_LIMITS and (self._reserved or self._cost_since):
             self._exchange()
 
-    def _exchange(self, least: float = 0.0, most: float = 0.0) -> None:
-        """Settle with the store, reserve anew, and learn what others have spent.
-
-        Args:
-            least: As many calls must be free for any to be reserved.
-            most: How many to reserve.
-        """
-        cost_per_call = self._cost / self._calls if self._calls else 0.0
+    def _exchange(self, calls: float = 0.0) -> bool:
+        """Settle with the store, learn what others have spent, and reserve calls if they fit."""
         # Given up first: should the answer be lost, too much counts as spent, not too little.
-        returned, cost = self._reserved, self._cost_since - self._reserved_cost
-        self._reserved = self._reserved_cost = 0.0
-        granted, self._spent = self._store.spend(
+        returned, self._reserved = self._reserved, 0.0
+        fits, self._spent = self._store.spend(
             self._series,
             self._periods(),
-            least=least,
-            most=most,
-            cost_per_call=cost_per_call,
+            calls=calls,
             returned=returned,
-            cost=cost,
+            cost=self._cost_since,
             returned_to={kind: spent.number for kind, spent in self._spent.items()},
         )
         self._read_at = time.monotonic()
         self._cost_since = 0.0
-        self._reserved, self._reserved_cost = granted, granted * cost_per_call
+        return fits
 
     def _measure_queue(self) -> None:
         now = time.monotonic()

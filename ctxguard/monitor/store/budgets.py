@@ -1,7 +1,7 @@
 """What judging has spent in the current hour and day, shared by all monitors of a store."""
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -23,14 +23,12 @@ class Budgets(StorePart):
         name: str,
         periods: Sequence[BudgetPeriod],
         *,
-        least: float = 0.0,
-        most: float = 0.0,
-        cost_per_call: float = 0.0,
+        calls: float = 0.0,
         returned: float = 0.0,
         cost: float = 0.0,
         returned_to: Mapping[str, int] | None = None,
-    ) -> tuple[float, dict[str, Spent]]:
-        """Settle what was reserved before, and reserve calls of the judge.
+    ) -> tuple[bool, dict[str, Spent]]:
+        """Settle what was reserved before, and reserve calls of the judge: all of them, or none.
 
         Calls that are reserved are spent until they are returned. A period that has begun for one
         monitor has begun for all of them.
@@ -38,38 +36,23 @@ class Budgets(StorePart):
         Args:
             name: Whose budget.
             periods: The current ones, by the clock of the caller, with their limits.
-            least: As many calls must be free for any to be reserved, ≥ 0.
-            most: How many to reserve, where so many are free.
-            cost_per_call: What a reserved call is expected to cost.
+            calls: How many to reserve.
             returned: Calls that were reserved and not used.
-            cost: Cost beyond what was reserved; negative where it was less.
+            cost: Cost since the last call.
             returned_to: Number of each kind of period in which they were reserved.
 
         Returns:
-            How many calls were reserved, 0 or at least ``least``; and by kind, the period in force
-            and all that is spent or reserved in it.
+            Whether the calls were within every limit and are reserved; and by kind, the period in
+            force and all that is spent or reserved in it.
         """
         own = storable(name)
-        for kind, number in (returned_to or {}).items():
-            connection.execute(
-                sa.update(schema.budgets)
-                .where(_budgets.name == own, _budgets.period == _key(kind, number))
-                .values(calls=_budgets.calls - returned, cost=_budgets.cost + cost)
-            )
+        _add(connection, own, returned_to or {}, -returned, cost)
         spent = {period.kind: self._in_force(connection, own, period) for period in periods}
-        free = min(
-            [most, *(_free(period, spent[period.kind], cost_per_call) for period in periods)]
-        )
-        if free <= 0.0 or free < least:
-            return 0.0, spent
-        for kind, one in spent.items():
-            spent[kind] = Spent(one.number, one.calls + free, one.cost + free * cost_per_call)
-            connection.execute(
-                sa.update(schema.budgets)
-                .where(_budgets.name == own, _budgets.period == _key(kind, one.number))
-                .values(calls=spent[kind].calls, cost=spent[kind].cost)
-            )
-        return free, spent
+        if not all(_fits(period, spent[period.kind], calls) for period in periods):
+            return False, spent
+        numbers = {kind: one.number for kind, one in spent.items()}
+        _add(connection, own, numbers, calls, 0.0)
+        return True, {kind: replace(one, calls=one.calls + calls) for kind, one in spent.items()}
 
     def _in_force(self, connection: sa.Connection, name: str, period: BudgetPeriod) -> Spent:
         """The period of a kind that began last, locked until the transaction ends."""
@@ -91,16 +74,23 @@ class Budgets(StorePart):
         return Spent(number, by_number[number].calls, by_number[number].cost)
 
 
-def _free(period: BudgetPeriod, spent: Spent, cost_per_call: float) -> float:
-    """How many more calls the limits of a period allow."""
-    free = math.inf
-    if period.max_calls is not None:
-        free = period.max_calls - spent.calls
-    if period.max_cost is not None and spent.cost >= period.max_cost:
-        return 0.0
-    if period.max_cost is not None and cost_per_call:
-        free = min(free, (period.max_cost - spent.cost) / cost_per_call)
-    return free
+def _add(
+    connection: sa.Connection, name: str, numbers: Mapping[str, int], calls: float, cost: float
+) -> None:
+    """Add to what is spent in the period of a number, by kind."""
+    for kind, number in numbers.items() if calls or cost else ():
+        connection.execute(
+            sa.update(schema.budgets)
+            .where(_budgets.name == name, _budgets.period == _key(kind, number))
+            .values(calls=_budgets.calls + calls, cost=_budgets.cost + cost)
+        )
+
+
+def _fits(period: BudgetPeriod, spent: Spent, calls: float) -> bool:
+    """Whether the limits of a period allow some more calls."""
+    if period.max_calls is not None and spent.calls + calls > period.max_calls:
+        return False
+    return period.max_cost is None or spent.cost < period.max_cost
 
 
 def _key(kind: str, number: int) -> str:
