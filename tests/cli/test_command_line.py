@@ -198,9 +198,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
 
 
 @pytest.mark.model
-def test_standard_error_of_a_process_holds_no_chatter_of_libraries(
-    index: Path,
-) -> None:
+def test_standard_error_of_a_process_holds_no_chatter_of_libraries(index: Path) -> None:
     done = process("query", "--index", index, "--text", "clean a violin")
     assert done.returncode == 0
     assert done.stderr.startswith("note: uncalibrated: no profile")

@@ -19,6 +19,8 @@ from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import LabelDepth, LabelRow, SampleStore
 
 Rows = list[dict[str, Any]]
+Export = Callable[..., Rows]
+Import = Callable[..., dict[str, Any]]
 FULL_POOL_IF_NO_HIT = JudgingRates(
     dropped_rate=0.0, full_pool_rate=0.0, full_pool_rate_if_no_hit=1.0, baseline_rate=0.0
 )
@@ -42,7 +44,7 @@ def traffic(run: Run, tmp_path: Path) -> Traffic:
 
 
 @pytest.fixture
-def export(run: Run, tmp_path: Path) -> Callable[..., Rows]:
+def export(run: Run, tmp_path: Path) -> Export:
     def exported(traffic: Traffic, *options: object, name: str = "out.jsonl") -> Rows:
         out = tmp_path / name
         run.ok("label", "export", "--store", traffic.url, "--out", out, *options)
@@ -55,7 +57,7 @@ def export(run: Run, tmp_path: Path) -> Callable[..., Rows]:
 
 
 @pytest.fixture
-def import_(run: Run, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def import_(run: Run, tmp_path: Path) -> Import:
     def imported(traffic: Traffic, rows: Rows, annotator: str = "ann") -> dict[str, Any]:
         file = write_jsonl(tmp_path / f"{annotator}.jsonl", rows)
         found: dict[str, Any] = run.read(
@@ -98,7 +100,7 @@ def served_of(traffic: Traffic, query: str) -> set[str]:
 
 class TestExport:
     def test_a_row_is_a_passage_with_all_that_it_takes_to_grade_it(
-        self, export: Callable[..., Rows], traffic: Traffic
+        self, export: Export, traffic: Traffic
     ) -> None:
         rows = export(traffic, "--n", "3", "--recall")
         assert len({row["request_id"] for row in rows}) == 3
@@ -113,7 +115,7 @@ class TestExport:
         assert all(row["grade"] is None for row in rows)
 
     def test_rows_of_a_request_stand_together_in_an_order_that_tells_nothing(
-        self, export: Callable[..., Rows], traffic: Traffic
+        self, export: Export, traffic: Traffic
     ) -> None:
         rows = export(traffic, "--recall")
         requests = [row["request_id"] for row in rows]
@@ -123,7 +125,7 @@ class TestExport:
         assert first != sorted(first, reverse=True)
 
     def test_what_was_served_comes_first_and_the_search_after_it_in_its_order(
-        self, run: Run, export: Callable[..., Rows], tmp_path: Path
+        self, run: Run, export: Export, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 12, relevant_ranks=[8], rates=FULL_POOL_IF_NO_HIT)
         judged(run, traffic, tmp_path)
@@ -144,7 +146,7 @@ class TestExport:
         assert 0 < searched < 12
 
     def test_a_file_of_one_tenant_holds_no_request_that_could_see_anothers_passages(
-        self, run: Run, export: Callable[..., Rows], tmp_path: Path
+        self, run: Run, export: Export, tmp_path: Path
     ) -> None:
         filters = [
             *(Where(tenant="a"), Where(tenant="b"), Where(tenant=["a", "b"]), None),
@@ -180,24 +182,19 @@ class TestExport:
         nobody = run("label", "export", "--store", mixed.url, "--tenant", "c")
         assert "none of c lacks labels" in nobody.stdout
 
-    def test_csv_holds_the_same_rows(self, export: Callable[..., Rows], traffic: Traffic) -> None:
+    def test_csv_holds_the_same_rows(self, export: Export, traffic: Traffic) -> None:
         lines, table = export(traffic), export(traffic, name="out.CSV".lower())
         assert [(row["request_id"], row["passage_id"]) for row in lines] == [
             (row["request_id"], row["passage_id"]) for row in table
         ]
 
     def test_asked_again_before_labels_came_it_picks_the_same(
-        self, export: Callable[..., Rows], traffic: Traffic
+        self, export: Export, traffic: Traffic
     ) -> None:
         assert export(traffic, "-n", "4") == export(traffic, "-n", "4")
 
     def test_what_is_labelled_is_not_asked_for_again(
-        self,
-        export: Callable[..., Rows],
-        import_: Callable[..., dict[str, Any]],
-        traffic: Traffic,
-        run: Run,
-        tmp_path: Path,
+        self, export: Export, import_: Import, traffic: Traffic, run: Run, tmp_path: Path
     ) -> None:
         first = export(traffic, "-n", "8")
         import_(traffic, graded(first, traffic))
@@ -211,11 +208,7 @@ class TestExport:
         assert out.read_text() == ""
 
     def test_the_rest_of_a_pool_is_asked_for_once_nothing_served_was_relevant(
-        self,
-        run: Run,
-        export: Callable[..., Rows],
-        import_: Callable[..., dict[str, Any]],
-        tmp_path: Path,
+        self, run: Run, export: Export, import_: Import, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 6, relevant_ranks=[8], rates=FULL_POOL_IF_NO_HIT)
         judged(run, traffic, tmp_path)
@@ -233,10 +226,7 @@ class TestExport:
         assert not {row["request_id"] for row in third} & {row["request_id"] for row in first}
 
     def test_recall_is_asked_for_in_the_requests_that_are_graded_already(
-        self,
-        export: Callable[..., Rows],
-        import_: Callable[..., dict[str, Any]],
-        traffic: Traffic,
+        self, export: Export, import_: Import, traffic: Traffic
     ) -> None:
         first = graded(export(traffic, "-n", "4"), traffic)
         found = import_(traffic, first)
@@ -248,11 +238,7 @@ class TestExport:
         assert (found["usable"]["recall"], found["usable"]["unfinished"]) == (4, 0)
 
     def test_where_something_served_was_relevant_nothing_more_is_asked_for(
-        self,
-        run: Run,
-        export: Callable[..., Rows],
-        import_: Callable[..., dict[str, Any]],
-        tmp_path: Path,
+        self, run: Run, export: Export, import_: Import, tmp_path: Path
     ) -> None:
         traffic = serve(tmp_path, 4, relevant_ranks=[0], rates=FULL_POOL_IF_NO_HIT)
         judged(run, traffic, tmp_path)
@@ -334,7 +320,7 @@ class TestPlan:
         run.refused(*command, "--alarm", "--weighted", says="what an alarm requested is not picked")
 
     def test_a_guide_lies_beside_the_file(
-        self, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
+        self, export: Export, traffic: Traffic, tmp_path: Path
     ) -> None:
         export(traffic, name="todo.csv")
         guide = (tmp_path / "todo-guide.md").read_text(encoding="utf-8")
@@ -371,7 +357,7 @@ class TestAlarm:
         assert "no alarm has requested labels" in result.stdout
 
     def test_what_an_alarm_asked_for_is_exported_apart(
-        self, export: Callable[..., Rows], alarmed: Traffic
+        self, export: Export, alarmed: Traffic
     ) -> None:
         with SampleStore.open(alarmed.url) as store:
             asked = store.request_ids([sample_id for sample_id, _ in store.label_queue()])
@@ -379,10 +365,7 @@ class TestAlarm:
         assert {row["request_id"] for row in targeted} == set(asked.values())
 
     def test_labels_of_an_alarm_stay_apart_though_it_takes_two_rounds(
-        self,
-        export: Callable[..., Rows],
-        import_: Callable[..., dict[str, Any]],
-        alarmed: Traffic,
+        self, export: Export, import_: Import, alarmed: Traffic
     ) -> None:
         first = export(alarmed, "--alarm", "-n", "5")
         served = [row for row in first if row["passage_id"].endswith("-0")]
@@ -427,7 +410,7 @@ BAD_FILES = {
 
 class TestImport:
     def test_what_came_back_is_counted(
-        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+        self, export: Export, import_: Import, traffic: Traffic
     ) -> None:
         rows = graded(export(traffic, "-n", "2", "--recall"), traffic)
         served = served_of(traffic, rows[0]["query"])
@@ -453,7 +436,7 @@ class TestImport:
         assert {label.annotator for label in labels_of(traffic)} == {"ann"}
 
     def test_the_same_again_is_a_duplicate(
-        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+        self, export: Export, import_: Import, traffic: Traffic
     ) -> None:
         rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         import_(traffic, rows)
@@ -461,10 +444,7 @@ class TestImport:
         assert (found["added"], found["duplicates"]) == (0, 12)
 
     def test_another_annotators_other_word_is_kept_and_counted(
-        self,
-        export: Callable[..., Rows],
-        import_: Callable[..., dict[str, Any]],
-        traffic: Traffic,
+        self, export: Export, import_: Import, traffic: Traffic
     ) -> None:
         rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         import_(traffic, rows)
@@ -474,7 +454,7 @@ class TestImport:
         assert len(labels_of(traffic)) == 24
 
     def test_labels_of_unknown_requests_are_left_out_and_the_first_is_named(
-        self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
+        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path
     ) -> None:
         rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         rows[0]["request_id"] = "from elsewhere"
@@ -484,7 +464,7 @@ class TestImport:
         assert "first unknown request: from elsewhere" in result.stdout
 
     def test_a_row_of_an_unknown_request_is_told_as_such_also_without_a_grade(
-        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+        self, export: Export, import_: Import, traffic: Traffic
     ) -> None:
         rows = graded(export(traffic, "-n", "1", "--recall"), traffic)
         rows[0] |= {"request_id": "from elsewhere", "grade": None}
@@ -493,7 +473,7 @@ class TestImport:
         assert (found["unknown"], found["blank"], found["added"]) == (["from elsewhere"], 1, 10)
 
     def test_rows_of_commas_alone_are_passed_over(
-        self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path
+        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path
     ) -> None:
         rows = graded(export(traffic, "-n", "1"), traffic)
         file = write_table(tmp_path / "back.csv", [*rows, dict.fromkeys(rows[0], "")])
@@ -503,7 +483,7 @@ class TestImport:
         assert json.loads(result.stdout)["blank"] == 0
 
     def test_how_a_passage_misleads_is_kept(
-        self, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], traffic: Traffic
+        self, export: Export, import_: Import, traffic: Traffic
     ) -> None:
         row = {**export(traffic, "-n", "1")[0], "grade": 0, "negative": "distractor"}
         import_(traffic, [row])
@@ -511,7 +491,7 @@ class TestImport:
 
     @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
     def test_whole_numbers_may_be_written_as_data_frames_write_them(
-        self, run: Run, export: Callable[..., Rows], traffic: Traffic, tmp_path: Path, suffix: str
+        self, run: Run, export: Export, traffic: Traffic, tmp_path: Path, suffix: str
     ) -> None:
         rows = export(traffic, "-n", "1")[:2]
         back = [{**rows[0], "grade": 2.0}, {**rows[1], "grade": " "}]
@@ -527,11 +507,7 @@ class TestImport:
         "start", ["=1+1", "+49", "-x", "@here", "'=quoted", "''=twice", "'tis", "\tx"]
     )
     def test_ids_that_a_spreadsheet_takes_for_formulas_come_back_as_they_were(
-        self,
-        run: Run,
-        export: Callable[..., Rows],
-        tmp_path: Path,
-        start: str,
+        self, run: Run, export: Export, tmp_path: Path, start: str
     ) -> None:
         made = serve(tmp_path, 1, ids=(start + "{}-{}").format, rates=EVERYTHING)
         judged(run, made, tmp_path)
@@ -545,7 +521,7 @@ class TestImport:
         assert all(name.startswith(start) for name in names)
 
     def test_texts_over_several_lines_survive_csv_and_lines_are_counted_right(
-        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path
+        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
     ) -> None:
         rows = export(traffic, "-n", "1")[:3]
         rows = [{**row, "text": 'one\ntwo, "three"', "grade": 1} for row in rows]
@@ -564,7 +540,7 @@ class TestImport:
         assert labels_of(traffic) == []
 
     def test_what_excel_puts_before_utf8_is_no_part_of_a_column(
-        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path
+        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
     ) -> None:
         rows = [{**row, "grade": 1} for row in export(traffic, "-n", "1")]
         file = write_table(tmp_path / "back.csv", rows)
@@ -573,7 +549,7 @@ class TestImport:
 
     @pytest.mark.parametrize("name", BAD_LABELS)
     def test_a_row_that_is_no_label_names_its_line_and_nothing_is_taken_in(
-        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path, name: str
+        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path, name: str
     ) -> None:
         change, said = BAD_LABELS[name]
         rows = [{**row, "grade": 1} for row in export(traffic, "-n", "1")]
@@ -588,7 +564,7 @@ class TestImport:
         assert labels_of(traffic) == []
 
     def test_a_higher_scale_is_taken_where_it_is_said(
-        self, run: Run, traffic: Traffic, export: Callable[..., Rows], tmp_path: Path
+        self, run: Run, traffic: Traffic, export: Export, tmp_path: Path
     ) -> None:
         file = write_jsonl(tmp_path / "b.jsonl", [{**export(traffic, "-n", "1")[0], "grade": 5}])
         command = ("label", "import", file, "--store", traffic.url, "--annotator", "ann")
@@ -696,7 +672,7 @@ class TestFeedback:
 
 
 def test_labels_of_people_correct_a_judge_that_errs(
-    run: Run, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]], tmp_path: Path
+    run: Run, export: Export, import_: Import, tmp_path: Path
 ) -> None:
     pytest.importorskip("openai")
     from chat_endpoint import ChatEndpoint
@@ -728,7 +704,7 @@ def test_labels_of_people_correct_a_judge_that_errs(
 
 
 def test_people_alone_grade_a_store_that_no_judge_has_seen(
-    run: Run, tmp_path: Path, export: Callable[..., Rows], import_: Callable[..., dict[str, Any]]
+    run: Run, tmp_path: Path, export: Export, import_: Import
 ) -> None:
     """From requests to estimates and to a new profile, without a judge."""
     traffic = serve(tmp_path, 60, rates=EVERYTHING, profile=profile_of(RatioPolicy(k=5)))

@@ -230,13 +230,7 @@ def test_of_several_judges_one_has_to_be_named(run: Run, in_force: Path, tmp_pat
     ],
 )
 def test_a_setting_that_cannot_work_is_named(
-    run: Run,
-    store: str,
-    in_force: Path,
-    tmp_path: Path,
-    *,
-    options: tuple[str, ...],
-    said: str,
+    run: Run, store: str, in_force: Path, tmp_path: Path, *, options: tuple[str, ...], said: str
 ) -> None:
     refused(recalibrate(run, store, in_force, tmp_path / "new.json", *options), said)
     assert not (tmp_path / "new.json").exists()

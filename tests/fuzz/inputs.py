@@ -104,9 +104,7 @@ def changed(content: bytes, random: Random) -> bytes:
     return content
 
 
-def _at(
-    new: Callable[[bytes, Random], bytes],
-) -> Callable[[bytes, Random], bytes]:
+def _at(new: Callable[[bytes, Random], bytes]) -> Callable[[bytes, Random], bytes]:
     """Replaces a part of a file."""
 
     def change(content: bytes, random: Random) -> bytes:

@@ -142,11 +142,7 @@ def test_equal_scores_keep_the_order_of_the_request(serve: Serve) -> None:
     is_calibrated=st.booleans(),
 )
 def test_no_score_is_ever_paired_with_another_document(
-    profile: Path,
-    scores: list[float],
-    top_n: int | None,
-    model: str | None,
-    is_calibrated: bool,
+    profile: Path, scores: list[float], top_n: int | None, model: str | None, is_calibrated: bool
 ) -> None:
     app = create_app(
         ServiceSettings(profile=profile if is_calibrated else None),
