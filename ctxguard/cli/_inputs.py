@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxguard.cli._system import Source
+from ctxguard.core.metrics import Utilities
 from ctxguard.core.types import DEFAULT_K
 from ctxguard.errors import ConfigurationError, DataError, ProfileMismatchError
+from ctxguard.profile.comparison import SystemComparison, compare_systems
+from ctxguard.profile.schema import Profile
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Dataset
-    from ctxguard.cli._system import Source
-    from ctxguard.core.metrics import Utilities
     from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.profile.comparison import SystemComparison
-    from ctxguard.profile.schema import Profile
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 DEFAULT_BASELINE = f"k={DEFAULT_K}"
 """Baseline of recall loss, the same as in calibration."""
@@ -82,7 +82,6 @@ def _labelled_ids(
 ) -> frozenset[str]:
     """The ids that labels may name; of an engine, whose ids may be billions, those that they do."""
     from calibration.data.dataset import named_passages
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     if isinstance(retriever, HybridRetriever):
         return retriever.labelled_ids
@@ -93,7 +92,6 @@ def _passage_ids(
     labelled: frozenset[str], retriever: "HybridRetriever | EngineRetriever"
 ) -> frozenset[str]:
     """The ids of passages; of an engine, those among the labelled ones."""
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     if isinstance(retriever, HybridRetriever):
         return frozenset(retriever.passage_ids)
@@ -235,7 +233,6 @@ def with_utilities(base: "Utilities", changed: Mapping[str, float]) -> "Utilitie
 
 def compared(profile: "Profile", retriever: "Source") -> "SystemComparison":
     """The profile's system compared with this retriever under the profile's fusion."""
-    from ctxguard.profile.comparison import compare_systems
 
     fused = retriever.with_fusion(profile.fusion)
     return compare_systems(profile, fused.fingerprint(), fused.corpus_sketch())

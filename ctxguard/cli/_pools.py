@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxguard.cli._inputs import Labelled
+from ctxguard.cli._system import Source
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError, ProfileMismatchError
+from ctxguard.profile.schema import Profile
 from ctxguard.retrieval.analysers.words import words
 
 if TYPE_CHECKING:
     from calibration.replay import Pools
-    from ctxguard.cli._system import Source
-    from ctxguard.profile.schema import Profile
 
 
 def on_route(retriever: "Source", route: Route) -> "Source":

@@ -20,14 +20,16 @@ from ctxguard._support.settings import about, key_of, optional, optional_key
 from ctxguard.cli._options import Depth, Utility
 from ctxguard.core.types import ScoreKind
 from ctxguard.errors import ConfigurationError, DataError
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+from ctxguard.retrieval.rerank_client import RerankClient
 from ctxguard.retrieval.rerank_forms import FORMS
+from ctxguard.retrieval.signals.ranker import Ranker
 from ctxguard.server.settings import IndexSystem, ServedSystem
 
 if TYPE_CHECKING:
     from calibration.data.dataset import Query
     from calibration.retrievers import RankingSource
     from ctxguard.integrations.engines.retriever import EngineRetriever
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 Source: TypeAlias = "HybridRetriever | EngineRetriever | RankingSource"
 """Where a command's candidates come from."""
@@ -123,7 +125,6 @@ class System(ServedSystem):
     def _reranked_candidates(self, url: str, queries: "Sequence[Query]") -> "RankingSource":
         from calibration.reranked_candidates import RerankedCandidates, read_candidates
         from calibration.retrievers import RankingSource
-        from ctxguard.retrieval.rerank_client import RerankClient
 
         if self.candidates is None:
             raise ConfigurationError(
@@ -174,9 +175,7 @@ def open_index(system: IndexSystem) -> "HybridRetriever":
         ConfigurationError: no index is named.
         DataError: the file holds no ranker.
     """
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
     from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-    from ctxguard.retrieval.signals.ranker import Ranker
 
     if system.index is None:
         raise ConfigurationError("give --index FOLDER, or a file --system with the key index")

@@ -14,21 +14,20 @@ from ctxguard._support.settings import key, optional, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, check_writable, print_json
 from ctxguard.cli._from_questions import calibrate_from_questions
-from ctxguard.cli._inputs import read_labelled, shared_questions, with_utilities
+from ctxguard.cli._inputs import Labelled, read_labelled, shared_questions, with_utilities
 from ctxguard.cli._pools import notes_on_pools
 from ctxguard.cli._results import print_summary
 from ctxguard.cli._store import JudgeModel
-from ctxguard.cli._system import System
+from ctxguard.cli._system import Source, System
+from ctxguard.core.metrics import DEFAULT_UTILITIES, Utilities
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy, describe_utilities
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 if TYPE_CHECKING:
     from calibration.calibrate import Calibration
     from calibration.calibrate_route import RouteOutcome, Settings
-    from ctxguard.cli._inputs import Labelled
-    from ctxguard.cli._system import Source
-    from ctxguard.core.metrics import Utilities
 
 _TIMED_QUERIES = 20
 """Whose signals are timed for a report."""
@@ -228,7 +227,6 @@ def _chosen(settings: Calibrate) -> "Settings":
 def _utilities(file: Path | None, changed: Mapping[str, float]) -> "tuple[Utilities, str | None]":
     """The worth of passages, and where that comes from; None for the preset."""
     from calibration.reader.saved_utilities import load_utilities
-    from ctxguard.core.metrics import DEFAULT_UTILITIES
 
     saved = None if file is None else load_utilities(file)
     worth = with_utilities(DEFAULT_UTILITIES if saved is None else saved.utilities, changed)
@@ -261,7 +259,6 @@ def _signal_milliseconds(
     calibration: "Calibration", retriever: "Source"
 ) -> dict[str, float] | None:
     """Times each family of signals on this machine; None for a retriever that cannot tell."""
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
     if not isinstance(retriever, HybridRetriever):
         return None

@@ -11,10 +11,10 @@ from ctxguard.cli._console import Output, number, print_json, table
 from ctxguard.cli._store import open_store
 from ctxguard.errors import DataError
 from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.schema import Profile
 
 if TYPE_CHECKING:
     from ctxguard.monitor.explanation import ExplainedCandidate, Explanation
-    from ctxguard.profile.schema import Profile
 
 _DROPPED_SHOWN = 10
 
@@ -38,7 +38,6 @@ def explain(settings: Explain) -> None:
     verdicts, people's labels, and the probability of its pick for labelling.
     """
     from ctxguard.monitor.explanation import explain_sample
-    from ctxguard.profile.schema import Profile
 
     output, request_id = Output(as_json=settings.as_json), settings.request_id
     loaded = None if settings.profile is None else Profile.load(settings.profile)

@@ -11,13 +11,15 @@ from ctxguard.cli._inputs import read_labelled
 from ctxguard.cli._results import signed_interval
 from ctxguard.cli._system import open_index
 from ctxguard.cli._tables import TextTable
+from ctxguard.core.fusion import Fusion
+from ctxguard.core.interval import Interval
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
+from ctxguard.retrieval.signals.ranker import Ranker
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.results import Difference
-    from ctxguard.core.interval import Interval
 
 _ORDERS = {
     "reciprocal_rank": "reciprocal ranks",
@@ -51,8 +53,6 @@ def fit_ranker(settings: FitRanker) -> None:
     from calibration.ranker import fit
     from calibration.replay import replay
     from calibration.results import paired_differences
-    from ctxguard.core.fusion import Fusion
-    from ctxguard.retrieval.signals.ranker import Ranker
 
     out = settings.out
     if out is not None:

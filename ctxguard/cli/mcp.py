@@ -12,6 +12,8 @@ from ctxguard.cli._pools import served_depth
 from ctxguard.cli._system import open_index
 from ctxguard.core.metadata_filter import Where
 from ctxguard.core.types import DEFAULT_K
+from ctxguard.guard import ContextGuard
+from ctxguard.profile.schema import Profile
 from ctxguard.server.settings import IndexSystem
 
 _LOOPBACK = "127.0.0.1"
@@ -51,8 +53,6 @@ def mcp(settings: Mcp) -> None:
     has found, and no others.
     """
     require("mcp", "mcp")
-    from ctxguard.guard import ContextGuard
-    from ctxguard.profile.schema import Profile
     from ctxguard.server.mcp import create_server
 
     conditions = _where(settings.where)

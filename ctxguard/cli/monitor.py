@@ -18,11 +18,14 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
 from ctxguard.cli._system import open_index
+from ctxguard.core.corpus_sketch import CorpusSketch
+from ctxguard.core.metrics import DEFAULT_UTILITIES
 from ctxguard.errors import ConfigurationError, CtxguardError, StoreError
+from ctxguard.profile.schema import Profile
+from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
-    from ctxguard.core.corpus_sketch import CorpusSketch
     from ctxguard.monitor.alarms import AlarmReport, LossMonitor
     from ctxguard.monitor.estimation.live import Estimates, Population
     from ctxguard.monitor.estimation.ratio import Estimate
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from ctxguard.monitor.judging.audit import Audit
     from ctxguard.monitor.judging.settings import OnJudged
     from ctxguard.monitor.service import Monitor, Report
-    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
 
 _DAY_SECONDS = 86_400.0
 _GIB = 2**30
@@ -119,12 +121,10 @@ def monitor(settings: MonitorSettings) -> None:
     With --once the exit code is 1 while an alarm is active or if the judge
     cannot be reached.
     """
-    from ctxguard.core.metrics import DEFAULT_UTILITIES
     from ctxguard.monitor.alarms import AlarmState
     from ctxguard.monitor.judging.budget import BudgetLimits
     from ctxguard.monitor.service import Monitor
     from ctxguard.monitor.store import Limits
-    from ctxguard.profile.schema import Profile
 
     output = Output(as_json=settings.as_json)
     loaded = None if settings.profile is None else Profile.load(settings.profile)

@@ -1,7 +1,5 @@
 """``ctxguard query``: shows the kept and dropped candidates of one query, with reasons."""
 
-from typing import TYPE_CHECKING
-
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -11,13 +9,12 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, Output, one_line, print_json
 from ctxguard.cli._pools import beyond_index, on_route, terms_of
 from ctxguard.cli._snippets import snippet
-from ctxguard.cli._system import System
+from ctxguard.cli._system import Source, System
+from ctxguard.core.context import Context
 from ctxguard.core.types import DEFAULT_DEPTH, DEFAULT_K, Mode, Verdict
+from ctxguard.guard import ContextGuard
 from ctxguard.profile.describe import FLAGS, REASONS, describe_policy, threshold_in_words
-
-if TYPE_CHECKING:
-    from ctxguard.cli._system import Source
-    from ctxguard.core.context import Context
+from ctxguard.profile.schema import Profile
 
 _DROPPED_SHOWN = 3
 _KEPT_LINES = 2
@@ -63,8 +60,6 @@ def query(settings: QuerySettings) -> None:
     """
     if settings.as_text and settings.as_json:
         raise typer.BadParameter("give --text or --json, not both", param_hint="--text")
-    from ctxguard.guard import ContextGuard
-    from ctxguard.profile.schema import Profile
 
     output = Output(as_json=settings.as_json or settings.as_text)
     loaded = None if settings.profile is None else Profile.load(settings.profile)

@@ -12,15 +12,19 @@ from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, print_json
 from ctxguard.cli._results import by_metric
 from ctxguard.cli._store import named_series, open_store
+from ctxguard.cli._system import open_index
+from ctxguard.core.fusion import Fusion
 from ctxguard.core.types import Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy
+from ctxguard.profile.schema import Profile, RouteProfile
+from ctxguard.retrieval.index.hybrid_index import HybridIndex
+from ctxguard.server.settings import IndexSystem
 
 if TYPE_CHECKING:
     from calibration.from_traffic import JudgedTraffic, Recalibration
     from ctxguard.monitor.estimation.rise import Rise
     from ctxguard.monitor.store import SampleStore
-    from ctxguard.profile.schema import Profile, RouteProfile
 _HELD_OUT = 0.5
 """Share of the questions on which the two profiles are compared."""
 
@@ -74,8 +78,6 @@ def recalibrate(settings: Recalibrate) -> None:
     from calibration.from_traffic import judged_traffic
     from calibration.from_traffic import recalibrate as run
     from ctxguard.monitor.alarms.actions import raise_verdict
-    from ctxguard.profile.schema import Profile
-    from ctxguard.retrieval.index.hybrid_index import HybridIndex
 
     out, profile, index = settings.out, settings.profile, settings.index
     check_writable(out, "--out")
@@ -132,9 +134,6 @@ def _today(traffic: "JudgedTraffic", index: Path | None) -> "Profile":
         ConfigurationError: nothing names that system.
     """
     from calibration.from_traffic import served_today
-    from ctxguard.cli._system import open_index
-    from ctxguard.core.fusion import Fusion
-    from ctxguard.server.settings import IndexSystem
 
     route = traffic.route
     if route is Route.EXTERNAL:
