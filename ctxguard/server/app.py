@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from pydantic import TypeAdapter
-from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -43,6 +42,10 @@ from ctxguard.server.wire import answer
 _SEARCH_PATH = "/v1/vector_stores/{vector_store_id}/search"
 _NO_DROPS = Assembly(drop_duplicates=False, max_passage_chars=2**62)
 """A rerank answer holds what the decision says, and assembly adds no drops of its own."""
+
+
+_OBJECT: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+"""The type of an answer that another API documents."""
 
 
 class Service:
@@ -153,10 +156,7 @@ class Service:
         operations = [
             Operation(
                 "/v1/filter",
-                "POST",
-                filtering.FilterEndpoint(
-                    self.guard, settings.kind, settings.max_documents
-                ).__call__,
+                filtering.FilterEndpoint(self.guard, settings.kind, settings.max_documents),
                 Endpoint.FILTER,
                 "Decide on scored candidates, with the reason and the threshold of each",
                 TypeAdapter(filtering.FilterAnswer),
@@ -173,8 +173,7 @@ class Service:
                 operations += [
                     Operation(
                         path,
-                        "POST",
-                        endpoint.__call__,
+                        endpoint,
                         Endpoint.RERANK,
                         "Rerank documents; those that the decision drops have a score of 0.0",
                         answers,
@@ -182,7 +181,10 @@ class Service:
                     )
                     for path in paths
                 ]
-            operations += clients.operations(settings)
+            operations += [
+                Operation(path, _told(content), Endpoint.OTHER, summary, _OBJECT)
+                for path, (summary, content) in clients.documents(settings).items()
+            ]
         if self._retriever is not None:
             operations += self._index_operations()
         return operations
@@ -208,8 +210,7 @@ class Service:
         return [
             Operation(
                 "/v1/context",
-                "POST",
-                context.ContextEndpoint(self.guard).__call__,
+                context.ContextEndpoint(self.guard),
                 Endpoint.CONTEXT,
                 "Search the index, and build the context that the model gets",
                 TypeAdapter(context.ContextAnswer),
@@ -218,8 +219,7 @@ class Service:
             ),
             Operation(
                 _SEARCH_PATH,
-                "POST",
-                store.__call__,
+                store,
                 Endpoint.VECTOR_STORE_SEARCH,
                 f"Search the index as OpenAI's vector store {name}",
                 TypeAdapter(context.SearchAnswer),
@@ -228,19 +228,17 @@ class Service:
             ),
             Operation(
                 "/v1/vector_stores",
-                "GET",
                 store.list_all,
                 Endpoint.VECTOR_STORE_SEARCH,
                 "List the vector stores: there is one",
-                TypeAdapter(dict[str, Any]),
+                _OBJECT,
             ),
             Operation(
                 "/v1/vector_stores/{vector_store_id}",
-                "GET",
                 store.retrieve,
                 Endpoint.VECTOR_STORE_SEARCH,
                 "Describe the index as a vector store",
-                TypeAdapter(dict[str, Any]),
+                _OBJECT,
                 None,
                 (ProblemKind.NOT_FOUND,),
             ),
@@ -269,9 +267,7 @@ def create_app(
     """
     service = Service(settings, scorer, retriever, default_telemetry(registry), tracing)
     operations = [*service.operations(), *_own_operations(service, registry)]
-    document = to_json(
-        openapi(operations, __version__, needs_token=settings.secrets.token is not None)
-    )
+    document = openapi(operations, __version__, needs_token=settings.secrets.token is not None)
     routes: list[BaseRoute] = [
         Route(
             each.path,
@@ -281,7 +277,7 @@ def create_app(
         )
         for each in operations
     ]
-    routes.append(Route("/openapi.json", partial(_document, document), methods=["GET"]))
+    routes.append(Route("/openapi.json", _told(document), methods=["GET"]))
     routes += service.console()
     return Starlette(
         routes=routes,
@@ -311,7 +307,6 @@ def _own_operations(service: Service, registry: CollectorRegistry) -> list[Opera
     return [
         Operation(
             "/metrics",
-            "GET",
             partial(_metrics, registry),
             Endpoint.METRICS,
             "Metrics for Prometheus",
@@ -320,7 +315,6 @@ def _own_operations(service: Service, registry: CollectorRegistry) -> list[Opera
         *[
             Operation(
                 path,
-                "GET",
                 service.health,
                 Endpoint.HEALTH,
                 summary,
@@ -440,8 +434,13 @@ def _metrics(registry: CollectorRegistry, _: Request) -> Response:
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _document(document: bytes, _: Request) -> Response:
-    return Response(document, media_type="application/json")
+def _told(content: object) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that always gives the same answer."""
+
+    async def tell(_: Request) -> Response:
+        return answer(content)
+
+    return tell
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:

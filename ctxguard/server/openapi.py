@@ -49,7 +49,6 @@ class Operation:
 
     Attributes:
         path: With parameters in braces.
-        method: The HTTP method in capitals.
         endpoint: Answers it; a coroutine, or a function that is called on a thread.
         what: The metric label of its requests.
         summary: One line for people.
@@ -60,7 +59,6 @@ class Operation:
     """
 
     path: str
-    method: str
     endpoint: Callable[..., Any]
     what: Endpoint
     summary: str
@@ -68,6 +66,11 @@ class Operation:
     asks: TypeAdapter[Any] | None = None
     problems: tuple[ProblemKind, ...] = ()
     without_token: bool = False
+
+    @property
+    def method(self) -> str:
+        """``POST`` for those with a body."""
+        return "GET" if self.asks is None else "POST"
 
 
 def openapi(operations: Sequence[Operation], version: str, *, needs_token: bool) -> dict[str, Any]:
