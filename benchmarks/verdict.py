@@ -3,6 +3,8 @@
     D="DIR … demo"
     python -m benchmarks.verdict --data $D --splits 24 --json benchmarks/results/verdict.json
 
+    python -m benchmarks.verdict --data $D --ladder --json benchmarks/results/ladder.json
+
     python -m benchmarks.verdict --traffic --json benchmarks/results/rise.json
 
 Each folder is a BEIR folder; ``demo`` is the demonstration's corpus and questions. A corpus is
@@ -19,6 +21,9 @@ probabilities are the same; the ranker leaves less to gain.
 ``enforce``. A policy is refuted if the 90% upper bound (plain t) on its mean difference in recall
 over the other queries lies below −0.01. Each set has the same weight in a mean. Splits are kept in
 the cache folder, so that a run that was stopped goes on.
+
+``--ladder`` measures the option of that name: from 100 labels on the most careful choice is tested
+on the held-out queries first, then bolder ones, and the last that passes is the choice.
 
 ``--traffic`` simulates years of judged requests instead, with a look a day: how many let a policy
 rise from shadow to enforce whose loss is at the limit, and after how many days one without a loss
@@ -41,10 +46,16 @@ from rich.table import Table
 from benchmarks._collection import Collection, View, default_cache
 from benchmarks.policies import environment, few_labels
 from calibration.calibrate import dealt
-from calibration.calibrate_route import FEWEST_LABELS, Settings
+from calibration.calibrate_route import (
+    FEWEST_FOR_LADDER,
+    FEWEST_LABELS,
+    LADDER,
+    Settings,
+    climbed,
+)
 from calibration.data.dataset import Dataset
 from calibration.fit import fit_relevance, out_of_fold, probabilities
-from calibration.grid import Grid, plain_grid, utility_grid
+from calibration.grid import Grid, GridIndex, plain_grid, utility_grid
 from calibration.objectives import TOLERANCE, keep_recall
 from calibration.pool_labels import IntArray
 from calibration.verdict import CONFIDENCE, MAX_LOSS, verdict
@@ -77,9 +88,13 @@ class Splits:
     Args:
         collection: Its queries, candidates and labels.
         cache: Folder that keeps what was measured.
+        cautions: Of the choices that are tested one after the other.
     """
 
-    def __init__(self, collection: Collection, cache: Path) -> None:
+    def __init__(
+        self, collection: Collection, cache: Path, cautions: Sequence[float] = LADDER[-1:]
+    ) -> None:
+        self._cautions = cautions
         self._dataset = collection.dataset
         self._ranked = collection.under(Fusion("ranker"))
         plain = collection.by_reciprocal_rank(with_signals=False)
@@ -89,7 +104,7 @@ class Splits:
             "reciprocal ranks": (plain, columns),
             "ranker": (self._ranked, as_ranked),
         }
-        key = "\0".join([*map(str, self._sources()), collection.dataset.digest()])
+        key = "\0".join([str(cautions), *map(str, self._sources()), collection.dataset.digest()])
         self._folder = cache / f"verdict-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
     def _sources(self) -> Iterator[str]:
@@ -129,7 +144,9 @@ class Splits:
         values = probabilities(model, self._ranked.pools, self._ranked.table)
         values[parts[0]] = out_of_fold(choosing.pools, choosing.labels, choosing.table)
         return {
-            name: _split(view, np.take_along_axis(values, columns, axis=1), model, parts)
+            name: _split(
+                view, np.take_along_axis(values, columns, axis=1), model, parts, self._cautions
+            )
             for name, (view, columns) in self._today.items()
         }
 
@@ -146,7 +163,11 @@ def _columns(ranked: View, plain: View, row: int) -> IntArray:
 
 
 def _split(
-    view: View, values: FloatArray, model: RelevanceModel, parts: Sequence[IntArray]
+    view: View,
+    values: FloatArray,
+    model: RelevanceModel,
+    parts: Sequence[IntArray],
+    cautions: Sequence[float],
 ) -> Split:
     """Choose on some queries, judge by others, and measure on the rest; values are P(relevant)."""
 
@@ -158,25 +179,35 @@ def _split(
             plain_grid(own.pools, labels, DEFAULT_K),
         )
 
-    index = keep_recall(*grids(parts[0]), DEFAULT_K)
-    if index is None:
-        return {"decision": "keep", "recall": 0.0, "udcg": 0.0, "kept": float(DEFAULT_K)}
+    choosing, testing, true = (grids(rows) if rows.size else None for rows in parts)
 
-    def differences(rows: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        if not rows.size:
+    def differences(
+        over: tuple[Grid, Grid] | None, index: GridIndex
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        if over is None:
             return np.zeros(0), np.zeros(0), np.zeros(0)
-        grid, plain = grids(rows)
+        grid, plain = over
         at, today = grid.at([index]), plain.at([(0, 0)])
         recall = at.recall_difference[:, 0]
         udcg = (at.udcg_strict - today.udcg_strict)[:, 0]
         return recall[~np.isnan(recall)], udcg, at.kept[:, 0]
 
-    judged = verdict(differences(parts[1])[0], serving_k=DEFAULT_K, tolerance=TOLERANCE)
-    recall, udcg, kept = differences(parts[2])
+    def decision(index: GridIndex) -> str:
+        held_out, _, _ = differences(testing, index)
+        return verdict(held_out, serving_k=DEFAULT_K, tolerance=TOLERANCE).decision
+
+    assert choosing is not None
+    rungs = [keep_recall(*choosing, DEFAULT_K, caution=caution) for caution in cautions]
+    index, _ = climbed(
+        [each for each in rungs if each is not None], lambda each: decision(each) == "enforce"
+    )
+    if index is None:
+        return {"decision": "keep", "recall": 0.0, "udcg": 0.0, "kept": float(DEFAULT_K)}
+    recall, udcg, kept = differences(true, index)
     error = recall.std(ddof=1) / np.sqrt(recall.size)
     upper = recall.mean() + t_quantile(CONFIDENCE, recall.size - 1) * error
     return {
-        "decision": judged.decision,
+        "decision": decision(index),
         "recall": float(recall.mean()),
         "udcg": float(udcg.mean()),
         "kept": float(kept.mean()),
@@ -401,6 +432,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.verdict", description=SUMMARY)
     parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="DIR", help="or demo")
     parser.add_argument("--traffic", action="store_true", help="simulate traffic instead")
+    parser.add_argument(
+        "--ladder", action="store_true", help="with several choices, from 100 labels"
+    )
     parser.add_argument("--splits", type=int, default=24)
     parser.add_argument("--cache", type=Path, default=default_cache(), metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
@@ -417,8 +451,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sets: dict[str, dict[str, dict[int, dict[str, float]]]] = {name: {} for name in TODAY}
     for folder in options.data:
         collection = Collection(folder, options.cache, embedder)
-        splits = Splits(collection, options.cache)
+        splits = Splits(collection, options.cache, LADDER if options.ladder else LADDER[-1:])
         for n in sizes_of(collection.dataset):
+            if options.ladder and n < FEWEST_FOR_LADDER:
+                continue
             measured = [splits.measure(n, split) for split in range(options.splits)]
             for name in TODAY:
                 own = [split[name] for split in measured if split is not None]

@@ -1,8 +1,9 @@
 """Calibrate one route: the family of policies, the choice, its certificate, its evidence."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Literal
 
 import numpy as np
@@ -59,6 +60,12 @@ Objective = Literal["keep-recall", "utility"]
 REFUTED = "chosen, then refuted"
 """The name of the option that was chosen, where held-out queries refute it."""
 
+LADDER = (3.0, 2.0, 1.0)
+"""How cautious each of the choices of a ladder is, from the first to the default."""
+
+FEWEST_FOR_LADDER = 100
+"""Answerable queries that a ladder needs."""
+
 _OTHER_TOLERANCES = (0.05, 0.1)
 """Larger losses of recall, whose policies are shown beside the choice."""
 
@@ -76,6 +83,9 @@ class Settings:
         tolerance: How much mean recall ``keep-recall`` may lose on the choosing queries, and a
             policy that is enforced on the held-out ones.
         max_loss: How far the lower bound on the latter may lie below 0.
+        ladder: Test the most careful choice of ``keep-recall`` on the held-out queries first, then
+            bolder ones, and take the last that they let be enforced; from ``FEWEST_FOR_LADDER``
+            answerable queries on.
         promise: The promise that the certificate must make of the chosen policy, then the one of
             highest strict UDCG that keeps the promise, whatever the objective. None for a
             certificate that says what the choice costs.
@@ -100,6 +110,7 @@ class Settings:
     serving_k: int = DEFAULT_K
     tolerance: float = TOLERANCE
     max_loss: float = MAX_LOSS
+    ladder: bool = False
     promise: Promise | None = None
     delta: float = risk.DEFAULT_DELTA
     segment_by: str | None = None
@@ -148,6 +159,11 @@ class Settings:
     def baseline(self) -> str:
         """The baseline of recall loss, as a certificate names it."""
         return f"k={self.serving_k}"
+
+    def climbs(self, dataset: Dataset, held_out: Dataset | None) -> bool:
+        """Whether several choices are tested on the held-out queries."""
+        enough = len(dataset.answerable) >= FEWEST_FOR_LADDER and held_out is not None
+        return self.ladder and self.objective == "keep-recall" and enough
 
     def held_out_share(self, answerable: int) -> float:
         """The share of the queries to hold out.
@@ -255,15 +271,22 @@ def calibrate_route(
     plain = plain_grid(*chosen_part, settings.serving_k)
     today = RatioPolicy(k=settings.serving_k)
 
-    def keeping_recall(tolerance: float) -> GridIndex | None:
-        return keep_recall(grid, plain, settings.serving_k, tolerance)
+    def keeping_recall(tolerance: float, caution: float = 1.0) -> GridIndex | None:
+        return keep_recall(grid, plain, settings.serving_k, tolerance, caution)
 
     def at(index: GridIndex | None) -> Policy:
         return today if index is None else grid.policy(index)
 
     best = grid.means.best()
     certification: Certification | None = None
-    segments: dict[str, SegmentProfile] = {}
+    segments, n_rungs = dict[str, SegmentProfile](), 1
+    measured_part = chosen_part if held_out is None else part(held_out)
+
+    def option(name: str, policy: Policy) -> Option:
+        return Option(name, policy, per_query(*measured_part, policy, settings.utilities))
+
+    first = option(f"first {today.k}, as today", today)
+
     if settings.promise is not None:
         policy, certification, segments = _promised(
             part, chosen_on, make, settings.promise, settings
@@ -271,13 +294,16 @@ def calibrate_route(
         index = certification.grid_index
     else:
         index = best if settings.objective == "utility" else keeping_recall(settings.tolerance)
+        if settings.climbs(dataset, held_out):
+            rungs = [keeping_recall(settings.tolerance, caution) for caution in LADDER]
+            index, n_rungs = climbed(
+                [each for each in rungs if each is not None],
+                lambda each: _enforces(first, option("", at(each)), settings, held_out),
+            )
+            ladder = f"; of {n_rungs} choices, from a careful one on, the boldest to enforce"
+            why += ladder * (n_rungs > 1)
         policy = at(index)
-    measured_part = chosen_part if held_out is None else part(held_out)
-
-    def option(name: str, policy: Policy) -> Option:
-        return Option(name, policy, per_query(*measured_part, policy, settings.utilities))
-
-    first, chosen = option(f"first {today.k}, as today", today), option("chosen", policy)
+    chosen = option("chosen", policy)
     differences, weights = _recall_differences(first.metrics, chosen.metrics, settings.seed)
     judged = _verdict(differences, weights, settings, found=index is not None, held_out=held_out)
     refuted = []
@@ -302,7 +328,7 @@ def calibrate_route(
             certification, settings.promise, settings, is_today=index is None
         )
     elif held_out is not None and index is not None:
-        certificate = _cost_certificate(chosen.metrics, differences, weights, settings)
+        certificate = _cost_certificate(chosen.metrics, differences, weights, settings, n_rungs)
     profile = RouteProfile(
         policy=policy,
         score_kind=pools.kind,
@@ -327,6 +353,27 @@ def calibrate_route(
         needed = risk.differences_needed(differences, TIGHT, settings.delta, weights)
     place = (plain, ((0, 0),)) if index is None else (grid, (index,))
     return RouteOutcome(profile, grid, place, certification, options, needed)
+
+
+def climbed(
+    rungs: Sequence[GridIndex], enforces: Callable[[GridIndex], bool]
+) -> tuple[GridIndex | None, int]:
+    """The last choice in order before the first that may not be enforced, and how many there are.
+
+    A fixed sequence: that any is enforced wrongly is as improbable as of a single one. Where the
+    first may not be enforced, it is the choice; None without any.
+
+    >>> climbed([(0, 9), (0, 6), (0, 6), (0, 2)], lambda index: index[1] > 4)
+    ((0, 6), 3)
+    """
+    distinct = list(dict.fromkeys(rungs))
+    passed = list(takewhile(enforces, distinct))
+    return next(iter([*passed[-1:], *distinct]), None), max(len(distinct), 1)
+
+
+def _enforces(today: Option, chosen: Option, settings: Settings, held_out: Dataset | None) -> bool:
+    found = _recall_differences(today.metrics, chosen.metrics, settings.seed)
+    return _verdict(*found, settings, found=True, held_out=held_out).decision == "enforce"
 
 
 def _promised(
@@ -508,15 +555,23 @@ def _promise_kept(
 
 
 def _cost_certificate(
-    chosen: QueryMetrics, differences: FloatArray, weights: FloatArray, settings: Settings
+    chosen: QueryMetrics,
+    differences: FloatArray,
+    weights: FloatArray,
+    settings: Settings,
+    n_rungs: int,
 ) -> Certificate | None:
-    """Bounds the recall that the chosen policy costs, by queries that did not choose it."""
+    """Bounds the recall that the chosen policy costs, by queries that did not choose it.
+
+    Where several policies were to be tested all bounds hold at once, each with delta divided by
+    their number.
+    """
     losses, loss_weights = _shuffled(chosen, chosen.values["recall_loss"], settings.seed)
     harm, harm_weights = _shuffled(chosen, chosen.values["harm"], settings.seed)
     if losses.size == 0:
         return None
-    upper = risk.betting_upper_bound(losses, settings.delta, loss_weights)
-    lower = risk.betting_lower_bound(differences, settings.delta, weights)
+    upper = risk.betting_upper_bound(losses, settings.delta / n_rungs, loss_weights)
+    lower = risk.betting_lower_bound(differences, settings.delta / n_rungs, weights)
     return Certificate(
         alpha=math.ceil(upper * 1e4) / 1e4,
         beta=None,

@@ -29,13 +29,14 @@ def keep_recall(
     plain: Grid,
     serving_k: int,
     tolerance: float = TOLERANCE,
+    caution: float = 1.0,
 ) -> GridIndex | None:
     """The policy of least harm whose recall is not below that of the first k served today.
 
     Thresholds are tried from the lowest up, for contexts of the serving k and larger ones, and for
     each size only until one loses recall. One is accepted if its mean recall is below that of the
-    serving k by at most ``tolerance`` when half a lost query is added and one standard error is
-    taken off. Of equal harm the one of highest strict UDCG is taken; one of
+    serving k by at most ``tolerance`` when half a lost query is added and ``caution`` standard
+    errors are taken off. Of equal harm the one of highest strict UDCG is taken; one of
     less than the serving k never is.
 
     A wider margin (a quarter of a query, three tolerances) falls faster with the number of labels
@@ -47,6 +48,7 @@ def keep_recall(
         plain: The serving k alone over the same queries, as one policy.
         serving_k: How many passages are served today.
         tolerance: How much mean recall may be lost, ≥ 0.
+        caution: How many standard errors the mean must be clear of that, ≥ 0.
 
     Returns:
         None where no policy is accepted: serve the first k as today. That is so as well if no
@@ -58,7 +60,7 @@ def keep_recall(
     best: GridIndex | None = None
     for index_k in _sizes(grid, serving_k):
         column = [(index_k, index_t) for index_t in range(grid.keep_table.thresholds.size)]
-        for index in column[: _accepted(grid, column, tolerance)]:
+        for index in column[: _accepted(grid, column, tolerance, caution)]:
             if harm[index] > today_harm - _TIE or udcg[index] < today_udcg - _TIE:
                 continue
             less = np.inf if best is None else harm[best] - harm[index]
@@ -74,7 +76,7 @@ def _sizes(grid: Grid, serving_k: int) -> list[int]:
     return sorted({int(np.abs(ks - k).argmin()) for k in wanted})
 
 
-def _accepted(grid: Grid, indices: Sequence[GridIndex], tolerance: float) -> int:
+def _accepted(grid: Grid, indices: Sequence[GridIndex], tolerance: float, caution: float) -> int:
     """How many of these policies are accepted before the first that is not."""
     differences = grid.at(indices).recall_difference
     defined = ~np.isnan(differences[:, 0])
@@ -82,7 +84,7 @@ def _accepted(grid: Grid, indices: Sequence[GridIndex], tolerance: float) -> int
         return 0
     weights = counted(grid.labels.weights[defined])
     mean, error = with_lost_queries(differences[defined], weights, LOST_QUERIES)
-    return n_until_false(mean - error >= -tolerance - _TIE)
+    return n_until_false(mean - caution * error >= -tolerance - _TIE)
 
 
 def n_until_false(values: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

@@ -72,6 +72,12 @@ class Calibrate(JudgeModel, System):
         lt=1,
         value=0.05,
     )
+    ladder: bool = key(
+        "From 100 labelled queries on, test the most careful choice first, then bolder ones, and "
+        "take the last whose verdict is enforce.",
+        "SWITCH",
+        value=False,
+    )
     required: Literal["enforce"] | None = optional(
         "Exit with 1 unless the verdict is enforce.", "VERDICT", "--require"
     )
@@ -210,6 +216,7 @@ def _chosen(settings: Calibrate) -> "Settings":
         serving_k=settings.serving_k,
         tolerance=settings.tolerance,
         max_loss=settings.max_loss,
+        ladder=settings.ladder,
         promise=None if alpha is None else Promise(alpha, beta, delta),
         delta=delta,
         false_alarms=settings.false_alarms,

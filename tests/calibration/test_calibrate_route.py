@@ -26,6 +26,7 @@ from calibration.calibrate_route import (
     RouteOutcome,
     Settings,
     calibrate_route,
+    climbed,
 )
 from calibration.certify import Promise
 from calibration.data.dataset import Dataset, Query
@@ -574,3 +575,46 @@ class TestSegments:
     def test_an_unknown_column_is_refused(self) -> None:
         with pytest.raises(CalibrationError, match="no query has the column 'tenant'"):
             calibrated(400, promise=PROMISE, segment_by="tenant")
+
+
+class TestLadder:
+    """Several choices are tested on the held-out queries, from the most careful one on."""
+
+    def chosen(self, n: int, *, ladder: bool, seed: int = 2) -> RouteOutcome:
+        retriever, dataset = simulate(n, noise=0.3, seed=seed)
+        settings = Settings(depth=DEPTH, serving_k=3, policy="ratio", seed=seed, ladder=ladder)
+        return outcome_of(calibrate(retriever, dataset, settings))
+
+    def test_a_careful_choice_is_enforced_where_the_default_stays_in_shadow(self) -> None:
+        plain, ladder = (self.chosen(120, ladder=each).profile for each in (False, True))
+        assert plain.verdict is not None
+        assert ladder.verdict is not None
+        assert (plain.verdict.decision, ladder.verdict.decision) == ("shadow", "enforce")
+        assert ladder.policy.k > plain.policy.k
+        assert ladder.why.endswith("of 2 choices, from a careful one on, the boldest to enforce")
+
+    def test_a_bound_allows_for_all_that_were_to_be_tested(self) -> None:
+        plain, ladder = (self.chosen(200, ladder=each, seed=4) for each in (False, True))
+        assert plain.profile.policy == ladder.profile.policy
+        bounds = [each.profile.certificate for each in (plain, ladder)]
+        assert all(each is not None and each.delta == 0.1 for each in bounds)
+        assert bounds[0].alpha < bounds[1].alpha  # type: ignore[union-attr]
+
+    def test_with_fewer_labels_there_is_one_choice(self) -> None:
+        plain, ladder = (self.chosen(99, ladder=each).profile for each in (False, True))
+        assert plain == ladder
+
+    @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 5)))
+    def test_no_choice_is_taken_beyond_the_first_that_may_not_be_enforced(
+        self, places: list[int], passing: set[int]
+    ) -> None:
+        rungs = [(place, 0) for place in places]
+        index, n = climbed(rungs, lambda each: each[0] in passing)
+        assert n == max(len(set(places)), 1)
+        if index is None:
+            assert not places
+            return
+        before = list(dict.fromkeys(places))[: list(dict.fromkeys(places)).index(index[0])]
+        assert set(before) <= passing
+        if index[0] not in passing:
+            assert before == []
