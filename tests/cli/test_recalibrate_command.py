@@ -15,6 +15,7 @@ from ctxguard.core.types import Passage, Route
 from ctxguard.monitor.judges import LabelJudge
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.profile.schema import Profile
+from ctxguard.retrieval import HybridRetriever
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +200,19 @@ def test_a_route_that_never_answered_is_a_finding(
     result = recalibrate(run, store, in_force, tmp_path / "new.json", "--route", "dense")
     assert result.exit_code == 1
     assert "for route dense: 300 of another route (hybrid)" in result.stderr
+
+
+def test_without_a_profile_the_index_that_answered_names_its_models(
+    run: Run, store: str, tmp_path: Path
+) -> None:
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", [{"_id": "p1", "text": "text 1"}])
+    index, out = tmp_path / "i", tmp_path / "new.json"
+    run("index", corpus, "--out", index)
+    ok(run("recalibrate", "--store", store, "--out", out, "--index", index))
+    made, retriever = Profile.load(out), HybridRetriever.load(index)
+    assert (made.fusion, made.fingerprint) == (retriever.fusion, retriever.fingerprint())
+    assert made.corpus == retriever.corpus_sketch()
+    assert made.routes.keys() == {Route.HYBRID}
 
 
 def test_without_a_profile_the_index_that_answered_is_asked_for(

@@ -35,6 +35,14 @@ def test_a_query_is_answered_with_a_context(serve: Serve, index: FaultyRetriever
     assert answer["kept"] + sum(answer["dropped"].values()) == answer["candidates"]
 
 
+def test_a_share_of_the_requests_is_enforced(serve: Serve, index: FaultyRetriever) -> None:
+    client = serve(retriever=index.retriever, enforce_share=0.5)
+    modes = [
+        client.post("/v1/context", json={"query": "red fox"}).json()["mode"] for _ in range(40)
+    ]
+    assert set(modes) == {"enforce", "shadow"}
+
+
 def test_a_filter_on_metadata_holds(serve: Serve, index: FaultyRetriever) -> None:
     body = {"query": "red fox", "where": {"tenant": ["b", "c"]}}
     answer = serve(retriever=index.retriever).post("/v1/context", json=body).json()
