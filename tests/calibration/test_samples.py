@@ -509,6 +509,16 @@ class TestRiseByTraffic:
         assert few.missing
         assert many.statement.endswith("it may be enforced")
 
+    def test_a_damaged_sample_is_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        profile = self.in_shadow(RatioPolicy(k=4))
+        live = self.judged(30, profile)
+        payloads = live.store.payloads
+        live.store.payloads = lambda ids: {
+            each: b"damaged" if each == 1 else payload for each, payload in payloads(ids).items()
+        }  # type: ignore[method-assign]
+        assert self.look(live, profile).n == 29
+        assert "sample 1 is left out" in caplog.text
+
     def test_the_days_until_then_follow_from_the_traffic_so_far(self) -> None:
         profile = self.in_shadow(RatioPolicy(k=4))
         found = self.look(self.judged(20, profile), profile)

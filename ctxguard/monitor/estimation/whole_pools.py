@@ -4,6 +4,7 @@ The verdicts are the judge's, or those of people where they graded. A pool is ju
 higher probability where nothing relevant was served, and so such a request weighs less.
 """
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 from ctxguard.core.decision import decide
 from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Route
+from ctxguard.errors import DataError
 from ctxguard.monitor.estimation.rise import Rise, rise
 from ctxguard.monitor.estimation.terms import table_of
 from ctxguard.monitor.judges import PEOPLE_ALONE, Judgment
@@ -20,6 +22,8 @@ from ctxguard.monitor.labels.human import human_verdicts
 from ctxguard.monitor.sampling.record import SampleRecord
 from ctxguard.monitor.store import SampleStore
 from ctxguard.profile.schema import Profile, RouteProfile
+
+_log = logging.getLogger(__name__)
 
 IN_PART = "whose pool was judged in part"
 NEVER_WHOLE = "whose pool is judged in full only where nothing relevant was served"
@@ -104,7 +108,11 @@ def judged_pools(
             for sample_id, payload in store.payloads(ids).items():
                 by_people = people.get(sample_id, {})
                 judge = {} if alone else verdicts_from_json(verdicts.get(sample_id, ""))
-                record = SampleRecord.from_bytes(payload)
+                try:
+                    record = SampleRecord.from_bytes(payload)
+                except DataError as error:
+                    _log.warning("sample %d is left out: %s", sample_id, error)
+                    continue
                 labels = {**judge, **by_people}
                 row = rows[sample_id]
                 chance = _whole_pool_chance(record, row, alone=alone)
