@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, ValidationError
 
 from ctxguard._support.atomic_write import SHARED, atomic_write, lock
 from ctxguard._support.regular_file import read_regular
@@ -31,27 +30,18 @@ _TRIES, _WAIT_SECONDS = 50, 0.1
 
 
 class FormerProfile(Frozen):
-    """A profile that another took the place of.
-
-    Attributes:
-        profile: As it was.
-        replaced_at: When it was replaced.
-        replaced_by: Who did it, as user@host.
-        successor: The id of the profile that took its place.
-        why: For what reason, in words; empty where nobody said.
-    """
+    """A profile that another replaced: when, who did it (user@host), and why, if somebody said."""
 
     profile: Profile
     replaced_at: AwareDatetime
-    replaced_by: Annotated[str, Field(max_length=1_000)]
-    successor: str
-    why: str = ""
+    replaced_by: str
+    why: str
 
 
 def former_profiles(path: Path | str) -> tuple[FormerProfile, ...]:
     """The profiles that were replaced in a file, newest first; without those that are damaged."""
     kept = []
-    for file in sorted(_files(_folder(Path(path))), reverse=True):
+    for file in _newest_first(_folder(Path(path))):
         with suppress(OSError, ValidationError):
             content = read_regular(file, _MAX_BYTES)
             kept.append(FormerProfile.model_validate_json(content, strict=True))
@@ -94,21 +84,29 @@ def keeping_former(path: Path, successor: Profile, why: str) -> Iterator[None]:
     Raises:
         OSError: it cannot be kept; the block did not run.
     """
-    if _profile_in(path) in (None, successor):
+    folder, former = _folder(path), _profile_in(path)
+    if former in (None, successor):
         yield
         return
-    folder = _folder(path)
-    with _alone(folder):
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, SHARED)
+    try:
+        for _ in range(_TRIES):
+            if lock(descriptor):
+                break
+            time.sleep(_WAIT_SECONDS)
         former = _profile_in(path)  # once more: another writer may have been first
-        kept = None if former is None else _keep(folder, former, successor, why)
+        kept = None if former is None else _keep(folder, former, why)
         try:
             yield
         except BaseException:
             if kept is not None:
                 kept.unlink(missing_ok=True)
             raise
-        for old in sorted(_files(folder), reverse=True)[MOST_KEPT:]:
+        for old in _newest_first(folder)[MOST_KEPT:]:
             old.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _profile_in(path: Path) -> Profile | None:
@@ -117,49 +115,24 @@ def _profile_in(path: Path) -> Profile | None:
     return None
 
 
-def _keep(folder: Path, former: Profile, successor: Profile, why: str) -> Path:
-    now = datetime.now(UTC)
-    kept = FormerProfile(
-        profile=former,
-        replaced_at=now,
-        replaced_by=_who(),
-        successor=successor.profile_id,
-        why=why,
-    )
+def _keep(folder: Path, former: Profile, why: str) -> Path:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = str(os.getuid())
+    now, who = datetime.now(UTC), f"{user}@{socket.gethostname()}"
+    kept = FormerProfile(profile=former, replaced_at=now, replaced_by=who, why=why)
     file = folder / f"{now:%Y%m%dT%H%M%S.%f}Z-{former.profile_id}.json"
     with atomic_write(file, mode=SHARED) as stream:
         stream.write(kept.model_dump_json(indent=2).encode())
     return file
 
 
-def _files(folder: Path) -> list[Path]:
+def _newest_first(folder: Path) -> list[Path]:
     with suppress(OSError):
-        return [each for each in folder.iterdir() if _NAME.fullmatch(each.name)]
+        return sorted([each for each in folder.iterdir() if _NAME.fullmatch(each.name)])[::-1]
     return []
 
 
 def _folder(path: Path) -> Path:
     return path.with_name(path.name + ".history")
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that of two writers each keeps what the other wrote."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, SHARED)
-    try:
-        for _ in range(_TRIES):
-            if lock(descriptor):
-                break
-            time.sleep(_WAIT_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)

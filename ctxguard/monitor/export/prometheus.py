@@ -289,42 +289,20 @@ def _labels(report: Report) -> _Families:
     )
 
 
+_RISES = (
+    ("may_rise", "risen", "1 where judged requests let a route in shadow be enforced, else 0."),
+    ("requests", "n", "Judged requests that say whether a route in shadow may be enforced."),
+    ("requests_needed", "missing", "About how many more are missing; absent where no number does."),
+    ("labels_needed", "labels_missing", "How many more of these people must grade."),
+    ("days_needed", "days_missing", "About how many days until as many are judged, if known."),
+)
+
+
 def _rises(rises: Mapping[Route, Rise]) -> _Families:
-    yield _gauge(
-        "ctxguard_shadow_may_rise",
-        "1 where judged requests let a route in shadow be enforced, else 0.",
-        {route: rise.risen for route, rise in rises.items()},
-        "route",
-    )
-    yield _gauge(
-        "ctxguard_shadow_requests",
-        "Judged requests that say whether a route in shadow may be enforced.",
-        {route: rise.n for route, rise in rises.items()},
-        "route",
-    )
-    for name, attribute, text in (
-        ("requests_needed", "missing", "About how many more of these are missing; absent where no"),
-        (
-            "labels_needed",
-            "labels_missing",
-            "How many more of these people must grade; absent where no",
-        ),
-        (
-            "days_needed",
-            "days_missing",
-            "About how many days it takes to judge as many; absent where no",
-        ),
-    ):
-        yield _gauge(
-            f"ctxguard_shadow_{name}",
-            f"{text} number would do, or none is known.",
-            {
-                route: value
-                for route, rise in rises.items()
-                if (value := getattr(rise, attribute)) is not None
-            },
-            "route",
-        )
+    for name, attribute, text in _RISES:
+        values = {route: getattr(rise, attribute) for route, rise in rises.items()}
+        known = {route: value for route, value in values.items() if value is not None}
+        yield _gauge(f"ctxguard_shadow_{name}", text, known, "route")
 
 
 _COMPARISON = ("route", "quantity", "reference")
