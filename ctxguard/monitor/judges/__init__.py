@@ -10,6 +10,7 @@ from ctxguard.monitor.judges.known_labels import LabelJudge, UnjudgedAs
 from ctxguard.monitor.judges.llm import LLMJudge, TokenPrices
 from ctxguard.monitor.judges.people_alone import PEOPLE_ALONE, PeopleAlone
 from ctxguard.monitor.judges.protocol import Judge, Judgment
+from ctxguard.monitor.judges.scores import RerankJudge
 from ctxguard.monitor.judges.usage import InvalidReason, JudgeAccounts, Ledger, RejectedReply
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Ledger",
     "PeopleAlone",
     "RejectedReply",
+    "RerankJudge",
     "TokenPrices",
     "UnjudgedAs",
 ]

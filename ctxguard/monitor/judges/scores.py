@@ -1,0 +1,109 @@
+"""Judges by a score: a passage is relevant from a threshold on."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from ctxguard.core.render import sanitise
+from ctxguard.core.types import FloatArray, Passage, ScoreKind
+from ctxguard.errors import ConfigurationError
+from ctxguard.monitor.judges.llm import Pacer
+from ctxguard.monitor.judges.protocol import Judgment
+from ctxguard.monitor.judges.usage import InvalidReason, Ledger
+from ctxguard.retrieval.index.passages import searchable_text
+from ctxguard.retrieval.rerank_client import RerankClient
+from ctxguard.retrieval.rerank_forms import FORMS, Protocol
+
+
+class ScoreJudge(ABC):
+    """Grades 1 if a model's score reaches a threshold, else 0.
+
+    Its verdicts repeat the model's errors, however many samples it grades. Check the model and the
+    threshold against human labels, which also correct the estimates
+    (``ctxguard.monitor.estimation.ppi``).
+
+    Args:
+        min_score: The lowest score of a relevant passage.
+
+    Raises:
+        ConfigurationError: the threshold is not finite.
+    """
+
+    max_grade = 1
+
+    def __init__(self, min_score: float) -> None:
+        if not math.isfinite(min_score):
+            raise ConfigurationError(f"min_score {min_score!r} must be finite")
+        self.min_score = float(min_score)
+        self.ledger = Ledger()
+
+    @abstractmethod
+    def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
+        """Return the score of each text, shape (n,)."""
+
+    def judge(self, query: str, passages: Sequence[Passage]) -> list[Judgment | None]:
+        """Return one verdict per passage, in their order; None if the score is not finite."""
+        if not passages:
+            return []
+        # One lone surrogate would make the tokenizer refuse the whole batch.
+        texts = [sanitise(searchable_text(passage)) for passage in passages]
+        self.ledger.add(calls=1)
+        scores = self.scores(sanitise(query), texts)
+        return [
+            self._verdict(passage, float(score))
+            for passage, score in zip(passages, scores, strict=True)
+        ]
+
+    def _verdict(self, passage: Passage, score: float) -> Judgment | None:
+        if not np.isfinite(score):
+            self.ledger.add_invalid(passage.passage_id, InvalidReason.NOT_FINITE, repr(score))
+            return None
+        self.ledger.add(verdicts=1)
+        return Judgment(passage.passage_id, int(score >= self.min_score))
+
+
+class RerankJudge(ScoreJudge):
+    """A reranker that another server runs, as judge; the guard's own would judge itself.
+
+    Args:
+        url: As for ``RerankClient``.
+        model: Name of the model at the server.
+        protocol: As for ``RerankClient``.
+        key: As for ``RerankClient``.
+        min_score: The lowest score of a relevant passage; None for a probability of one half.
+        max_calls_per_second: Over all threads of this process, > 0; None disables it.
+
+    Raises:
+        ConfigurationError: a setting that cannot work.
+        MissingExtraError: the extra ``rerank`` is not installed.
+    """
+
+    name = "reranker"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        protocol: Protocol = "cohere",
+        key: str | None = None,
+        min_score: float | None = None,
+        max_calls_per_second: float | None = None,
+    ) -> None:
+        self._client = RerankClient(url, protocol=protocol, key=key, model=model)
+        if min_score is None:
+            min_score = 0.0 if FORMS[protocol].kind is ScoreKind.LOGIT else 0.5
+        super().__init__(min_score)
+        self.version = f"{self._client.fingerprint} score>={min_score:g}"
+        self._pacer = Pacer(max_calls_per_second)
+
+    def scores(self, query: str, texts: Sequence[str]) -> FloatArray:
+        """Return the server's scores, from one call."""
+        self._pacer.wait()
+        return self._client.score(query, texts)
+
+    def close(self) -> None:
+        """Close the connections; judging again opens new ones."""
+        self._client.close()
