@@ -304,7 +304,7 @@ def calibrate_route(
             why += ladder * (n_rungs > 1)
         policy = at(index)
     chosen = option("chosen", policy)
-    differences, weights = _recall_differences(first.metrics, chosen.metrics, settings.seed)
+    differences, weights = recall_differences(first.metrics, chosen.metrics, settings.seed)
     judged = _verdict(differences, weights, settings, found=index is not None, held_out=held_out)
     refuted = []
     if index is not None and judged.decision == "keep":
@@ -442,7 +442,7 @@ def _verdict(
     )
 
 
-def _recall_differences(
+def recall_differences(
     today: QueryMetrics, chosen: QueryMetrics, seed: int
 ) -> tuple[FloatArray, FloatArray]:
     """Recall of the choice less that of today, by query that has a relevant passage; and weights.

@@ -1,6 +1,6 @@
 """Calibrate from a judge's verdicts on unlabelled questions, with some that people graded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +15,20 @@ from calibration.calibrate import (
     replay_system,
     sketch_of,
 )
-from calibration.calibrate_route import Settings, reference_deciles
-from calibration.data.dataset import Dataset
+from calibration.calibrate_route import Settings, recall_differences, reference_deciles
+from calibration.data.dataset import Dataset, split_by_query
+from calibration.evaluate import per_query
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates
-from calibration.judged_questions import graded_whole
+from calibration.judged_questions import graded_by_people, graded_whole
 from calibration.judged_route import ByQuestion, JudgedRoute, JudgedSettings, judged_route
+from calibration.pool_labels import label
 from calibration.replay import Pools
 from calibration.retrievers import RankingSource
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Route, ScoreKind, ScoreKindName
-from ctxguard.profile.schema import Profile, RouteProfile, RouteVerdict
+from calibration.verdict import verdict
+from ctxguard.core.policies import Policy, RatioPolicy
+from ctxguard.core.types import FloatArray, Route, ScoreKind, ScoreKindName
+from ctxguard.errors import CalibrationError
+from ctxguard.profile.schema import Profile, RouteProfile
 
 if TYPE_CHECKING:
     from ctxguard.retrieval.protocols import AnyRetriever
@@ -35,13 +39,17 @@ class JudgedCalibration:
     """A profile from verdicts, and what is known of each route.
 
     Attributes:
-        profile: The file that the guard loads. Its verdict is ``shadow``: a judge's verdicts do not
-            show that recall is kept.
-        routes: By route, what the policy gains, and how the judge errs.
+        profile: The file that the guard loads. Its verdict is ``shadow`` unless people graded so
+            many questions that 20 could be held out: a judge's verdicts do not show that recall
+            is kept.
+        routes: By route, what the policy gains, and how the judge errs. A fallback on whose
+            candidates the verdicts are too few is absent, and serves the first ones as today.
+        n_graded: Questions that people graded whole, those held out included.
     """
 
     profile: Profile
     routes: Mapping[Route, JudgedRoute]
+    n_graded: int
 
 
 def calibrate_from_verdicts(
@@ -64,7 +72,8 @@ def calibrate_from_verdicts(
             that was judged teach how the judge errs; 20 of them are worth more than any number of
             verdicts.
         verdicts: Of the first candidates of each question (`calibration.judged_questions`).
-        settings: ``serving_k``, ``depth``, ``min_keep``, ``utilities`` and ``seed`` are used.
+        settings: ``serving_k``, ``depth``, ``min_keep``, ``utilities``, ``tolerance``,
+            ``max_loss``, ``held_out`` and ``seed`` are used.
         rates: What is assumed of the judge where people graded nothing; by default it finds 0.85 of
             the relevant passages, and says yes to 0.10 of the others.
         score_kind: As for `calibrate`.
@@ -87,27 +96,30 @@ def calibrate_from_verdicts(
         passes=passes,
         cache=cache,
     )
-    grades = graded_whole(dataset, verdicts)
-    routes = {
-        route: judged_route(
-            pools,
-            verdicts,
-            grades,
-            JudgedSettings(
-                settings.serving_k,
-                cost=max(-settings.utilities.irrelevant, 0.0),
-                min_keep=settings.min_keep,
-                rates=rates,
-            ),
-        )
-        for route, pools in system.pools.items()
-    }
+    grades = graded_by_people(dataset, verdicts)
+    whole = graded_whole(grades, verdicts)
+    tested = _held_out(dataset, whole, settings)
+    fitted = {name: said for name, said in verdicts.items() if name not in tested}
+    wanted = JudgedSettings(
+        settings.serving_k,
+        cost=max(-settings.utilities.irrelevant, 0.0),
+        min_keep=settings.min_keep,
+        rates=rates,
+    )
+    routes: dict[Route, JudgedRoute] = {}
+    for route, pools in system.pools.items():
+        try:
+            routes[route] = judged_route(pools, fitted, grades, wanted)
+        except CalibrationError:
+            # The judge saw the first candidates of the main route; a fallback may have others.
+            if not routes:
+                raise
     identity = system.source.fingerprint()
     main = next(iter(routes.values()))
     profile = Profile(
         routes={
-            route: _route_profile(result, system.pools[route], settings)
-            for route, result in routes.items()
+            route: _route_profile(routes.get(route), pools, dataset.subset(tested), settings)
+            for route, pools in system.pools.items()
         },
         fusion=system.fusion,
         utilities=settings.utilities,
@@ -115,21 +127,57 @@ def calibrate_from_verdicts(
         corpus=sketch_of(retriever),
         provenance=provenance(dataset, settings, system.pools, identity, notes=[main.in_words]),
     )
-    return JudgedCalibration(profile, routes)
+    return JudgedCalibration(profile, routes, len(whole))
 
 
-def _route_profile(result: JudgedRoute, pools: Pools, settings: Settings) -> RouteProfile:
+def _held_out(dataset: Dataset, whole: Sequence[str], settings: Settings) -> list[str]:
+    """Choose graded questions that take no part in the fit, to show what the policy costs."""
+    answerable = [name for name in whole if any(dataset.qrels.get(name, {}).values())]
+    share = settings.held_out_share(len(answerable))
+    if not share:
+        return []
+    part = split_by_query(dataset.subset(answerable), (share, 1.0 - share), settings.seed)[0]
+    return [query.query_id for query in part.queries]
+
+
+def _route_profile(
+    result: JudgedRoute | None, pools: Pools, held_out: Dataset, settings: Settings
+) -> RouteProfile:
+    today = RatioPolicy(k=settings.serving_k)
+    everything = np.ones(len(pools))
+    if result is None:
+        return RouteProfile(
+            policy=today,
+            score_kind=pools.kind,
+            why=f"the first {today.k} as today: too few verdicts on this route's candidates",
+            reference=reference_deciles(pools, everything, today),
+            safe_policy=today,
+        )
+    own = pools.subset([query.query_id for query in held_out.queries])
+    judged = verdict(
+        _recall_differences(own, held_out, today, result.policy, settings),
+        serving_k=settings.serving_k,
+        tolerance=settings.tolerance,
+        max_loss=settings.max_loss,
+    )
     return RouteProfile(
-        policy=result.policy,
+        policy=today if judged.decision == "keep" else result.policy,
         score_kind=pools.kind,
         why=result.in_words,
-        verdict=RouteVerdict(
-            decision="shadow",
-            n=0,
-            serving_k=settings.serving_k,
-            tolerance=settings.tolerance,
-            max_loss=settings.max_loss,
-        ),
-        reference=reference_deciles(pools, np.ones(len(pools)), result.policy),
-        safe_policy=RatioPolicy(k=settings.serving_k),
+        verdict=judged,
+        reference=reference_deciles(pools, everything, result.policy),
+        safe_policy=today,
     )
+
+
+def _recall_differences(
+    pools: Pools, held_out: Dataset, today: Policy, chosen: Policy, settings: Settings
+) -> FloatArray:
+    """Recall of the choice less that of today, of graded questions with a relevant passage."""
+    if not len(held_out):
+        return np.zeros(0)
+    labels = label(pools, held_out, settings.utilities, baseline_k=settings.serving_k)
+    before, after = (
+        per_query(pools, labels, policy, settings.utilities) for policy in (today, chosen)
+    )
+    return recall_differences(before, after, settings.seed)[0]

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from calibration.data.dataset import Dataset, Query
-from calibration.data.text_files import read_records, write_lines
-from calibration.judged_route import JUDGED_DEPTH
+from calibration.data.text_files import read_records
+from calibration.judged_route import JUDGED_DEPTH, ByQuestion
 from calibration.replay import Progress
+from ctxguard._support.atomic_write import atomic_write
 from ctxguard.core.decision import candidate_order
 from ctxguard.core.types import DEFAULT_DEPTH, Passage, Ranking
 from ctxguard.errors import DataError, QueryError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 TO_GRADE = 20
 """Questions that people grade whole."""
 
+_COLUMNS = ("query_id", "question", "passage_id", "title", "text", "source", "grade")
 _CHARACTERS_PER_TOKEN = 4
 
 
@@ -50,7 +52,7 @@ def questions_to_judge(
     first: int = JUDGED_DEPTH,
     depth: int = DEFAULT_DEPTH,
 ) -> list[ToJudge]:
-    """The first candidates of each question, as they are served; none of a question without any.
+    """Find the first candidates of each question, as they are served; leave out those without any.
 
     Args:
         retriever: Finds them.
@@ -72,7 +74,7 @@ def questions_to_judge(
 
 
 def tokens_of(questions: Iterable[ToJudge]) -> int:
-    """About how many tokens a judge reads that is asked about one passage at a time."""
+    """Estimate the tokens that a judge reads if it is asked about one passage at a time."""
     characters = sum(
         len(each.query.text) + len(passage.title or "") + len(passage.text)
         for each in questions
@@ -82,7 +84,7 @@ def tokens_of(questions: Iterable[ToJudge]) -> int:
 
 
 def read_verdicts(file: Path, judge: str) -> dict[str, dict[str, bool]]:
-    """The verdicts of a file that `judge_questions` wrote; none if there is no such file.
+    """Read the verdicts that `judge_questions` wrote; none if there is no such file.
 
     Raises:
         DataError: the file is of another judge or another version, or cannot be read.
@@ -150,49 +152,68 @@ def judge_questions(
 
 def write_to_grade(
     questions: Sequence[ToJudge], file: Path, *, n: int = TO_GRADE, seed: int = 0
-) -> list[str]:
+) -> int:
     """Write whole questions for people to grade, as CSV that the readers of labels read.
 
     The questions are drawn by a hash of their ids, whatever their verdicts; the passages of each
-    stand in random order, so that a list graded halfway favours none.
+    stand in random order, so that a list graded halfway favours none. A file whose rows are all
+    graded gets ``n`` further questions; one with an empty grade stays as it is.
 
     Returns:
-        The ids of the questions.
+        How many questions were added.
     """
 
     def place(each: ToJudge) -> bytes:
         return hashlib.sha256(f"{seed} {each.query.query_id}".encode()).digest()
 
-    chosen = sorted(questions, key=place)[:n]
-    lines = [_csv_line(["query_id", "question", "passage_id", "title", "text", "source", "grade"])]
+    rows: list[dict[str, str]] = []
+    if file.exists():
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            rows = list(csv.DictReader(opened))
+    if any(not (row.get("grade") or "").strip() for row in rows):
+        return 0
+    there = {row.get("query_id") for row in rows}
+    chosen = sorted((q for q in questions if q.query.query_id not in there), key=place)[:n]
     for each in chosen:
         passages = list(each.passages)
         random.Random(f"{seed} {each.query.query_id}").shuffle(passages)  # noqa: S311
-        for passage in passages:
-            cells = [
-                each.query.query_id,
-                _shown_as_text(each.query.text),
-                passage.passage_id,
-                _shown_as_text(passage.title or ""),
-                _shown_as_text(passage.text),
-                "human",
-                "",
-            ]
-            lines.append(_csv_line(cells))
-    write_lines(file, lines)
-    return [each.query.query_id for each in chosen]
+        rows += [
+            {
+                "query_id": each.query.query_id,
+                "question": _shown_as_text(each.query.text),
+                "passage_id": passage.passage_id,
+                "title": _shown_as_text(passage.title or ""),
+                "text": _shown_as_text(passage.text),
+                "source": "human",
+            }
+            for passage in passages
+        ]
+    stream = io.StringIO(newline="")
+    columns = dict.fromkeys([*_COLUMNS, *(name for row in rows for name in row)])
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    if chosen:
+        with atomic_write(file) as written:
+            written.write(stream.getvalue().encode())
+    return len(chosen)
 
 
-def graded_whole(
-    dataset: Dataset, verdicts: Mapping[str, Mapping[str, bool]]
-) -> dict[str, dict[str, bool]]:
-    """The questions of which people graded every passage that the judge was asked about."""
-    whole = {}
+def graded_by_people(dataset: Dataset, verdicts: ByQuestion) -> dict[str, dict[str, bool]]:
+    """Return what people graded of the passages that the judge was asked about."""
+    graded = {}
     for query_id, said in verdicts.items():
-        grades = dataset.qrels.get(query_id, {})
-        if said and said.keys() <= grades.keys():
-            whole[query_id] = {passage_id: grades[passage_id] > 0 for passage_id in said}
-    return whole
+        misleading = dict.fromkeys(dataset.distractors.get(query_id, {}), 0)
+        grades = misleading | dict(dataset.qrels.get(query_id, {}))
+        known = {name: grades[name] > 0 for name in said if name in grades}
+        if known:
+            graded[query_id] = known
+    return graded
+
+
+def graded_whole(grades: ByQuestion, verdicts: ByQuestion) -> list[str]:
+    """Return the questions of which people graded every passage that the judge was asked about."""
+    return [name for name, known in grades.items() if known.keys() == verdicts[name].keys()]
 
 
 def _shown_as_text(cell: str) -> str:
@@ -204,9 +225,3 @@ def _leave_out_half_a_line(file: Path) -> None:
     """Cut what a killed run began to write."""
     if file.exists() and (content := file.read_bytes()) and not content.endswith(b"\n"):
         os.truncate(file, content.rfind(b"\n") + 1)
-
-
-def _csv_line(cells: Sequence[str]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="").writerow(cells)
-    return stream.getvalue()

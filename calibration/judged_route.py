@@ -15,6 +15,7 @@ from calibration.fit import FEWEST_FOR_TREES, fit_model, fold_of, pool_features,
 from calibration.judge_mixture import DEFAULT_RATES, JudgeRates, Mixture, fit_mixture
 from calibration.pool_labels import discounts
 from calibration.replay import Pools
+from ctxguard._support.words import count
 from ctxguard.core.interval import Interval
 from ctxguard.core.policies import ExpectedUtilityPolicy
 from ctxguard.core.relevance import RelevanceModel
@@ -85,7 +86,8 @@ class JudgedRoute:
         )
         if self.n_graded == 0:
             return (
-                f"from a judge's verdicts on {self.n_questions} questions, none graded by people: "
+                f"from a judge's verdicts on {count(self.n_questions, 'question')}, none graded by "
+                "people: "
                 f"assumed is that {rates}; were it 0.10 more of the others, this policy would be "
                 f"{self.cost_if_less_specific:.2f} UDCG below the best"
             )
@@ -98,8 +100,8 @@ class JudgedRoute:
             )
         )
         return (
-            f"from a judge's verdicts on {self.n_questions} questions, {self.n_graded} graded by "
-            f"people: {rates}{gain}"
+            f"from a judge's verdicts on {count(self.n_questions, 'question')}, {self.n_graded} "
+            f"graded by people: {rates}{gain}"
         )
 
 
@@ -215,7 +217,8 @@ def _judged(pools: Pools, verdicts: ByQuestion, grades: ByQuestion) -> _JudgedPa
                 graded.append(int(by_people[passage_id]) if passage_id in by_people else -1)
     if len(set(said)) < 2:
         raise CalibrationError(
-            f"the judge gave {len(said)} verdicts on the candidates of {len(pools)} questions, and "
+            f"the judge gave {count(len(said), 'verdict')} on the candidates of "
+            f"{count(len(pools), 'question')}, and "
             "not both yes and no: ask it about more questions, or check that it can be reached"
         )
     at = (np.array(rows, dtype=np.int64), np.array(columns, dtype=np.int64))

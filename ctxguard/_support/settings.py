@@ -120,5 +120,5 @@ def _in_words(error: ValidationError, model: type[BaseModel]) -> CtxguardError:
     field = model.model_fields.get(str(fault["loc"][0])) if fault["loc"] else None
     value = repr(fault["input"])
     shown = field is not None and field.repr and len(value) <= _MOST_CHARACTERS
-    reason = fault["msg"].removeprefix("Input ")
+    reason = fault["msg"].removeprefix("Input ").removeprefix("Value error, ")
     return ConfigurationError(f"{name}{f' {value}' * shown}: {reason[:1].lower()}{reason[1:]}")

@@ -1,12 +1,16 @@
-"""``ctxguard calibrate --queries``: a profile from questions without labels, by a judge."""
+"""``ctxguard calibrate`` without labels: a profile from questions, by a judge."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ctxguard.cli._console import Output, print_json
+import typer
+
+from ctxguard._support.words import count
+from ctxguard.cli._console import FINDING, Output, print_json
+from ctxguard.cli._store import open_store
 from ctxguard.core.types import DEFAULT_DEPTH, Route
 from ctxguard.errors import ConfigurationError
 from ctxguard.profile.describe import describe_policy
@@ -18,50 +22,97 @@ if TYPE_CHECKING:
     from calibration.judged_questions import Searching, ToJudge
     from ctxguard.cli._system import Source
     from ctxguard.cli.calibrate import Calibrate
+    from ctxguard.monitor.judges import Judge, LLMJudge
+    from ctxguard.retrieval.hybrid.retriever import HybridRetriever
+
+_SYNTHETIC = (
+    "the questions are synthetic, written from passages: they are easier than those of people, so "
+    "that figures are optimistic and the verdict stays shadow"
+)
+_HOW_TO_GRADE = (
+    "column grade: 2 answers, 1 helps, 0 neither; then run this command again, which asks the "
+    "judge nothing twice"
+)
 
 
-def calibrate_from_questions(settings: "Calibrate", queries: Path, chosen: "Settings") -> None:
+def calibrate_from_questions(settings: "Calibrate", chosen: "Settings") -> None:
     """Judge the questions, or say what that takes; write the profile and the file to grade."""
     from calibration.from_verdicts import calibrate_from_verdicts
-    from calibration.judged_questions import (
-        graded_whole,
-        judge_questions,
-        questions_to_judge,
-        write_to_grade,
-    )
+    from calibration.judged_questions import judge_questions, questions_to_judge, write_to_grade
 
     output = Output(as_json=settings.as_json)
-    to_grade, verdict_file = (
-        settings.out.with_suffix(suffix) for suffix in (".to-grade.csv", ".verdicts.jsonl")
-    )
-    dataset = _asked(queries, to_grade)
-    with output.doing("opening the retriever"):
-        opened = settings.open(dataset.queries)
-    with output.doing("searching"):
-        questions = questions_to_judge(_as_served(opened), dataset.queries, depth=chosen.depth)
-    if not questions:
-        raise ConfigurationError(f"{queries}: no question finds a passage")
-    _print_cost(questions, settings, output)
-    if settings.judge is None:
-        return
-    judge = settings.model_judge(settings.judge, settings.reranker)
-    with output.passes() as begin, ExitStack() as stack:
-        stack.callback(getattr(judge, "close", bool))
-        verdicts = judge_questions(questions, judge, verdict_file, begin("judging", len(questions)))
-        made = calibrate_from_verdicts(opened, dataset, verdicts, chosen, passes=begin)
+    is_synthetic = settings.queries is None and settings.store is None
+    files = {
+        "profile": settings.out,
+        "verdicts": settings.out.with_suffix(".verdicts.jsonl"),
+        "to_grade": settings.out.with_suffix(".to-grade.csv"),
+    }
+    with ExitStack() as stack:
+        judge = None
+        if settings.judge is not None:
+            judge = settings.model_judge(settings.judge, settings.reranker)
+            stack.callback(getattr(judge, "close", bool))
+        if settings.queries is None:
+            files["questions"] = settings.out.with_suffix(".questions.jsonl")
+            _find_questions(settings, files["questions"], judge, output)
+        dataset = _asked(settings.queries or files["questions"], files["to_grade"])
+        if is_synthetic:
+            chosen = replace(chosen, held_out=0.0)
+            dataset = replace(dataset, notes=(*dataset.notes, _SYNTHETIC))
+        with output.doing("opening the retriever"):
+            opened = settings.open(dataset.queries)
+        with output.doing("searching"):
+            questions = questions_to_judge(_as_served(opened), dataset.queries, depth=chosen.depth)
+        if not questions:
+            raise ConfigurationError(f"{dataset.name}: no question finds a passage")
+        _print_cost(questions, settings, output)
+        if judge is None:
+            return
+        with output.passes() as begin:
+            progress = begin("judging", len(questions))
+            verdicts = judge_questions(questions, judge, files["verdicts"], progress)
+            made = calibrate_from_verdicts(opened, dataset, verdicts, chosen, passes=begin)
     made.profile.save(settings.out)
-    if not to_grade.exists():
-        write_to_grade(questions, to_grade, seed=chosen.seed)
-    n_graded = len(graded_whole(dataset, verdicts))
-    files = {"profile": settings.out, "verdicts": verdict_file, "to_grade": to_grade}
+    n_to_grade = write_to_grade(questions, files["to_grade"], seed=chosen.seed)
+    notes = _notes(made, files["to_grade"], n_to_grade, is_synthetic=is_synthetic)
     if settings.as_json:
-        print_json(_document(made, files, n_graded))
+        print_json(_document(made, files, notes))
     else:
-        _print(made, files, n_graded, output)
+        _print(made, files, output)
+    output.notes(notes)
+    verdict = made.profile.verdict
+    if settings.required is not None and (verdict is None or verdict.decision != settings.required):
+        raise typer.Exit(FINDING)
+
+
+def _find_questions(
+    settings: "Calibrate", file: Path, judge: "Judge | None", output: Output
+) -> None:
+    """Write the questions of the store's requests, or some that a model writes from passages."""
+    from calibration.asked_questions import (
+        passages_to_ask_about,
+        questions_of_store,
+        write_questions,
+        write_rows,
+    )
+
+    if settings.store is not None:
+        with open_store(settings.store) as store, output.doing("reading requests"):
+            write_rows(file, questions_of_store(store, settings.questions))
+        return
+    retriever = cast("HybridRetriever", settings.open())
+    drawn = passages_to_ask_about(retriever.passage_ids, settings.questions)
+    passages = [retriever.passage(passage_id) for passage_id in drawn]
+    tokens = sum(len(passage.text) for passage in passages) // 4
+    what = f"writing {count(len(passages), 'question')}"
+    output.note(_cost(what, len(passages), tokens, settings))
+    with output.passes() as begin:
+        progress = begin("writing questions", len(passages))
+        write_questions(passages, cast("LLMJudge", judge), file, progress)
 
 
 def _asked(queries: Path, to_grade: Path) -> "Dataset":
-    """The questions, with what people graded of them."""
+    """Read the questions, with what people graded of them."""
     from calibration.data.golden_sources import read_sources
 
     graded = [to_grade] if to_grade.exists() else []
@@ -69,7 +120,7 @@ def _asked(queries: Path, to_grade: Path) -> "Dataset":
 
 
 def _as_served(opened: "Source") -> "Searching":
-    """The retriever in the order that calibration starts from, with texts."""
+    """Put the retriever in the order that calibration starts from, with texts."""
     from calibration.calibrate import MultiRoute, default_fusion
     from calibration.retrievers import RankingSource
 
@@ -83,49 +134,69 @@ def _as_served(opened: "Source") -> "Searching":
 def _print_cost(questions: "list[ToJudge]", settings: "Calibrate", output: Output) -> None:
     from calibration.judged_questions import tokens_of
 
-    calls = sum(len(each.passages) for each in questions)
-    tokens = tokens_of(questions)
-    line = f"judging takes {calls:,} calls on {len(questions):,} questions"
-    if settings.judge != "cross-encoder":
-        line += f" and reads about {tokens / 1e6:.2g} million tokens besides its instructions"
-        if settings.prices is not None:
-            line += f", about {tokens / 1e6 * settings.prices[0]:.2f} at the price given"
+    n_passages = sum(len(each.passages) for each in questions)
+    what = f"judging {count(n_passages, 'passage')} of {count(len(questions), 'question')}"
+    calls = len(questions) if settings.judge in ("cross-encoder", "reranker") else n_passages
+    line = _cost(what, calls, tokens_of(questions), settings)
     if settings.judge is None:
-        line += "; add --judge llm or --judge cross-encoder, and --model, to do it"
+        line += "; add --judge llm, cross-encoder or reranker, and --model, to do it"
     output.note(line)
 
 
-def _print(
-    made: "JudgedCalibration", files: Mapping[str, Path], n_graded: int, output: Output
-) -> None:
+def _cost(what: str, calls: int, tokens: int, settings: "Calibrate") -> str:
+    line = f"{what} takes {count(calls, 'call')}"
+    if settings.judge not in ("cross-encoder", "reranker"):
+        line += f" and reads about {float(f'{tokens:.2g}'):,.0f} tokens besides its instructions"
+        if settings.prices is not None:
+            line += f", about {tokens / 1e6 * settings.prices[0]:.2f} at the price given"
+    return line
+
+
+def _notes(
+    made: "JudgedCalibration", to_grade: Path, n_to_grade: int, *, is_synthetic: bool
+) -> list[str]:
+    notes = [_SYNTHETIC] if is_synthetic else []
+    if made.n_graded == 0:
+        notes.append(
+            f"grade the passages of {to_grade} ({_HOW_TO_GRADE}): a judge whose errors are known "
+            "is worth more, and only graded questions can raise the verdict"
+        )
+    elif _is_unproven(made) and not is_synthetic:
+        more = f"; {to_grade} has {count(n_to_grade, 'question')} more" if n_to_grade else ""
+        notes.append(
+            f"{count(made.n_graded, 'question')} graded whole: from 50 that have a relevant "
+            f"passage 20 are held out, and the verdict may rise{more}"
+        )
+    return notes
+
+
+def _is_unproven(made: "JudgedCalibration") -> bool:
+    return made.profile.verdict is not None and made.profile.verdict.value is None
+
+
+def _print(made: "JudgedCalibration", files: Mapping[str, Path], output: Output) -> None:
     verdict = made.profile.verdict
     facts = [("verdict", "" if verdict is None else verdict.statement)]
-    for route, result in made.routes.items():
-        facts.append((f"route {route.value}", describe_policy(result.policy)))
+    for route, profile in made.profile.routes.items():
+        facts.append((f"route {route.value}", describe_policy(profile.policy)))
     facts.append(("why", next(iter(made.routes.values())).in_words))
     facts += [(name.replace("_", " "), str(file)) for name, file in files.items()]
     output.facts(facts)
-    if n_graded == 0:
-        output.note(
-            f"grade the passages of {files['to_grade']} (column grade: 2 answers, 1 helps, 0 "
-            "neither), and run this command again: verdicts are kept, and a judge whose errors are "
-            "known is worth more"
-        )
 
 
 def _document(
-    made: "JudgedCalibration", files: Mapping[str, Path], n_graded: int
+    made: "JudgedCalibration", files: Mapping[str, Path], notes: list[str]
 ) -> dict[str, object]:
     verdict = made.profile.verdict
     return {
         "verdict": None if verdict is None else verdict.decision,
         **{name: str(file) for name, file in files.items()},
         "profile_id": made.profile.profile_id,
-        "graded": n_graded,
+        "graded": made.n_graded,
         "depth": made.profile.provenance.depth or DEFAULT_DEPTH,
         "routes": {
             route.value: {
-                "keeps": describe_policy(result.policy),
+                "keeps": describe_policy(made.profile.routes[route].policy),
                 "judge": asdict(result.rates),
                 "gain": result.gain,
                 "expected_gain": result.expected_gain,
@@ -134,4 +205,5 @@ def _document(
             }
             for route, result in made.routes.items()
         },
+        "notes": notes,
     }

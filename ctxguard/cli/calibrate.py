@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self
 
 import typer
 from pydantic import model_validator
@@ -42,8 +42,17 @@ class Calibrate(JudgeModel, System):
         "such as a log. Without --judge, the command says what judging them would take.",
         "FILE",
     )
-    judge: Literal["llm", "cross-encoder"] | None = optional(
-        "Grades the first 20 passages of --queries: llm (a language model) or cross-encoder.",
+    store: str | None = optional(
+        "Sample store whose requests give the questions, in place of --queries. Without either, "
+        "--judge llm writes some from passages of --index.",
+        "URL",
+    )
+    questions: int = key(
+        "Most questions from --store, or written from passages.", "N", ge=1, value=100
+    )
+    judge: Literal["llm", "cross-encoder", "reranker"] | None = optional(
+        "Grades the first 20 passages of each question: llm (a language model), cross-encoder, or "
+        "reranker (a server, the key base-url).",
         "JUDGE",
     )
     out: Path = setting("Profile to write, as JSON.", "FILE")
@@ -139,12 +148,20 @@ class Calibrate(JudgeModel, System):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.data is None) is (self.queries is None):
+        given = [name for name in ("data", "queries", "store") if getattr(self, name) is not None]
+        if len(given) > 1 or not (given or self.judge == "llm"):
             raise ConfigurationError(
-                "give either --data, labelled queries, or --queries, questions without labels"
+                "give either --data, labelled queries, or questions without labels: --queries, "
+                "--store, or --judge llm alone, which writes some from passages"
             )
-        if self.judge is not None and self.queries is None:
-            raise ConfigurationError("--judge needs --queries: labels need no judge")
+        if self.judge is not None and self.data is not None:
+            raise ConfigurationError("--judge goes with questions: labels need no judge")
+        if not given and self.index is None:
+            raise ConfigurationError(
+                "questions are written from the passages of --index; give --queries or --store"
+            )
+        if self.judge == "reranker" and self.base_url == self.rerank_upstream is not None:
+            raise ConfigurationError("the reranker that is calibrated cannot judge itself")
         for name in ("segment_by", "beta"):
             if getattr(self, name) is not None and self.alpha is None:
                 raise ConfigurationError(f"{name.replace('_', '-')} needs --alpha")
@@ -158,8 +175,11 @@ def calibrate(settings: Calibrate) -> None:
     """Choose and certify a policy for each route, and measure it on held-out queries.
 
     What you serve today, the first --serving-k passages, is shown beside the choice. It is kept
-    on a route where the labels show nothing better, or where no promise can be certified. With
-    --queries a judge stands in for labels, and people may grade 20 of the questions.
+    on a route where the labels show nothing better, or where no promise can be certified.
+
+    Without labels a judge stands in for them, on questions of a file, of a
+    sample store, or that a language model writes from passages. People may
+    grade 20 of the questions.
     """
     from calibration.calibrate import calibrate as calibrate_all
 
@@ -173,10 +193,10 @@ def calibrate(settings: Calibrate) -> None:
             require(library, "report")
     output = Output(as_json=settings.as_json)
     chosen = _chosen(settings)
-    if settings.queries is not None:
-        calibrate_from_questions(settings, settings.queries, chosen)
+    if settings.data is None:
+        calibrate_from_questions(settings, chosen)
         return
-    labelled = read_labelled(cast(Path, settings.data), "train")
+    labelled = read_labelled(settings.data, "train")
     with output.doing("opening the retriever"):
         opened = settings.open(labelled.dataset.queries)
     labelled, counts = labelled.against(opened)

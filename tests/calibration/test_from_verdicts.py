@@ -1,5 +1,6 @@
 """Calibrating from a judge's verdicts: the mixture, the files, and the profile at the end."""
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from calibration.data.golden_sources import read_sources
 from calibration.from_verdicts import calibrate_from_verdicts
 from calibration.judge_mixture import JudgeRates, fit_mixture
 from calibration.judged_questions import (
+    graded_by_people,
     graded_whole,
     judge_questions,
     questions_to_judge,
@@ -21,7 +23,7 @@ from calibration.judged_questions import (
     tokens_of,
     write_to_grade,
 )
-from ctxguard.core.policies import ExpectedUtilityPolicy
+from ctxguard.core.policies import ExpectedUtilityPolicy, RatioPolicy
 from ctxguard.core.types import Hit, Mode, Passage, Ranking, ScoreKind
 from ctxguard.errors import CalibrationError, DataError
 from ctxguard.guard import ContextGuard
@@ -107,14 +109,14 @@ class CountingJudge:
         ]
 
 
-def world(n: int = 60) -> tuple[Recorded, tuple[Query, ...]]:
-    """Questions whose relevant passages mostly have the higher scores."""
+def world(n: int = 60, apart: float = 2.0) -> tuple[Recorded, tuple[Query, ...]]:
+    """Questions whose relevant passages mostly have the higher scores, by so many deviations."""
     rng = np.random.default_rng(3)
     queries, rankings = [], {}
     for row in range(n):
         relevant = rng.random(10) < 0.3
-        scores = np.sort(rng.normal(size=10) + 2.0 * relevant)[::-1]
-        order = np.argsort(-(rng.normal(size=10) + 2.0 * relevant))
+        scores = np.sort(rng.normal(size=10) + apart * relevant)[::-1]
+        order = np.argsort(-(rng.normal(size=10) + apart * relevant))
         hits = [
             Hit(f"p{row}-{place}", float(scores[place]) + 5.0, "right" if relevant[at] else "wrong")
             for place, at in enumerate(order)
@@ -159,9 +161,10 @@ def test_what_people_grade_is_read_as_labels_are(tmp_path: Path) -> None:
     retriever, queries = world(8)
     questions = questions_to_judge(retriever, queries, first=5)
     file = tmp_path / "todo.csv"
-    chosen = write_to_grade(questions, file, n=3)
-    assert len(chosen) == 3
-    assert write_to_grade(questions[::-1], file, n=3) == chosen, "whatever the order of the file"
+    assert write_to_grade(questions, file, n=3) == 3
+    other = tmp_path / "other.csv"
+    write_to_grade(questions[::-1], other, n=3)
+    assert other.read_text() == file.read_text(), "whatever the order of the questions"
     lines = file.read_text().splitlines()
     assert len(lines) == 1 + 3 * 5
     file.write_text("\n".join([lines[0], *(line + "1" for line in lines[1:-1]), lines[-1]]) + "\n")
@@ -173,8 +176,14 @@ def test_what_people_grade_is_read_as_labels_are(tmp_path: Path) -> None:
         query.query_id: {f"p{row}-{at}": True for at in range(5)}
         for row, query in enumerate(queries)
     }
-    whole = graded_whole(graded, verdicts)
+    grades = graded_by_people(graded, verdicts)
+    assert len(grades) == 3
+    whole = graded_whole(grades, verdicts)
     assert len(whole) == 2, "one passage of the third has no grade"
+    assert write_to_grade(questions, file, n=3) == 0, "not before all are graded"
+    file.write_text(file.read_text().rstrip("\n") + "0\n")
+    assert write_to_grade(questions, file, n=3) == 3
+    assert len({row["query_id"] for row in csv.DictReader(file.read_text().splitlines())}) == 6
 
 
 def test_a_formula_in_a_passage_stays_text(tmp_path: Path) -> None:
@@ -209,8 +218,38 @@ def test_from_questions_to_a_guard_in_shadow(tmp_path: Path) -> None:
     assert isinstance(context.decision.policy, ExpectedUtilityPolicy)
 
 
-def test_without_grades_the_profile_says_what_is_assumed() -> None:
-    retriever, queries = world()
+@pytest.mark.parametrize(("n_graded", "decision"), [(49, "shadow"), (160, "enforce")])
+def test_enough_graded_questions_let_the_verdict_rise(n_graded: int, decision: str) -> None:
+    """Where the scores tell relevant passages well, so that recall is kept."""
+    retriever, queries = world(200, apart=8.0)
+    verdicts, graded = truth_of(retriever, queries, n_graded)
+    dataset = Dataset("asked", queries, graded)
+    made = calibrate_from_verdicts(retriever, dataset, verdicts, Settings(serving_k=5, depth=10))
+    assert made.n_graded == n_graded
+    assert made.profile.verdict is not None
+    assert made.profile.verdict.decision == decision
+    [result] = made.routes.values()
+    n_held_out = n_graded - result.n_graded
+    assert (n_held_out >= 20) is (decision == "enforce"), "held out of the fit"
+
+
+def test_graded_questions_that_refute_the_policy_keep_what_is_served() -> None:
+    """Scores that tell nothing: whatever is dropped costs recall."""
+    retriever, queries = world(200, apart=0.0)
+    verdicts, graded = truth_of(retriever, queries, 200)
+    dataset = Dataset("asked", queries, graded)
+    settings = Settings(serving_k=5, depth=10, tolerance=0.0)
+    made = calibrate_from_verdicts(retriever, dataset, verdicts, settings)
+    assert made.profile.verdict is not None
+    assert made.profile.verdict.decision == "keep"
+    [route] = made.profile.routes.values()
+    assert route.policy == RatioPolicy(k=5)
+
+
+def truth_of(
+    retriever: Recorded, queries: Sequence[Query], n_graded: int
+) -> tuple[dict[str, dict[str, bool]], dict[str, dict[str, int]]]:
+    """The truth as verdicts on all questions, and as grades of the first of them."""
     verdicts = {
         query.query_id: {
             passage.passage_id: "right" in passage.text
@@ -218,6 +257,13 @@ def test_without_grades_the_profile_says_what_is_assumed() -> None:
         }
         for query in queries
     }
+    first = [query.query_id for query in queries[:n_graded]]
+    return verdicts, {name: {p: int(yes) for p, yes in verdicts[name].items()} for name in first}
+
+
+def test_without_grades_the_profile_says_what_is_assumed() -> None:
+    retriever, queries = world()
+    verdicts, _ = truth_of(retriever, queries, 0)
     made = calibrate_from_verdicts(retriever, Dataset("asked", queries, {}), verdicts)
     (result,) = made.routes.values()
     assert result.gain is None

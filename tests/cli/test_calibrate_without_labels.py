@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
@@ -9,12 +10,17 @@ from typing import Any
 
 import pytest
 from chat_endpoint import Answer, ChatEndpoint, grade_by_words
+from live_traffic import read_rows
 from running import Run
+from tiny_cross_encoder import make_cross_encoder
 
 from calibration.judged_route import JUDGED_DEPTH
 from ctxguard import ContextGuard
+from ctxguard.monitor.sampling.writer import sample_to
+from ctxguard.monitor.store import LabelRow, SampleStore
 from ctxguard.profile.schema import Profile
 from ctxguard.retrieval import HybridRetriever
+from tests.rerank_endpoint import RerankEndpoint
 
 
 class StrictEndpoint(ChatEndpoint):
@@ -52,8 +58,8 @@ def test_without_a_judge_it_says_what_judging_takes(
     out = tmp_path / "p.json"
     result = run.ok("calibrate", "--index", index, "--queries", queries, "--out", out)
     words = " ".join(result.stdout.split())
-    assert "judging takes" in words
-    assert "million tokens" in words
+    assert re.search(r"judging [\d,]+ passages of [\d,]+ questions takes [\d,]+ calls", words)
+    assert re.search(r"reads about [\d,]+00 tokens besides its instructions", words)
     assert "add --judge" in words
     assert not out.exists()
 
@@ -70,6 +76,9 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
     first = run.ok(*asked, system=system)
     assert "at the price given" in " ".join(first.stdout.split())
     assert "shadow" in first.stdout
+    words = " ".join(first.stdout.split())
+    assert "assumed is that it finds 0.85 of the relevant passages" in words
+    assert re.search(r"were it 0.10 more of the others, this policy would be \d", words)
     profile = Profile.load(out)
     assert profile.verdict is not None
     assert profile.verdict.decision == "shadow"
@@ -84,14 +93,7 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
         assert verdicts["grades"].keys() == {passage.passage_id for passage in served}
 
     to_grade = tmp_path / "p.to-grade.csv"
-    rows = list(csv.DictReader(to_grade.read_text(encoding="utf-8").splitlines()))
-    assert len({row["query_id"] for row in rows}) == 20
-    for row in rows:
-        row["grade"] = "1" if set(row["question"].split()) & set(row["text"].split()) else "0"
-    with to_grade.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    assert grade(to_grade) == 20
 
     second = run.ok(*asked, "--json", system=system)
     assert len(chat.requests) == calls, "verdicts are kept"
@@ -99,6 +101,148 @@ def test_from_a_log_to_a_profile_in_shadow_and_to_graded_questions(
     assert document["graded"] == 20
     assert document["verdict"] == "shadow"
     assert document["routes"]["hybrid"]["gain"] is not None
+    assert "20 questions graded whole: from 50" in " ".join(document["notes"])
+    assert grade(to_grade) > 20, "more are asked for once all are graded"
+
+
+def grade(file: Path) -> int:
+    """Fill in the column grade by shared words; return how many questions the file has."""
+    with file.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        row["grade"] = "1" if set(row["question"].split()) & set(row["text"].split()) else "0"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return len({row["query_id"] for row in rows})
+
+
+def test_the_store_gives_the_questions_and_what_people_graded_of_them(
+    run: Run, index: Path, collection: Path, tmp_path: Path, chat: ChatEndpoint
+) -> None:
+    texts = [
+        json.loads(line)["text"]
+        for line in (collection / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    url = f"sqlite:///{tmp_path / 'samples.db'}"
+    writer = sample_to(url, rate=1.0)
+    guard = ContextGuard(HybridRetriever.load(index), k=3, sampler=writer.sampler)
+    for number, text in enumerate((*texts[:30], texts[0])):
+        guard.retrieve(text, request_id=f"r{number}")
+    writer.stop()
+    served = guard.retrieve(texts[0]).passages[0].passage_id
+    with SampleStore.open(url) as store:
+        store.add_labels([LabelRow("r0", served, 2, None, "ann", 1.0)])
+    out = tmp_path / "p.json"
+    document = run.read(
+        *("calibrate", "--index", index, "--store", url, "--out", out, "--json"),
+        *("--judge", "llm", "--model", "stand-in"),
+        system={"calibrate": {"base-url": chat.url}},
+    )
+    rows = read_rows(tmp_path / "p.questions.jsonl")
+    questions = [row for row in rows if "passage_id" not in row]
+    assert {row["query"]: row["count"] for row in questions}[texts[0]] == 2
+    assert len(questions) == 30
+    assert [(row["passage_id"], row["grade"]) for row in rows if "passage_id" in row] == [
+        (served, 2)
+    ]
+    assert document["routes"]["hybrid"]["judge"]["n_relevant"] == 1
+
+
+def test_without_questions_the_model_writes_some_and_the_profile_says_so(
+    run: Run, index: Path, tmp_path: Path
+) -> None:
+    class Writer(ChatEndpoint):
+        """Asks about a passage's last words, and says yes where it finds them."""
+
+        def answer(self, path: str, headers: Message, request: dict[str, Any]) -> Answer:
+            self.requests.append(request)
+            lines = request["messages"][-1]["content"].split("\n")
+            if "question" in request["response_format"]["json_schema"]["schema"]["properties"]:
+                return Answer(json.dumps({"question": f"What about {lines[-2][-40:]}?"}))
+            asked = lines[1].removeprefix("What about ").removesuffix("?").strip()
+            return Answer(json.dumps({"grade": int(asked in "\n".join(lines[3:]))}))
+
+    chat = Writer()
+    out = tmp_path / "p.json"
+    asked = ("calibrate", "--index", index, "--out", out, "--judge", "llm", "--model", "stand-in")
+    system = {"calibrate": {"base-url": chat.url, "questions": 25}}
+    try:
+        result = run.ok(*asked, system=system)
+        calls = len(chat.requests)
+        run.ok(*asked, system=system)
+    finally:
+        chat.close()
+    words = " ".join(result.stdout.split())
+    assert "writing 25 questions takes 25 calls" in words
+    assert "easier than those of people" in words
+    profile = Profile.load(out)
+    assert any("synthetic" in note for note in profile.provenance.notes)
+    assert profile.verdict is not None
+    assert profile.verdict.decision == "shadow"
+    [first, *_] = read_rows(tmp_path / "p.questions.jsonl")
+    assert first["note"].startswith("written from passage")
+    assert calls > 25
+    assert len(chat.requests) == calls, "questions and verdicts are kept"
+
+
+def test_a_reranker_at_a_server_judges(
+    run: Run, index: Path, queries: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("httpx2")
+    endpoint = RerankEndpoint()
+    out = tmp_path / "p.json"
+    asked = ("calibrate", "--index", index, "--queries", queries, "--out", out)
+    try:
+        run.refused(*asked, "--judge", "reranker", says="name it as base-url")
+        result = run.ok(
+            *asked,
+            *("--judge", "reranker", "--model", "stand-in"),
+            system={"calibrate": {"base-url": endpoint.url, "min-score": 0.3}},
+        )
+    finally:
+        endpoint.close()
+    n_questions = len(read_rows(tmp_path / "p.verdicts.jsonl"))
+    assert f"{n_questions} questions takes {n_questions} calls" in " ".join(result.stdout.split())
+    assert len(endpoint.requests) == n_questions
+    assert {row["judge"] for row in read_rows(tmp_path / "p.verdicts.jsonl")} == {
+        "reranker cohere stand-in score>=0.3"
+    }
+
+
+@pytest.mark.model
+def test_a_cross_encoder_judges_what_a_function_retrieves(
+    run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retriever is a plain function that returns texts with scores."""
+    model = make_cross_encoder(tmp_path / "model", seed=0)
+    (tmp_path / "shop.py").write_text(FUNCTION, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "p.json"
+    run.ok(
+        *("calibrate", "--retriever", "shop:search", "--queries", queries, "--out", out),
+        *("--judge", "cross-encoder", "--model", model),
+        system={"score-kind": "cosine", "calibrate": {"min-score": -0.5}},
+    )
+    profile = Profile.load(out)
+    assert profile.verdict is not None
+    assert profile.verdict.decision == "shadow"
+    assert list(profile.routes) == ["external"]
+
+
+FUNCTION = """
+from ctxguard import Hit
+
+TEXTS = ["A red fox lives three years.", "The train leaves at noon.", "The kettle boils water.",
+         "Vacation is requested on a form.", "A harp has strings.", "The lamp takes one bulb."]
+
+def search(query, *, depth):
+    words = set(query.lower().split())
+    found = [Hit(f"p{n}", len(words & set(text.lower().split())) / 10 + n / 100, text)
+             for n, text in enumerate(TEXTS)]
+    return sorted(found, key=lambda hit: -hit.score)[:depth]
+"""
 
 
 def test_a_judge_needs_questions_and_questions_replace_labels(
@@ -106,7 +250,7 @@ def test_a_judge_needs_questions_and_questions_replace_labels(
 ) -> None:
     given = ("calibrate", "--index", index, "--out", tmp_path / "p.json")
     neither = run.refused(*given)
-    assert "either --data" in " ".join(neither.stderr.split())
+    assert "--judge llm alone, which writes some" in " ".join(neither.stderr.split())
     run.refused(*given, "--queries", queries, "--data", collection)
     judged = run(*given, "--data", collection, "--judge", "llm")
-    assert "--judge needs --queries" in " ".join(judged.stderr.split())
+    assert "labels need no judge" in " ".join(judged.stderr.split())

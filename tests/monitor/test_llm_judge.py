@@ -20,7 +20,7 @@ from ctxguard.errors import ConfigurationError, MissingExtraError, StageUnavaila
 from ctxguard.monitor.judges import InvalidReason, Judgment, LLMJudge, TokenPrices
 from ctxguard.monitor.judges.llm import Pacer
 from ctxguard.monitor.judges.prompt import MAX_GRADE, messages
-from ctxguard.monitor.judges.reply import read_reply
+from ctxguard.monitor.judges.reply import read_grade, read_reply
 from ctxguard.monitor.redaction import Text
 from ctxguard.monitor.sampling.privacy import Privacy
 from ctxguard.monitor.service import JudgedAs
@@ -168,7 +168,7 @@ JSON = st.recursive(
 @given(st.text() | JSON.map(json.dumps))
 def test_any_reply_is_a_grade_or_a_reason(body: str) -> None:
     for text in (body, Answer(body).text()):
-        verdict = read_reply(text).verdict
+        verdict = read_reply(text, read_grade).verdict
         assert isinstance(verdict, InvalidReason) or 0 <= verdict <= MAX_GRADE
 
 

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ctxguard._support.extras import require
 from ctxguard._support.fork_safety import reset_in_children
@@ -20,15 +20,19 @@ from ctxguard.core.types import Passage
 from ctxguard.errors import ConfigurationError, StageUnavailableError
 from ctxguard.monitor.judges.prompt import (
     MAX_GRADE,
+    QUESTION_SCHEMA,
     TEMPERATURE,
     messages,
     prompt_digest,
+    question_messages,
     response_format,
 )
 from ctxguard.monitor.judges.protocol import Judgment
-from ctxguard.monitor.judges.reply import read_reply
+from ctxguard.monitor.judges.reply import read_grade, read_question, read_reply
 from ctxguard.monitor.judges.usage import UNAVAILABLE, InvalidReason, Ledger
 from ctxguard.retrieval.index.passages import searchable_text
+
+T = TypeVar("T")
 
 _REDIRECTS = range(300, 400)
 _DENIED = (*_REDIRECTS, 401, 403, 404)
@@ -197,12 +201,56 @@ class LLMJudge:
             StageUnavailableError: the endpoint answered for none of them after all retries: an
                 outage, which must not be counted as invalid replies.
         """
+        return [
+            None if isinstance(verdict, InvalidReason) else Judgment(passage.passage_id, verdict)
+            for passage, verdict in zip(
+                passages,
+                self._ask_about(
+                    passages, lambda text: messages(query, text), response_format(), read_grade
+                ),
+                strict=True,
+            )
+        ]
+
+    def questions(self, passages: Sequence[Passage]) -> list[str | None]:
+        """Write a question that each passage answers; None where no valid one came.
+
+        Raises:
+            StageUnavailableError: as ``judge``.
+        """
+        written = self._ask_about(
+            passages, question_messages, response_format(QUESTION_SCHEMA), read_question
+        )
+        return [None if isinstance(each, InvalidReason) else each for each in written]
+
+    def _ask_about(
+        self,
+        passages: Sequence[Passage],
+        conversation: Callable[[str], list[dict[str, str]]],
+        form: dict[str, object],
+        read: Callable[[str], T | InvalidReason],
+    ) -> list[T | InvalidReason]:
+        """Send one call for each passage; raise StageUnavailableError if none is answered."""
         if not passages:
             return []
         client = self._connected()
-        verdicts = _in_threads(
-            lambda passage: self._ask(client, query, passage), passages, self._concurrency
-        )
+
+        def ask(passage: Passage) -> T | InvalidReason:
+            text = searchable_text(passage)
+            if len(text) > self._max_passage_chars:
+                text = text[: self._max_passage_chars]
+                self.ledger.add(cut_passages=1)
+            self._this_thread.called = False
+            verdict, body = self._complete(client, conversation(text), form, read)
+            if isinstance(verdict, InvalidReason):
+                if len(client.api_key) >= _SHORTEST_KEY:
+                    body = body.replace(client.api_key, "[key]")
+                self.ledger.add_invalid(passage.passage_id, verdict, body)
+            else:
+                self.ledger.add(verdicts=1)
+            return verdict
+
+        verdicts = _in_threads(ask, passages, self._concurrency)
         if all(verdict in UNAVAILABLE for verdict in verdicts):
             reasons = ", ".join(sorted({str(verdict) for verdict in verdicts}))
             raise StageUnavailableError(
@@ -210,10 +258,7 @@ class LLMJudge:
                 f"{self.model} at {client.base_url.host} answered for none of {len(passages)} "
                 f"passages ({reasons}); see ledger.rejected() for its replies",
             )
-        return [
-            None if isinstance(verdict, InvalidReason) else Judgment(passage.passage_id, verdict)
-            for passage, verdict in zip(passages, verdicts, strict=True)
-        ]
+        return verdicts
 
     def close(self) -> None:
         """Close the connections; judging again opens new ones."""
@@ -280,25 +325,14 @@ class LLMJudge:
 
         stream.read = read
 
-    def _ask(self, client: Any, query: str, passage: Passage) -> int | InvalidReason:
-        text = searchable_text(passage)
-        if len(text) > self._max_passage_chars:
-            text = text[: self._max_passage_chars]
-            self.ledger.add(cut_passages=1)
-        self._this_thread.called = False
-        verdict, body = self._complete(client, messages(query, text))
-        if isinstance(verdict, InvalidReason):
-            if len(client.api_key) >= _SHORTEST_KEY:
-                body = body.replace(client.api_key, "[key]")
-            self.ledger.add_invalid(passage.passage_id, verdict, body)
-        else:
-            self.ledger.add(verdicts=1)
-        return verdict
-
     def _complete(
-        self, client: Any, conversation: list[dict[str, str]]
-    ) -> tuple[int | InvalidReason, str]:
-        """Return a grade or why there is none, and the reply or the failure."""
+        self,
+        client: Any,
+        conversation: list[dict[str, str]],
+        form: dict[str, object],
+        read: Callable[[str], T | InvalidReason],
+    ) -> tuple[T | InvalidReason, str]:
+        """Return a verdict or why there is none, and the reply or the failure."""
         library = self._library
         try:
             # The raw reply, because the library coerces any reply into its own types.
@@ -307,7 +341,7 @@ class LLMJudge:
                 messages=conversation,
                 temperature=TEMPERATURE,
                 max_tokens=self._max_reply_tokens,
-                response_format=response_format(),
+                response_format=form,
             )
         except library.APIStatusError as error:
             return _of_status(error.status_code), _described(error.response)
@@ -318,7 +352,7 @@ class LLMJudge:
         except (TimeoutError, _TooLongError) as error:
             return _of_failure(error), repr(error)
         body: str = response.http_response.text
-        reply = read_reply(body)
+        reply = read_reply(body, read)
         self.ledger.add(
             input_tokens=reply.input_tokens or 0,
             output_tokens=reply.output_tokens or 0,
@@ -360,14 +394,14 @@ def _of_status(status_code: int) -> InvalidReason:
 
 
 def _in_threads(
-    ask: Callable[[Passage], int | InvalidReason], passages: Sequence[Passage], n_threads: int
-) -> list[int | InvalidReason]:
+    ask: Callable[[Passage], T], passages: Sequence[Passage], n_threads: int
+) -> list[T]:
     """Return the results of ``ask`` for the passages, in their order.
 
     Runs on daemon threads rather than in a pool: the interpreter joins a pool's threads at exit,
     so a hanging endpoint would keep the process alive.
     """
-    answers: dict[int, int | InvalidReason] = {}
+    answers: dict[int, T] = {}
     errors: list[Exception] = []
     waiting = deque(enumerate(passages))
 
