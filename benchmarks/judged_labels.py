@@ -71,7 +71,7 @@ def bars(rows: Sequence[Row]) -> dict[str, bool]:
     graded = [row for row in rows if row["method"] == "graded" and row["n_graded"] == GRADED[-1]]
     worst = min(_number(row, "gain") for row in graded)
     met[f"graded: at most 0.01 below the first 5 on any collection ({worst:+.3f})"] = worst >= -0.01
-    error = mean(_number(row, "ppi_error") for row in graded if row["ppi_error"] is not None)
+    error = _ppi_error(rows)
     met[f"graded: mean error of the estimated gain {error:+.3f}, at most 0.03"] = abs(error) <= 0.03
     few = GRADED[0]
     added = mean(
@@ -87,6 +87,25 @@ def shares(rows: Sequence[Row], method: str, judge: str, n_graded: int = GRADED[
     n = n_graded if method in ("graded", "alone") else 0
     wanted = (method, judge, n)
     return [_number(r, "share") for r in rows if (r["method"], r["judge"], r["n_graded"]) == wanted]
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Mean and worst share by number of graded questions, judge and method."""
+    return {
+        str(n): {
+            judge: {
+                method: {"mean": mean(own), "worst": min(own)}
+                for method in METHODS
+                if (own := shares(rows, method, judge, n))
+            }
+            for judge in JUDGES
+        }
+        for n in GRADED
+    }
+
+
+def _ppi_error(rows: Sequence[Row]) -> float:
+    return mean(_number(row, "ppi_error") for row in rows if row["ppi_error"] is not None)
 
 
 def outcomes(
@@ -245,7 +264,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = {_identity(row) for row in new}
         rows = [*(row for row in rows if _identity(row) not in measured), *new]
         if options.json is not None:
-            report = {"environment": environment(["numpy", "scikit-learn"]), "outcomes": rows}
+            report = {
+                "environment": environment(["numpy", "scikit-learn"]),
+                "shares": summary(rows),
+                "ppi_error": _ppi_error(rows),
+                "outcomes": rows,
+            }
             options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for n in GRADED:
         table = Table("judge", *METHODS, title=f"share (worst collection), {n} questions graded")
