@@ -14,6 +14,7 @@ import typer
 from pydantic import model_validator
 
 from ctxguard._support.settings import key, optional, optional_key, setting
+from ctxguard._support.words import count
 from ctxguard.cli import _options
 from ctxguard.cli._console import FINDING, NO_DATA, Output, print_json, short_interval, table
 from ctxguard.cli._store import IN_WORDS, JudgeSettings, open_store
@@ -151,6 +152,7 @@ def monitor(settings: MonitorSettings) -> None:
         switch=settings.switch,
         on_judged=_evaluation_events(made_judge) if settings.opentelemetry_events else None,
     )
+    output.notes(_other_judges(running))
     try:
         running.restore_alarms()
         if settings.once:
@@ -159,6 +161,18 @@ def monitor(settings: MonitorSettings) -> None:
             _serve(running, settings, output)
     finally:
         _close(running)
+
+
+def _other_judges(running: "Monitor") -> list[str]:
+    """Say what other judges have judged, when a judge begins."""
+    if running.series in running.store.series():
+        return []
+    return [
+        f"{name!r} has judged {count(n, 'sample')} of this store, and people labelled "
+        f"{n_labelled:,} of them: they stay with that judge, and {running.series!r} begins with "
+        "later ones"
+        for name, (n, n_labelled) in running.store.judged_counts().items()
+    ]
 
 
 def _present_corpus(retriever: "HybridRetriever") -> "CorpusSketch":

@@ -22,7 +22,7 @@ from ctxguard.core.policies import RatioPolicy
 from ctxguard.core.types import Passage
 from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.sampling.record import SampleRecord
-from ctxguard.monitor.store import SampleStore, State
+from ctxguard.monitor.store import LabelRow, SampleStore, State
 from ctxguard.profile.history import former_profiles
 from ctxguard.profile.schema import Profile
 
@@ -156,6 +156,21 @@ class TestOnce:
         others = {query: frozenset[str]() for query in traffic.relevant}
         found = json.loads(once(replace(traffic, relevant=others), "--json").stdout)
         assert found["estimates"]["all_retained"]["precision"]["n"] == 0
+
+    def test_another_judge_is_told_what_the_former_one_judged(
+        self, once: Callable[..., Result], tmp_path: Path
+    ) -> None:
+        traffic = serve(tmp_path, 20)
+        ok(once(traffic))
+        with SampleStore.open(traffic.url) as store:
+            request_id = store.request_ids([1])[1]
+            label = LabelRow(request_id, "d0-0", 1, None, "ann", 1.0)
+            assert store.add_labels([label]).added == 1
+        others = {query: frozenset[str]() for query in traffic.relevant}
+        result = ok(once(replace(traffic, relevant=others)))
+        words = " ".join((result.stdout + result.stderr).split())
+        assert "has judged 20 samples of this store, and people labelled 1 of them" in words
+        assert "has judged" not in ok(once(traffic)).stdout, "it goes on with its own"
 
     def test_the_budget_passes_samples_over_and_says_so(
         self, once: Callable[..., Result], tmp_path: Path

@@ -27,6 +27,25 @@ class Judgments(StorePart):
         table = schema.series.c
         return list(connection.execute(sa.select(table.name).order_by(table.series_id)).scalars())
 
+    @reads
+    def judged_counts(self, connection: sa.Connection) -> dict[str, tuple[int, int]]:
+        """Count the judged samples of each series, and those of them that people labelled."""
+        table, labels = schema.series.c, schema.labels.c
+        labelled = sa.exists().where(
+            _samples.sample_id == _judged.sample_id, labels.request_id == _samples.request_id
+        )
+        rows = connection.execute(
+            sa.select(
+                table.name,
+                sa.func.count().label("n"),
+                sa.func.count().filter(labelled).label("n_labelled"),
+            )
+            .join(schema.judged, _judged.series_id == table.series_id)
+            .group_by(table.series_id, table.name)
+            .order_by(table.series_id)
+        )
+        return {row.name: (row.n, row.n_labelled) for row in rows}
+
     def judged(
         self, series: str, *, since: float | None = None, until: float | None = None
     ) -> JudgedRows:
