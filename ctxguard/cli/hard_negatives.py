@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from ctxguard._support.settings import key, optional, setting
+from ctxguard._support.settings import key, optional_key, setting
 from ctxguard.cli import _options
 from ctxguard.cli._console import Output, check_writable, number, print_json, table
 from ctxguard.cli._inputs import read_labelled
@@ -20,7 +20,7 @@ class HardNegatives(IndexSystem):
 
     data: _options.LabelledQueries
     out: Path = setting("JSONL file for the triplets.", "FILE")
-    unjudged_margin: float | None = optional(
+    unjudged_margin: float | None = optional_key(
         "Also take unlabelled passages that score this share below the best relevant one, such "
         "as 0.05; some may be relevant.",
         "SHARE",
@@ -41,7 +41,7 @@ def hard_negatives(settings: HardNegatives) -> None:
 
     They are ranked by the ranker, or by convex fusion where the index has no signals; those that
     score furthest above a relevant passage are listed. Only labelled passages are taken unless
-    --unjudged-margin is given: an unlabelled passage may be relevant.
+    the key unjudged-margin is given: an unlabelled passage may be relevant.
     """
     from calibration.data.hard_negatives import mine, triplets, write_triplets
     from calibration.replay import replay

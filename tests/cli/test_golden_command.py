@@ -202,7 +202,8 @@ class TestHardNegatives:
     ) -> None:
         result = run.ok(
             *("golden", "hard-negatives", "--index", index, "--data", frozen),
-            *("--out", tmp_path / "triplets.jsonl", "--unjudged-margin", "0.05"),
+            *("--out", tmp_path / "triplets.jsonl"),
+            system={"hard-negatives": {"unjudged-margin": 0.05}},
         )
         assert "some may be relevant" in result.stdout
 

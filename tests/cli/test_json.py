@@ -65,8 +65,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "golden check": ("GOLDEN",),
     "golden coverage": ("--index", "INDEX", "--data", "DATA"),
     "golden hard-negatives": (
-        *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl"),
-        *("--unjudged-margin", "0.05"),
+        *("--index", "INDEX", "--data", "DATA", "--out", "NEW/t.jsonl", "--system", "MARGIN"),
     ),
     "fit utilities": ("--answers", "ANSWERS", "--data", "DATA"),
     "fit ranker": ("--index", "INDEX", "--data", "DATA", "--out", "NEW/ranker.json"),
@@ -82,7 +81,10 @@ def places(
     *, index: Path, collection: Path, profile: Path, golden: Path, answers: Path
 ) -> dict[str, Path]:
     """What the words in capitals stand for."""
+    margin = golden.parent / "margin.toml"
+    margin.write_text("[hard-negatives]\nunjudged-margin = 0.05\n")
     return {
+        "MARGIN": margin,
         "INDEX": index,
         "DATA": collection,
         "PROFILE": profile,

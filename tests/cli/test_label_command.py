@@ -255,19 +255,6 @@ class TestExport:
         result = run("label", "export", "--store", traffic.url, "--out", out, "--recall")
         assert "24 passages have no text in the store" in result.stdout
 
-    def test_before_anything_is_judged_it_says_what_to_run(self, run: Run, tmp_path: Path) -> None:
-        traffic = serve(tmp_path, 2)
-        out = tmp_path / "out.jsonl"
-        run.refused(
-            "label",
-            "export",
-            "--store",
-            traffic.url,
-            "--out",
-            out,
-            says="run `ctxguard monitor` first",
-        )
-
     def test_of_several_judges_one_has_to_be_named(
         self, run: Run, traffic: Traffic, tmp_path: Path
     ) -> None:
