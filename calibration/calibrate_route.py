@@ -372,7 +372,7 @@ def climbed(
 
 
 def _enforces(today: Option, chosen: Option, settings: Settings, held_out: Dataset | None) -> bool:
-    found = _recall_differences(today.metrics, chosen.metrics, settings.seed)
+    found = recall_differences(today.metrics, chosen.metrics, settings.seed)
     return _verdict(*found, settings, found=True, held_out=held_out).decision == "enforce"
 
 

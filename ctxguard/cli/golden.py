@@ -67,8 +67,8 @@ class Coverage(IndexSystem):
     """Settings of ``ctxguard golden coverage``."""
 
     data: _options.LabelledQueries
-    ks: list[Annotated[int, Field(ge=1)]] = setting(
-        "Cut-off. Repeatable.", "N", "--k", "-k", default="1, 3, 5, 10 and 20", factory=list
+    ks: list[Annotated[int, Field(ge=1)]] = key(
+        "Cut-offs, as a list.", "LIST", "--k", default="1, 3, 5, 10 and 20", factory=list
     )
     profile: _options.ProfileFile = None
     route: _options.OneRoute = None

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.model
 
 def coverage(run: Run, index: Path, data: Path, *more: object, **keys: object) -> dict[str, Any]:
     result = run.ok(
-        *("golden", "coverage", "--index", index, "--data", data, "-k", K, "--json", *more),
-        system={"coverage": {"limit": 10_000, **keys}},
+        *("golden", "coverage", "--index", index, "--data", data, "--json", *more),
+        system={"coverage": {"k": [K], "limit": 10_000, **keys}},
     )
     document: dict[str, Any] = json.loads(result.stdout)
     return document

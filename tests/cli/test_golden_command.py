@@ -149,7 +149,7 @@ class TestCoverage:
     def test_it_tells_the_judged_share_at_each_k(self, frozen: Path, index: Path, run: Run) -> None:
         document = run.read(
             *("golden", "coverage", "--index", index, "--data", frozen, "--json"),
-            *("-k", 1, "-k", 2, "-k", 4),
+            system={"coverage": {"k": [1, 2, 4]}},
         )
         shares = {row["k"]: row["judged"]["value"] for row in document["coverage"]}
         assert shares[1] == 1.0
@@ -161,9 +161,8 @@ class TestCoverage:
     ) -> None:
         todo = tmp_path / "todo.jsonl"
         result = run.ok(
-            *("golden", "coverage", "--index", index, "--data", frozen, "-k", 2),
-            *("--out", todo),
-            system={"coverage": {"limit": 3}},
+            *("golden", "coverage", "--index", index, "--data", frozen, "--out", todo),
+            system={"coverage": {"k": [2], "limit": 3}},
         )
         rows = [json.loads(line) for line in todo.read_text().splitlines()]
         assert len(rows) == 3
