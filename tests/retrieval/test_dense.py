@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ctxguard.errors import DataError
+from ctxguard.retrieval.index import dense
 from ctxguard.retrieval.index.dense import CODES, DenseIndex, build_pq_codes, unit_rows
 from ctxguard.retrieval.index.filters import AllowedRows
 from ctxguard.retrieval.index.part_files import PartFiles
@@ -32,26 +33,20 @@ def test_k_may_exceed_the_index() -> None:
     assert sorted(rows.tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_found() -> None:
-    vectors = random_units(5000, dimension=64)
-    exact, coded = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=1)
-    assert exact.is_exact
-    assert not coded.is_exact
-    queries = random_units(50, dimension=64, seed=1)
-    shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
-    assert np.mean(shared) > 9.8
-
-
-def test_codes_beyond_a_cache_are_half_as_long_and_find_nearly_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("fine_numbers", "code_bytes", "least"), [(dense._FINE_NUMBERS, 16, 9.8), (1, 8, 9.0)]
+)
+def test_above_the_exact_limit_codes_are_compared_first_and_nearly_the_same_is_found(
+    monkeypatch: pytest.MonkeyPatch, fine_numbers: int, code_bytes: int, least: float
 ) -> None:
-    monkeypatch.setattr("ctxguard.retrieval.index.dense._FINE_NUMBERS", 1)
-    vectors = random_units(5000, dimension=64)
+    """A code is a sixteenth of its vector; half as long where codes outgrow a cache."""
+    monkeypatch.setattr(dense, "_FINE_NUMBERS", fine_numbers)
+    vectors, queries = random_units(5000, 64), random_units(50, 64, seed=1)
     exact, coded = DenseIndex.build(vectors), DenseIndex.build(vectors, exact_limit=1)
-    assert build_pq_codes(vectors).code_size == 64 // 8
-    queries = random_units(50, dimension=64, seed=1)
+    assert (exact.is_exact, coded.is_exact) == (True, False)
+    assert build_pq_codes(vectors).code_size == code_bytes
     shared = [len(set(exact.search(q, 10)[0]) & set(coded.search(q, 10)[0])) for q in queries]
-    assert np.mean(shared) > 9.0
+    assert np.mean(shared) > least
 
 
 def test_cosines_are_those_of_the_vectors_also_where_codes_were_compared_first() -> None:
@@ -99,10 +94,6 @@ def test_codes_leave_no_gap_where_every_row_is_asked_for() -> None:
     rows, scores = DenseIndex.build(vectors, exact_limit=1).search(vectors[0], 9999)
     assert sorted(rows.tolist()) == list(range(1500))
     assert rows.size == scores.size
-
-
-def test_a_code_is_a_sixteenth_of_its_vector() -> None:
-    assert build_pq_codes(random_units(1600, dimension=32)).code_size == 32 * 4 // 16
 
 
 def test_building_leaves_the_number_of_threads_as_it_was() -> None:

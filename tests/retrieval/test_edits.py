@@ -152,13 +152,6 @@ def test_edits_of_a_saved_index_give_the_answers_of_one_built_anew(
     assert merged == {True, False}
 
 
-def test_twins_in_base_and_tail_are_ranked_by_id() -> None:
-    retriever = build({"b": "red fox", "d": "red fox", "x": "sea"})
-    retriever.add(passages_of({"a": "red fox", "c": "red fox", "e": "red fox"}))
-    ranking = retriever.on_route(Route.LEXICAL).retrieve("red fox", depth=4)
-    assert ranking.passage_ids == ("a", "b", "c", "d")
-
-
 @pytest.mark.parametrize("n_deleted", [1, 150])
 def test_deleted_passages_take_no_places_above_the_exact_limit(n_deleted: int) -> None:
     corpus = {f"p{n:04}": f"word{n} word{n % 40} sun" for n in range(1100)}

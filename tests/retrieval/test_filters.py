@@ -279,31 +279,6 @@ class TestSearching:
             ranking = retriever.on_route(route).retrieve("red", depth=3, where=Where(t=1))
             assert ranking.passage_ids == ("p1", "p3", "p5")
 
-    @pytest.mark.parametrize("allowed_share", [0.05, 0.5, 0.95])
-    def test_above_the_exact_limit_too_allowed_passages_alone_are_found(
-        self, allowed_share: float
-    ) -> None:
-        rng = np.random.default_rng(1)
-        corpus = [
-            Passage(
-                f"p{n:04}",
-                " ".join(rng.choice(WORDS, 3)) + f" number{n % 97}",
-                metadata={"tenant": "a" if rng.random() < allowed_share else "b"},
-            )
-            for n in range(1500)
-        ]
-        where = Where(tenant="a")
-        exact, coded = build(corpus), build(corpus, exact_limit=20)
-        assert not coded.generation.dense.is_exact
-        for query in ("red fox", "snow number5", "rain"):
-            best, found = (
-                one.on_route(Route.DENSE).retrieve(query, depth=20, where=where)
-                for one in (exact, coded)
-            )
-            assert len(found) == 20
-            assert all(where.allows(coded.passage(each).metadata) for each in found.passage_ids)
-            assert np.mean(found.scores) >= np.mean(best.scores) - 0.02  # type: ignore[arg-type]
-
     def test_nothing_allowed_is_an_empty_ranking_and_no_failure(self) -> None:
         retriever = build(passages("a"))
         for route in ROUTES:
@@ -328,30 +303,6 @@ class TestSearching:
             )
         assert [failure.stage for failure in ranking.failures] == [dead]
         assert set(ranking.passage_ids) == {f"p{n}" for n in range(1, 10, 2)}
-
-    def test_added_and_deleted_passages_are_filtered_as_they_are_now(self) -> None:
-        retriever = build(passages(*"aaaa"))
-        where = Where(t="a")
-        assert len(retriever.retrieve("red", where=where)) == 4
-        retriever.add(
-            [
-                Passage("mine", "red fox", metadata={"t": "a"}),
-                Passage("theirs", "red fox", metadata={"t": "b"}),
-            ]
-        )
-        retriever.delete(["p0", "p1"])
-        assert sorted(retriever.retrieve("red", where=where).passage_ids) == ["mine", "p2", "p3"]
-        assert retriever.retrieve("red", where=Where(t="b")).passage_ids == ("theirs",)
-
-    def test_many_threads_may_filter_at_once(self) -> None:
-        retriever = build(passages(*[n % 7 for n in range(70)]))
-
-        def ask(n: int) -> bool:
-            ranking = retriever.retrieve("red", where=Where(t=n % 7))
-            return set(ranking.passage_ids) == {f"p{i}" for i in range(n % 7, 70, 7)}
-
-        with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(ask, range(200)))
 
 
 class Readings:

@@ -204,31 +204,17 @@ def test_codes_are_never_read_unless_their_digest_is_right(
         load(folder, verify=False)
 
 
-def test_files_of_two_indexes_do_not_mix(
-    retriever: HybridRetriever, embedder: WordHashEmbedder, tmp_path: Path
-) -> None:
-    retriever.save(tmp_path / "one")
-    fewer = [retriever.passage(each) for each in retriever.passage_ids if each != "time.sleep"]
-    HybridRetriever.build(fewer, embedder=embedder).save(tmp_path / "two")
-    name = "vectors.npy"
-    shutil.copy(data_file(tmp_path / "two", name), data_file(tmp_path / "one", name))
-    with pytest.raises(IndexFolderError, match=r"vectors\.npy"):
-        load(tmp_path / "one")
-
-
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("thesis.txt", r"thesis\.txt"), ("manifest.json", "not written by ctxguard")],
+)
 def test_an_index_is_not_saved_over_somebody_elses_files(
-    retriever: HybridRetriever, tmp_path: Path
+    retriever: HybridRetriever, tmp_path: Path, name: str, message: str
 ) -> None:
-    (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(IndexFolderError, match=r"thesis\.txt"):
+    (tmp_path / name).write_text('{"name": "a web application"}')
+    with pytest.raises(IndexFolderError, match=message):
         retriever.save(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_a_foreign_manifest_is_not_overwritten(retriever: HybridRetriever, tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text('{"name": "a web application"}')
-    with pytest.raises(IndexFolderError, match="not written by ctxguard"):
-        retriever.save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_saving_again_replaces_the_index_and_leaves_nothing_behind(
