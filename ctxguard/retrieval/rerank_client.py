@@ -58,7 +58,7 @@ class RerankClient:
             the whole URL of its endpoint, which ends in ``/rerank`` or ``/score``.
         protocol: The form of requests and answers; see ``ctxguard.retrieval.rerank_forms``. TEI is
             asked for logits.
-        key: Sent as ``Authorization: Bearer`` in the header, and nowhere else; None for none.
+        key: Sent as ``Authorization: Bearer`` in the header, and nowhere else; None without one.
         model: Name of the model at the server; None for the server's own choice.
         timeout_seconds: For a whole call, from connecting to the last byte, > 0.
 
@@ -110,16 +110,16 @@ class RerankClient:
         model: str | None = None,
         max_tokens_per_doc: int | None = None,
     ) -> FloatArray:
-        """The server's score of each document, shape (n,), higher is better.
+        """Score each document, shape (n,), higher is better.
 
-        NaN where the server gave a document no finite score. Lone surrogates, which UTF-8 cannot
+        NaN if the server gave a document no finite score. Lone surrogates, which UTF-8 cannot
         hold, are sent as U+FFFD.
 
         Args:
             query: The query.
             documents: The documents; none gives shape (0,) without a call.
             model: Name of the model for this call; None for the client's.
-            max_tokens_per_doc: Passed on where the protocol has it; None leaves it to the server.
+            max_tokens_per_doc: Passed on if the protocol has it; None leaves it to the server.
 
         Raises:
             UnansweredError: no whole answer in time.
@@ -151,7 +151,7 @@ class RerankClient:
         return read_scores(answer, len(documents), self._protocol)
 
     def score(self, query: str, texts: Sequence[str]) -> FloatArray:
-        """`ascore` for callers without an event loop, such as `ctxguard.Reranker` is called."""
+        """Score for callers without an event loop, as a `ctxguard.Reranker` is called."""
         if not texts:
             return np.zeros(0)
         with self._lock:
@@ -176,7 +176,7 @@ class RerankClient:
             background.thread.join()
 
     def _connected(self) -> Any:
-        """The client of the running loop: connections belong to one."""
+        """Return the client of the running loop: connections belong to one."""
         loop = asyncio.get_running_loop()
         with self._lock:
             client = self._clients.get(loop)
@@ -262,7 +262,7 @@ def _start_background(
 
 
 def read_scores(answer: bytes, n_documents: int, protocol: Protocol) -> FloatArray:
-    """The score of each document, shape (n_documents,); NaN where the answer has no finite one.
+    """Read the score of each document, shape (n_documents,); NaN without a finite one.
 
     Args:
         answer: The body of a server's answer.
@@ -318,11 +318,11 @@ def _garbage(what: str) -> StageError:
     return StageError(RERANK, f"the server's answer {what}")
 
 
-def _endpoint(library: Any, url: str, form: RerankForm) -> Any:
-    """The URL of the endpoint, from it or from the server's base.
+def server_url(library: Any, url: str, whose: str) -> Any:
+    """Parse the URL of a server.
 
     Raises:
-        ConfigurationError: it is no URL of a server, or holds a user name or password.
+        ConfigurationError: it is no such URL, or holds a user name or password.
     """
     try:
         parsed = library.URL(url)
@@ -330,10 +330,28 @@ def _endpoint(library: Any, url: str, form: RerankForm) -> Any:
         parsed = None
     if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigurationError(
-            "the rerank URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]"
+            f"the {whose} URL is not http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]"
         )
     if parsed.userinfo:
-        raise ConfigurationError("the rerank URL holds a user name or password; pass a key instead")
+        raise ConfigurationError(
+            f"the {whose} URL holds a user name or password; pass a key instead"
+        )
+    return parsed
+
+
+def check_key(key: str, whose: str) -> None:
+    """Refuse a key that no header can carry.
+
+    Raises:
+        ConfigurationError: it is empty, or has other than printable ASCII characters.
+    """
+    if not key.isascii() or not key.isprintable() or not key.strip():
+        raise ConfigurationError(f"the {whose} key must be printable ASCII characters, not empty")
+
+
+def _endpoint(library: Any, url: str, form: RerankForm) -> Any:
+    """Return the URL of the endpoint, from it or from the server's base."""
+    parsed = server_url(library, url, "rerank")
     path = parsed.path.rstrip("/")
     if not path.endswith(form.paths[0]):
         path += form.paths[0]
@@ -348,6 +366,5 @@ def _headers(key: str | None) -> dict[str, str]:
     }
     if key is None:
         return headers
-    if not key.isascii() or not key.isprintable() or not key.strip():
-        raise ConfigurationError("the rerank key must be printable ASCII characters, not empty")
+    check_key(key, "rerank")
     return headers | {"Authorization": f"Bearer {key}"}

@@ -28,6 +28,7 @@ class FaultRows(ABC):
     """Inherit in a framework's test module, as ``class TestFaultRows``."""
 
     has_scores = True
+    has_distances = True
 
     @abstractmethod
     def retriever(self, found: Sequence[Row], score_kind: str) -> Any:
@@ -80,8 +81,8 @@ class FaultRows(ABC):
         assert Flag.INVALID_SCORES in context.flags
 
     def test_distances_are_turned_round(self) -> None:
-        if not self.has_scores:
-            pytest.skip("no scores are read")
+        if not self.has_scores or not self.has_distances:
+            pytest.skip("no distances are read")
         policy = RatioPolicy(k=5, min_ratio=0.5)
         context = self.context(rows([0.1, 0.2, 3.0]), "distance", policy=policy)
         assert context.kept_ids == ("d0", "d1")

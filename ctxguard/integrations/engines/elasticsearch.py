@@ -48,6 +48,7 @@ from ctxguard.retrieval.hybrid.candidates import DENSE, LEXICAL, RERANK, STAGES
 from ctxguard.retrieval.hybrid.pipeline import DEFAULT_MAX_QUERY_CHARS, Hybrid, SearchSettings
 from ctxguard.retrieval.models.files import portable_name
 from ctxguard.retrieval.protocols import Embedder, Float32Array, QueryTokens
+from ctxguard.retrieval.rerank_client import check_key, server_url
 
 Product = Literal["elasticsearch", "opensearch"]
 CosineScore = Literal["halved", "inverse"]
@@ -481,14 +482,7 @@ def _check(
 
 
 def _endpoint(library: Any, url: str, index: str) -> Any:
-    try:
-        parsed = library.URL(url)
-    except (library.InvalidURL, TypeError):
-        parsed = None
-    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigurationError("the cluster's URL is not http://HOST[:PORT] or https://…")
-    if parsed.userinfo:
-        raise ConfigurationError("the cluster's URL holds a user or password; pass a key instead")
+    parsed = server_url(library, url, "cluster's")
     if not index or index.startswith("_"):
         raise ConfigurationError(f"the index's name {index!r} is empty or begins with _")
     path = f"{parsed.path.rstrip('/')}/{quote(index, safe='')}/_msearch"
@@ -499,8 +493,7 @@ def _headers(product: Product, key: str | None) -> dict[str, str]:
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/x-ndjson"}
     if key is None:
         return headers
-    if not key.isascii() or not key.isprintable() or not key.strip():
-        raise ConfigurationError("the key must be printable ASCII characters, not empty")
+    check_key(key, "cluster's")
     if product == "elasticsearch":
         return headers | {"Authorization": f"ApiKey {key}"}
     basic = base64.b64encode(key.encode()).decode()

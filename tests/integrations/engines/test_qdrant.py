@@ -16,12 +16,12 @@ pytest.importorskip("qdrant_client")
 
 import httpx
 from engine_contract import PASSAGES, EngineContract
+from fault_rows import FaultRows, Row
 from memory_engine import MemoryEngine
-from prometheus_client import CollectorRegistry
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from ctxguard import ContextGuard, Flag, Passage, RatioPolicy, Route
+from ctxguard import Passage, Route
 from ctxguard.errors import (
     ConfigurationError,
     DataError,
@@ -32,7 +32,6 @@ from ctxguard.errors import (
 from ctxguard.integrations.engines.engine import LegQuery
 from ctxguard.integrations.engines.qdrant import bm25_weights, term_index
 from ctxguard.integrations.engines.retriever import EngineRetriever
-from ctxguard.request.telemetry import Telemetry
 from ctxguard.resilience import UnansweredError
 from ctxguard.testing import RetrieverContract, WordHashEmbedder
 
@@ -190,50 +189,34 @@ def point(n: int, score: Any, **payload: Any) -> Any:
     return SimpleNamespace(score=score, payload={**content, **payload})
 
 
-def guarded(points: Sequence[Any], depth: int = 100) -> Any:
-    """What a guard makes of the dense leg's points."""
+def answering(points: Sequence[Any]) -> EngineRetriever:
+    """A retriever whose dense leg answers these points."""
     retriever = built(PASSAGES[:2])
     engine: Any = retriever._engine
     engine._connection = _Connection(lambda *_, **__: [SimpleNamespace(points=list(points))])
-    guard = ContextGuard(
-        retriever.on_route(Route.DENSE),
-        policy=RatioPolicy(k=2, min_ratio=0.5),
-        depth=depth,
-        telemetry=Telemetry(CollectorRegistry()),
-    )
-    return guard.retrieve("foxes")
+    return retriever.on_route(Route.DENSE)
 
 
-def test_ten_thousand_results_are_cut_to_the_depth() -> None:
-    context = guarded([point(n, 1 - n / 20_000) for n in range(10_000)])
-    assert context.candidates == 100
-    assert context.kept_ids == ("d0", "d1")
+class TestFaultRows(FaultRows):
+    """Points that the client may return for the dense leg."""
 
+    has_distances = False
 
-def test_an_id_that_comes_twice_is_served_once() -> None:
-    context = guarded([point(0, 0.9), point(0, 0.8), point(1, 0.7)])
-    assert context.kept_ids == ("d0", "d1")
-    assert context.dropped_by_reason == {"duplicate_id": 1}
-
-
-@pytest.mark.parametrize("scores", [[None, None], ["0.9", "0.8"], [float("nan")] * 2])
-def test_without_numbers_as_scores_the_order_is_kept_and_said_to_be_all(scores: Any) -> None:
-    context = guarded([point(n, score) for n, score in enumerate(scores)])
-    assert context.kept_ids == ("d0", "d1")
-    assert Flag.INVALID_SCORES in context.flags
-
-
-def test_distances_are_no_cosines() -> None:
-    assert Flag.DOMAIN_VIOLATION in guarded([point(0, 3.5), point(1, 7.0)]).flags
+    def retriever(self, found: Sequence[Row], score_kind: str) -> Any:
+        points = [
+            point(at, row.score, passage_id=row.id, text=row.text) for at, row in enumerate(found)
+        ]
+        return answering(points)
 
 
 @pytest.mark.parametrize(
     "payload", [{"text": None}, {"passage_id": 7}, {"metadata": "{"}, {"metadata": {"tenant": "a"}}]
 )
 def test_a_point_without_a_whole_passage_is_left_out(payload: dict[str, Any]) -> None:
-    assert guarded([point(0, 0.9, **payload), point(1, 0.8)]).kept_ids == ("d1",)
+    odd = point(0, 0.9, **payload)
+    assert answering([odd, point(1, 0.8)]).retrieve("foxes").passage_ids == ("d1",)
     with pytest.raises(StageError):
-        guarded([point(0, 0.9, **payload)])
+        answering([odd]).retrieve("foxes")
 
 
 @pytest.mark.parametrize("answer", [[], [None], ["points"], [SimpleNamespace(points=None)]])
