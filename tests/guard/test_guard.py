@@ -69,9 +69,12 @@ class Answering:
         return self.answer
 
 
+OWN = {"embedder": "mini", "corpus_size": "6"}
+
+
 class Identified(Answering):
     def fingerprint(self) -> dict[str, str]:
-        return {"embedder": "mini", "corpus_size": "6"}
+        return OWN
 
 
 @dataclass
@@ -164,29 +167,21 @@ class TestWhatItWraps:
         assert served(context) == ["a", "b", "c"]
         assert retriever.depths == [37]
 
-    def test_a_plain_callable_is_asked_as_it_is(self) -> None:
-        def search(query: str, depth: int) -> Ranking:
-            return RANKING
-
-        assert served(guard_of(search, policy=SEVENTY).retrieve("q?")) == ["a", "b", "c"]
-
-    def test_plain_hits_are_ranked_by_the_score_kind_that_is_named(self) -> None:
-        guard = guard_of(Answering(HITS), policy=SEVENTY, score_kind="ratio")
+    @pytest.mark.parametrize(
+        "search",
+        [
+            lambda query, depth: RANKING,
+            lambda query, depth: HITS,
+            lambda query, depth: iter(HITS[:depth]),
+            lambda query, depth: [
+                type("Own", (Hit,), {})(hit.passage_id, hit.score) for hit in HITS
+            ],
+        ],
+        ids=["ranking", "hits", "generator", "subclass"],
+    )
+    def test_a_plain_callable_may_return_a_ranking_or_hits(self, search: Any) -> None:
+        guard = guard_of(search, policy=SEVENTY, score_kind="ratio")
         assert served(guard.retrieve("q?")) == ["a", "b", "c"]
-
-    def test_hits_may_come_from_a_generator(self) -> None:
-        def search(query: str, depth: int) -> Iterator[Hit]:
-            yield from HITS[:depth]
-
-        guard = guard_of(search, policy=SEVENTY, score_kind=ScoreKind.RATIO, depth=2)
-        assert served(guard.retrieve("q?")) == ["a", "b"]
-
-    def test_hits_may_be_of_a_subclass(self) -> None:
-        class Own(Hit):
-            pass
-
-        guard = guard_of(Answering([Own("a", 1.0, "text")]), score_kind="ratio")
-        assert served(guard.retrieve("q?")) == ["a"]
 
     @pytest.mark.parametrize(
         "form", ["method", "asynchronous only", "function", "callable object", "awaitable"]
@@ -280,10 +275,6 @@ class TestWhatItWraps:
         expected = guard.retrieve("q?", request_id="r").to_dict()
         assert guard.filter("q?", RANKING, request_id="r").to_dict() == expected
 
-    def test_what_is_no_retriever_is_refused_at_start(self) -> None:
-        with pytest.raises(ConfigurationError, match="a str is no retriever"):
-            guard_of("a retriever's name")
-
 
 class TestModes:
     def test_enforce_serves_what_the_policy_keeps(self) -> None:
@@ -332,10 +323,6 @@ class TestModes:
         assert served(context) == list(context.kept_ids) == ["a", "b", "c", "d"]
         assert context.flags == ()
 
-    def test_an_unknown_mode_is_refused_with_the_known_ones(self) -> None:
-        with pytest.raises(ConfigurationError, match="'enforced' is unknown; use one of enforce"):
-            guard_of(mode="enforced")
-
     @given(st.data())
     def test_shadow_and_off_equal_the_bare_retriever_on_any_ranking(
         self, data: st.DataObject
@@ -354,21 +341,22 @@ class TestModes:
 
 
 class TestSettings:
-    def test_a_profile_and_a_policy_compete(self) -> None:
-        with pytest.raises(ConfigurationError, match="not both"):
-            guard_of(profile=profile_of(), policy=SEVENTY)
-
-    def test_a_depth_below_one_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="depth 0"):
-            guard_of(depth=0)
-
-    def test_an_unknown_score_kind_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="score_kind 'bm25' is unknown"):
-            guard_of(score_kind="bm25")
-
-    def test_a_relative_filter_on_scores_declared_rank_only_is_refused_at_start(self) -> None:
-        with pytest.raises(ConfigurationError, match="min_ratio"):
-            guard_of(policy=SEVENTY, score_kind="rank")
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"profile": profile_of(), "policy": SEVENTY}, "not both"),
+            ({"depth": 0}, "depth 0"),
+            ({"score_kind": "bm25"}, "score_kind 'bm25' is unknown"),
+            ({"policy": SEVENTY, "score_kind": "rank"}, "min_ratio"),
+            ({"mode": "enforced"}, "'enforced' is unknown; use one of enforce"),
+            ({"retriever": "a retriever's name"}, "a str is no retriever"),
+        ],
+    )
+    def test_settings_that_cannot_work_are_refused_at_start(
+        self, settings: dict[str, Any], match: str
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=match):
+            guard_of(**settings)
 
     @pytest.mark.parametrize("mode", ["off", Mode.OFF])
     def test_the_mode_may_be_changed_while_serving(self, mode: Any) -> None:
@@ -415,12 +403,15 @@ class TestSettings:
 
 
 class TestErrors:
-    def test_a_failing_retriever_is_an_outage_with_its_cause(self, counted: Counted) -> None:
+    @pytest.mark.parametrize("awaited", [False, True])
+    def test_a_failing_retriever_is_an_outage_with_its_cause(
+        self, awaited: bool, counted: Counted
+    ) -> None:
         cause = ConnectionError("refused")
         guard = guard_of(Failing(cause), telemetry=counted.telemetry)
         named = r"ConnectionError at test_guard\.py"
         with pytest.raises(StageUnavailableError, match=named) as caught:
-            guard.retrieve("q?")
+            asyncio.run(guard.aretrieve("q?")) if awaited else guard.retrieve("q?")
         assert caught.value.__cause__ is cause
         assert caught.value.stage == "retriever"
         assert counted["failed_requests"] == 1
@@ -433,12 +424,6 @@ class TestErrors:
             guard_of(Failing(outage)).retrieve("q?")
         assert caught.value is outage
         assert caught.value.__cause__ is cause
-
-    def test_a_failing_retriever_is_an_outage_when_awaited_too(self, counted: Counted) -> None:
-        guard = guard_of(Failing(TimeoutError("slow")), telemetry=counted.telemetry)
-        with pytest.raises(StageUnavailableError, match=r"TimeoutError at test_guard\.py"):
-            asyncio.run(guard.aretrieve("q?"))
-        assert counted["failed_requests"] == 1
 
     def test_a_retriever_that_fails_while_its_hits_are_read_is_an_outage(self) -> None:
         def search(query: str, depth: int) -> Iterator[Hit]:
@@ -515,19 +500,17 @@ class TestErrors:
         with pytest.raises(KeyboardInterrupt):
             guard_of(Failing(KeyboardInterrupt())).retrieve("q?")
 
-    def test_an_empty_result_is_an_answer_and_is_flagged(self, counted: Counted) -> None:
-        empty = Ranking.from_hits([], ScoreKind.RATIO)
-        guard = guard_of(Answering(empty), policy=SEVENTY, telemetry=counted.telemetry)
+    @pytest.mark.parametrize("answer", [Ranking.from_hits([], ScoreKind.RATIO), []])
+    def test_an_empty_result_is_an_answer_and_is_flagged(
+        self, answer: object, counted: Counted
+    ) -> None:
+        guard = guard_of(Answering(answer), score_kind="ratio", telemetry=counted.telemetry)
         context = guard.retrieve("q?")
         assert context.empty
         assert context.text == ""
         assert Flag.EMPTY_RETRIEVAL in context.flags
         assert counted.requests("ok") == 1
         assert counted["failed_requests"] == 0
-
-    def test_no_hits_at_all_are_an_empty_result_too(self) -> None:
-        context = guard_of(Answering([]), score_kind="ratio").retrieve("q?")
-        assert Flag.EMPTY_RETRIEVAL in context.flags
 
     def test_rank_only_scores_fail_open_to_the_top_k_and_say_so(self) -> None:
         fused = replace(RANKING, kind=ScoreKind.RANK)
@@ -538,24 +521,22 @@ class TestErrors:
 
 
 class TestCalibration:
-    def test_without_a_profile_the_top_k_is_served_and_flagged(self) -> None:
-        context = guard_of(k=3).retrieve("q?")
+    @pytest.mark.parametrize(
+        ("retriever", "settings", "flags"),
+        [
+            (Answering, {"k": 3}, (Flag.UNCALIBRATED,)),
+            (Answering, {"policy": SEVENTY}, (Flag.UNCALIBRATED,)),
+            (Identified, {"profile": profile_of(fingerprint=OWN), "strict": True}, ()),
+            (Answering, {"profile": profile_of(fingerprint=OWN), "fingerprint": OWN}, ()),
+        ],
+        ids=["top k", "by hand", "identifies itself", "identified by hand"],
+    )
+    def test_only_a_profile_of_this_system_is_applied_without_a_flag(
+        self, retriever: type[Answering], settings: dict[str, Any], flags: tuple[Flag, ...]
+    ) -> None:
+        context = guard_of(retriever(), **settings).retrieve("q?")
         assert served(context) == ["a", "b", "c"]
-        assert context.flags == (Flag.UNCALIBRATED,)
-
-    def test_a_policy_set_by_hand_is_uncalibrated(self) -> None:
-        assert guard_of(policy=SEVENTY).retrieve("q?").flags == (Flag.UNCALIBRATED,)
-
-    def test_a_profile_for_this_system_is_applied_without_a_flag(self) -> None:
-        profile = profile_of(fingerprint={"embedder": "mini", "corpus_size": "6"})
-        context = guard_of(Identified(), profile=profile, strict=True).retrieve("q?")
-        assert served(context) == ["a", "b", "c"]
-        assert context.flags == ()
-
-    def test_a_wrapped_system_can_be_identified_by_hand(self) -> None:
-        profile = profile_of(fingerprint={"index": "v3"})
-        guard = guard_of(profile=profile, fingerprint={"index": "v3"}, strict=True)
-        assert guard.retrieve("q?").flags == ()
+        assert context.flags == flags
 
     def test_strict_mode_refuses_a_profile_of_another_system(self) -> None:
         profile = profile_of(fingerprint={"embedder": "large", "corpus_size": "6"})
@@ -854,23 +835,19 @@ class TestSampling:
         guard.filter("q?", RANKING, request_id="r2")
         assert sampler.events == ["draw r1", "offer r1", "draw r2", "offer r2"]
 
-    def test_what_is_not_selected_is_not_offered(self) -> None:
-        sampler = Sampled(takes=False)
-        guard_of(sampler=sampler).retrieve("q?")
-        assert sampler.contexts == []
-
-    def test_what_is_selected_is_offered_with_the_probability_that_selected_it(self) -> None:
-        sampler = Sampled()
-        guard_of(sampler=sampler).retrieve("q?", sample=True)
-        assert sampler.probabilities == [0.25]
-
-    def test_a_request_sampled_by_hand_is_offered_with_probability_zero(self) -> None:
-        sampler = Sampled(takes=False)
+    @pytest.mark.parametrize(
+        ("takes", "by_hand", "offered"),
+        [(True, False, 0.25), (True, True, 0.25), (False, True, 0.0), (False, False, None)],
+    )
+    def test_what_is_selected_or_sampled_by_hand_is_offered_with_its_probability(
+        self, takes: bool, by_hand: bool, offered: float | None
+    ) -> None:
+        sampler = Sampled(takes=takes)
         guard = guard_of(sampler=sampler)
-        guard.retrieve("q?", sample=True)
-        asyncio.run(guard.aretrieve("q?", sample=True))
-        guard.filter("q?", RANKING, sample=True)
-        assert sampler.probabilities == [0.0, 0.0, 0.0]
+        guard.retrieve("q?", sample=by_hand)
+        asyncio.run(guard.aretrieve("q?", sample=by_hand))
+        guard.filter("q?", RANKING, sample=by_hand)
+        assert sampler.probabilities == ([] if offered is None else [offered] * 3)
 
     def test_sampling_by_hand_without_a_sampler_changes_nothing(self) -> None:
         assert len(guard_of(policy=SEVENTY).retrieve("q?", sample=True)) == 3
