@@ -14,7 +14,6 @@ from calibration.data.coverage import coverage, unjudged
 from calibration.data.dataset import Dataset, Query
 from calibration.data.frozen_sets import changes, freeze, read_snapshot
 from calibration.data.golden import (
-    AdjudicatedLabel,
     Annotation,
     GoldenSet,
     Occurrence,
@@ -44,53 +43,62 @@ def annotation(value: int | str, **more: object) -> Annotation:
 
 
 class TestAdjudication:
-    def adjudicated(self, *annotations: Annotation) -> AdjudicatedLabel:
-        values = {adjudicate(order).value for order in permutations(annotations)}
-        assert len(values) == 1, "the order of labels must not matter"
-        return adjudicate(annotations)
-
-    def test_labels_that_agree_are_no_dispute(self) -> None:
-        label = self.adjudicated(annotation(2, annotator="ann"), annotation(2, annotator="ben"))
-        assert (label.value, label.disputed) == (2, False)
-
-    def test_of_several_annotators_the_lower_median_counts(self) -> None:
-        label = self.adjudicated(
-            annotation(1, annotator="ann"),
-            annotation(2, annotator="ben"),
-            annotation(0, annotator="eve", date="2026-05-01"),
-        )
-        assert label.value == 1
-        assert label.relevance_disputed
-        assert self.adjudicated(annotation(2), annotation(0, date="2020-01-01")).value == 0
-
-    def test_a_passage_that_is_not_relevant_misleads_as_a_label_says(self) -> None:
-        label = self.adjudicated(annotation(2), annotation(0), annotation("hard_negative"))
-        assert label.value == "hard_negative"
-        assert self.adjudicated(annotation(2), annotation(2), annotation("distractor")).value == 2
-
-    def test_of_two_ways_to_mislead_the_latest_counts_then_the_worst(self) -> None:
-        early = annotation("distractor", date="2026-01-01T00:00:00+05:00")
-        late = annotation("hard_negative", date="2026-01-01")
-        assert self.adjudicated(early, late).value == "hard_negative"
-        undated = annotation("distractor"), annotation("hard_negative")
-        assert self.adjudicated(*undated).value == "distractor"
-
-    def test_an_annotator_who_labels_again_counts_once(self) -> None:
-        label = self.adjudicated(
-            annotation(0, annotator="ann", date="2026-01-01"),
-            annotation(2, annotator="ann", date="2026-01-02"),
-        )
-        assert (label.value, label.disputed) == (2, True)
-
-    def test_people_outweigh_any_number_of_machines(self) -> None:
-        label = self.adjudicated(
-            annotation(0, source="authored"),
-            annotation(2, source="llm", annotator="judge-1", date="2026-09-01"),
-            annotation(2, source="llm", annotator="judge-2", date="2026-09-01"),
-            annotation(1, source="traffic"),
-        )
-        assert label.value == 0
-        assert len(label.annotations) == 4
+    @pytest.mark.parametrize(
+        ("annotations", "value"),
+        [
+            ([annotation(2, annotator="ann"), annotation(2, annotator="ben")], 2),
+            # The lower median of several annotators.
+            (
+                [
+                    annotation(1, annotator="ann"),
+                    annotation(2, annotator="ben"),
+                    annotation(0, annotator="eve", date="2026-05-01"),
+                ],
+                1,
+            ),
+            ([annotation(2), annotation(0, date="2020-01-01")], 0),
+            # A passage that is not relevant misleads as a label says.
+            ([annotation(2), annotation(0), annotation("hard_negative")], "hard_negative"),
+            ([annotation(2), annotation(2), annotation("distractor")], 2),
+            # The latest of two ways to mislead, then the worst.
+            (
+                [
+                    annotation("distractor", date="2026-01-01T00:00:00+05:00"),
+                    annotation("hard_negative", date="2026-01-01"),
+                ],
+                "hard_negative",
+            ),
+            ([annotation("distractor"), annotation("hard_negative")], "distractor"),
+            # An annotator who labels again counts once.
+            (
+                [
+                    annotation(0, annotator="ann", date="2026-01-01"),
+                    annotation(2, annotator="ann", date="2026-01-02"),
+                ],
+                2,
+            ),
+            # People outweigh any number of machines.
+            (
+                [
+                    annotation(0, source="authored"),
+                    annotation(2, source="llm", annotator="judge-1", date="2026-09-01"),
+                    annotation(2, source="llm", annotator="judge-2", date="2026-09-01"),
+                    annotation(1, source="traffic"),
+                ],
+                0,
+            ),
+        ],
+    )
+    def test_labels_that_differ_give_one_value_in_any_order(
+        self, annotations: list[Annotation], value: int | str
+    ) -> None:
+        for order in permutations(annotations):
+            label = adjudicate(order)
+            assert label.value == value
+            assert len(label.annotations) == len(annotations)
+            assert label.disputed == (len({given.value for given in annotations}) > 1)
+            relevant = {given.grade > 0 for given in annotations}
+            assert label.relevance_disputed == (len(relevant) > 1)
 
     @given(
         st.lists(

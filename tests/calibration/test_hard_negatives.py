@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from calibration.data.dataset import Dataset, Query
 from calibration.data.hard_negatives import (
-    Mining,
     Triplet,
     mine,
     triplets,
@@ -50,50 +50,43 @@ def labels(relevant: str, irrelevant: str = "", hard: str = "", distractors: str
     )
 
 
-def found(mining: Mining) -> list[tuple[str, str, int]]:
-    return [(n.passage_id, n.kind, n.rank) for n in mining.negatives]
+RANKED, BELOW_ZERO = pools_of("rx", kind=ScoreKind.RANK), pools_of("rx", scores=(0.0, 0.0))
+CLOSE = pools_of("xryz", scores=(1.0, 0.9, 0.86, 0.85))
 
 
 class TestMining:
-    def test_only_labelled_passages_count(self) -> None:
+    @pytest.mark.parametrize(
+        ("pools", "dataset", "settings", "expected"),
+        [
+            (pools_of("arbc"), labels("r", "abc"), {"near": 1}, "ab"),
+            (pools_of("arbc"), labels("r", "abc"), {"near": 0}, "a"),
+            # Without a relevant passage in sight the rank does not matter.
+            (pools_of("xxxab"), labels("r", "ab"), {"near": 0}, "ab"),
+            (pools_of("ab"), labels("", "ab"), {}, ""),
+            # Unlabelled passages must miss the positive by the margin, or none is asked for.
+            (CLOSE, labels("r"), {"unjudged_margin": 0.05}, "z"),
+            (pools_of("xry"), labels("r"), {"unjudged_margin": 0.0}, "xy"),
+            (pools_of("rxyi"), labels("r", "i"), {"per_query": 2, "unjudged_margin": 0.05}, "ix"),
+            (pools_of("xy"), labels("r"), {"unjudged_margin": 0.05}, ""),
+            (BELOW_ZERO, labels("r"), {"unjudged_margin": 0.05}, ""),
+            (RANKED, labels("r"), {"unjudged_margin": None}, ""),
+        ],
+    )
+    def test_a_hard_negative_is_labelled_and_near_or_far_enough_below(
+        self, pools: Pools, dataset: Dataset, settings: dict[str, Any], expected: str
+    ) -> None:
+        mining = mine(pools, dataset, **settings)
+        assert "".join(each.passage_id for each in mining.negatives) == expected
+        assert mining.answerable == bool(dataset.answerable)
+        assert mining.without_negative == (mining.answerable if not expected else 0)
+
+    def test_each_has_the_kind_of_its_label_and_its_rank(self) -> None:
         mining = mine(pools_of("xirhd"), labels("r", irrelevant="i", hard="h", distractors="d"))
-        assert found(mining) == [
+        assert [(n.passage_id, n.kind, n.rank) for n in mining.negatives] == [
             ("i", "irrelevant", 2),
             ("h", "hard_negative", 4),
             ("d", "distractor", 5),
         ]
-
-    def test_far_below_the_first_relevant_is_not_hard(self) -> None:
-        dataset = labels("r", irrelevant="abc")
-        assert [n[0] for n in found(mine(pools_of("arbc"), dataset, near=1))] == ["a", "b"]
-        assert [n[0] for n in found(mine(pools_of("arbc"), dataset, near=0))] == ["a"]
-
-    def test_where_no_relevant_one_was_retrieved_all_that_is_judged_is_hard(self) -> None:
-        mining = mine(pools_of("xxxab"), labels("r", irrelevant="ab"), near=0)
-        assert [n[0] for n in found(mining)] == ["a", "b"]
-
-    def test_a_query_without_a_relevant_passage_teaches_nothing(self) -> None:
-        mining = mine(pools_of("ab"), labels("", irrelevant="ab"))
-        assert (mining.negatives, mining.answerable) == ((), 0)
-
-    def test_queries_that_give_none_are_counted(self) -> None:
-        mining = mine(pools_of("rx"), labels("r"))
-        assert (mining.answerable, mining.without_negative) == (1, 1)
-
-    def test_unjudged_ones_must_miss_the_positive_by_the_margin(self) -> None:
-        pools = pools_of("xryz", scores=(1.0, 0.9, 0.86, 0.85))
-        mining = mine(pools, labels("r"), unjudged_margin=0.05)
-        assert found(mining) == [("z", "unjudged", 4)]
-
-    def test_a_margin_of_zero_takes_those_above_as_well(self) -> None:
-        mining = mine(pools_of("xry"), labels("r"), unjudged_margin=0.0)
-        assert [n[0] for n in found(mining)] == ["x", "y"]
-
-    def test_judged_ones_come_first_and_the_rest_fill_up(self) -> None:
-        mining = mine(
-            pools_of("rxyi"), labels("r", irrelevant="i"), per_query=2, unjudged_margin=0.05
-        )
-        assert [n[0] for n in found(mining)] == ["i", "x"]
 
     def test_those_that_score_furthest_above_the_relevant_one_mislead_most(self) -> None:
         pools = pools_of("abry", scores=(1.0, 0.9, 0.5, 0.4))
@@ -103,18 +96,9 @@ class TestMining:
         assert [each.passage_id for each in mining.most_misleading(1)] == ["a"]
         assert mine(pools_of("ab"), labels("r", irrelevant="ab")).most_misleading(5) == ()
 
-    def test_without_a_relevant_one_in_sight_unjudged_ones_have_no_measure(self) -> None:
-        assert mine(pools_of("xy"), labels("r"), unjudged_margin=0.05).negatives == ()
-
-    def test_a_positive_that_scores_zero_has_nothing_below_it(self) -> None:
-        pools = pools_of("rx", scores=(0.0, 0.0))
-        assert mine(pools, labels("r"), unjudged_margin=0.05).negatives == ()
-
     def test_scores_that_carry_rank_only_have_no_margin(self) -> None:
-        pools = pools_of("rx", kind=ScoreKind.RANK)
         with pytest.raises(ConfigurationError, match="use convex fusion"):
-            mine(pools, labels("r"), unjudged_margin=0.05)
-        assert mine(pools, labels("r"), unjudged_margin=None).answerable == 1
+            mine(RANKED, labels("r"), unjudged_margin=0.05)
 
     @pytest.mark.parametrize(
         ("setting", "fault"),
