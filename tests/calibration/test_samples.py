@@ -347,15 +347,17 @@ def found(traffic: JudgedTraffic, in_force: Profile) -> Recalibration:
 class TestRecalibrating:
     def test_a_bad_policy_is_replaced_by_a_better_one(self, found: Recalibration) -> None:
         for metric in ("recall", "udcg_strict"):
-            assert found.differences[metric].outcome == "better"
+            assert found.results.of("new", metric).difference.outcome == "better"
 
     def test_the_comparison_is_on_queries_that_took_no_part_in_the_choice(
         self, found: Recalibration
     ) -> None:
         chosen = {query.query_id for query in found.calibration.chosen_on.queries}
-        assert not chosen & set(found.new.query_ids)
-        assert found.old.query_ids == found.new.query_ids
-        assert found.held_out == len(found.new.query_ids) == 160 - len(chosen)
+        assert found.calibration.held_out is not None
+        held_out = {query.query_id for query in found.calibration.held_out.queries}
+        assert not chosen & held_out
+        assert found.held_out == len(held_out) == 160 - len(chosen)
+        assert found.results.of("new", "kept").mean.n == found.held_out
 
     def test_nothing_but_the_route_is_changed(
         self, found: Recalibration, in_force: Profile
@@ -396,8 +398,9 @@ class TestRecalibrating:
         self, traffic: JudgedTraffic, found: Recalibration
     ) -> None:
         again = recalibrate(traffic, found.profile, ASKED)
-        assert {one.outcome for one in again.differences.values()} <= {"within noise", "no data"}
-        assert again.differences["udcg_strict"].value == 0.0
+        changes = {row.metric: row.difference for row in again.results.rows if row.difference}
+        assert {one.outcome for one in changes.values()} <= {"within noise", "no data"}
+        assert changes["udcg_strict"].value == 0.0
 
     def test_the_same_traffic_gives_the_same_bytes(
         self, traffic: JudgedTraffic, in_force: Profile, found: Recalibration
@@ -453,7 +456,7 @@ class TestWithoutAFormerProfile:
             label(found.calibration.pools[Route.HYBRID], traffic.dataset, baseline_k=3),
             RatioPolicy(k=3),
         )
-        assert found.old.values["recall"].size < own.values["recall"].size
+        assert found.results.of("old", "kept").mean.n < own.values["kept"].size
 
     def test_what_a_policy_had_cut_says_nothing_of_today(self) -> None:
         retriever, dataset = simulate(20)
