@@ -267,9 +267,13 @@ class TestRaising:
         alike = [replace(each, recall_probability=0.5) for each in (*seldom, *often)]
         assert state_of().add_day(alike, 1.0).raised != []
 
-    def test_a_recall_loss_above_one_is_refused(self) -> None:
-        with pytest.raises(ConfigurationError, match="recall_loss"):
-            lose(state_of(), 1.5, 1)
+    @pytest.mark.parametrize("loss", [1.5, -1.0, math.nan, math.inf])
+    def test_what_only_damage_can_have_written_is_left_out(self, loss: float) -> None:
+        state = state_of()
+        assert lose(state, loss, 100) == []
+        assert state.report().losses[0].n == 0
+        no_probability = [replace(row(1.0), recall_probability=math.nan) for _ in range(100)]
+        assert state.add_day(no_probability, 1.0).raised == []
 
 
 class TestActiveAlarms:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from ctxguard._support.fork_safety import reset_in_children
 from ctxguard.core.types import Route
-from ctxguard.errors import ConfigurationError, DataError, ProfileError
+from ctxguard.errors import DataError, ProfileError
 from ctxguard.monitor.alarms.alarm import Alarm, AlarmKind
 from ctxguard.monitor.alarms.day import Day
 from ctxguard.monitor.alarms.drift import SignalCounter, SignalCounts, Signals
@@ -114,7 +114,8 @@ class AlarmState:
         self._active: dict[tuple[AlarmKind, Route | None], Alarm] = {}
         self._losses = self._new_monitors()
         self._signals = SignalCounter(self.profile)
-        self._evaluated_until: float | None = None
+        self.evaluated_until: float | None = None
+        """The end of the last day that was added; None before the first."""
 
     def _new_monitors(self) -> dict[_Key, LossMonitor]:
         new = LossMonitor.of_exact_judge if self.is_exact else LossMonitor.of_baseline
@@ -166,9 +167,6 @@ class AlarmState:
 
         Returns:
             The alarms that this raises and ends.
-
-        Raises:
-            ConfigurationError: a loss that is negative or not finite, or a recall loss above 1.
         """
         changes, found = LossChanges([], []), list[Alarm]()
         days: dict[tuple[Route, Quantity], Day] = {}
@@ -188,13 +186,8 @@ class AlarmState:
             # A broken promise says more than a rise above a baseline.
             found.sort(key=lambda alarm: alarm.reference is ReferenceKind.BASELINE)
             changes.raised.extend([alarm for alarm in found if self._add(alarm)])
-            self._evaluated_until = end_seconds
+            self.evaluated_until = end_seconds
         return changes
-
-    @property
-    def evaluated_until(self) -> float | None:
-        """The end of the last day that was added; None before the first."""
-        return self._evaluated_until
 
     def add_signals(self, route: Route, signals: Signals) -> None:
         """Count the signals of one sampled request, judged or not."""
@@ -238,7 +231,7 @@ class AlarmState:
                         self._raised,
                         tuple(self._active.values()),
                         tuple(self._losses.values()),
-                        self._evaluated_until,
+                        self.evaluated_until,
                     )
                 ),
                 allow_nan=False,
@@ -280,7 +273,7 @@ class AlarmState:
             self._raised = dict.fromkeys(AlarmKind, 0) | saved.raised
             self._active = {alarm.key: alarm for alarm in saved.active}
             self._losses = self._new_monitors()
-            self._evaluated_until = saved.evaluated_until
+            self.evaluated_until = saved.evaluated_until
             for monitor in saved.losses if self.profile_id == saved.profile_id else ():
                 if self.is_exact is (monitor.reference is ReferenceKind.PROMISE):
                     self._losses[monitor.key] = monitor
@@ -296,7 +289,12 @@ class AlarmState:
 
     def _add(self, alarm: Alarm) -> bool:
         active = self._active.get(alarm.key)
-        if active is not None and not _says_more(alarm, active):
+        # Evidence against the promise says more than a rise above a baseline.
+        if active is not None and not (
+            active.reference is ReferenceKind.BASELINE
+            and alarm.reference is not None
+            and alarm.reference.is_of_promise
+        ):
             return False
         self._active[alarm.key] = alarm
         self._raised[alarm.kind] += 1
@@ -304,29 +302,24 @@ class AlarmState:
 
 
 def _day(rows: Sequence[LossRow], stored: StoredShares, route: Route, quantity: Quantity) -> Day:
-    """The losses of one route that are defined."""
-    found = [
-        (loss, row.recall_probability if quantity is Quantity.RECALL_LOSS else row.probability, row)
-        for row in rows
-        if row.route == route.value and (loss := getattr(row, quantity.value)) is not None
-    ]
-    if quantity is Quantity.RECALL_LOSS and any(loss > 1.0 for loss, _, _ in found):
-        raise ConfigurationError("recall_loss must lie in [0, 1]")
-    return Day.of(
-        np.array([loss for loss, _, _ in found], np.float64),
-        np.array([probability for _, probability, _ in found], np.float64)
-        * stored.at(np.array([row.time_seconds for _, _, row in found], np.float64)),
-        np.array([row.question for _, _, row in found], np.int64),
-    )
-
-
-def _says_more(alarm: Alarm, active: Alarm) -> bool:
-    """Whether an alarm is against the promise, and the active one about the same was not."""
-    return (
-        active.reference is ReferenceKind.BASELINE
-        and alarm.reference is not None
-        and alarm.reference.is_of_promise
-    )
+    """The losses of one route that are defined; what only damage can have written is left out."""
+    is_recall, own = quantity is Quantity.RECALL_LOSS, [row for row in rows if row.route == route]
+    found = np.array(
+        [
+            (
+                row.recall_loss if is_recall else row.harm,
+                row.recall_probability if is_recall else row.probability,
+                row.time_seconds,
+            )
+            for row in own
+        ],
+        np.float64,
+    ).reshape(len(own), 3)
+    losses, probability, times = found.T
+    is_usable = (losses >= 0.0) & (losses <= (1.0 if is_recall else np.finfo(float).max))
+    is_usable &= (probability > 0.0) & (probability <= 1.0) & np.isfinite(times)
+    question = np.array([row.question for row in own], np.int64)[is_usable]
+    return Day.of(losses[is_usable], probability[is_usable] * stored.at(times[is_usable]), question)
 
 
 def _safe_profile_id(profile: Profile) -> str | None:
