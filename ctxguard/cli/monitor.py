@@ -415,7 +415,9 @@ def _print_alarms(alarms: "AlarmReport", output: Output) -> None:
             "its first requests; that shows a rise, not whether the promise holds"
         )
     if not any(monitor.n for monitor in alarms.losses) and not alarms.active:
-        output.note("no request judged so far was served by this profile in enforce mode")
+        output.note(
+            "no day of requests that this profile served in enforce mode is over and judged yet"
+        )
 
 
 def _target(monitor: "LossMonitor") -> str:

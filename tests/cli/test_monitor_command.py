@@ -337,9 +337,7 @@ class TestAlarms:
             )
         profile_of(RatioPolicy(k=10)).save(file)
         result = ok(once(traffic, "--profile", file))
-        assert "no request judged so far was served by this profile" in " ".join(
-            result.stdout.split()
-        )
+        assert "no day of requests that this profile served" in " ".join(result.stdout.split())
 
     def test_a_promise_that_holds_is_shown_with_what_speaks_against_it(
         self, once: Callable[..., Result], tmp_path: Path
