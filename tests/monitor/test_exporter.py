@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from watching import Watching
 
 from ctxguard.core.context import Context
-from ctxguard.core.policies import RatioPolicy
-from ctxguard.core.types import Passage, Route, ScoreKind
-from ctxguard.monitor.alarms import AlarmState
+from ctxguard.core.types import Passage, Route
 from ctxguard.monitor.estimation.live import Window
-from ctxguard.monitor.estimation.terms import Metric
 from ctxguard.monitor.export.prometheus import MonitorCollector
 from ctxguard.monitor.judges import Judgment, LabelJudge
 from ctxguard.monitor.judges.usage import InvalidReason, Ledger
 from ctxguard.monitor.sampling.inclusion import JudgingRates
 from ctxguard.monitor.store import FeedbackRow
-from ctxguard.profile.schema import RouteProfile
-from tests.profiles import CERTIFICATE, profile_with
 from tests.timing import until
 
 MakeContext = Callable[..., Context]
@@ -116,32 +110,6 @@ def test_the_figure_of_a_judge_that_errs_is_no_estimate(make_context: MakeContex
     assert one(samples, "ctxguard_judge_estimate", **labels) == 2 / 4
 
 
-def test_ratios_of_the_counters_are_the_estimates_across_processes(
-    make_context: MakeContext,
-) -> None:
-    _, here = watched(make_context, ["one", "two"], rate=0.5)
-    _, there = watched(make_context, ["three", "one", "two"], rate=0.25)
-    together = scrape(here, there)
-
-    def total(name: str) -> float:
-        return one(together, f"ctxguard_{name}_total", **HERE)
-
-    # Requests of the second process stand for twice as many as those of the first.
-    assert total("estimated_requests") == 2 * 2 + 3 * 4
-    assert total("kept_relevant") / total("relevant") == (2 * 2 + 2 * 4) / (3 * 2 + 4 * 4)
-    mrr = total("reciprocal_rank") / total("answerable_requests")
-    assert mrr == pytest.approx((1.5 * 2 + 1.5 * 4) / (2 * 2 + 3 * 4))
-
-
-def test_the_counters_of_one_process_give_its_estimates(make_context: MakeContext) -> None:
-    live, registry = watched(make_context, ["one", "two", "three"])
-    samples = scrape(registry)
-    estimates = live.monitor.estimates(Window.ALL_RETAINED)
-    gain, harm = (one(samples, f"ctxguard_{name}_total", **HERE) for name in ("gain", "harm"))
-    represented = one(samples, "ctxguard_estimated_requests_total", **HERE)
-    assert (gain - harm) / represented == pytest.approx(estimates[Metric.UDCG].value)
-
-
 def test_where_every_sample_is_adds_up_in_one_scrape(make_context: MakeContext) -> None:
     live, registry = watched(make_context, ["one", "unknown"])
     for _ in range(103):
@@ -225,17 +193,6 @@ def test_a_refused_passage_shows_in_the_share_of_incomplete_samples(
     assert sorted(kept) == sorted(POOL)
 
 
-def test_a_sample_that_vanished_shows_in_the_scrape(make_context: MakeContext) -> None:
-    live, registry = watched(make_context, ["one"])
-    live.sampler.offer(make_context(POOL, 1), 1.0, live.now)
-    live.sampler.drain(1)
-    live.serve(make_context(POOL, 1))
-    live.monitor.report()
-    samples = scrape(registry)
-    assert one(samples, "ctxguard_pending_samples") == 0
-    assert one(samples, "ctxguard_unaccounted_samples") == 1
-
-
 def test_feedback_is_counted_by_kind_and_enters_no_estimate(make_context: MakeContext) -> None:
     live, registry = watched(make_context, ["one", "two"])
     before = live.monitor.estimates(Window.ALL_RETAINED)
@@ -259,28 +216,6 @@ def test_the_cost_of_a_judge_is_exported(make_context: MakeContext) -> None:
     assert one(samples, "ctxguard_judge_invalid_total", reason="refused") == 1
     assert one(samples, "ctxguard_judge_tokens_total", direction="input") == 1_000_000
     assert one(samples, "ctxguard_judge_cost_total") == pytest.approx(2.00008)
-
-
-def test_an_e_value_is_absent_before_the_first_loss(make_context: MakeContext) -> None:
-    calibrated = RouteProfile(
-        policy=RatioPolicy(k=3), score_kind=ScoreKind.RATIO, certificate=CERTIFICATE
-    )
-    profile = profile_with({Route.EXTERNAL: calibrated})
-    live = Watching(
-        LabelJudge({"one": {"p0": 1, "p4": 1}}),
-        rates=JudgingRates(baseline_rate=1.0),
-        alarms=AlarmState(profile),
-    )
-    registry = CollectorRegistry()
-    MonitorCollector(live.monitor, registry)
-    live.monitor.report()
-    labels = {"route": "external", "quantity": "recall_loss", "reference": "promise"}
-    samples = scrape(registry)
-    assert one(samples, "ctxguard_alarm_target", **labels) == CERTIFICATE.alpha
-    assert one(samples, "ctxguard_alarm_e_value", **labels) is None
-    live.watch(replace(make_context(POOL, 3, query="one"), profile_id=profile.profile_id))
-    live.end_day()
-    assert one(scrape(registry), "ctxguard_alarm_e_value", **labels) > 1.0
 
 
 def test_a_store_that_fails_shows_until_it_is_mended(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 import json
 import logging
 import random
-import sqlite3
 import subprocess
 import sys
 import textwrap
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from ctxguard.monitor.sampling.record import FORMAT, SampleRecord
 from ctxguard.monitor.sampling.sampler import Sampler
 from ctxguard.monitor.sampling.writer import SampleWriter, sample_to
 from ctxguard.monitor.service import JudgedAs
-from ctxguard.monitor.store import LostReason, SampleStore, State, WorkerCounts
+from ctxguard.monitor.store import LostReason, SampleStore, WorkerCounts
 from tests.timing import PATIENCE_SECONDS, until
 
 MakeContext = Callable[..., Context]
@@ -206,16 +204,6 @@ def test_a_store_that_refuses_is_tried_again_and_nothing_is_lost(
     assert len(caplog.records) == 1
 
 
-def test_an_answer_that_was_lost_on_the_way_stores_nothing_twice(
-    make_context: MakeContext,
-) -> None:
-    live = Watching(LabelJudge({}))
-    live.writer.store = Refusing(live.store, times=1, takes=True)
-    live.serve(*[make_context(POOL, 2)] * 5)
-    assert live.writer.accounts().stored == 5
-    assert sum(live.store.states().values()) == 5
-
-
 def test_what_could_not_be_flushed_in_time_is_stored_later(make_context: MakeContext) -> None:
     live = Watching(LabelJudge({}))
     live.writer.store = Refusing(live.store, times=1)
@@ -228,23 +216,6 @@ def test_what_could_not_be_flushed_in_time_is_stored_later(make_context: MakeCon
     after = live.writer.accounts()
     assert (after.stored, after.pending, sum(after.lost.values())) == (250, 0, 0)
     assert sum(live.store.states().values()) == 250
-
-
-def test_another_process_s_lock_costs_no_sample(
-    make_context: MakeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctxguard.monitor.store.database.BUSY_SECONDS", 0.05)
-    file = tmp_path / "samples.db"
-    live = Watching(LabelJudge({}), url=f"sqlite:///{file}")
-    for _ in range(50):
-        live.sampler.offer(make_context(POOL, 2), 1.0, live.now)
-    with closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        assert not live.writer.flush(timeout_seconds=0.0)
-        other.execute("ROLLBACK")
-    assert live.writer.flush()
-    assert live.store.states()[State.PENDING] == 50
-    assert live.writer.accounts().lost == dict.fromkeys(LostReason, 0)
 
 
 def test_samples_that_the_store_never_took_are_lost_for_that_reason_at_the_end(
@@ -499,14 +470,6 @@ def test_every_process_writes_its_own_samples_and_flushes_at_its_end(
     found = store.accounts()
     assert sum(store.states().values()) == found.stored == found.sampled == samples
     assert (found.pending, found.unaccounted) == (0, 0)
-
-
-def test_sampling_is_set_up_in_one_call(tmp_path: Path, make_context: MakeContext) -> None:
-    url = f"sqlite:///{tmp_path / 'samples.db'}"
-    samples = sample_to(url, rate=1.0, rates=JudgingRates(dropped_rate=0.5))
-    samples.sampler.offer(make_context(POOL, 2), 1.0, 1.0)
-    samples.stop()
-    assert sum(SampleStore.open(url).states().values()) == 1
 
 
 def kills(tmp_path: Path, context: Context, n: int, seed: int) -> int:
