@@ -10,6 +10,7 @@ it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -164,45 +165,41 @@ def _with_values(family: _Family, values: _Values) -> _Family:
     return family
 
 
-def _samples(report: Report) -> _Families:
-    accounts = report.accounts
-    yield _counter("ctxguard_samples", "Sampled requests of all processes.", accounts.sampled)
-    yield _counter("ctxguard_stored_samples", "Samples written to the store.", accounts.stored)
-    yield _gauge(
-        "ctxguard_pending_samples", "Samples in the memory of processes.", accounts.pending
-    )
-    yield _gauge(
-        "ctxguard_unaccounted_samples",
+_SAMPLES = (
+    ("pending_samples", "accounts.pending", "Samples in the memory of processes."),
+    (
+        "unaccounted_samples",
+        "accounts.unaccounted",
         "Samples that processes held when they were killed; else 0, or a count is wrong.",
-        accounts.unaccounted,
-    )
-    yield _counter(
-        "ctxguard_lost_samples",
-        "Samples that were never stored, by reason.",
-        accounts.lost,
-        "reason",
-    )
-    yield _gauge("ctxguard_waiting_samples", "Stored samples not yet judged.", report.waiting)
-    yield _gauge(
-        "ctxguard_oldest_waiting_seconds",
+    ),
+    ("waiting_samples", "waiting", "Stored samples not yet judged."),
+    (
+        "oldest_waiting_seconds",
+        "oldest_waiting_seconds",
         "Age of the oldest sample not yet judged; absent where none waits.",
-        report.oldest_waiting_seconds,
-    )
-    yield _gauge(
-        "ctxguard_report_time_seconds",
+    ),
+    (
+        "report_time_seconds",
+        "time_seconds",
         "Time of the last report, in seconds since the epoch.",
-        report.time_seconds,
-    )
-    yield _gauge(
-        "ctxguard_judging_sampling_probability",
+    ),
+    (
+        "judging_sampling_probability",
+        "judging_sampling_probability",
         "Probability with which a sample is judged, as the judging budget allows.",
-        report.judging_sampling_probability,
-    )
-    yield _gauge(
-        "ctxguard_monitor_is_leader",
-        "1 for the one monitor of a store that cleans it, else 0.",
-        report.is_leader,
-    )
+    ),
+    ("monitor_is_leader", "is_leader", "1 for the one monitor of a store that cleans it, else 0."),
+)
+
+
+def _samples(report: Report) -> _Families:
+    found = report.accounts
+    yield _counter("ctxguard_samples", "Sampled requests of all processes.", found.sampled)
+    yield _counter("ctxguard_stored_samples", "Samples written to the store.", found.stored)
+    text = "Samples that were never stored, by reason."
+    yield _counter("ctxguard_lost_samples", text, found.lost, "reason")
+    for name, attribute, text in _SAMPLES:
+        yield _gauge(f"ctxguard_{name}", text, attrgetter(attribute)(report))
 
 
 def _counts(report: Report) -> _Families:
