@@ -102,33 +102,6 @@ def test_openais_own_client_reads_the_answer(serve: Serve, index: FaultyRetrieve
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/v1/context", {"query": ""}, 422),
-        ("/v1/context", {"query": "q" * 10_001}, 422),
-        ("/v1/context", {"query": "q", "where": {}}, 422),
-        ("/v1/context", {"query": "q", "where": {"a": None}}, 422),
-        ("/v1/context", {"query": "q", "where": {"a": 0.5}}, 422),
-        ("/v1/vector_stores/other/search", {"query": "q"}, 404),
-        (SEARCH, {"query": []}, 422),
-        (SEARCH, {"query": ["q"] * 17}, 422),
-        (SEARCH, {"query": "q", "max_num_results": 51}, 422),
-        (SEARCH, {"query": "q", "filters": {"type": "gt", "key": "a", "value": True}}, 422),
-        (SEARCH, {"query": "q", "filters": {"type": "near", "key": "a", "value": 1}}, 422),
-        (SEARCH, {"query": "q", "filters": {"type": "or", "filters": []}}, 422),
-        (SEARCH, {"query": "q", "filters": {"type": "in", "key": "a", "value": "b"}}, 422),
-        (SEARCH, {"query": "q", "filters": {"type": "eq", "key": "a", "value": ["b"]}}, 422),
-    ],
-)
-def test_bad_input_is_a_problem_document(
-    serve: Serve, index: FaultyRetriever, path: str, body: object, status: int
-) -> None:
-    response = serve(retriever=index.retriever).post(path, json=body)
-    assert response.status_code == status
-    assert response.json()["status"] == status
-
-
-@pytest.mark.parametrize(
     "where",
     [
         {"n": list(range(MOST_VALUES + 1))},

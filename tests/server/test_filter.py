@@ -90,27 +90,6 @@ def test_a_list_of_wrong_things_is_one_error(serve: Serve) -> None:
     assert len(serve().post("/rerank", json=body).json()["errors"]) == 2  # a text, or an object
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"query": "q"},
-        {"query": "q", "candidates": [{"score": 1.0}]},
-        {"query": "q", "candidates": [{"id": 1, "score": 1.0}]},
-        {"query": "q", "candidates": [{"id": "a", "score": "1.0"}]},
-        {"query": "q", "candidates": [{"id": "a", "score": 1.0, "rank": 0}]},
-        {"query": "q", "candidates": [], "score_kind": "points"},
-        {"query": "q", "candidates": [{"id": "a", "legs": {"dense": 1.0}}]},
-        {"query": "q" * 10_001, "candidates": []},
-        {"query": "q", "candidates": [{"id": "a"}] * 10_001},
-        [],
-    ],
-)
-def test_bad_input_is_a_problem_document(serve: Serve, body: object) -> None:
-    response = serve().post("/v1/filter", json=body)
-    assert response.status_code == 422
-    assert response.json()["detail"]
-
-
 def test_a_number_that_json_lacks_is_no_score(serve: Serve) -> None:
     body = '{"query": "q", "candidates": [{"id": "a", "score": NaN}, {"id": "b", "score": 1e999}]}'
     headers = {"content-type": "application/json"}

@@ -50,19 +50,6 @@ def test_one_text_may_be_scored(serve: Serve) -> None:
     assert [each["score"] for each in page["data"]] == [0.4]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"text_1": ["q", "r"], "text_2": ["a", "b"]},
-        {"text_2": ["a"]},
-        {"text_1": "q"},
-        {"query": "q", "documents": ["a"]},
-    ],
-)
-def test_scores_of_several_queries_at_once_are_refused(serve: Serve, body: dict) -> None:
-    assert serve().post("/v1/score", json=body).status_code == 422
-
-
 def test_models_can_be_listed(serve: Serve) -> None:
     page = serve(rerank_model="bge").get("/v1/models").json()
     assert page["object"] == "list"

@@ -1,0 +1,86 @@
+"""Bodies that cannot be answered: each is a problem document, and asks nothing of a reranker."""
+
+import pytest
+from http_service import NamedScores, Serve
+
+from ctxguard.core.types import Passage
+from ctxguard.server.problems import MEDIA_TYPE
+from ctxguard.testing import FaultyRetriever
+
+SEARCH = "/v1/vector_stores/index/search"
+LONG = "q" * 10_001
+INDEX = FaultyRetriever([Passage("a", "q")])
+
+
+def reranked(**fields: object) -> tuple[str, object]:
+    return "/rerank", {"query": "q", **fields}
+
+
+def filtered(*candidates: object, **fields: object) -> tuple[str, object]:
+    return "/v1/filter", {"query": "q", "candidates": candidates, **fields}
+
+
+def context(**fields: object) -> tuple[str, object]:
+    return "/v1/context", {"query": "q", **fields}
+
+
+def searched(kind: str | None = None, value: object = None, **fields: object) -> tuple[str, object]:
+    filters = {} if kind is None else {"filters": {"type": kind, "key": "a", "value": value}}
+    return SEARCH, {"query": "q", **filters, **fields}
+
+
+INVALID = [
+    reranked(),
+    reranked(documents=["a"], texts=["a"]),
+    ("/rerank", {"documents": ["a"]}),
+    *[reranked(documents=each) for each in ([1, 2], [{"title": "t"}], [None], "a")],
+    reranked(documents=["a"], top_n=-1),
+    reranked(documents=["0.5"], query=LONG),
+    ("/v1/score", {"text_1": ["q", "r"], "text_2": ["a", "b"]}),
+    ("/v1/score", {"text_2": ["a"]}),
+    ("/v1/score", {"text_1": "q"}),
+    ("/v1/score", {"query": "q", "documents": ["a"]}),
+    ("/v1/filter", {"query": "q"}),
+    ("/v1/filter", []),
+    filtered({"score": 1.0}),
+    filtered({"id": 1, "score": 1.0}),
+    filtered({"id": "a", "score": "1.0"}),
+    filtered({"id": "a", "score": 1.0, "rank": 0}),
+    filtered({"id": "a", "legs": {"dense": 1.0}}),
+    filtered(score_kind="points"),
+    filtered(query=LONG),
+    filtered(*[{"id": "a"}] * 10_001),
+    context(query=""),
+    context(query=LONG),
+    *[context(where=where) for where in ({}, {"a": None}, {"a": 0.5})],
+    searched(query=[]),
+    searched(query=["q"] * 17),
+    searched(max_num_results=51),
+    *[searched(*each) for each in (("gt", True), ("near", 1), ("in", "b"), ("eq", ["b"]))],
+    searched(filters={"type": "or", "filters": []}),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "slug"),
+    [
+        *[(each, 422, "invalid-request") for each in INVALID],
+        (reranked(documents=["a"], model="ctxguard:all"), 400, "unknown-alias"),
+        (("/v1/vector_stores/other/search", {"query": "q"}), 404, "not-found"),
+    ],
+)
+def test_a_body_that_cannot_be_answered_is_a_problem_document(
+    serve: Serve, scorer: NamedScores, asked: tuple[str, object], status: int, slug: str
+) -> None:
+    path, body = asked
+    searches = path == "/v1/context" or "vector_stores" in path
+    client = serve(retriever=INDEX.retriever if searches else None)
+    response = client.post(path, json=body)
+    assert response.status_code == status
+    assert response.headers["content-type"] == MEDIA_TYPE
+    problem = response.json()
+    assert problem["type"].endswith(f":{slug}")
+    assert problem["status"] == status
+    assert problem["detail"]
+    assert problem["request_id"] == response.headers["x-request-id"]
+    assert not scorer.asked
