@@ -3,6 +3,7 @@
 import pytest
 from http_service import Serve, counted
 from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
 
 from ctxguard.core.types import Hit, Passage
 from ctxguard.errors import ConfigurationError, IndexFolderError, StageUnavailableError
@@ -27,8 +28,13 @@ def index() -> FaultyRetriever:
     return FaultyRetriever(PASSAGES)
 
 
-def test_a_query_is_answered_with_a_context(serve: Serve, index: FaultyRetriever) -> None:
-    response = serve(retriever=index.retriever).post("/v1/context", json={"query": "red fox"})
+@pytest.fixture
+def client(serve: Serve, index: FaultyRetriever) -> TestClient:
+    return serve(retriever=index.retriever)
+
+
+def test_a_query_is_answered_with_a_context(client: TestClient) -> None:
+    response = client.post("/v1/context", json={"query": "red fox"})
     answer = response.json()
     assert "a red fox in the snow" in answer["text"]
     assert answer["request_id"] == response.headers["x-request-id"]
@@ -43,9 +49,9 @@ def test_a_share_of_the_requests_is_enforced(serve: Serve, index: FaultyRetrieve
     assert set(modes) == {"enforce", "shadow"}
 
 
-def test_a_filter_on_metadata_holds(serve: Serve, index: FaultyRetriever) -> None:
+def test_a_filter_on_metadata_holds(client: TestClient) -> None:
     body = {"query": "red fox", "where": {"tenant": ["b", "c"]}}
-    answer = serve(retriever=index.retriever).post("/v1/context", json=body).json()
+    answer = client.post("/v1/context", json=body).json()
     assert [each["passage_id"] for each in answer["passages"]] == ["hound"]
 
 
@@ -80,10 +86,10 @@ def test_a_retriever_that_ignores_a_filter_is_not_served(serve: Serve) -> None:
     assert serve(retriever=retrieve).post("/v1/context", json=body).status_code == 502
 
 
-def test_a_vector_store_search_returns_what_is_kept(serve: Serve, index: FaultyRetriever) -> None:
+def test_a_vector_store_search_returns_what_is_kept(client: TestClient) -> None:
     filters = {"type": "and", "filters": [{"type": "eq", "key": "tenant", "value": "a"}]}
     body = {"query": ["red fox"], "filters": filters, "max_num_results": 1}
-    page = serve(retriever=index.retriever).post(SEARCH, json=body).json()
+    page = client.post(SEARCH, json=body).json()
     assert page["object"] == "vector_store.search_results.page"
     (result,) = page["data"]
     assert result["file_id"] == "fox"
@@ -93,9 +99,8 @@ def test_a_vector_store_search_returns_what_is_kept(serve: Serve, index: FaultyR
     assert result["content"] == [{"type": "text", "text": "a red fox in the snow"}]
 
 
-def test_openais_own_client_reads_the_answer(serve: Serve, index: FaultyRetriever) -> None:
+def test_openais_own_client_reads_the_answer(client: TestClient) -> None:
     openai = pytest.importorskip("openai")
-    client = serve(retriever=index.retriever)
     store = openai.OpenAI(api_key="x", base_url="http://127.0.0.1/v1", http_client=client)
     results = store.vector_stores.search("index", query="red fox", max_num_results=2)
     assert next(iter(results)).file_id == "fox"
@@ -110,9 +115,8 @@ def test_openais_own_client_reads_the_answer(serve: Serve, index: FaultyRetrieve
     ],
 )
 def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
-    serve: Serve, index: FaultyRetriever, where: dict[str, object]
+    client: TestClient, where: dict[str, object]
 ) -> None:
-    client = serve(retriever=index.retriever)
     body = {"query": "q", "where": where}
     response = client.post("/v1/context", json=body)
     assert response.status_code == 422
@@ -125,20 +129,13 @@ def test_a_filter_has_as_many_conditions_and_values_as_the_limits_allow(
         assert f"{MOST_VALUES:,}" in response.json()["detail"]
 
 
-def test_a_filter_of_as_many_values_as_the_limit_allows_is_applied(
-    serve: Serve, index: FaultyRetriever
-) -> None:
+def test_a_filter_of_as_many_values_as_the_limit_allows_is_applied(client: TestClient) -> None:
     where = {"tenant": ["a", *map(str, range(MOST_VALUES - 1))]}
-    answer = serve(retriever=index.retriever).post(
-        "/v1/context", json={"query": "red fox", "where": where}
-    )
+    answer = client.post("/v1/context", json={"query": "red fox", "where": where})
     assert [each["passage_id"] for each in answer.json()["passages"]] == ["fox"]
 
 
-def test_the_body_of_a_search_is_smaller_than_one_with_documents(
-    serve: Serve, index: FaultyRetriever
-) -> None:
-    client = serve(retriever=index.retriever)
+def test_the_body_of_a_search_is_smaller_than_one_with_documents(client: TestClient) -> None:
     body = {"query": "q", "where": {"n": "a" * MOST_QUERY_BODY_BYTES}}
     for path in ("/v1/context", SEARCH):
         assert client.post(path, json=body).status_code == 413
@@ -146,10 +143,7 @@ def test_the_body_of_a_search_is_smaller_than_one_with_documents(
 
 
 @pytest.mark.parametrize("name", ["session_id", "segment"])
-def test_a_name_that_is_stored_has_a_length(
-    serve: Serve, index: FaultyRetriever, name: str
-) -> None:
-    client = serve(retriever=index.retriever)
+def test_a_name_that_is_stored_has_a_length(client: TestClient, name: str) -> None:
     for length, status in ((MOST_NAME_CHARS, 200), (MOST_NAME_CHARS + 1, 422)):
         body = {"query": "red fox", name: "a" * length}
         assert client.post("/v1/context", json=body).status_code == status
@@ -175,7 +169,6 @@ def test_a_damaged_index_is_a_failure_of_the_service_and_tells_nothing(
     assert counted(registry, "ctxguard_http_requests_total", outcome="failed") == 2
 
 
-def test_there_is_no_reranker_beside_an_index(serve: Serve, index: FaultyRetriever) -> None:
-    client = serve(retriever=index.retriever)
+def test_there_is_no_reranker_beside_an_index(client: TestClient) -> None:
     assert client.post("/rerank", json={"query": "q", "documents": []}).status_code == 404
     assert "/rerank" not in client.get("/openapi.json").json()["paths"]

@@ -4,6 +4,7 @@ import pytest
 from http_service import Serve
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from ctxguard.core.metadata_filter import Where, tokens, values_of
 from ctxguard.core.types import Hit, Passage
@@ -24,6 +25,11 @@ PASSAGES = [
 @pytest.fixture(scope="module")
 def index() -> FaultyRetriever:
     return FaultyRetriever(PASSAGES)
+
+
+@pytest.fixture
+def client(serve: Serve, index: FaultyRetriever) -> TestClient:
+    return serve(retriever=index.retriever)
 
 
 def compare(kind: str, key: str, value: object) -> dict[str, object]:
@@ -128,21 +134,16 @@ def test_an_index_that_tells_no_values_compares_for_equality_alone(serve: Serve)
         assert client.post(SEARCH, json={"query": "q", "filters": filters}).status_code == status
 
 
-def test_a_filter_that_needs_too_many_searches_is_refused(
-    serve: Serve, index: FaultyRetriever
-) -> None:
+def test_a_filter_that_needs_too_many_searches_is_refused(client: TestClient) -> None:
     pairs = [both("or", compare("eq", f"a{n}", 1), compare("eq", f"b{n}", 1)) for n in range(5)]
-    response = serve(retriever=index.retriever).post(
-        SEARCH, json={"query": "q", "filters": both("and", *pairs)}
-    )
+    response = client.post(SEARCH, json={"query": "q", "filters": both("and", *pairs)})
     assert response.status_code == 422
     many = both("or", *[both("and", *[compare("eq", "a", 1)] * 30)] * 30)
-    response = serve(retriever=index.retriever).post(SEARCH, json={"query": "q", "filters": many})
+    response = client.post(SEARCH, json={"query": "q", "filters": many})
     assert response.status_code == 422
 
 
-def test_the_store_can_be_listed_and_retrieved(serve: Serve, index: FaultyRetriever) -> None:
-    client = serve(retriever=index.retriever)
+def test_the_store_can_be_listed_and_retrieved(client: TestClient) -> None:
     page = client.get("/v1/vector_stores").json()
     assert page["object"] == "list"
     (store,) = page["data"]
@@ -152,11 +153,8 @@ def test_the_store_can_be_listed_and_retrieved(serve: Serve, index: FaultyRetrie
     assert client.get("/v1/vector_stores/other").status_code == 404
 
 
-def test_openais_own_client_lists_retrieves_and_filters(
-    serve: Serve, index: FaultyRetriever
-) -> None:
+def test_openais_own_client_lists_retrieves_and_filters(client: TestClient) -> None:
     openai = pytest.importorskip("openai")
-    client = serve(retriever=index.retriever)
     store = openai.OpenAI(api_key="x", base_url="http://127.0.0.1/v1", http_client=client)
     assert [each.id for each in store.vector_stores.list()] == ["index"]
     assert store.vector_stores.retrieve("index").status == "completed"
