@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +32,7 @@ from ctxguard.core.types import (
     FloatArray,
     Leg,
     Passage,
+    PassagesBy,
     PassageSource,
     Ranking,
     Route,
@@ -142,7 +144,7 @@ class Pools:
                 passage_ids=ids,
                 scores=tuple(self.scores[row, :n].tolist()),
                 kind=self.kind,
-                passages=_Textless(ids),
+                passages=PassagesBy(partial(_textless, ids)),
                 route=self.route,
                 ranks=range(1, n + 1),
                 legs={
@@ -186,14 +188,8 @@ def check_labels_are_found(pools: Pools, dataset: Dataset) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Textless:
-    """Passages of a recorded pool, which has ids and no texts."""
-
-    ids: Sequence[str]
-
-    def __getitem__(self, position: int, /) -> Passage:
-        return Passage(self.ids[position], "")
+def _textless(ids: Sequence[str], position: int) -> Passage:
+    return Passage(ids[position], "")
 
 
 class _Encoder(Protocol):

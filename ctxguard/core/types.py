@@ -4,7 +4,7 @@ Frozen data without behaviour. Pure: imports nothing from the package but errors
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, TypeVar, cast
@@ -207,6 +207,16 @@ class HitPassages:
     def __getitem__(self, position: int, /) -> Passage:
         hit = self.hits[position]
         return Passage(hit.passage_id, hit.text, hit.title, hit.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class PassagesBy:
+    """Passages that a function of their position makes when they are read."""
+
+    make: Callable[[int], Passage] = field(repr=False)
+
+    def __getitem__(self, position: int, /) -> Passage:
+        return self.make(position)
 
 
 # A leg or a ranking compares by identity: arrays neither compare to one bool nor hash.

@@ -1,7 +1,6 @@
 """``POST /v1/filter``: the decision on candidates that the caller has, with every reason."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
@@ -17,6 +16,7 @@ from ctxguard.core.types import (
     FloatArray,
     Leg,
     Passage,
+    PassagesBy,
     Ranking,
     ScoreKind,
     ScoreKindName,
@@ -126,17 +126,6 @@ class FilterAnswer(TypedDict):
 REQUEST: TypeAdapter[FilterRequest] = TypeAdapter(FilterRequest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Passages:
-    """The candidates as passages, made when they are read."""
-
-    candidates: Sequence[ScoredCandidate]
-
-    def __getitem__(self, position: int, /) -> Passage:
-        one = self.candidates[position]
-        return Passage(one["id"], one.get("text", ""), one.get("title", ""), one.get("metadata"))
-
-
 class FilterEndpoint:
     """Answers filter requests.
 
@@ -198,12 +187,16 @@ def ranking_of(given: FilterRequest, kind: ScoreKind) -> Ranking:
         [one["id"] for one in candidates],
         [one.get("score") for one in candidates],
         ScoreKind(given.get("score_kind") or kind),
-        _Passages(candidates),
+        PassagesBy(lambda at: _passage(candidates[at])),
         ranks=None if ranks.count(None) == len(ranks) else ranks,
         legs={name: Leg(scores[name], ScoreKind(kinds[name])) for name in scores},
         signals=signals,
         copies=copies_of([one.get("text", "") for one in candidates]),
     )
+
+
+def _passage(one: ScoredCandidate) -> Passage:
+    return Passage(one["id"], one.get("text", ""), one.get("title", ""), one.get("metadata"))
 
 
 class _Columns(Mapping[str, FloatArray]):

@@ -22,6 +22,7 @@ from ctxguard.core.types import (
     Leg,
     Mode,
     Passage,
+    PassagesBy,
     PassageSource,
     Ranking,
     Route,
@@ -139,7 +140,7 @@ class SampleRecord:
             passage_ids=self.passage_ids,
             scores=tuple(self.scores.astype(np.float64).tolist()),
             kind=self.kind,
-            passages=_Kept(self),
+            passages=PassagesBy(self.passage),
             route=self.route,
             legs=self.legs,
             signals=self.signals,
@@ -263,14 +264,6 @@ def _plain_fields() -> tuple[str, ...]:
     """The fields of a record that JSON holds as they are."""
     converted = {"scores", "legs", "signals", "rates", "passages", "where"}
     return tuple([field.name for field in fields(SampleRecord) if field.name not in converted])
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    record: SampleRecord
-
-    def __getitem__(self, position: int, /) -> Passage:
-        return self.record.passage(position)
 
 
 def record_of(sample: Sample, design: InclusionDesign) -> SampleRecord:
